@@ -1,0 +1,71 @@
+# make demo | test | lint | format | clean
+# Each target first makes .venv, pinned, where it is missing or out of date; a second run installs
+# nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+MADE := $(VENV)/.made
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format clean venv
+
+help:
+	@echo "make demo    from random weights to a model that searches, on this machine"
+	@echo "make test    the whole test suite"
+	@echo "make lint    ruff and pyright"
+	@echo "make format  let ruff mend what it can"
+	@echo "make clean   remove .venv and every cache (runs/ stays)"
+
+demo: $(READY)
+	@$(BIN)/forage demo $(ARGS)
+
+test: $(READY)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv: $(READY)
+
+$(MADE):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: $(PYTHON) is not there. Debian or Ubuntu: apt-get install python3 python3-venv" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1)." >&2; \
+	  echo "Install a newer one and name it, for example: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  v=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  echo "error: $(PYTHON) has no venv module. Debian or Ubuntu: apt-get install python$$v-venv" >&2; \
+	  exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first and alone: beside other requirements, pip may settle on a build that brings
+# gigabytes of CUDA packages with it.
+$(READY): pyproject.toml constraints.txt $(MADE)
+	@echo "Installing $(TORCH) into $(VENV) (the largest download, once)"
+	@$(PIP) install --quiet --quiet $(TORCH)
+	@echo "Installing the other packages"
+	@$(PIP) install --quiet --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+	@echo "$(VENV) is ready"

@@ -1,0 +1,7 @@
+"""``python -m forage``: the same command line as ``forage``."""
+
+import sys
+
+from forage.cli import main
+
+sys.exit(main())

@@ -1,0 +1,52 @@
+"""One attention function for transformers' models, which asks the caller what to attend to.
+
+The engine keeps keys and values in slots; the trainer lays sequences end to end. Both pass an
+``attend`` callable to the model's forward call, and every architecture that routes its attention
+through transformers' interface works with both. This file knows neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NAME = "forage"
+
+
+class Attend(Protocol):
+    """Attention of one layer: queries, keys and values in, one vector a query out."""
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        """``query`` [B, H, T, D]; ``key`` and ``value`` [B, H_kv, T, D] -> [B, T, H, D]."""
+        ...
+
+
+def _delegate(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    attend: Attend,
+    dropout: float = 0.0,
+    **_ignored: Any,  # transformers passes settings of other implementations along
+) -> tuple[Tensor, None]:
+    assert attention_mask is None, "masks belong to the attend callable"
+    assert dropout == 0.0, "dropout would make the trainer disagree with the sampler"
+    layer = module.layer_idx
+    assert isinstance(layer, int), "transformers numbers its attention layers"
+    return attend(layer, query, key, value, scaling), None
+
+
+def install(model: nn.Module) -> None:
+    """Make ``model`` (a transformers model) call the ``attend`` given to its forward."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _delegate)
+    model.set_attn_implementation(NAME)  # pyright: ignore[reportCallIssue]  # PreTrainedModel's

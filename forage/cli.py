@@ -1,0 +1,139 @@
+"""The command line: reads arguments, calls one function of another module, turns errors to exits.
+
+It stands at the top of every flow; the commands themselves are in ``forage.commands``. Nothing
+heavy is imported before a command is known, so that ``forage --help`` answers at once. Exit codes:
+0 done, 1 a bug (with its traceback) or a failed ``doctor``, 2 the user's to mend, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import os
+import re
+import select
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from forage import __version__
+from forage.commands import COMMANDS
+from forage.errors import UserError
+from forage.hardware import quiet_openmp
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code; a bug's exception passes through."""
+    quiet_openmp()
+    try:
+        args = _parse(sys.argv[1:] if argv is None else list(argv))
+        _set_up_logging(args.verbose - args.quiet)
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        sys.stderr.write(f"forage: {error}\n")
+        return 2
+    except ModuleNotFoundError as error:
+        command = _how_to_install(error)
+        if command is None:
+            raise
+        sys.stderr.write(f"forage: the package {error.name} is missing; run: {command}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        if not _is_stdout_closed():
+            raise
+        return 128 + 13  # as a Unix tool ends by SIGPIPE: `forage ... | head` is no error
+
+
+def _set_up_logging(verbosity: int) -> None:
+    """Logs to stderr. Forage's own: 0 INFO, 1 DEBUG, -1 WARNING; the others' from WARNING."""
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    handler = RichHandler(
+        console=Console(stderr=True), show_path=verbosity > 0, log_time_format="%H:%M:%S"
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.DEBUG if verbosity > 1 else logging.WARNING)
+    step = logging.INFO - logging.DEBUG
+    level = min(max(logging.INFO - step * verbosity, logging.DEBUG), logging.CRITICAL)
+    logging.getLogger("forage").setLevel(level)
+    handler.setLevel(level)  # some libraries lower the level of their own logger
+
+
+def _how_to_install(error: ModuleNotFoundError) -> str | None:
+    """The command that brings the missing package; None where the module is our own bug."""
+    from forage.doctor import how_to_install
+
+    return how_to_install((error.name or "").partition(".")[0])
+
+
+def _is_stdout_closed() -> bool:
+    """Whether the reader of our output has gone; what is still buffered then goes nowhere."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)  # errors are always reported
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are ``UserError``: one message instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see: {self.prog} --help)")
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments, ``run`` among them; raises ``UserError`` that names the nearest valid one."""
+    names = [command.name for command in COMMANDS]
+    command = next((word for word in argv if not word.startswith("-")), None)
+    if command is not None and command not in names:
+        hint = _nearest(command, names)
+        raise UserError(f"unknown command {command!r}{hint} (see: forage --help)")
+    args, extras = _build_parser().parse_known_args(argv)
+    if command is None:
+        raise UserError("name a command, for example: forage demo (see: forage --help)")
+    # argparse stops collecting overrides at the first option; those behind it come back here.
+    takes_overrides = hasattr(args, "overrides")
+    for word in extras:
+        if word.startswith("-") or not takes_overrides:
+            name = word.partition("=")[0]
+            usage: str = args.usage()
+            hint = _nearest(name, re.findall(r"--[a-z][a-z0-9-]*", usage))
+            raise UserError(f"unknown argument {name!r}{hint} (see: forage {command} --help)")
+        args.overrides.append(word)
+    return args
+
+
+def _nearest(word: str, valid: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="forage",
+        description="Trains language models to reason and search, by reinforcement learning.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"forage {__version__}")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="more logs")
+    parser.add_argument("-q", "--quiet", action="count", default=0, help="fewer logs")
+    subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for command in COMMANDS:
+        sub = subparsers.add_parser(
+            command.name, help=command.summary, description=command.summary, allow_abbrev=False
+        )
+        # Without a default here, a count that stands before the command is kept.
+        sub.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS)
+        sub.add_argument("-q", "--quiet", action="count", default=argparse.SUPPRESS)
+        sub.set_defaults(run=command.run, usage=sub.format_usage)
+        command.add_arguments(sub)
+    return parser

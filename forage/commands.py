@@ -1,0 +1,272 @@
+"""The commands of ``forage``: the arguments of each, and the one function that each calls.
+
+``forage.cli`` reads the arguments and turns errors into exit codes; a command below holds no logic
+beyond passing them on. Its imports stand inside it, so that the others start without them, and a
+recipe is read before torch is imported, so that a misspelt key is told at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: its name, one line of help, its arguments, and what runs (gives the exit code)."""
+
+    name: str
+    summary: str
+    add_arguments: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], int]
+
+
+def _demo_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="DIR", help="runs/demo, or the next free name")
+    parser.add_argument("--seed", type=_count, default=0)
+    parser.add_argument("--steps", type=_positive, help="of reinforcement learning")
+    parser.add_argument("--port", type=_port, default=0, help="of the search service; 0: any free")
+
+
+def _demo(args: Namespace) -> int:
+    from forage.demo import DemoSettings, run_demo
+
+    run_demo(DemoSettings(out=args.out, seed=args.seed, steps=args.steps, port=args.port))
+    return 0
+
+
+def _train_arguments(parser: ArgumentParser) -> None:
+    _add_config(parser)
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+
+
+def _train(args: Namespace) -> int:
+    from forage.config import load_config
+
+    config = load_config(args.config, args.overrides)
+    from forage.train import run_training
+
+    run_training(config, resume=args.resume)
+    return 0
+
+
+def _new_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--corpus", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--questions", type=Path, metavar="FILE", help="for the tokenizer, too")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--seed", type=_count, default=0)
+    parser.add_argument("--vocabulary", type=_positive, default=450, metavar="N", help="tokens")
+    parser.add_argument("--hidden-size", type=_positive, default=128, metavar="N")
+    parser.add_argument("--layers", type=_positive, default=4, metavar="N")
+    parser.add_argument("--max-tokens", type=_positive, default=1024, metavar="N")
+
+
+def _new(args: Namespace) -> int:
+    from forage.new import ModelShape, make_model
+
+    shape = ModelShape(args.vocabulary, args.hidden_size, args.layers, args.max_tokens)
+    make_model(args.corpus, args.questions, args.out, shape, args.seed)
+    return 0
+
+
+def _sft_arguments(parser: ArgumentParser) -> None:
+    _add_config(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model learnt")
+
+
+def _sft(args: Namespace) -> int:
+    from forage.config import load_config
+
+    config = load_config(args.config, args.overrides)
+    from forage.sft import run_sft
+
+    run_sft(config, args.out)
+    return 0
+
+
+def _eval_arguments(parser: ArgumentParser) -> None:
+    _add_config(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the figures, as JSON too")
+
+
+def _eval(args: Namespace) -> int:
+    from forage.config import load_config
+
+    config = load_config(args.config, args.overrides)
+    from forage.evaluation.evaluate import run_evaluation
+
+    run_evaluation(config, out=args.out)
+    return 0
+
+
+def _play_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    parser.add_argument("question")
+    _add_overrides(parser)
+
+
+def _play(args: Namespace) -> int:
+    from forage.config import load_config
+
+    config = load_config(args.config, args.overrides)
+    from forage.play import play_one
+
+    play_one(config, args.question)
+    return 0
+
+
+def _index_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--corpus", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--backend", choices=["bm25"], default="bm25")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--k1", type=float, default=0.9, help="BM25: when repeats stop counting")
+    parser.add_argument("--b", type=float, default=0.4, help="BM25: how much length counts")
+
+
+def _index(args: Namespace) -> int:
+    from forage.retrieval.index import build_index
+
+    build_index(
+        args.corpus, args.out, backend=args.backend, k1=args.k1, b=args.b, show_progress=True
+    )
+    return 0
+
+
+def _serve_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("index_dir", type=Path, metavar="DIR")
+    _add_address(parser, port=8000)
+    parser.add_argument("--topk", type=_positive, default=3, help="when a request names none")
+
+
+def _serve(args: Namespace) -> int:
+    from forage.retrieval.server import serve
+
+    serve(args.index_dir, args.host, args.port, args.topk)
+    return 0
+
+
+def _data_arguments(parser: ArgumentParser) -> None:
+    kinds = parser.add_subparsers(metavar="KIND", title="kinds", required=True)
+    world = kinds.add_parser("world", help="a generated encyclopedia", allow_abbrev=False)
+    world.add_argument("--size", type=_positive, required=True, metavar="N", help="articles")
+    world.add_argument("--seed", type=_count, default=0)
+    world.add_argument("--out", type=Path, required=True, metavar="DIR")
+    world.set_defaults(run=_data_world, usage=world.format_usage)
+    squad = kinds.add_parser("squad", help="a file of SQuAD v1.1 JSON", allow_abbrev=False)
+    squad.add_argument("file", type=Path, metavar="FILE")
+    squad.add_argument("--out", type=Path, required=True, metavar="DIR")
+    squad.set_defaults(run=_data_squad, usage=squad.format_usage)
+
+
+def _data_world(args: Namespace) -> int:
+    from forage.data.world import write_world
+
+    write_world(args.out, size=args.size, seed=args.seed)
+    return 0
+
+
+def _data_squad(args: Namespace) -> int:
+    from forage.data.corpus import write_corpus
+    from forage.data.questions import read_questions, squad_passages, write_questions
+
+    passages = squad_passages(args.file)
+    questions = read_questions(args.file)
+    write_corpus(args.out / "corpus.jsonl", passages)
+    write_questions(args.out / "questions.jsonl", questions)
+    return 0
+
+
+def _view_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    _add_address(parser, port=8100)
+
+
+def _view(args: Namespace) -> int:
+    from forage.viewer.app import view
+
+    view(args.run_dir, args.host, args.port)
+    return 0
+
+
+def _export_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--step", type=_count, help="the newest checkpoint if left out")
+
+
+def _export(args: Namespace) -> int:
+    from forage.training.checkpoint import export_model
+
+    export_model(args.run_dir, args.out, args.step)
+    return 0
+
+
+def _doctor_arguments(parser: ArgumentParser) -> None:
+    del parser
+
+
+def _doctor(args: Namespace) -> int:
+    from forage.doctor import run_doctor
+
+    del args
+    return 0 if run_doctor() else 1
+
+
+def _add_config(parser: ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    _add_overrides(parser)
+
+
+def _add_overrides(parser: ArgumentParser) -> None:
+    text = "settings that replace the recipe's, for example trainer.learning_rate=1e-5"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key.sub=value", help=text)
+
+
+def _add_address(parser: ArgumentParser, port: int) -> None:
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=_port, default=port)
+
+
+def _positive(text: str) -> int:
+    return _whole_number(text, lowest=1)
+
+
+def _count(text: str) -> int:
+    return _whole_number(text, lowest=0)
+
+
+def _port(text: str) -> int:
+    return _whole_number(text, lowest=0, highest=65_535)
+
+
+def _whole_number(text: str, lowest: int, highest: int = 2**63 - 1) -> int:
+    if not (text.isdecimal() and lowest <= int(text) <= highest):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number from {lowest}"
+            + (f" to {highest}" if highest < 2**63 - 1 else " up")
+        )
+    return int(text)
+
+
+COMMANDS = (
+    Command(
+        "demo",
+        "everything, from random weights to a model that searches, on this machine",
+        _demo_arguments,
+        _demo,
+    ),
+    Command("new", "a small model with random weights, and its tokenizer", _new_arguments, _new),
+    Command("sft", "supervised start on episodes or demonstrations", _sft_arguments, _sft),
+    Command("train", "reinforcement learning on a recipe", _train_arguments, _train),
+    Command("eval", "evaluate a model on a recipe's questions, in arms", _eval_arguments, _eval),
+    Command("play", "play one question and show the episode", _play_arguments, _play),
+    Command("index", "build a search index over a corpus", _index_arguments, _index),
+    Command("serve", "answer POST /retrieve over HTTP", _serve_arguments, _serve),
+    Command("data", "write questions and a corpus", _data_arguments, _data_world),
+    Command("view", "read-only web pages over a run's records", _view_arguments, _view),
+    Command("export", "write a checkpoint for Hugging Face", _export_arguments, _export),
+    Command("doctor", "check this machine, say what to install", _doctor_arguments, _doctor),
+)

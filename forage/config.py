@@ -1,0 +1,346 @@
+"""The typed settings of a run: one YAML a recipe, dotted overrides, every check that spans keys.
+
+Unknown, misspelt and contradictory keys are errors that name the nearest valid key. Every key
+below is read by the code it configures; a key that nothing reads does not belong here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from forage.errors import UserError
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelConfig(_Frozen):
+    """The policy: an ordinary Hugging Face directory or hub id."""
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    gradient_checkpointing: bool = False
+
+
+class DataConfig(_Frozen):
+    """Question files (any format that ``forage.data.questions`` reads), and an index.
+
+    ``index`` is a directory of ``forage index``: the arms gold and random take passages from it.
+    """
+
+    train: Path | None = None
+    test: Path | None = None
+    index: Path | None = None
+
+
+class EnvironmentConfig(_Frozen):
+    """The tags protocol and the budgets of an episode (tokens, turns)."""
+
+    prompt: str = "search-r1"
+    max_turns: int = Field(default=4, ge=1)
+    has_final_turn: bool = True
+    max_turn_tokens: int = Field(default=500, ge=1)
+    max_observation_tokens: int = Field(default=500, ge=16)
+    max_tokens: int = Field(default=4096, ge=64)
+
+
+class SearchConfig(_Frozen):
+    """The retriever, over HTTP, and how patient its client is."""
+
+    url: str = "http://127.0.0.1:8000"
+    topk: int = Field(default=3, ge=1)
+    timeout_s: float = Field(default=10.0, gt=0)
+    deadline_s: float = Field(default=30.0, gt=0)
+    max_retries: int = Field(default=3, ge=0)
+    max_concurrent_requests: int = Field(default=32, ge=1)
+    max_queries_per_request: int = Field(default=64, ge=1)
+    cache_size: int = Field(default=10_000, ge=0)
+    startup_timeout_s: float = Field(default=60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _deadline_covers_a_try(self) -> Self:
+        if self.deadline_s < self.timeout_s:
+            raise ValueError(
+                f"search.deadline_s ({self.deadline_s}) is shorter than search.timeout_s "
+                f"({self.timeout_s}): not even one try would fit; raise deadline_s"
+            )
+        return self
+
+
+class EngineConfig(_Frozen):
+    """The in-process engine: slots with a KV cache, decoded in tiles of a fixed shape."""
+
+    num_slots: int = Field(default=64, ge=1)
+    tile_rows: int = Field(default=32, ge=1)
+    prefill_bucket: int = Field(default=32, ge=8)
+
+
+class RolloutConfig(_Frozen):
+    """How episodes are sampled and how many are in flight."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_concurrent_episodes: int = Field(default=64, ge=1)
+    max_staleness: int = Field(default=0, ge=0)
+    episode_deadline_s: float = Field(default=600.0, gt=0)
+    train_on_failed_searches: bool = False
+    engine: EngineConfig = EngineConfig()
+
+
+class RewardConfig(_Frozen):
+    """The outcome and the terms around it; the names are those of the published table."""
+
+    answer: Literal["em", "cover_em", "f1"] = "em"
+    structure_score: float = Field(default=0.0, ge=0, le=1)
+    final_format_score: float = Field(default=0.0, ge=0, le=1)
+    retrieval_score: float = Field(default=0.0, ge=0, le=1)
+
+
+class AlgorithmConfig(_Frozen):
+    """How rewards become advantages and advantages become a loss."""
+
+    advantage: Literal["grpo", "reinforce", "rloo"] = "grpo"
+    normalise_by_std: bool = True
+    loss: Literal["clipped", "reinforce"] = "clipped"
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.2, gt=0)
+    aggregate: Literal["token_mean", "sequence_mean"] = "token_mean"
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        given = self.model_fields_set
+        if self.loss != "clipped" and given & {"clip_low", "clip_high"}:
+            raise ValueError(
+                f"algorithm.clip_low and clip_high do nothing with loss: {self.loss}; remove them"
+            )
+        if self.advantage != "grpo" and "normalise_by_std" in given:
+            raise ValueError(
+                "algorithm.normalise_by_std is read by advantage: grpo alone, "
+                f"not by {self.advantage}; remove it"
+            )
+        return self
+
+
+class TrainerConfig(_Frozen):
+    """Batch shape, optimizer and cadence of the loop."""
+
+    num_steps: int = Field(default=100, ge=1)
+    questions_per_step: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=1)
+    learning_rate: float = Field(default=1e-6, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_tokens_per_micro_batch: int = Field(default=16_384, ge=256)
+    checkpoint_every: int = Field(default=50, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+
+
+class WarmStartConfig(_Frozen):
+    """Supervised learning from episodes: recorded ones, or poor scripted demonstrations."""
+
+    episodes: Path | None = None
+    poor_share: float = Field(default=0.6, ge=0, le=1)
+    num_steps: int = Field(default=200, ge=1)
+    sequences_per_step: int = Field(default=64, ge=1)
+    learning_rate: float = Field(default=3e-3, gt=0)
+    matrix_learning_rate: float = Field(default=0.02, gt=0)
+    warmup_steps: int = Field(default=20, ge=0)
+    observation_weight: float = Field(default=0.1, ge=0)
+    argument_weight: float = Field(default=6.0, gt=0)
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        if self.episodes is not None and "poor_share" in self.model_fields_set:
+            raise ValueError(
+                "warm_start.poor_share does nothing with warm_start.episodes; remove one of them"
+            )
+        return self
+
+
+class EvaluationConfig(_Frozen):
+    """Which arms, how many questions, how often during training (0: never)."""
+
+    every: int = Field(default=0, ge=0)
+    num_questions: int | None = Field(default=None, ge=1)
+    arms: tuple[Literal["normal", "closed_book", "gold", "random"], ...] = ("normal",)
+    num_bootstrap: int = Field(default=1000, ge=100)
+
+
+class RunConfig(_Frozen):
+    """A whole run: what ``forage train`` and ``forage eval`` read."""
+
+    name: str = "run"
+    note: str = ""
+    seed: int = Field(default=0, ge=0)
+    output_dir: Path = Path("runs/run")
+    model: ModelConfig
+    data: DataConfig = DataConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    search: SearchConfig = SearchConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _cross_field_checks(self) -> Self:
+        env, roll, trainer = self.environment, self.rollout, self.trainer
+        if env.max_turn_tokens + env.max_observation_tokens > env.max_tokens:
+            raise ValueError(
+                f"environment.max_tokens ({env.max_tokens}) does not hold one turn "
+                f"({env.max_turn_tokens}) and one observation ({env.max_observation_tokens})"
+            )
+        if trainer.max_tokens_per_micro_batch < env.max_tokens:
+            raise ValueError(
+                f"trainer.max_tokens_per_micro_batch ({trainer.max_tokens_per_micro_batch}) is "
+                f"below environment.max_tokens ({env.max_tokens}): a whole episode must fit"
+            )
+        if roll.engine.num_slots < roll.engine.tile_rows:
+            raise ValueError(
+                f"rollout.engine.num_slots ({roll.engine.num_slots}) is below tile_rows "
+                f"({roll.engine.tile_rows}); lower tile_rows"
+            )
+        if self.reward.structure_score + self.reward.final_format_score > 1:
+            raise ValueError(
+                f"reward.structure_score ({self.reward.structure_score}) and final_format_score "
+                f"({self.reward.final_format_score}) add up to more than 1: a wrong answer would "
+                "earn more than a right one; lower one of them"
+            )
+        if self.reward.retrieval_score and not self.reward.structure_score:
+            raise ValueError(
+                "reward.retrieval_score is only reached through a valid format: "
+                "set reward.structure_score above 0, or retrieval_score to 0"
+            )
+        return self
+
+    def check_trainable(self) -> None:
+        """Refuse what an evaluation may use but a training run may not; raises ``UserError``."""
+        if self.rollout.temperature <= 0:
+            raise UserError(
+                "rollout.temperature is 0: a greedy policy does not explore; use 1.0 to train"
+            )
+        if self.rollout.top_p < 1:
+            raise UserError(
+                f"rollout.top_p is {self.rollout.top_p}: sampling from a cut distribution breaks "
+                "the probability ratio; use 1.0 to train"
+            )
+        if self.data.train is None:
+            raise UserError("data.train is missing: name a file of questions")
+        if self.trainer.group_size < 2:
+            raise UserError(
+                f"trainer.group_size is {self.trainer.group_size}: a group baseline needs at "
+                "least 2 episodes of a question"
+            )
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe and apply ``key.sub=value`` overrides; raises ``UserError``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read the config {path}: {error.strerror}") from error
+    try:
+        tree = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} holds a {type(tree).__name__}; a mapping of settings is needed")
+    for override in overrides:
+        _apply_override(tree, override)
+    return build_config(tree, source=str(path))
+
+
+def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfig:
+    """Check a tree of settings; raises ``UserError`` that names each wrong key."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        lines = [_explain(tree, dict(detail)) for detail in error.errors()]
+        raise UserError(f"{source}:\n  " + "\n  ".join(lines)) from None
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The whole config, defaults included, as YAML that ``load_config`` reads back equal."""
+    tree = config.model_dump(mode="json", exclude_defaults=False)
+    algorithm = config.algorithm
+    if algorithm.loss != "clipped":
+        del tree["algorithm"]["clip_low"], tree["algorithm"]["clip_high"]
+    if algorithm.advantage != "grpo":
+        del tree["algorithm"]["normalise_by_std"]
+    if config.warm_start.episodes is not None:
+        del tree["warm_start"]["poor_share"]
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise UserError(
+            f"override {override!r} is not of the form key.sub=value, "
+            "for example trainer.learning_rate=1e-5"
+        )
+    *parents, last = key.split(".")
+    node = tree
+    for name in parents:
+        child = node.setdefault(name, {})
+        if not isinstance(child, dict):
+            raise UserError(f"override {override!r}: {name} is a value, it has no keys below it")
+        node = child
+    node[last] = _parse_value(value)
+
+
+def _parse_value(value: str) -> Any:
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+    # YAML 1.1 reads 1e-5 as a string: numbers without a dot are common on a command line.
+    if isinstance(parsed, str):
+        try:
+            return float(parsed)
+        except ValueError:
+            return parsed
+    return parsed
+
+
+def _explain(tree: dict[str, Any], detail: dict[str, Any]) -> str:
+    location = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"unknown key {location}{_nearest(location)}"
+    if detail["type"] == "missing":
+        return f"{location} is missing"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "value_error":
+        return message
+    return f"{location}: {message} (got {detail['input']!r})"
+
+
+def _nearest(location: str) -> str:
+    keys = list(_all_keys(RunConfig, ""))
+    close = difflib.get_close_matches(location, keys, n=1, cutoff=0.6)
+    if not close:
+        name = location.rsplit(".", 1)[-1]
+        close = [key for key in keys if key.rsplit(".", 1)[-1] == name][:1] or (
+            difflib.get_close_matches(name, [key.rsplit(".", 1)[-1] for key in keys], n=1)
+        )
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _all_keys(model: type[BaseModel], prefix: str) -> list[str]:
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys.extend(_all_keys(field.annotation, f"{prefix}{name}."))
+    return keys

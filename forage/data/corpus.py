@@ -1,0 +1,269 @@
+"""The corpus: passages in and out of jsonl, and a store that finds one by row or by id.
+
+``read_corpus`` streams any corpus file (jsonl, gzip too) that Search-R1 and its reproductions use.
+``CorpusStore`` is the plain copy of such a file that an index keeps beside itself: memory-mapped,
+with an offset per row, so that a passage costs one seek however large the corpus is. Nothing here
+knows how passages are searched.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import mmap
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Any, BinaryIO, Self, cast
+
+import numpy as np
+
+from forage.errors import UserError
+from forage.types import Passage
+
+LINES_FILE = "corpus.jsonl"
+OFFSETS_FILE = "corpus.offsets.npy"
+BUCKETS_FILE = "corpus.id_buckets.npy"
+ROWS_FILE = "corpus.id_rows.npy"
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def format_contents(passage: Passage) -> str:
+    """The ``contents`` of a corpus line: the title in quotes, a line break, the text."""
+    return f'"{passage.title}"\n{passage.text}'
+
+
+def parse_contents(contents: str) -> tuple[str, str]:
+    """Title and text of ``contents``; the title's quotes are optional.
+
+    ``'"Ada"\\nBorn 1815.'`` and ``'Ada\\nBorn 1815.'`` give ``("Ada", "Born 1815.")``; a single
+    line without quotes is all text.
+    """
+    first, line_break, text = contents.partition("\n")
+    title = first.strip()
+    if len(title) >= 2 and title[0] == title[-1] == '"':
+        return title[1:-1], text
+    return (title, text) if line_break else ("", contents)
+
+
+def read_corpus(path: Path) -> Iterator[Passage]:
+    """The passages of a jsonl file, plain or gzip; raises ``UserError`` with the line number."""
+    for number, line in _read_lines(path):
+        yield _parse_line(line, path, number)
+
+
+def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
+    """Write passages as jsonl that ``read_corpus`` reads back equal (gzip where it ends in .gz)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # mtime=0: the same passages give the same bytes, whenever they are written.
+    file = gzip.GzipFile(path, "wb", mtime=0) if path.suffix == ".gz" else path.open("wb")
+    with cast(BinaryIO, file) as out:
+        for passage in passages:
+            if "\n" in passage.title:
+                raise UserError(
+                    f"passage {passage.id!r}: its title holds a line break ({passage.title!r}), "
+                    "which a corpus line cannot express; put the title on one line"
+                )
+            row = {"id": passage.id, "contents": format_contents(passage)}
+            out.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Line numbers (from 1) and stripped lines, blank ones left out."""
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            is_gzip = raw.peek(2)[:2] == _GZIP_MAGIC  # a look, so that a pipe can be read too
+            lines = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+            for number, line in enumerate(cast(Iterable[bytes], lines), start=1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if stripped := line.strip():
+                    yield number, stripped
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"{path}: the gzip data ends or breaks after line {number} ({error}); "
+            "download or write the file again"
+        ) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot read the corpus {path}: {reason}; check the path") from error
+
+
+def _parse_line(line: bytes, path: Path, number: int) -> Passage:
+    """The passage on a line: ``id`` and ``contents``, or ``id`` and ``text`` with a ``title``."""
+    row = _parse_object(line, path, number)
+    identity = row.get("id")
+    if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
+        raise UserError(f"{path}:{number}: {_what_is_wrong(row, 'id', 'a text or whole number')}")
+    contents, text, title = row.get("contents"), row.get("text"), row.get("title")
+    if isinstance(text, str) and isinstance(title, str):
+        pass
+    elif isinstance(contents, str):
+        title, text = parse_contents(contents)
+    elif isinstance(text, str) and title is None:
+        title = ""
+    else:
+        raise UserError(
+            f"{path}:{number}: {_what_is_wrong(row, 'contents', 'a text')}; each line needs "
+            '"id" and "contents" (or "title" and "text")'
+        )
+    return Passage(_mended(str(identity)), _mended(title), _mended(text))
+
+
+def _parse_object(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}:{number}: not UTF-8 at byte {error.start}; convert the file to UTF-8"
+        ) from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path}:{number}: not valid JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise UserError(
+            f"{path}:{number}: holds a {type(row).__name__}; a JSON object is needed on each line"
+        )
+    return cast(dict[str, Any], row)
+
+
+def _what_is_wrong(row: dict[str, Any], key: str, needed: str) -> str:
+    if key not in row:
+        return f'"{key}" is missing (the line has {", ".join(sorted(row)) or "no keys"})'
+    return f'"{key}" is {str(row[key])[:40]!r}; {needed} is needed'
+
+
+def _mended(text: str) -> str:
+    """``text`` with lone surrogates (legal in JSON, not in UTF-8) replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCorpus:
+    """What ``build_store`` wrote: the number of passages, and the plain copy's size and hash."""
+
+    num_passages: int
+    num_bytes: int
+    sha256: str
+
+
+def build_store(
+    corpus: Path, directory: Path, on_passage: Callable[[Passage], None] = lambda _: None
+) -> StoredCorpus:
+    """Copy ``corpus`` plainly into ``directory`` with its offsets and ids; raises ``UserError``.
+
+    ``on_passage`` sees every passage once, in the order of its row.
+    """
+    offsets, hashes, numbers = array("Q", [0]), array("Q"), array("Q")
+    digest = sha256()
+    with (directory / LINES_FILE).open("wb") as out:
+        for number, line in _read_lines(corpus):
+            passage = _parse_line(line, corpus, number)
+            out.write(line + b"\n")
+            digest.update(line + b"\n")
+            offsets.append(offsets[-1] + len(line) + 1)
+            hashes.append(_hash_id(passage.id))
+            numbers.append(number)
+            on_passage(passage)
+    if not hashes:
+        raise UserError(f"the corpus {corpus} holds no passage")
+    np.save(directory / OFFSETS_FILE, np.frombuffer(offsets, dtype=np.uint64))
+    _save_id_table(np.frombuffer(hashes, dtype=np.uint64), directory)
+    with CorpusStore(directory) as store:
+        store.refuse_repeated_ids(hashes, corpus, numbers)
+    return StoredCorpus(len(hashes), offsets[-1], digest.hexdigest())
+
+
+def _hash_id(identity: str) -> int:
+    return int.from_bytes(blake2b(identity.encode("utf-8"), digest_size=8).digest(), "little")
+
+
+def _save_id_table(hashes: np.ndarray, directory: Path) -> None:
+    """Rows sorted by the bucket of their id, and where each bucket starts (one row on average)."""
+    num_rows = len(hashes)
+    buckets = hashes % np.uint64(num_rows)
+    rows = np.argsort(buckets, kind="stable")
+    starts = np.searchsorted(buckets[rows], np.arange(num_rows + 1, dtype=np.uint64))
+    np.save(directory / ROWS_FILE, rows.astype(np.uint64))
+    np.save(directory / BUCKETS_FILE, starts.astype(np.uint64))
+
+
+class CorpusStore:
+    """A corpus on disk: a passage by row or by id in O(1), without reading the rest.
+
+    Safe to read from several threads. Use ``build_store`` to make one.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Map the files of ``directory``; raises ``UserError`` if they do not belong together."""
+        self._path = directory / LINES_FILE
+        try:
+            self._offsets = np.load(directory / OFFSETS_FILE, mmap_mode="r")
+            self._bucket_starts = np.load(directory / BUCKETS_FILE, mmap_mode="r")
+            self._id_rows = np.load(directory / ROWS_FILE, mmap_mode="r")
+            with self._path.open("rb") as file:
+                self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, EOFError, ValueError) as error:
+            raise UserError(
+                f"the corpus store in {directory} cannot be read ({error}); build the index again"
+            ) from error
+        num_rows = len(self._offsets) - 1
+        if int(self._offsets[-1]) != len(self._lines) or len(self._id_rows) != num_rows:
+            raise UserError(
+                f"{self._path} is {len(self._lines)} bytes, but its offsets describe "
+                f"{int(self._offsets[-1])} bytes and its ids {len(self._id_rows)} of {num_rows} "
+                "passages; build the index again"
+            )
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def passage(self, row: int) -> Passage:
+        """The passage at ``row`` (0 <= row < len)."""
+        assert 0 <= row < len(self), f"row {row} is outside a corpus of {len(self)} passages"
+        line = self._lines[int(self._offsets[row]) : int(self._offsets[row + 1])]
+        return _parse_line(line.strip(), self._path, row + 1)
+
+    def row_of(self, identity: str) -> int | None:
+        """The row of the passage with this id, or None."""
+        bucket = _hash_id(identity) % len(self)
+        start, end = int(self._bucket_starts[bucket]), int(self._bucket_starts[bucket + 1])
+        for row in self._id_rows[start:end].tolist():
+            if self.passage(row).id == identity:
+                return row
+        return None
+
+    def by_id(self, identity: str) -> Passage | None:
+        """The passage with this id, or None."""
+        row = self.row_of(identity)
+        return None if row is None else self.passage(row)
+
+    def __iter__(self) -> Iterator[Passage]:
+        return (self.passage(row) for row in range(len(self)))
+
+    def refuse_repeated_ids(self, hashes: array[int], corpus: Path, numbers: array[int]) -> None:
+        """Raise ``UserError`` for an id that two lines of ``corpus`` share."""
+        by_hash = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
+        ordered = np.frombuffer(hashes, dtype=np.uint64)[by_hash]
+        for place in np.flatnonzero(ordered[1:] == ordered[:-1]).tolist():
+            first, second = int(by_hash[place]), int(by_hash[place + 1])
+            identity = self.passage(second).id
+            if self.passage(first).id == identity:
+                raise UserError(
+                    f"{corpus}:{numbers[second]}: the id {identity!r} is already that of line "
+                    f"{numbers[first]}; ids must be unique"
+                )

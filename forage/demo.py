@@ -1,0 +1,175 @@
+"""``forage demo``: the main job, whole, on whatever machine this is.
+
+A thin composition of what the other commands do: data world, index, serve, new, sft, eval, train,
+eval, and a report. Nothing in it is a special path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import platform
+import signal
+import time
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from forage.config import RunConfig, build_config, to_yaml
+from forage.data.world import write_world
+from forage.errors import UserError
+from forage.evaluation.evaluate import Evaluation, evaluate_model, questions_to_evaluate
+from forage.evaluation.summary import before_after_table, em_gain
+from forage.new import ModelShape, make_model
+from forage.records import read_metrics, write_episode_file
+from forage.retrieval.index import build_index
+from forage.retrieval.process import ServerProcess
+from forage.sft import LOSSES_FILE, run_sft
+from forage.train import run_training
+from forage.training.checkpoint import export_model
+from forage.training.model import load_tokenizer
+from forage.viewer.report import ReportInput, choose_episodes, write_report
+
+LOG = logging.getLogger(__name__)
+
+WORLD_SIZE = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """Where to write (None: a free name under runs/), the seed, RL steps (None: the recipe's)."""
+
+    out: Path | None = None
+    seed: int = 0
+    steps: int | None = None
+    port: int = 0
+
+
+def run_demo(settings: DemoSettings) -> None:
+    """Make, learn, evaluate, report; the search service is stopped whatever happens."""
+    started = time.perf_counter()
+    console = Console()
+    out = _choose_out(settings.out)
+    signal.signal(signal.SIGTERM, _interrupt)
+    console.print(f"[bold]Forage demo[/bold], seed {settings.seed}, into {out}")
+    world = write_world(out / "world", WORLD_SIZE, settings.seed)
+    console.print(
+        f"an encyclopedia of {len(world.passages)} invented articles, {len(world.train)} training "
+        f"questions and {len(world.test)} test questions about other entities"
+    )
+    build_index(out / "world" / "corpus.jsonl", out / "index", show_progress=True)
+    with ServerProcess(out / "index", settings.port, log_path=out / "server.log") as server:
+        console.print(f"search service at {server.url} (its log: {out / 'server.log'})")
+        config = _config(out, settings, server.url)
+        shape = ModelShape(max_tokens=config.environment.max_tokens)
+        num_parameters = make_model(
+            out / "world" / "corpus.jsonl",
+            out / "world" / "train.jsonl",
+            out / "models" / "random",
+            shape,
+            settings.seed,
+        )
+        console.print(f"a Qwen2 of {num_parameters:,} random parameters")
+        run_sft(_with_model(config, out / "models" / "random"), out / "models" / "warm")
+        before = _evaluate(_with_model(config, out / "models" / "warm"), "before")
+        run_training(_with_model(config, out / "models" / "warm"), resume=False)
+        export_model(config.output_dir, out / "models" / "trained", step=None)
+        after = _evaluate(_with_model(config, out / "models" / "trained"), "after")
+    seconds = time.perf_counter() - started
+    report = _write_report(config, before, after, seconds)
+    recipe = out / "recipe.yaml"
+    recipe.write_text(to_yaml(_with_model(config, out / "models" / "trained")), encoding="utf-8")
+    console.print(before_after_table(before.summary, after.summary))
+    _say_what_next(console, out, report, recipe, seconds)
+
+
+def _choose_out(out: Path | None) -> Path:
+    if out is None:
+        names = (Path("runs") / ("demo" if n == 1 else f"demo-{n}") for n in range(1, 10_000))
+        return next(path for path in names if not path.exists())
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not an empty directory; choose another --out")
+    return out
+
+
+def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
+    text = (resources.files("forage") / "demo.yaml").read_text(encoding="utf-8")
+    tree: dict[str, Any] = yaml.safe_load(text)
+    tree |= {"seed": settings.seed, "output_dir": str(out), "model": {"path": ""}}
+    tree["data"] = {
+        "train": str(out / "world" / "train.jsonl"),
+        "test": str(out / "world" / "test.jsonl"),
+        "index": str(out / "index"),
+    }
+    tree["search"]["url"] = url
+    if settings.steps is not None:
+        tree["trainer"]["num_steps"] = settings.steps
+    return build_config(tree, source="forage/demo.yaml")
+
+
+def _with_model(config: RunConfig, path: Path) -> RunConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})})
+
+
+def _evaluate(config: RunConfig, label: str) -> Evaluation:
+    questions = questions_to_evaluate(config)
+    evaluation = asyncio.run(evaluate_model(config, questions, f"evaluation {label}"))
+    folder = config.output_dir / "evaluation"
+    step = 0 if label == "before" else config.trainer.num_steps
+    write_episode_file(folder / f"{label}.jsonl", step, evaluation.episodes_by_arm)
+    (folder / f"{label}.json").write_text(
+        json.dumps(evaluation.summary.to_json(), indent=1), encoding="utf-8"
+    )
+    return evaluation
+
+
+def _write_report(config: RunConfig, before: Evaluation, after: Evaluation, seconds: float) -> Path:
+    import torch
+
+    out = config.output_dir
+    tokenizer = load_tokenizer(_with_model(config, out / "models" / "trained").model)
+    losses = [json.loads(line) for line in (out / LOSSES_FILE).read_text().splitlines()]
+    played_before, played_after = before.episodes_by_arm["normal"], after.episodes_by_arm["normal"]
+    bootstrap = config.evaluation.num_bootstrap
+    write_report(
+        out / "report.html",
+        ReportInput(
+            name=config.name,
+            note=config.note,
+            config_yaml=to_yaml(config),
+            metrics=read_metrics(out),
+            environment=f"{os.cpu_count()} cores ({platform.machine()}), "
+            f"Python {platform.python_version()}, torch {torch.__version__}",
+            total_seconds=seconds,
+            before=before.summary,
+            after=after.summary,
+            em_gain=em_gain(played_before, played_after, bootstrap, config.seed),
+            warm_start=[(row["step"], row["loss"]) for row in losses],
+            episodes=choose_episodes(played_before, played_after),
+            decode=lambda i: str(tokenizer.decode([i])),
+        ),
+    )
+    return out / "report.html"
+
+
+def _say_what_next(console: Console, out: Path, report: Path, recipe: Path, seconds: float) -> None:
+    console.print(f"\nreport: [bold]{report}[/bold]   ({seconds / 60:.1f} minutes in all)")
+    console.print("try next:")
+    for command in (
+        f"forage view {out}",
+        f"forage serve {out / 'index'}",
+        f'forage play {recipe} "Who founded ...?" search.url=http://127.0.0.1:8000',
+    ):
+        console.print(f"  {command}", highlight=False, soft_wrap=True)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """SIGTERM ends the demo as Ctrl-C does, so that the search service is stopped."""
+    raise KeyboardInterrupt

@@ -1,0 +1,211 @@
+"""``forage doctor``: can the demo run on this machine, and what to install where it cannot.
+
+It looks and reports; it changes nothing. What Forage needs is read from its own package metadata,
+so that the list of requirements lives in pyproject.toml alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.table import Table
+
+from forage.errors import UserError
+from forage.retrieval.port import bind_port
+
+DEMO_MEMORY_GB = 4.0
+DEMO_DISK_GB = 1.0
+DEMO_PORT = 8000
+
+# Modules whose distribution has another name than the module (underscores read as hyphens).
+_DISTRIBUTIONS = {"yaml": "pyyaml", "Stemmer": "pystemmer"}
+
+
+class Verdict(StrEnum):
+    """What a finding means for the demo: nothing, slower or incomplete, or impossible."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; ``remedy`` is what the user does about it, "" where it is well."""
+
+    subject: str
+    found: str
+    verdict: Verdict = Verdict.OK
+    remedy: str = ""
+
+
+def run_doctor(console: Console | None = None) -> bool:
+    """Print the report to stdout (or ``console``); true when nothing stands in the demo's way."""
+    console = console or Console()
+    findings = [
+        check_python(sys.version_info[:3]),
+        check_torch(),
+        check_waiting(dict(os.environ)),
+        check_cores(),
+        check_memory(_available_memory_gb()),
+        check_disk(Path.cwd()),
+        check_port(DEMO_PORT),
+        *check_packages(),
+    ]
+    can_run = all(finding.verdict is not Verdict.FAILURE for finding in findings)
+    console.print(_as_table(findings))
+    if can_run:
+        console.print("The demo can run here: [bold]forage demo[/bold]")
+    else:
+        console.print("The demo cannot run here yet; each failure above says what to do.")
+    return can_run
+
+
+def check_python(version: tuple[int, int, int]) -> Finding:
+    text = ".".join(str(part) for part in version)
+    if version < (3, 11):
+        return Finding("Python", text, Verdict.FAILURE, "install Python 3.11 or newer")
+    return Finding("Python", text)
+
+
+def check_torch() -> Finding:
+    """torch's version, device and threads, by importing it: a broken build shows only then."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Finding("torch", str(error), Verdict.FAILURE, "pip install torch==2.13.0")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return Finding("torch", f"{torch.__version__}, {device}, {torch.get_num_threads()} threads")
+
+
+def check_waiting(environment: dict[str, str]) -> Finding:
+    """How waiting OpenMP threads wait; spinning makes small models slow on virtual machines."""
+    policy = environment.get("OMP_WAIT_POLICY", "not set")
+    if policy.upper() == "PASSIVE":
+        return Finding("OMP_WAIT_POLICY", policy)
+    return Finding("OMP_WAIT_POLICY", policy, Verdict.WARNING, "unset it: threads would spin")
+
+
+def check_cores() -> Finding:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if (count or 1) < 2:
+        return Finding("cores", "1", Verdict.WARNING, "the demo takes twice as long or more")
+    return Finding("cores", str(count))
+
+
+def check_memory(available_gb: float) -> Finding:
+    text = f"{available_gb:.1f} GB available"
+    if available_gb < DEMO_MEMORY_GB:
+        remedy = f"the demo may need {DEMO_MEMORY_GB:.0f} GB: close other programs"
+        return Finding("memory", text, Verdict.WARNING, remedy)
+    return Finding("memory", text)
+
+
+def check_disk(directory: Path) -> Finding:
+    free_gb = shutil.disk_usage(directory).free / 1e9
+    text = f"{free_gb:.1f} GB free in {directory}"
+    if free_gb < DEMO_DISK_GB:
+        remedy = f"free {DEMO_DISK_GB:.0f} GB, or give --out another place"
+        return Finding("disk", text, Verdict.FAILURE, remedy)
+    return Finding("disk", text)
+
+
+def check_port(port: int) -> Finding:
+    """Whether the demo's search service would get its port; another one can be given."""
+    try:
+        bind_port("127.0.0.1", port).close()
+    except UserError:
+        remedy = f"forage demo --port {port + 1}, or stop the program that listens there"
+        return Finding(f"port {port}", "taken", Verdict.WARNING, remedy)
+    return Finding(f"port {port}", "free")
+
+
+def check_packages() -> list[Finding]:
+    """One finding a requirement that is missing or too old, and one line for those that are well.
+
+    A missing optional package (of an extra) is a warning, a missing runtime package a failure.
+    """
+    wanted = list(_requirements())
+    if not wanted:
+        remedy = "pip install -e . in Forage's own directory"
+        return [Finding("forage", "not installed as a package", Verdict.FAILURE, remedy)]
+    findings: list[Finding] = []
+    num_well: dict[str, int] = {}
+    for extra, requirement in wanted:
+        found = _installed_version(requirement.name)
+        if found is not None and requirement.specifier.contains(found, prereleases=True):
+            num_well[extra] = num_well.get(extra, 0) + 1
+            continue
+        verdict = Verdict.WARNING if extra else Verdict.FAILURE
+        text = "missing" if found is None else f"{found}, but {requirement.specifier} is needed"
+        findings.append(Finding(requirement.name, text, verdict, install_command(extra)))
+    for extra, count in num_well.items():
+        findings.append(Finding(_label(extra), f"{count} present"))
+    return findings
+
+
+def how_to_install(module: str) -> str | None:
+    """The command that brings ``module``; None where no requirement of Forage provides it."""
+    name = _DISTRIBUTIONS.get(module, module).replace("_", "-").lower()
+    for extra, requirement in _requirements():
+        if requirement.name.replace("_", "-").lower() == name:
+            return install_command(extra)
+    return None
+
+
+def install_command(extra: str) -> str:
+    """For the runtime's own packages ("") or an extra."""
+    return f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
+
+
+def _requirements() -> Iterator[tuple[str, Requirement]]:
+    """Each requirement for this platform with its extra ("" for the runtime's own)."""
+    try:
+        lines = metadata.requires("forage") or []
+        extras = metadata.metadata("forage").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        return
+    for line in lines:
+        requirement = Requirement(line)
+        for extra in ("", *extras):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                yield extra, requirement
+                break
+
+
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _available_memory_gb() -> float:
+    import psutil
+
+    return psutil.virtual_memory().available / 1e9
+
+
+def _label(extra: str) -> str:
+    return f"packages of [{extra}]" if extra else "packages"
+
+
+def _as_table(findings: list[Finding]) -> Table:
+    colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
+    table = Table(title="forage doctor", title_justify="left")
+    for heading in ("", "what", "found", "what to do"):
+        table.add_column(heading)
+    for finding in findings:
+        mark = f"[{colours[finding.verdict]}]{finding.verdict.value}"
+        texts = (finding.subject, finding.found, finding.remedy)
+        table.add_row(mark, *(text.replace("[", r"\[") for text in texts))
+    return table

@@ -1,0 +1,160 @@
+"""Text to tokens and back, with two doors: one for our own words, one for everybody else's.
+
+The environment builds prompts and observations through it. ``encode_trusted`` lets a tokenizer's
+added tokens (protocol tags, chat markers) be what they are; ``encode_untrusted`` is for passages
+and questions, and whatever they hold it opens no turn, closes no block and emits no added token.
+It never touches what the policy sampled: those tokens are not encoded again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from forage.errors import UserError
+
+# White space and zero-width characters inside a tag are allowed for: a reader skips over them.
+_TAG_START = re.compile(
+    r"<([\s/\u00ad\u200b-\u200f\u2060\ufeff]*"
+    r"(?:think|search|information|answer|tool_call|tool_response|tools)(?![a-z]))",
+    re.IGNORECASE,
+)
+# Chat formats' markers, also where the tokenizer at hand does not know them as tokens.
+_CHAT_MARKER = re.compile(r"<(?=\|\w{1,40}\|>|</?SYS>>)|\[(?=/?INST\])")
+_END_OF_TEXT = (
+    *("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"),
+    *("<end_of_turn>", "<eos>", "</s>"),
+)
+_CHARACTERS_PER_TOKEN = 16
+_CACHED_TEXTS = 8192
+_MAX_ROUNDS = 8
+
+
+class Codec:
+    """A Hugging Face fast tokenizer with a trusted and an untrusted way in."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Wrap ``tokenizer``; raises ``UserError`` for a slow (pure Python) one."""
+        if not getattr(tokenizer, "is_fast", False):
+            raise UserError(
+                f"{type(tokenizer).__name__} is a slow tokenizer; Forage needs a fast one: save "
+                "the model directory with a tokenizer.json"
+            )
+        self._tokenizer = tokenizer
+        self._plain = _without_added_tokens(tokenizer.backend_tokenizer)
+        added = tokenizer.added_tokens_decoder
+        self._added_ids = frozenset(added) | frozenset(tokenizer.all_special_ids)
+        self._added_text = _any_of([token.content for token in added.values()])
+        self.eos_ids: tuple[int, ...] = _eos_ids(tokenizer)
+        self._encode_cached = lru_cache(maxsize=_CACHED_TEXTS)(self._encode_untrusted)
+
+    def encode_trusted(self, text: str) -> list[int]:
+        """Our own fixed text as tokens; added tokens in it are recognised, none are put around."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_untrusted(self, text: str, max_tokens: int | None = None) -> list[int]:
+        """Anyone's text as at most ``max_tokens`` tokens, of which none is an added token.
+
+        Protocol tags and the strings of added tokens are spelt differently, so that they do not
+        appear in the decoded text either. A cut never falls inside a character.
+        """
+        if max_tokens is not None:
+            # Megabytes are cut before they cost time; what is lost would hardly have fitted.
+            text = text[: max_tokens * _CHARACTERS_PER_TOKEN]
+        ids = self._encode_cached(text)
+        return list(ids) if max_tokens is None else self.cut(ids, max_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, added tokens included, spaces as they are."""
+        text = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str), "one sequence of tokens decodes to one string"
+        return text
+
+    def cut(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+        """The first ``max_tokens`` tokens, less those that would end in part of a character."""
+        kept = list(token_ids[: max(max_tokens, 0)])
+        if len(kept) == len(token_ids):
+            return kept
+        for _ in range(3):  # UTF-8 spreads a character over at most four tokens
+            if not kept or not self.decode(kept[-4:]).endswith("\ufffd"):
+                break
+            kept.pop()
+        return kept
+
+    def _encode_untrusted(self, text: str) -> tuple[int, ...]:
+        """Encode, read back, and neutralise again until the text read back is harmless.
+
+        Reading back catches what a tokenizer's normaliser makes of innocent characters (NFKC
+        turns a full-width ``＜`` into ``<``).
+        """
+        text = self._neutralise(_mend_surrogates(text))
+        for _ in range(_MAX_ROUNDS):
+            ids = tuple(
+                i
+                for i in self._plain.encode(text, add_special_tokens=False).ids
+                if i not in self._added_ids
+            )
+            decoded = self.decode(ids)
+            harmless = self._neutralise(decoded)
+            if harmless == decoded:
+                return ids
+            text = harmless
+        return ()  # a text that keeps turning back into tags is better not shown at all
+
+    def _neutralise(self, text: str) -> str:
+        """Respell tags (``<search>`` becomes ``[search>``), chat markers and added tokens' strings.
+
+        A space would not do for tags, since ``< search >`` is one to a lenient reader; for the
+        other strings a space after the first character is enough.
+        """
+        text = _CHAT_MARKER.sub("(", _TAG_START.sub(r"[\1", text))
+        if self._added_text is None:
+            return text
+        for _ in range(_MAX_ROUNDS):
+            spaced = self._added_text.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text)
+            if spaced == text:
+                break
+            text = spaced
+        return text
+
+
+def _without_added_tokens(backend: Tokenizer) -> Tokenizer:
+    """A copy of the tokenizer that knows no added tokens: their strings are ordinary text."""
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = []
+    plain = Tokenizer.from_str(json.dumps(state))
+    plain.no_truncation()
+    plain.no_padding()
+    return plain
+
+
+def _any_of(contents: list[str]) -> re.Pattern[str] | None:
+    """A pattern for the strings that a space after the first character breaks up.
+
+    Runs of white space, which some tokenizers add for code, are left alone: spacing them out
+    makes more of them, and without added tokens they are encoded space by space.
+    """
+    breakable = [c for c in contents if c.strip() and c not in f"{c[0]} {c[1:]}"]
+    if not breakable:
+        return None
+    return re.compile("|".join(re.escape(c) for c in sorted(breakable, key=len, reverse=True)))
+
+
+def _eos_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """The ids that end a text: the tokenizer's own, and well-known ends of turns beside it."""
+    ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
+    own = tokenizer.eos_token_id
+    known = [ids[content] for content in _END_OF_TEXT if content in ids]
+    return tuple(dict.fromkeys(([own] if isinstance(own, int) else []) + known))
+
+
+def _mend_surrogates(text: str) -> str:
+    """Surrogate pairs joined, lone surrogates replaced: what is left can be written as UTF-8."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,0 +1,195 @@
+"""One question, played to its end: sample, act, observe, until an answer or a budget ends it.
+
+The protocol of Search-R1 ("tags"): a turn is sampled up to a closing tag; a search is answered
+with passages, anything else that is no answer with a fixed message; after ``max_turns`` turns one
+last turn may be sampled in which a search is not run. The engine and the retriever are passed in.
+Nothing here scores, batches or trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from forage.config import EnvironmentConfig
+from forage.environment import actions
+from forage.environment.codec import Codec
+from forage.environment.observation import (
+    Observation,
+    build_observation,
+    failed_observation,
+    invalid_observation,
+)
+from forage.environment.transcript import Transcript
+from forage.types import (
+    ActionKind,
+    EngineError,
+    Episode,
+    FailureKind,
+    Generate,
+    Question,
+    Sampling,
+    Search,
+    SearchReply,
+    Status,
+    Turn,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSetting:
+    """What one episode needs to know besides its question."""
+
+    member: int
+    key: str
+    seed: int
+    temperature: float
+    top_p: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The rules, and the tokenizer they are written with."""
+
+    config: EnvironmentConfig
+    codec: Codec
+
+    async def play(
+        self,
+        question: Question,
+        prompt_ids: Sequence[int],
+        setting: EpisodeSetting,
+        engine: Generate,
+        search: Search,
+    ) -> Episode:
+        """Play ``question`` once. Failures of the engine or of searches end up in the status."""
+        player = _Player(self, question, Transcript(prompt_ids), setting, engine, search)
+        try:
+            return await player.play()
+        finally:
+            engine.release(setting.key)
+
+
+class _Player:
+    """The state of one episode in flight."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        question: Question,
+        transcript: Transcript,
+        setting: EpisodeSetting,
+        engine: Generate,
+        search: Search,
+    ) -> None:
+        self._config = environment.config
+        self._codec = environment.codec
+        self._question = question
+        self._transcript = transcript
+        self._setting = setting
+        self._engine = engine
+        self._search = search
+        self._turns: list[Turn] = []
+        self._started = time.monotonic()
+
+    async def play(self) -> Episode:
+        status = await self._play_turns()
+        has_failed_search = any(turn.search_failure for turn in self._turns)
+        if has_failed_search and status is not Status.ENGINE_FAILED:
+            status = Status.SEARCH_FAILED
+        return Episode(
+            question=self._question,
+            member=self._setting.member,
+            segments=self._transcript.segments,
+            turns=tuple(self._turns),
+            status=status,
+            seconds=time.monotonic() - self._started,
+        )
+
+    async def _play_turns(self) -> Status:
+        config = self._config
+        for index in range(config.max_turns + config.has_final_turn):
+            max_turn_tokens = min(config.max_turn_tokens, self._tokens_left())
+            if max_turn_tokens < 1:
+                return Status.OUT_OF_TOKENS
+            try:
+                turn = await self._sample_turn(max_turn_tokens)
+            except (EngineError, TimeoutError):
+                return Status.ENGINE_FAILED
+            if turn.kind is ActionKind.ANSWER:
+                self._turns.append(turn)
+                return Status.ANSWERED
+            is_last = index == config.max_turns + config.has_final_turn - 1
+            if is_last:
+                self._turns.append(turn)
+                break
+            turn, observation = await self._observe(turn)
+            if len(observation.token_ids) >= self._tokens_left():
+                # What the policy could not answer after is not worth showing.
+                self._turns.append(replace(turn, observation="", passage_ids_K=()))
+                return Status.OUT_OF_TOKENS
+            self._turns.append(turn)
+            self._transcript.append_observation(observation.token_ids)
+        return Status.OUT_OF_TURNS
+
+    async def _sample_turn(self, max_tokens: int) -> Turn:
+        setting = self._setting
+        sampling = Sampling(
+            max_tokens=max_tokens,
+            stop=actions.STOP_STRINGS,
+            stop_ids=self._codec.eos_ids,
+            episode_key=setting.key,
+            seed=setting.seed,
+            temperature=setting.temperature,
+            top_p=setting.top_p,
+        )
+        started = time.monotonic()
+        async with asyncio.timeout(self._seconds_left()):
+            completion = await self._engine.generate(self._transcript.token_ids, sampling)
+        self._transcript.append_sampled(completion)
+        sampled = self._codec.decode(completion.token_ids_T)
+        seconds = time.monotonic() - started
+        match actions.parse_action(sampled):
+            case actions.Search(query):
+                return Turn(sampled, ActionKind.SEARCH, query, generate_s=seconds)
+            case actions.Answer(text):
+                return Turn(sampled, ActionKind.ANSWER, text, generate_s=seconds)
+            case actions.Invalid(reason):
+                return Turn(sampled, ActionKind.INVALID, reason, generate_s=seconds)
+
+    async def _observe(self, turn: Turn) -> tuple[Turn, Observation]:
+        """The observation that ``turn`` earns, and the turn with it written in."""
+        budget = self._config.max_observation_tokens
+        if turn.kind is ActionKind.INVALID:
+            observation = invalid_observation(self._codec, budget)
+            return replace(turn, observation=observation.text), observation
+        started = time.monotonic()
+        reply = await self._reply_to(turn.argument)
+        if reply.failure is not None:
+            observation = failed_observation(self._codec, budget)
+        else:
+            observation = build_observation(reply.hits_K, self._codec, budget)
+        turn = replace(
+            turn,
+            observation=observation.text,
+            passage_ids_K=observation.passage_ids,
+            search_failure=reply.failure,
+            search_s=time.monotonic() - started,
+        )
+        return turn, observation
+
+    async def _reply_to(self, query: str) -> SearchReply:
+        try:
+            async with asyncio.timeout(self._seconds_left()):
+                return await self._search.search(query)
+        except TimeoutError:
+            return SearchReply(failure=FailureKind.TIMEOUT, detail="the episode's deadline passed")
+
+    def _tokens_left(self) -> int:
+        return self._config.max_tokens - len(self._transcript)
+
+    def _seconds_left(self) -> float:
+        return self._setting.deadline_s - (time.monotonic() - self._started)

@@ -1,0 +1,62 @@
+"""``forage new``: a small model with random weights and a tokenizer trained on a corpus.
+
+For experiments that start from nothing, the demo's among them. The result is an ordinary Hugging
+Face directory that every other command takes as ``model.path``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage.data.corpus import read_corpus
+from forage.data.questions import read_questions
+from forage.errors import UserError
+from forage.training.model import new_model, new_tokenizer, save_model
+
+HEAD_DIM = 32
+QUERIES_PER_KEY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Tokens in the vocabulary, width, depth, and the longest episode it should see."""
+
+    vocabulary: int = 450
+    hidden_size: int = 128
+    num_layers: int = 4
+    max_tokens: int = 1024
+
+
+def make_model(
+    corpus: Path, questions: Path | None, out: Path, shape: ModelShape, seed: int
+) -> int:
+    """Write the model to ``out`` and return its number of parameters; raises ``UserError``."""
+    if shape.hidden_size % (HEAD_DIM * QUERIES_PER_KEY):
+        raise UserError(
+            f"--hidden-size is {shape.hidden_size}; it must be a multiple of "
+            f"{HEAD_DIM * QUERIES_PER_KEY}"
+        )
+    tokenizer = new_tokenizer(_texts(corpus, questions), shape.vocabulary)
+    num_heads = shape.hidden_size // HEAD_DIM
+    model = new_model(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        num_layers=shape.num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads // QUERIES_PER_KEY,
+        max_tokens=shape.max_tokens,
+        seed=seed,
+    )
+    save_model(model, tokenizer, out)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _texts(corpus: Path, questions: Path | None) -> Iterator[str]:
+    """What the model will read, worded as it will see it."""
+    for number, passage in enumerate(read_corpus(corpus)):
+        yield f"Doc {1 + number % 3}(Title: {passage.title}) {passage.text}\n"
+    if questions is not None:
+        for question in read_questions(questions):
+            yield f"Question: {question.text}\n"

@@ -1,0 +1,367 @@
+"""What a run leaves behind: metrics and episodes as lines of JSON, scalars for TensorBoard.
+
+The loop hands over one step at a time; evaluation, the viewer and the report read the lines back.
+Files only grow, line by line, so a checkpoint remembers their lengths (``offsets``) and a resumed
+run cuts them back to it (``truncate_to``). Nothing here computes a metric, draws or decodes a
+token. In a run's directory::
+
+    metrics.jsonl    {"step": 3, "reward/mean": 0.62, ...}      one line a step
+    episodes.jsonl   {"step": 3, "question": {...}, ...}        one line an episode
+    tensorboard/     the same scalars, as event files
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
+
+from forage.errors import UserError
+from forage.types import (
+    ActionKind,
+    Episode,
+    FailureKind,
+    Hop,
+    Origin,
+    Question,
+    Reward,
+    Segment,
+    Status,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+LOG = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+EPISODES_FILE = "episodes.jsonl"
+TENSORBOARD_DIR = "tensorboard"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One line of an episode file: when it was played, under which arm, and the episode."""
+
+    step: int
+    arm: str | None
+    episode: Episode
+
+
+class RunRecords:
+    """The files of one run, open for appending; a torn last line is cut when they are opened."""
+
+    def __init__(self, directory: Path, has_tensorboard: bool = True) -> None:
+        """Open or create the files; raises ``UserError`` where the directory cannot be written."""
+        self._directory = directory
+        self._has_tensorboard = has_tensorboard
+        self._writer: SummaryWriter | None = None
+        self._files: dict[str, BinaryIO] = {}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for name in (METRICS_FILE, EPISODES_FILE):
+                self._files[name] = _open_for_lines(directory / name)
+        except OSError as error:
+            raise UserError(
+                f"cannot write records to {directory}: {error.strerror}; choose another output_dir"
+            ) from error
+
+    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one row; what is not finite is written as null and warned about."""
+        row: dict[str, float | None] = {"step": step}
+        for name, value in metrics.items():
+            assert name != "step", "the step is given on its own, not as a metric"
+            number = float(value)
+            if not math.isfinite(number):
+                LOG.warning("metric %s is %s at step %d: recorded as null", name, number, step)
+            row[name] = number if math.isfinite(number) else None
+        # The writer looks at the rows already there (where a resumed run goes on): open it first.
+        writer = self._tensorboard()
+        self._files[METRICS_FILE].write(_line(row))
+        if writer is not None:
+            for name, number in row.items():
+                if name != "step" and number is not None:
+                    writer.add_scalar(name, number, step)
+
+    def write_episodes(
+        self, step: int, episodes: Iterable[Episode], arm: str | None = None
+    ) -> None:
+        """Append one line for each episode."""
+        for episode in episodes:
+            self._files[EPISODES_FILE].write(_line(episode_to_json(episode, step, arm)))
+
+    def sync(self) -> None:
+        """Everything written so far is on the disk when this returns; raises ``OSError``."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        if self._writer is not None:
+            self._writer.flush()
+
+    def offsets(self) -> dict[str, int]:
+        """Length of each file in bytes, for the checkpoint; call ``sync`` first."""
+        for file in self._files.values():
+            file.flush()
+        return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
+
+    def truncate_to(self, offsets: Mapping[str, int]) -> None:
+        """Cut the files back to a checkpoint's ``offsets``; raises ``UserError`` if lines are lost.
+
+        TensorBoard's files are left alone: the next event written purges what follows the last
+        step that remains.
+        """
+        lengths = self.offsets()
+        for name, length in lengths.items():
+            wanted = offsets.get(name, 0)
+            if length < wanted:
+                raise UserError(
+                    f"{self._directory / name} holds {length} bytes, the checkpoint was written "
+                    f"when it held {wanted}: put the file back, or train into a new output_dir"
+                )
+        for name, file in self._files.items():
+            file.truncate(offsets.get(name, 0))
+            file.seek(0, os.SEEK_END)
+        self._close_tensorboard()
+        self.sync()
+
+    def close(self) -> None:
+        """Write what is pending and let go of the files."""
+        self.sync()
+        self._close_tensorboard()
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _tensorboard(self) -> SummaryWriter | None:
+        if self._has_tensorboard and self._writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise UserError("tensorboard is not installed: pip install tensorboard") from error
+            self._files[METRICS_FILE].flush()
+            rows = read_metrics(self._directory)
+            # Always purged, also before the first step: an abandoned start may have left events.
+            next_step = int(rows[-1]["step"]) + 1 if rows else 0
+            self._writer = SummaryWriter(
+                str(self._directory / TENSORBOARD_DIR), purge_step=next_step
+            )
+        return self._writer
+
+    def _close_tensorboard(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def write_episode_file(
+    path: Path, step: int, episodes_by_arm: Mapping[str, Iterable[Episode]]
+) -> None:
+    """Write the episodes of an evaluation, replacing the file in one move."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        for arm, episodes in episodes_by_arm.items():
+            for episode in episodes:
+                file.write(_line(episode_to_json(episode, step, arm)))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_metrics(directory: Path) -> list[dict[str, float]]:
+    """The metric rows of a run, oldest first; a null reads as NaN. No file: no rows."""
+    path = directory / METRICS_FILE
+    if not path.exists():
+        return []
+    return [
+        {name: math.nan if value is None else value for name, value in row.items()}
+        for row in _read_lines(path)
+    ]
+
+
+def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
+    """The episodes of a file, in the order written; raises ``UserError`` for a damaged line."""
+    for number, row in enumerate(_read_lines(path), start=1):
+        try:
+            yield record_from_json(row)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}, line {number} is not an episode: {error!r}") from error
+
+
+def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
+    """One line of an episode file; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+    return EpisodeRecord(row["step"], row["arm"], episode_from_json(row))
+
+
+def episode_to_json(episode: Episode, step: int, arm: str | None = None) -> dict[str, Any]:
+    """An episode with everything in it, ready for ``json``; numbers survive bit for bit."""
+    question, reward = episode.question, episode.reward
+    return {
+        "step": step,
+        "arm": arm,
+        "question": {
+            "id": question.id,
+            "text": question.text,
+            "golden_answers": list(question.golden_answers),
+            "source": question.source,
+            "gold_passage_ids": list(question.gold_passage_ids),
+            "hops": [
+                {
+                    "subject": hop.subject,
+                    "relation": hop.relation,
+                    "value": hop.value,
+                    "passage_id": hop.passage_id,
+                }
+                for hop in question.hops
+            ],
+        },
+        "member": episode.member,
+        "status": episode.status.value,
+        "reward": None
+        if reward is None
+        else {
+            "value": _number_to_json(reward.value),
+            "parts": {name: _number_to_json(value) for name, value in reward.parts.items()},
+        },
+        "seconds": _number_to_json(episode.seconds),
+        "turns": [_turn_to_json(turn) for turn in episode.turns],
+        "segments": [
+            {
+                "origin": segment.origin.value,
+                "token_ids": list(segment.token_ids_T),
+                "logprobs": [_number_to_json(value) for value in segment.logprobs_T],
+                "versions": list(segment.versions_T),
+            }
+            for segment in episode.segments
+        ],
+    }
+
+
+def episode_from_json(row: Mapping[str, Any]) -> Episode:
+    """The inverse of ``episode_to_json``; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+    question, reward = row["question"], row["reward"]
+    return Episode(
+        question=Question(
+            id=question["id"],
+            text=question["text"],
+            golden_answers=tuple(question["golden_answers"]),
+            source=question["source"],
+            gold_passage_ids=tuple(question["gold_passage_ids"]),
+            hops=tuple(
+                Hop(hop["subject"], hop["relation"], hop["value"], hop["passage_id"])
+                for hop in question["hops"]
+            ),
+        ),
+        member=row["member"],
+        segments=tuple(
+            Segment(
+                origin=Origin(segment["origin"]),
+                token_ids_T=tuple(segment["token_ids"]),
+                logprobs_T=tuple(float(value) for value in segment["logprobs"]),
+                versions_T=tuple(segment["versions"]),
+            )
+            for segment in row["segments"]
+        ),
+        turns=tuple(_turn_from_json(turn) for turn in row["turns"]),
+        status=Status(row["status"]),
+        reward=None
+        if reward is None
+        else Reward(
+            float(reward["value"]),
+            {name: float(value) for name, value in reward["parts"].items()},
+        ),
+        seconds=float(row["seconds"]),
+    )
+
+
+def _turn_to_json(turn: Turn) -> dict[str, Any]:
+    return {
+        "sampled": turn.sampled,
+        "kind": turn.kind.value,
+        "argument": turn.argument,
+        "observation": turn.observation,
+        "passage_ids": list(turn.passage_ids_K),
+        "search_failure": turn.search_failure.value if turn.search_failure else None,
+        "generate_s": _number_to_json(turn.generate_s),
+        "search_s": _number_to_json(turn.search_s),
+    }
+
+
+def _turn_from_json(row: Mapping[str, Any]) -> Turn:
+    failure = row["search_failure"]
+    return Turn(
+        sampled=row["sampled"],
+        kind=ActionKind(row["kind"]),
+        argument=row["argument"],
+        observation=row["observation"],
+        passage_ids_K=tuple(row["passage_ids"]),
+        search_failure=FailureKind(failure) if failure else None,
+        generate_s=float(row["generate_s"]),
+        search_s=float(row["search_s"]),
+    )
+
+
+def _number_to_json(value: float) -> float | str:
+    """JSON has no NaN or infinity: those travel as "nan" and "-inf", which ``float`` reads."""
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    # ASCII alone: lone surrogates in a passage survive, and no odd line separator splits a line.
+    return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file; a last line without its newline is one that was being written."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}, line {number} is not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise UserError(f"{path}, line {number} is not a JSON object")
+            yield row
+
+
+def _open_for_lines(path: Path) -> BinaryIO:
+    file = path.open("a+b")
+    end = _end_of_last_line(file)
+    if end < os.fstat(file.fileno()).st_size:
+        LOG.warning("%s ended in the middle of a line, which is cut", path)
+        file.truncate(end)
+    file.seek(0, os.SEEK_END)
+    return file
+
+
+def _end_of_last_line(file: BinaryIO) -> int:
+    """Offset after the last newline, found from the end in blocks."""
+    position = file.seek(0, os.SEEK_END)
+    while position > 0:
+        start = max(0, position - 65_536)
+        file.seek(start)
+        newline = file.read(position - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        position = start
+    return 0

@@ -1,0 +1,36 @@
+"""What every search engine behind the service offers: rows and scores for a batch of queries.
+
+A backend knows row numbers only; ``forage.retrieval.index`` turns rows into passages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A row of the corpus and how well it answers (higher is better)."""
+
+    row: int
+    score: float
+
+
+class Backend(Protocol):
+    """One way of searching a corpus; called from one thread at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
+        """For each query at most ``topk`` rows, best first, ties by the lower row.
+
+        The first k of a search for more than k are the search for k.
+        """
+        ...
+
+    def __len__(self) -> int:
+        """Passages that can be found."""
+        ...

@@ -1,0 +1,138 @@
+"""BM25 (Lucene's variant): built by bm25s, searched straight from its memory-mapped arrays.
+
+bm25s computes every term's share of every passage's score when the index is built (a sparse
+matrix, one column a term); a search adds up the columns of its terms. Searching here needs numpy
+alone, so a server starts without importing bm25s and its compiler. The score is
+``sum_t ln(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 (1 - b + b len / mean_len))``
+(Kamphuis et al. 2020, https://cs.uwaterloo.ca/~jimmylin/publications/Kamphuis_etal_ECIR2020_preprint.pdf).
+This file knows texts and rows; it does not know passages, files of corpora or HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from forage.errors import UserError
+from forage.retrieval.backend import Scored
+
+TOKENIZER = "nfkc-lower-words"
+
+_WORD = re.compile(r"[^\W_]+")
+_VALUES_FILE = "data.csc.index.npy"
+_ROWS_FILE = "indices.csc.index.npy"
+_STARTS_FILE = "indptr.csc.index.npy"
+_WORDS_FILE = "vocab.index.json"
+_PARAMS_FILE = "params.index.json"
+
+
+def tokenize(text: str) -> list[str]:
+    """Lower-case words (runs of letters and digits) after Unicode NFKC, for passage and query.
+
+    ``"Newton's 3rd LAW"`` gives ``["newton", "s", "3rd", "law"]``.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return _WORD.findall(text.lower())
+
+
+class BM25Builder:
+    """Collects texts in the order of their rows, then writes the index."""
+
+    def __init__(self, k1: float, b: float) -> None:
+        """Free parameters of the formula; raises ``UserError`` outside k1 >= 0, 0 <= b <= 1."""
+        if not k1 >= 0:
+            raise UserError(f"k1 is {k1}; it must be 0 or more (0.9 and 1.2 are common)")
+        if not 0 <= b <= 1:
+            raise UserError(f"b is {b}; it must lie between 0 and 1 (0.4 and 0.75 are common)")
+        self._k1, self._b = k1, b
+        self._words: dict[str, int] = {}
+        self._word_ids: list[array[int]] = []
+
+    def add(self, text: str) -> None:
+        """Add the text of the next row."""
+        words = self._words
+        ids = [words.setdefault(word, len(words)) for word in tokenize(text)]
+        self._word_ids.append(array("i", ids))
+
+    def write(self, directory: Path) -> None:
+        """Score every term of every text and save the matrix into ``directory``."""
+        import bm25s  # pulls in a compiler: a second that only building pays
+
+        engine = bm25s.BM25(method="lucene", k1=self._k1, b=self._b, backend="numpy")
+        if not self._words:
+            # Texts without a single word: one word that occurs nowhere keeps the matrix legal.
+            self._words[""] = 0
+        with np.errstate(invalid="ignore"):  # texts without any word have a mean length of 0
+            engine.index(
+                (self._word_ids, self._words), create_empty_token=False, show_progress=False
+            )
+        engine.save(directory, show_progress=False)
+
+
+class BM25:
+    """A built index: one column of (row, score) pairs a term, memory-mapped."""
+
+    name = "bm25"
+
+    def __init__(self, directory: Path) -> None:
+        """Map the arrays of ``directory``; raises ``UserError`` where they are damaged."""
+        try:
+            self._values = np.load(directory / _VALUES_FILE, mmap_mode="r")
+            self._rows = np.load(directory / _ROWS_FILE, mmap_mode="r")
+            self._starts = np.load(directory / _STARTS_FILE)
+            self._words: dict[str, int] = json.loads(
+                (directory / _WORDS_FILE).read_text(encoding="utf-8")
+            )
+            params = json.loads((directory / _PARAMS_FILE).read_text(encoding="utf-8"))
+            self._num_rows = int(params["num_docs"])
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            raise UserError(
+                f"the BM25 index in {directory} cannot be read ({error}); build the index again"
+            ) from error
+        num_pairs = int(self._starts[-1])
+        if not (
+            len(self._values) == len(self._rows) == num_pairs
+            and len(self._starts) == len(self._words) + 1
+        ):
+            raise UserError(
+                f"the BM25 index in {directory} is damaged: {len(self._values)} scores, "
+                f"{len(self._rows)} rows, {num_pairs} pairs, {len(self._words)} words in "
+                f"{len(self._starts) - 1} columns; build the index again"
+            )
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
+        """At most ``topk`` rows with a score above 0 for each query; ties by the lower row."""
+        assert topk >= 1, f"topk is {topk}; it must be 1 or more"
+        return [self._search_one(query, topk) for query in queries]
+
+    def _search_one(self, query: str, topk: int) -> list[Scored]:
+        words = [self._words[word] for word in tokenize(query) if word in self._words]
+        if not words:
+            return []
+        scores = np.zeros(self._num_rows, dtype=np.float32)
+        for word in words:
+            start, end = self._starts[word], self._starts[word + 1]
+            # A row occurs once in a column, so plain indexed addition is safe (and fast).
+            scores[self._rows[start:end]] += self._values[start:end]
+        rows = _best_rows(scores, topk)
+        found = zip(rows.tolist(), scores[rows].tolist(), strict=True)
+        return [Scored(row, score) for row, score in found]
+
+
+def _best_rows(scores: np.ndarray, topk: int) -> np.ndarray:
+    """Rows of the ``topk`` highest positive scores, best first, ties by the lower row."""
+    threshold = np.float32(0)
+    if topk < len(scores):
+        threshold = np.partition(scores, len(scores) - topk)[len(scores) - topk]
+    rows = np.flatnonzero(scores >= threshold) if threshold > 0 else np.flatnonzero(scores > 0)
+    return rows[np.argsort(-scores[rows], kind="stable")[:topk]]

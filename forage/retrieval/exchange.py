@@ -1,0 +1,93 @@
+"""One HTTP exchange with a search server, and what its outcome means for the next try.
+
+The client decides when to try again; this file sends one request and sorts what comes back into
+hits or a typed failure, so that nothing above it sees an exception of the HTTP library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import aiohttp
+
+from forage.retrieval.wire import MalformedReply, RetrieveRequest, read_reply
+from forage.types import FailureKind, Hit
+
+# A reply of thousands of passages takes long enough to parse to hold up the other episodes.
+_PARSE_IN_THREAD_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an exchange gave nothing.
+
+    ``is_final``: the same request would fail again; ``retry_after_s``: the server's own wish.
+    """
+
+    kind: FailureKind
+    detail: str
+    is_final: bool = False
+    retry_after_s: float = 0.0
+
+
+async def retrieve(
+    session: aiohttp.ClientSession, url: str, queries: Sequence[str], topk: int, timeout_s: float
+) -> list[tuple[Hit, ...]] | Failure:
+    """Ask ``url`` once: the hits of each query, or why there are none."""
+    # A lone surrogate is legal in a Python text and not in UTF-8: it travels as a question mark.
+    texts = [query.encode("utf-8", "replace").decode("utf-8") for query in queries]
+    request = RetrieveRequest(queries=texts, topk=topk, return_scores=True)
+    try:
+        async with session.post(
+            url,
+            json=request.model_dump(),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            allow_redirects=False,
+        ) as response:
+            body = await response.read()
+    except TimeoutError:
+        return Failure(FailureKind.TIMEOUT, f"no reply within {timeout_s:.3g} s")
+    except aiohttp.ClientPayloadError as error:
+        return Failure(FailureKind.MALFORMED, f"the reply broke off: {error}")
+    except aiohttp.ClientResponseError as error:
+        return Failure(FailureKind.MALFORMED, f"not an HTTP reply: {error.message}")
+    except (aiohttp.ClientError, OSError) as error:
+        return Failure(FailureKind.REFUSED, f"{type(error).__name__}: {error}")
+    if response.status != 200:
+        return _failure_of_status(response.status, response.headers.get("Retry-After"), body)
+    try:
+        if len(body) > _PARSE_IN_THREAD_BYTES:
+            return await asyncio.to_thread(read_reply, body, len(queries), topk)
+        return read_reply(body, len(queries), topk)
+    except MalformedReply as error:
+        return Failure(FailureKind.MALFORMED, str(error))
+
+
+def _failure_of_status(status: int, retry_after: str | None, body: bytes) -> Failure:
+    detail = f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}"
+    if status == 429:
+        return Failure(FailureKind.REFUSED, detail, retry_after_s=_seconds(retry_after))
+    if status >= 500:
+        return Failure(FailureKind.SERVER_ERROR, detail, retry_after_s=_seconds(retry_after))
+    return Failure(FailureKind.REFUSED, detail, is_final=True)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """``Retry-After`` in seconds: a number, or a date; 0.0 where absent or unreadable."""
+    if retry_after is None:
+        return 0.0
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        until = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return 0.0
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    return max(0.0, (until - datetime.now(UTC)).total_seconds())

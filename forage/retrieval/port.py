@@ -1,0 +1,46 @@
+"""Taking a port: one place that says what is wrong when it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from forage.errors import UserError
+
+
+def bind_port(host: str, port: int) -> socket.socket:
+    """A socket bound to ``host:port`` (0: any free one), not listening; raises ``UserError``."""
+    if not 0 <= port <= 65_535:
+        raise UserError(f"port {port} does not exist; choose one from 1024 to 65535, or 0 for any")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise UserError(f"cannot serve on host {host!r}: {error.strerror}") from error
+    sock = socket.socket(family, kind, protocol)
+    # A port whose last owner has just gone may be taken again at once.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise explain_bind_error(error, host, port) from error
+    return sock
+
+
+def explain_bind_error(error: OSError, host: str, port: int) -> UserError:
+    """What to tell the user whose port could not be bound."""
+    if error.errno == errno.EADDRINUSE:
+        return UserError(
+            f"port {port} on {host} is already taken: stop the program that listens there, or "
+            "choose another with --port (0 picks a free one)"
+        )
+    if error.errno == errno.EACCES:
+        return UserError(f"port {port} needs privileges; choose one above 1023 with --port")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return UserError(
+            f"host {host!r} is not an address of this machine; use 127.0.0.1 (this machine only) "
+            "or 0.0.0.0 (every address)"
+        )
+    return UserError(f"cannot serve on {host}:{port}: {error.strerror}")

@@ -1,0 +1,128 @@
+"""The JSON that travels between client and server: Search-R1's format, both shapes of the reply.
+
+The server builds replies with it, the client reads them, and other people's clients and servers
+speak it too; so requests may carry unknown fields, and documents more than an id and contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictStr, ValidationError
+
+from forage.data.corpus import format_contents, parse_contents
+from forage.types import Hit, Passage
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class RetrieveRequest(_Wire):
+    """``POST /retrieve``: any number of queries, none included."""
+
+    queries: list[StrictStr]
+    topk: Annotated[int, Field(ge=1)] | None = None
+    return_scores: bool = False
+
+
+class Document(_Wire):
+    """A passage as it travels; ``contents`` is ``'"Title"\\ntext'``."""
+
+    id: str | int = ""
+    contents: str
+
+
+class ScoredDocument(_Wire):
+    """A passage with its score."""
+
+    document: Document
+    score: FiniteFloat
+
+
+class ScoredReply(_Wire):
+    """The reply to ``return_scores: true``: for each query its documents, best first."""
+
+    result: list[list[ScoredDocument]]
+
+
+class PlainReply(_Wire):
+    """The reply to ``return_scores: false``."""
+
+    result: list[list[Document]]
+
+
+class AccessRequest(_Wire):
+    """``POST /access``: the pages behind these addresses."""
+
+    urls: list[StrictStr]
+
+
+class Page(_Wire):
+    """One page as it travels."""
+
+    url: str
+    contents: str
+
+
+class AccessReply(_Wire):
+    """For each address its page, or null where there is none."""
+
+    result: list[Page | None]
+
+
+class Problem(_Wire):
+    """Why a request was not answered."""
+
+    detail: str
+
+
+class MalformedReply(ValueError):
+    """A reply that is not in the wire format, or does not fit its request."""
+
+
+def scored_reply(hits_by_query: Sequence[Sequence[Hit]]) -> ScoredReply:
+    """Hits as ``{"result": [[{"document": {...}, "score": float}]]}``."""
+    result = [
+        [ScoredDocument(document=_document(hit), score=hit.score) for hit in hits]
+        for hits in hits_by_query
+    ]
+    return ScoredReply(result=result)
+
+
+def plain_reply(hits_by_query: Sequence[Sequence[Hit]]) -> PlainReply:
+    """Hits as ``{"result": [[{"id", "contents"}]]}``."""
+    return PlainReply(result=[[_document(hit) for hit in hits] for hits in hits_by_query])
+
+
+def read_reply(payload: bytes, num_queries: int, topk: int) -> list[tuple[Hit, ...]]:
+    """The hits of either reply shape, one tuple a query; raises ``MalformedReply``.
+
+    Documents without a score (the plain shape) get 0.0; more than ``topk`` are cut.
+    """
+    try:
+        reply = _AnyReply.model_validate_json(payload)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise MalformedReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    if len(reply.result) != num_queries:
+        raise MalformedReply(f"{len(reply.result)} results for {num_queries} queries")
+    return [tuple(_hit(document) for document in found[:topk]) for found in reply.result]
+
+
+class _AnyReply(_Wire):
+    result: list[list[Annotated[ScoredDocument | Document, Field(union_mode="left_to_right")]]]
+
+
+def _document(hit: Hit) -> Document:
+    return Document(id=hit.passage.id, contents=format_contents(hit.passage))
+
+
+def _hit(document: ScoredDocument | Document) -> Hit:
+    score = 0.0
+    if isinstance(document, ScoredDocument):
+        document, score = document.document, document.score
+    title, text = parse_contents(document.contents)
+    return Hit(Passage(str(document.id), title, text), score)

@@ -1,0 +1,39 @@
+"""What turns token ids into sampled token ids: the protocol that every engine speaks.
+
+``generate`` and ``release`` come from ``forage.types.Generate``; the rest is what the loop needs
+to move weights and to end. ``torch_engine`` is the implementation that needs no server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from forage.types import Generate
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What an engine has done since it started."""
+
+    sampled_tokens: int = 0
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
+    decode_steps: int = 0
+    transcript_violations: int = 0
+    """Turns whose tokens did not continue what the engine had seen of the episode."""
+
+
+class Engine(Generate, Protocol):
+    """A sampler of turns whose weights can be replaced."""
+
+    @property
+    def counters(self) -> EngineCounters: ...
+
+    async def receive_weights(self, version: int) -> None:
+        """From now on sample with the trainer's weights, which are policy version ``version``."""
+        ...
+
+    async def close(self) -> None:
+        """Stop; turns still being sampled end with ``EngineError``."""
+        ...

@@ -1,0 +1,136 @@
+"""Many episodes at once, without a barrier: each goes on as soon as what it waits for is there.
+
+The scheduler starts episodes in order while there is room, keeps the groups of a step together
+and hands them over when all their episodes are done. How old a policy may have been when it
+sampled is bounded by how far ahead of the trainer groups are started: with ``max_staleness`` s,
+the groups of step k start once version k - s is out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from forage.types import Episode, Group, Question, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One episode to play: ``key`` names it, and seeds its noise together with the run's seed."""
+
+    question: Question
+    member: int
+    key: str
+
+
+Play = Callable[[Job], Awaitable[Episode]]
+"""Plays one episode to its end; failures of engine and search are in the episode's status."""
+
+QuestionsOfStep = Callable[[int], Sequence[Question]]
+"""The questions of a step: a function of the step alone, so that a resumed run asks the same."""
+
+
+class Scheduler:
+    """Plays jobs concurrently, at most ``max_concurrent_episodes`` at a time."""
+
+    def __init__(self, play: Play, score: Score, max_concurrent_episodes: int) -> None:
+        self._play = play
+        self._score = score
+        self._room = asyncio.Semaphore(max_concurrent_episodes)
+        self._tasks: set[asyncio.Task[Episode]] = set()
+
+    def start(self, job: Job) -> asyncio.Task[Episode]:
+        """Queue one job; tasks get room in the order they were started."""
+        task = asyncio.create_task(self._run(job), name=job.key)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def play_all(
+        self, jobs: Iterable[Job], on_done: Callable[[Episode], None] = lambda _: None
+    ) -> list[Episode]:
+        """Play every job; episodes in the order of the jobs, ``on_done`` in order of completion.
+
+        The first exception (a bug) cancels the rest and is raised.
+        """
+        tasks = [self.start(job) for job in jobs]
+        try:
+            for finished in asyncio.as_completed(tasks):
+                on_done(await finished)
+        except BaseException:
+            await self.close()
+            raise
+        return [task.result() for task in tasks]
+
+    async def close(self) -> None:
+        """Cancel what is in flight and wait until it has gone."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, job: Job) -> Episode:
+        async with self._room:
+            episode = await self._play(job)
+        return replace(episode, reward=self._score(episode))
+
+
+class GroupScheduler:
+    """The groups of one training step after another, started ahead as staleness allows."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        questions_of_step: QuestionsOfStep,
+        group_size: int,
+        first_step: int,
+        num_steps: int,
+        max_staleness: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._questions_of_step = questions_of_step
+        self._group_size = group_size
+        self._step = first_step
+        self._num_steps = num_steps
+        self._max_staleness = max_staleness
+        self._started: dict[int, list[tuple[Question, list[asyncio.Task[Episode]]]]] = {}
+
+    async def next_groups(self, on_done: Callable[[Episode], None] = lambda _: None) -> list[Group]:
+        """The groups of the next step, in the order of its questions.
+
+        To be called when the weights of the step before are published. ``on_done`` sees each
+        episode of the step as it ends.
+        """
+        for step in range(self._step, min(self._step + self._max_staleness + 1, self._num_steps)):
+            if step not in self._started:
+                self._started[step] = self._start(step)
+        started = self._started.pop(self._step)
+        self._step += 1
+        tasks = [task for _, tasks_G in started for task in tasks_G]
+        try:
+            for finished in asyncio.as_completed(tasks):
+                on_done(await finished)
+        except BaseException:
+            await self._scheduler.close()
+            raise
+        return [
+            Group(question, tuple(task.result() for task in tasks_G))
+            for question, tasks_G in started
+        ]
+
+    async def close(self) -> None:
+        """Cancel the groups in flight."""
+        await self._scheduler.close()
+
+    def _start(self, step: int) -> list[tuple[Question, list[asyncio.Task[Episode]]]]:
+        return [
+            (
+                question,
+                [
+                    self._scheduler.start(Job(question, member, f"{step}/{question.id}/{member}"))
+                    for member in range(self._group_size)
+                ],
+            )
+            for question in self._questions_of_step(step)
+        ]

@@ -1,0 +1,70 @@
+"""When a turn ends, decided on token ids.
+
+A stop string may be spread over several tokens, and the token that completes it may carry what
+follows (``>\\n``). Such a token is kept as sampled: the turn ends after it, and nothing is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from transformers import PreTrainedTokenizerFast
+
+
+class StopTable:
+    """The bytes of every token, and which of them can complete a stop string."""
+
+    def __init__(self, token_bytes_V: Sequence[bytes]) -> None:
+        self._bytes_V = tuple(token_bytes_V)
+        self._longest = max((len(b) for b in self._bytes_V), default=1)
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast) -> StopTable:
+        """Read the vocabulary of a byte-level or SentencePiece tokenizer once."""
+        size = len(tokenizer)
+        added = {index: text for text, index in tokenizer.get_added_vocab().items()}
+        pieces = [tokenizer.convert_ids_to_tokens(i) for i in range(size)]
+        table = [
+            added[i].encode() if i in added else _piece_bytes(str(piece or ""))
+            for i, piece in enumerate(pieces)
+        ]
+        return cls(table)
+
+    def text_bytes(self, token_ids: Sequence[int]) -> bytes:
+        """The bytes that a sequence of tokens stands for; an id beyond the vocabulary is empty."""
+        table = self._bytes_V
+        return b"".join(table[i] if i < len(table) else b"" for i in token_ids)
+
+    def completes(self, token_ids: Sequence[int], stop: Sequence[str]) -> bool:
+        """Whether the last of ``token_ids`` (of this turn alone) completes a stop string."""
+        if not token_ids or token_ids[-1] >= len(self._bytes_V):
+            return False
+        last = self._bytes_V[token_ids[-1]]
+        for text in stop:
+            target = text.encode()
+            if target[-1] not in last:
+                continue
+            # Every token but a few special ones has a byte, so this tail is long enough.
+            tail = self.text_bytes(token_ids[-len(target) - 1 :])
+            if target in tail[-(len(target) + len(last) - 1) :]:
+                return True
+        return False
+
+
+@lru_cache(maxsize=1)
+def _byte_of_letter() -> dict[str, int]:
+    """The letters that byte-level BPE writes for the 256 bytes (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    return table | {chr(256 + index): byte for index, byte in enumerate(rest)}
+
+
+def _piece_bytes(piece: str) -> bytes:
+    letters = _byte_of_letter()
+    if all(letter in letters for letter in piece):
+        return bytes(letters[letter] for letter in piece)
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("▁", " ").encode()

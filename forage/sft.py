@@ -1,0 +1,102 @@
+"""``forage sft``: supervised learning from episodes, before reinforcement learning.
+
+The episodes are recorded ones, or scripted demonstrations of the training questions, which are
+played through the real environment and the real retriever. The result is an ordinary model
+directory. What is learnt from them, and how, is ``training/warmstart.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from forage.config import RunConfig
+from forage.data.questions import read_questions
+from forage.errors import UserError
+from forage.hardware import choose_matmul_kernel
+from forage.progress import progress_bar
+from forage.records import read_episodes
+from forage.retrieval.client import SearchClient
+from forage.rewards.scoring import score_episode
+from forage.rollout.demonstrator import Demonstrator, ScriptWriter
+from forage.rollout.player import Player
+from forage.rollout.scheduler import Job, Scheduler
+from forage.training.model import load_model, load_tokenizer, save_model
+from forage.training.warmstart import warm_start, weigh
+from forage.types import Episode, Question, Status
+
+LOSSES_FILE = "warm_start.jsonl"
+
+
+def run_sft(config: RunConfig, out: Path) -> None:
+    """Train ``model.path`` on episodes and write the model to ``out``; raises ``UserError``."""
+    choose_matmul_kernel()
+    tokenizer = load_tokenizer(config.model)
+    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    settings = config.warm_start
+    if settings.episodes is not None:
+        episodes = [record.episode for record in read_episodes(settings.episodes)]
+    else:
+        episodes = asyncio.run(demonstrate(config, player))
+    if not episodes:
+        raise UserError("there is no episode to learn from: the file of episodes is empty")
+    sequences = [weigh(episode, player.codec, settings) for episode in episodes]
+    model = load_model(config.model)
+    config.output_dir.mkdir(parents=True, exist_ok=True)
+    with (
+        (config.output_dir / LOSSES_FILE).open("w", encoding="utf-8") as losses,
+        progress_bar("warm start", settings.num_steps) as bar,
+    ):
+        for step, loss in enumerate(warm_start(model, sequences, settings), start=1):
+            losses.write(json.dumps({"step": step, "loss": loss}) + "\n")
+            bar.advance(f"loss {loss:.2f}")
+    save_model(model, tokenizer, out)
+
+
+async def demonstrate(config: RunConfig, player: Player) -> list[Episode]:
+    """As many scripted episodes as the warm start has places for; raises ``UserError``."""
+    questions = _questions_with_hops(config)
+    settings = config.warm_start
+    writer = ScriptWriter(questions, settings.poor_share)
+    num_episodes = settings.num_steps * settings.sequences_per_step
+    rng = random.Random(f"demonstrations-{config.seed}")
+    jobs = [
+        Job(rng.choice(questions), index, f"demonstration/{index}") for index in range(num_episodes)
+    ]
+
+    async with SearchClient(config.search) as client:
+        await client.wait_until_ready()
+
+        async def play(job: Job) -> Episode:
+            script = writer.write(job.question, random.Random(f"{config.seed}/{job.key}"))
+            return await player.play(job, Demonstrator(script, player.codec), client)
+
+        scheduler = Scheduler(
+            play,
+            lambda episode: score_episode(episode, config.reward),
+            config.rollout.max_concurrent_episodes,
+        )
+        with progress_bar("demonstrations", num_episodes) as bar:
+            episodes = await scheduler.play_all(jobs, lambda _: bar.advance())
+    answered = [episode for episode in episodes if episode.status is Status.ANSWERED]
+    if len(answered) < len(episodes) / 2:
+        raise UserError(
+            f"only {len(answered)} of {len(episodes)} demonstrations reached their answer: "
+            "raise environment.max_tokens, max_turns or max_turn_tokens, or look at the retriever"
+        )
+    return answered
+
+
+def _questions_with_hops(config: RunConfig) -> Sequence[Question]:
+    if config.data.train is None:
+        raise UserError("data.train is missing: name a file of questions")
+    questions = [question for question in read_questions(config.data.train) if question.hops]
+    if not questions:
+        raise UserError(
+            f"no question of {config.data.train} says how it is solved (metadata.hops), so none "
+            "can be demonstrated: set warm_start.episodes to recorded episodes"
+        )
+    return questions

@@ -1,0 +1,316 @@
+"""THE loop: play, score, weigh, pack, learn, publish.
+
+One loop for every mode: synchronous training is staleness 0. What a step needs is a function of
+its number and the run's seed, so a run that is stopped and resumed takes the same steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+from forage.algorithms.advantages import grpo_advantages, rloo_advantages
+from forage.algorithms.packing import pack
+from forage.config import AlgorithmConfig, RunConfig, to_yaml
+from forage.data.questions import read_questions
+from forage.errors import UserError
+from forage.evaluation.evaluate import Evaluator, open_passages, questions_to_evaluate
+from forage.hardware import choose_matmul_kernel
+from forage.progress import Bar, progress_bar
+from forage.records import RunRecords
+from forage.retrieval.client import SearchClient
+from forage.rewards.scoring import score_episode
+from forage.rollout.player import Player
+from forage.rollout.scheduler import GroupScheduler, Scheduler
+from forage.rollout.stopping import StopTable
+from forage.rollout.torch_engine import TorchEngine
+from forage.training.checkpoint import (
+    RunState,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from forage.training.model import load_model, load_tokenizer
+from forage.training.trainer import Trainer
+from forage.types import Episode, Group, Question, Status
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Somebody asked the run to end; what was learnt is in the checkpoint."""
+
+
+def run_training(config: RunConfig, resume: bool) -> None:
+    """``forage train``: run to the end, or to a signal; raises ``UserError``."""
+    config.check_trainable()
+    _check_output(config.output_dir, resume)
+    try:
+        asyncio.run(_Run(config).run())
+    except Stopped:
+        LOG.warning("stopped; go on with: forage train ... --resume")
+        raise KeyboardInterrupt from None
+
+
+class _Run:
+    """A training run: its parts, put together once, and the loop over them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        assert config.data.train is not None, "checked by check_trainable"
+        self.config = config
+        self.questions = read_questions(config.data.train)
+        if len(self.questions) < config.trainer.questions_per_step:
+            raise UserError(
+                f"{config.data.train} holds {len(self.questions)} questions, fewer than "
+                f"trainer.questions_per_step ({config.trainer.questions_per_step})"
+            )
+        choose_matmul_kernel()
+        self.tokenizer = load_tokenizer(config.model)
+        self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
+        self.player.check_prompts(self.questions)
+        model = load_model(config.model)
+        self.trainer = Trainer(
+            model, config.trainer, config.algorithm, temperature=config.rollout.temperature
+        )
+        self.engine = TorchEngine(
+            model,
+            StopTable.of(self.tokenizer),
+            config.rollout.engine,
+            config.environment.max_tokens,
+        )
+        self.records = RunRecords(config.output_dir)
+        self.stop = asyncio.Event()
+
+    async def run(self) -> None:
+        config = self.config
+        async with AsyncExitStack() as stack:
+            stack.callback(self.records.close)
+            stack.push_async_callback(self.engine.close)
+            start = self._resume()
+            self.search = await stack.enter_async_context(SearchClient(config.search))
+            loop = asyncio.get_running_loop()
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(signum, self.stop.set)
+                stack.callback(loop.remove_signal_handler, signum)
+            await self._or_stop(self.search.wait_until_ready())
+            await self.engine.receive_weights(start)
+            await self._loop(start)
+
+    async def _loop(self, start: int) -> None:
+        config, step = self.config, start
+        scheduler = self._group_scheduler(start)
+        algorithm, max_tokens = config.algorithm, config.trainer.max_tokens_per_micro_batch
+        try:
+            with progress_bar("training", config.trainer.num_steps) as bar:
+                bar.progress.update(bar.task, completed=start)
+                for step in range(start, config.trainer.num_steps):
+                    clock = _Clock()
+                    groups = await self._or_stop(scheduler.next_groups())
+                    clock.lap("rollout")
+                    advantages_P = [self._advantages(group, algorithm) for group in groups]
+                    batch = pack(groups, advantages_P, max_tokens)
+                    metrics = await asyncio.to_thread(
+                        self.trainer.step, batch, self.engine.weights_lock
+                    )
+                    clock.lap("train")
+                    await self.engine.receive_weights(version=step + 1)
+                    clock.lap("publish")
+                    await self._after_step(step, groups, metrics, clock, bar)
+        except Stopped:
+            await scheduler.close()
+            self._checkpoint(step)
+            raise
+        finally:
+            await scheduler.close()
+        self._checkpoint(config.trainer.num_steps)
+
+    def _group_scheduler(self, start: int) -> GroupScheduler:
+        config = self.config
+        scheduler = Scheduler(
+            lambda job: self.player.play(job, self.engine, self.search),
+            partial(score_episode, config=config.reward),
+            config.rollout.max_concurrent_episodes,
+        )
+        return GroupScheduler(
+            scheduler,
+            self._questions_of_step,
+            config.trainer.group_size,
+            start,
+            config.trainer.num_steps,
+            config.rollout.max_staleness,
+        )
+
+    def _questions_of_step(self, step: int) -> Sequence[Question]:
+        """Question by question through seeded shuffles of the whole file, one an epoch."""
+        size, chosen = self.config.trainer.questions_per_step, []
+        for position in range(step * size, (step + 1) * size):
+            epoch, index = divmod(position, len(self.questions))
+            order = list(range(len(self.questions)))
+            random.Random(f"{self.config.seed}/{epoch}").shuffle(order)
+            chosen.append(self.questions[order[index]])
+        return chosen
+
+    def _advantages(self, group: Group, algorithm: AlgorithmConfig) -> tuple[float | None, ...]:
+        rewards_G = [self._reward(episode) for episode in group.episodes_G]
+        match algorithm.advantage:
+            case "grpo":
+                return grpo_advantages(rewards_G, algorithm.normalise_by_std)
+            case "reinforce":
+                return grpo_advantages(rewards_G, normalise_by_std=False)
+            case "rloo":
+                return rloo_advantages(rewards_G)
+
+    def _reward(self, episode: Episode) -> float | None:
+        """The reward to learn from; None keeps the episode out of the loss."""
+        assert episode.reward is not None, "the scheduler scores every episode"
+        if episode.status is Status.ENGINE_FAILED:
+            return None
+        if (
+            episode.status is Status.SEARCH_FAILED
+            and not self.config.rollout.train_on_failed_searches
+        ):
+            return None
+        return episode.reward.value
+
+    async def _after_step(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        metrics: dict[str, float],
+        clock: _Clock,
+        bar: Bar,
+    ) -> None:
+        config = self.config
+        episodes = [episode for group in groups for episode in group.episodes_G]
+        num_excluded = sum(self._reward(episode) is None for episode in episodes)
+        metrics = metrics | episode_metrics(episodes) | {"episodes/excluded": num_excluded}
+        metrics["transcript/violations"] = self.engine.counters.transcript_violations
+        metrics["rollout/tokens_per_s"] = (
+            sum(episode.num_sampled_tokens for episode in episodes) / clock.seconds["rollout"]
+        )
+        if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
+            metrics |= await self._or_stop(self._evaluate())
+            clock.lap("evaluate")
+        self.records.write_episodes(step, episodes)
+        clock.lap("record")
+        self.records.write_metrics(step, metrics | clock.metrics())
+        if (step + 1) % config.trainer.checkpoint_every == 0:
+            self._checkpoint(step + 1)
+        bar.advance(f"reward {metrics['reward/mean']:.2f}  EM {metrics['em/mean']:.2f}")
+
+    async def _evaluate(self) -> dict[str, float]:
+        questions = questions_to_evaluate(self.config)
+        evaluator = Evaluator(
+            self.config, self.player, self.engine, self.search, open_passages(self.config)
+        )
+        episodes_by_arm = await evaluator.play_arms(questions, self.config.evaluation.arms)
+        return {
+            f"eval/{arm}/{name}": value
+            for arm, episodes in episodes_by_arm.items()
+            for name, value in episode_metrics(episodes).items()
+        }
+
+    def _checkpoint(self, num_steps_done: int) -> None:
+        self.records.sync()
+        state = RunState(num_steps_done, self.config.seed, self.records.offsets())
+        save_checkpoint(
+            self.config.output_dir,
+            self.trainer,
+            self.tokenizer,
+            state,
+            self.config.trainer.keep_checkpoints,
+        )
+
+    def _resume(self) -> int:
+        """The step to start with; records and weights are those of the newest checkpoint."""
+        out = self.config.output_dir
+        (out / "config.yaml").write_text(to_yaml(self.config), encoding="utf-8")
+        checkpoint = latest_checkpoint(out)
+        if checkpoint is None:
+            self.records.truncate_to({})
+            return 0
+        state = load_checkpoint(checkpoint, self.trainer)
+        if state.seed != self.config.seed:
+            raise UserError(
+                f"{checkpoint} was made with seed {state.seed}, the config says "
+                f"{self.config.seed}: set seed={state.seed} to go on"
+            )
+        self.records.truncate_to(state.record_offsets)
+        LOG.info("resuming after step %d from %s", state.num_steps_done, checkpoint)
+        return state.num_steps_done
+
+    async def _or_stop(self, work: Awaitable[T]) -> T:
+        """The result of ``work``, or ``Stopped`` as soon as a signal came."""
+        task = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Stopped
+            return task.result()
+        finally:
+            stopping.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+class _Clock:
+    """Seconds by phase of one step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+    def metrics(self) -> dict[str, float]:
+        return {f"seconds/{phase}": seconds for phase, seconds in self.seconds.items()}
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Means over episodes, some by number of hops, and counts of failures."""
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    failures = Counter(turn.search_failure for turn in turns if turn.search_failure)
+    metrics = {
+        "reward/mean": fmean(reward.value for reward in rewards),
+        "em/mean": fmean(reward.parts["em"] for reward in rewards),
+        "searches/mean": fmean(episode.num_searches for episode in episodes),
+        "tokens/sampled_mean": fmean(episode.num_sampled_tokens for episode in episodes),
+        "episodes/answered": fmean(episode.status is Status.ANSWERED for episode in episodes),
+        "seconds/search_wait": sum(turn.search_s for turn in turns) / len(episodes),
+        "search/failures": float(sum(failures.values())),
+    }
+    metrics |= {f"search/failures_{kind}": float(count) for kind, count in failures.items()}
+    for num_hops in sorted({e.question.num_hops for e in episodes if e.question.num_hops}):
+        those = [e for e in episodes if e.question.num_hops == num_hops]
+        ems = [e.reward.parts["em"] for e in those if e.reward is not None]
+        metrics[f"em/hops_{num_hops}"] = fmean(ems)
+        metrics[f"searches/hops_{num_hops}"] = fmean(e.num_searches for e in those)
+    return metrics
+
+
+def _check_output(out: Path, resume: bool) -> None:
+    has_run = latest_checkpoint(out) is not None or (out / "metrics.jsonl").exists()
+    if has_run and not resume:
+        raise UserError(
+            f"{out} already holds a run; go on with --resume, or set another output_dir"
+        )
+    if resume and not has_run:
+        raise UserError(f"{out} holds no run to resume; leave --resume out")

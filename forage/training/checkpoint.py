@@ -1,0 +1,145 @@
+"""Checkpoints: everything that makes the next step, written whole or not at all.
+
+A checkpoint is a directory: an ordinary Hugging Face model, ``trainer.pt`` (the optimizer) and
+``state.json`` (the step, which gives data position, schedule and sampling seeds, and how long the
+records were). It is written beside its final place, flushed, and moved there in one rename, so a
+killed run or a full disk leaves the previous one as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
+
+from forage.errors import UserError
+from forage.training.model import save_model
+from forage.training.trainer import Trainer
+
+LOG = logging.getLogger(__name__)
+
+CHECKPOINTS_DIR = "checkpoints"
+_PREFIX = "step_"
+_PARTIAL = ".partial"
+_STATE, _TRAINER, _WEIGHTS = "state.json", "trainer.pt", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a checkpoint says besides weights: steps done, the run's seed, lengths of records."""
+
+    num_steps_done: int
+    seed: int
+    record_offsets: dict[str, int]
+
+
+def save_checkpoint(
+    run_dir: Path,
+    trainer: Trainer,
+    tokenizer: PreTrainedTokenizerFast,
+    state: RunState,
+    num_kept: int,
+) -> Path:
+    """Write a checkpoint and remove the oldest beyond ``num_kept``; raises ``UserError``."""
+    folder = run_dir / CHECKPOINTS_DIR
+    final = folder / f"{_PREFIX}{state.num_steps_done:06d}"
+    partial = final.with_name(final.name + _PARTIAL)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_model(trainer.model, tokenizer, partial)
+        torch.save(trainer.optimizer.state_dict(), partial / _TRAINER)
+        row = {
+            "num_steps_done": state.num_steps_done,
+            "seed": state.seed,
+            "record_offsets": state.record_offsets,
+        }
+        (partial / _STATE).write_text(json.dumps(row), encoding="utf-8")
+        _flush(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+    except Exception as error:  # torch and safetensors have exceptions of their own for a full disk
+        shutil.rmtree(partial, ignore_errors=True)
+        last = latest_checkpoint(run_dir)
+        kept = f"the previous one, {last}, is intact" if last else "there is no earlier one"
+        raise UserError(
+            f"cannot write the checkpoint {final}: {error}; {kept}. Free some space and go on "
+            "with --resume"
+        ) from error
+    for old in _complete(run_dir)[:-num_kept]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
+    """Put weights and optimizer back as they were; raises ``UserError`` if files are damaged."""
+    try:
+        row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
+        weights = load_file(checkpoint / _WEIGHTS)
+        optimizer = torch.load(checkpoint / _TRAINER, weights_only=True)
+        state = RunState(row["num_steps_done"], row["seed"], row["record_offsets"])
+    except Exception as error:  # whatever a damaged file makes a reader raise
+        raise UserError(
+            f"the checkpoint {checkpoint} cannot be read ({error}); remove it, and --resume takes "
+            "the one before it"
+        ) from error
+    missing, unexpected = trainer.model.load_state_dict(weights, strict=False)
+    tied = set(getattr(trainer.model, "all_tied_weights_keys", None) or ())
+    if set(missing) - tied or unexpected:
+        raise UserError(
+            f"the checkpoint {checkpoint} is of another model: missing {missing[:3]}, "
+            f"unexpected {unexpected[:3]}"
+        )
+    trainer.optimizer.load_state_dict(optimizer)
+    trainer.version = state.num_steps_done
+    return state
+
+
+def latest_checkpoint(run_dir: Path) -> Path | None:
+    """The newest complete checkpoint of a run, or None."""
+    complete = _complete(run_dir)
+    return complete[-1] if complete else None
+
+
+def export_model(run_dir: Path, out: Path, step: int | None) -> Path:
+    """Copy a checkpoint's model as a plain Hugging Face directory; raises ``UserError``."""
+    complete = _complete(run_dir)
+    if not complete:
+        raise UserError(f"{run_dir} holds no checkpoint; name the output_dir of a training run")
+    steps = {int(path.name.removeprefix(_PREFIX)): path for path in complete}
+    if step is not None and step not in steps:
+        raise UserError(f"{run_dir} has no checkpoint of step {step}; there are {sorted(steps)}")
+    source = steps[max(steps) if step is None else step]
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} exists and is not empty; choose another --out")
+    shutil.copytree(
+        source, out, ignore=shutil.ignore_patterns(_STATE, _TRAINER), dirs_exist_ok=True
+    )
+    LOG.info("wrote %s", out)
+    return out
+
+
+def _complete(run_dir: Path) -> list[Path]:
+    folder = run_dir / CHECKPOINTS_DIR
+    return sorted(
+        path
+        for path in folder.glob(f"{_PREFIX}*")
+        if path.is_dir() and not path.name.endswith(_PARTIAL)
+    )
+
+
+def _flush(directory: Path) -> None:
+    """Files and the directory's entries are on the disk when this returns."""
+    for path in [*directory.iterdir(), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

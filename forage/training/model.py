@@ -1,0 +1,108 @@
+"""Models in and out: ordinary Hugging Face directories, and one that is made from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from forage.config import ModelConfig
+from forage.environment.actions import PROTOCOL_TAGS
+from forage.errors import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model directory or hub id; raises ``UserError``."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path is {config.path!r}: no tokenizer there ({error})") from error
+    return cast(PreTrainedTokenizerFast, tokenizer)
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """The policy's weights on their device; raises ``UserError``."""
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"model.device is {config.device!r} but torch sees no GPU; use cpu")
+    dtype = getattr(torch, config.dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path is {config.path!r}: no model there ({error})") from error
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
+    return model
+
+
+def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write an ordinary Hugging Face directory."""
+    cast(PreTrainedModel, model).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def new_model(
+    vocab_size: int,
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    max_tokens: int,
+    seed: int,
+) -> PreTrainedModel:
+    """A Qwen2 with random weights: ``hidden_size`` wide, three times that in the feed-forward."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        max_position_embeddings=max_tokens,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def new_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on ``texts``, digits apart, the protocol's tags as added tokens.
+
+    ``vocab_size`` counts the 256 bytes, the tags and the end of text as well.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), byte_level]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(PROTOCOL_TAGS),
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens(
+        [AddedToken(tag, special=False, normalized=False) for tag in PROTOCOL_TAGS]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
+    )

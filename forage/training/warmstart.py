@@ -1,0 +1,134 @@
+"""A short supervised start on recorded episodes, for models that cannot read or act yet.
+
+Sampled tokens are learnt, and weighed more where they name what was read or looked for (the
+action's argument); observations carry a small language-model weight or none; the prompt carries
+none. What is learnt here is the protocol and reading. Reinforcement learning comes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from forage import attention
+from forage.algorithms.packing import first_fit, lay_end_to_end
+from forage.config import WarmStartConfig
+from forage.environment.codec import Codec
+from forage.training.logprobs import token_logprobs
+from forage.types import Episode, Origin
+
+MAX_TOKENS_PER_MICRO_BATCH = 6144
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedTokens:
+    """A sequence to learn: token ids and how much each counts in the loss."""
+
+    token_ids_T: tuple[int, ...]
+    weights_T: tuple[float, ...]
+
+
+def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTokens:
+    """The weights of an episode's tokens, by origin and by what the turn's argument covers."""
+    weights: list[float] = []
+    turns = iter(episode.turns)
+    for segment in episode.segments:
+        match segment.origin:
+            case Origin.PROMPT:
+                weights += [0.0] * len(segment.token_ids_T)
+            case Origin.OBSERVATION:
+                weights += [config.observation_weight] * len(segment.token_ids_T)
+            case Origin.SAMPLED:
+                is_argument_T = _covers(segment.token_ids_T, next(turns).argument, codec)
+                weights += [config.argument_weight if it_is else 1.0 for it_is in is_argument_T]
+    return WeightedTokens(episode.token_ids_T, tuple(weights))
+
+
+def warm_start(
+    model: PreTrainedModel, sequences: Sequence[WeightedTokens], config: WarmStartConfig
+) -> Iterator[float]:
+    """Train in place, one step a yielded loss (nats a unit of weight).
+
+    Step k learns the k-th run of ``sequences_per_step`` sequences, starting over where they end.
+    Matrices inside the blocks are updated by Muon (https://kellerjordan.github.io/posts/muon/),
+    embeddings, biases and norms by AdamW; both rates warm up and then decay to zero.
+    """
+    attention.install(model)
+    optimizers = _optimizers(model, config)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
+        for optimizer in optimizers
+    ]
+    for step in range(config.num_steps):
+        start = step * config.sequences_per_step
+        chosen = [sequences[(start + i) % len(sequences)] for i in range(config.sequences_per_step)]
+        loss = _accumulate(model, chosen)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            schedule.step()
+        yield loss
+
+
+def _accumulate(model: PreTrainedModel, chosen: Sequence[WeightedTokens]) -> float:
+    total_weight = sum(sum(sequence.weights_T[1:]) for sequence in chosen)
+    loss_sum = 0.0
+    sizes = [len(sequence.token_ids_T) for sequence in chosen]
+    for bin_ in first_fit(sizes, max(MAX_TOKENS_PER_MICRO_BATCH, max(sizes))):
+        packed = lay_end_to_end([chosen[i].token_ids_T for i in bin_])
+        weights_N = torch.tensor([weight for i in bin_ for weight in chosen[i].weights_T])
+        is_wanted_N = (weights_N > 0) & (packed.positions_N > 0)
+        logprobs_M, _ = token_logprobs(model, packed, is_wanted_N, temperature=1.0)
+        weights_M = weights_N[is_wanted_N].to(logprobs_M.device)
+        loss = -(logprobs_M * weights_M).sum() / total_weight
+        loss.backward()
+        loss_sum += loss.item()
+    return loss_sum
+
+
+def _optimizers(model: PreTrainedModel, config: WarmStartConfig) -> list[torch.optim.Optimizer]:
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
+    is_matrix = {id(p): p.ndim == 2 and id(p) not in embeddings for p in model.parameters()}
+    matrices = [p for p in model.parameters() if is_matrix[id(p)]]
+    others = [p for p in model.parameters() if not is_matrix[id(p)]]
+    return [
+        torch.optim.Muon(
+            matrices,
+            lr=config.matrix_learning_rate,
+            weight_decay=0.01,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01),
+    ]
+
+
+def _rate(step: int, config: WarmStartConfig) -> float:
+    """Up over the warm-up, level to 60 %, then linearly down to 5 % of the rate."""
+    level_until = 0.6 * config.num_steps
+    decay = max(0.0, step - level_until) / max(config.num_steps - level_until, 1.0)
+    return min(1.0, (step + 1) / max(config.warmup_steps, 1)) * (1.0 - 0.95 * decay)
+
+
+def _covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[bool]:
+    """Which tokens of a turn lie inside a place where its argument is written."""
+    pieces = [codec.decode([i]) for i in token_ids_T]
+    text = "".join(pieces)
+    is_inside = [False] * len(text)
+    start = text.find(argument) if argument else -1
+    while start >= 0:
+        end = start + len(argument)
+        is_inside[start:end] = [True] * len(argument)
+        start = text.find(argument, end)
+    covered: list[bool] = []
+    offset = 0
+    for piece in pieces:
+        covered.append(any(is_inside[offset : offset + len(piece)]))
+        offset += len(piece)
+    return covered

@@ -1,0 +1,306 @@
+"""What crosses folders: the nouns of a run, frozen, with their shapes, and three protocols.
+
+Everything below is plain data. A room receives some of these and returns others; it never reaches
+into another room's objects. Axis suffixes: ``_P`` questions, ``_G`` members of a group, ``_B``
+rows, ``_T`` tokens, ``_K`` retrieved passages, ``_V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One step of a generated question's solution: look ``subject`` up, read ``value``."""
+
+    subject: str
+    relation: str
+    value: str
+    passage_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A text, its golden answers, where it comes from and its id.
+
+    ``gold_passage_ids`` and ``hops`` are empty where the source does not give them.
+    """
+
+    id: str
+    text: str
+    golden_answers: tuple[str, ...]
+    source: str
+    gold_passage_ids: tuple[str, ...] = ()
+    hops: tuple[Hop, ...] = ()
+
+    @property
+    def num_hops(self) -> int | None:
+        """Searches that a perfect policy needs, where the source says so."""
+        return len(self.hops) or len(self.gold_passage_ids) or None
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One unit of the corpus."""
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage that a search returned, with the backend's own score (higher is better)."""
+
+    passage: Passage
+    score: float
+
+
+class FailureKind(StrEnum):
+    """Why a search or a generation gave nothing; the metric that counts it has this name."""
+
+    TIMEOUT = "timeout"
+    REFUSED = "refused"
+    MALFORMED = "malformed"
+    SERVER_ERROR = "server_error"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReply:
+    """What a search gave back: hits, best first, or a typed failure (then ``hits_K`` is empty)."""
+
+    hits_K: tuple[Hit, ...] = ()
+    failure: FailureKind | None = None
+    detail: str = ""
+
+
+class Origin(StrEnum):
+    """Who wrote a segment of the transcript. Only ``SAMPLED`` tokens are ever trained."""
+
+    PROMPT = "prompt"
+    SAMPLED = "sampled"
+    OBSERVATION = "observation"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens of one origin.
+
+    ``logprobs_T`` (natural logarithm, under the distribution that was sampled from) and
+    ``versions_T`` (the policy version behind each token) are as long as ``token_ids_T`` in a
+    sampled segment and empty in the others.
+    """
+
+    origin: Origin
+    token_ids_T: tuple[int, ...]
+    logprobs_T: tuple[float, ...] = ()
+    versions_T: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        expected = len(self.token_ids_T) if self.origin is Origin.SAMPLED else 0
+        assert len(self.logprobs_T) == expected, "a segment's log-probabilities do not fit it"
+        assert len(self.versions_T) == expected, "a segment's policy versions do not fit it"
+
+
+class ActionKind(StrEnum):
+    """What a turn of the policy amounted to."""
+
+    SEARCH = "search"
+    ANSWER = "answer"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the policy sampled until it acted or was cut, plus the observation that followed.
+
+    ``argument`` is the query, the answer, or why the action was invalid. ``observation`` is ""
+    when the episode ended with this turn. Seconds are wall-clock.
+    """
+
+    sampled: str
+    kind: ActionKind
+    argument: str
+    observation: str = ""
+    passage_ids_K: tuple[str, ...] = ()
+    search_failure: FailureKind | None = None
+    generate_s: float = 0.0
+    search_s: float = 0.0
+
+
+class Status(StrEnum):
+    """How an episode ended."""
+
+    ANSWERED = "answered"
+    OUT_OF_TURNS = "out_of_turns"
+    OUT_OF_TOKENS = "out_of_tokens"
+    SEARCH_FAILED = "search_failed"
+    ENGINE_FAILED = "engine_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A scored outcome: the value that is maximised and the parts it was made of, by name."""
+
+    value: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One question played to its end. ``reward`` is None until it has been scored."""
+
+    question: Question
+    member: int
+    segments: tuple[Segment, ...]
+    turns: tuple[Turn, ...]
+    status: Status
+    reward: Reward | None = None
+    seconds: float = 0.0
+
+    @property
+    def answer(self) -> str | None:
+        """The answer the policy gave, or None."""
+        if self.turns and self.turns[-1].kind is ActionKind.ANSWER:
+            return self.turns[-1].argument
+        return None
+
+    @property
+    def num_searches(self) -> int:
+        """Searches that were run (a query refused by the last, forced turn is not)."""
+        return sum(turn.kind is ActionKind.SEARCH and bool(turn.observation) for turn in self.turns)
+
+    @property
+    def token_ids_T(self) -> tuple[int, ...]:
+        """Every token of the transcript, in order."""
+        return tuple(i for segment in self.segments for i in segment.token_ids_T)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(segment.token_ids_T) for segment in self.segments)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return sum(len(s.token_ids_T) for s in self.segments if s.origin is Origin.SAMPLED)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version that sampled a token of this episode; -1 if none did."""
+        return min((v for s in self.segments for v in s.versions_T), default=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The G episodes of one question that share a baseline."""
+
+    question: Question
+    episodes_G: tuple[Episode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Token sequences laid end to end for one forward pass: ``N`` tokens, ``S`` sequences.
+
+    ``token_ids_N`` and ``positions_N`` are int64, and positions restart at 0 with each sequence;
+    ``starts_S1`` are the S + 1 boundaries.
+    """
+
+    token_ids_N: Tensor
+    positions_N: Tensor
+    starts_S1: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A micro-batch: packed episodes and what the loss needs to know about each token.
+
+    At index i the fields describe token i itself (which is predicted at i - 1). ``is_sampled_N``
+    is true where the policy chose the token; log-probabilities (the sampler's), advantages and
+    policy versions are 0 elsewhere.
+    """
+
+    packed: Packed
+    is_sampled_N: Tensor
+    logprobs_N: Tensor
+    advantages_N: Tensor
+    versions_N: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Groups packed for the trainer: micro-batches and the global counts that losses divide by."""
+
+    rows: tuple[Rows, ...]
+    num_sampled_tokens: int
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one turn is sampled.
+
+    ``stop`` ends a turn as soon as the sampled text contains one of these strings; ``stop_ids``
+    as soon as one of these ids is sampled. The noise at a position depends on ``seed``,
+    ``episode_key`` and the position alone. ``temperature`` 0 is greedy.
+    """
+
+    max_tokens: int
+    stop: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+    episode_key: str
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+class FinishReason(StrEnum):
+    """Why a turn's sampling ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One turn as sampled: every token that the engine chose, the stopping one included."""
+
+    token_ids_T: tuple[int, ...]
+    logprobs_T: tuple[float, ...]
+    versions_T: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+class EngineError(RuntimeError):
+    """The engine could not sample a turn; the episode ends as ``ENGINE_FAILED``."""
+
+
+class Generate(Protocol):
+    """What the environment needs of an engine."""
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Sample one turn after ``token_ids``; raises ``EngineError``."""
+        ...
+
+    def release(self, episode_key: str) -> None:
+        """The episode is over: whatever was kept for its next turn may go."""
+        ...
+
+
+class Search(Protocol):
+    """What the environment needs of a retriever. Failures are replies, never exceptions."""
+
+    async def search(self, query: str) -> SearchReply: ...
+
+
+class Score(Protocol):
+    """What the scheduler needs of the rewards."""
+
+    def __call__(self, episode: Episode) -> Reward: ...

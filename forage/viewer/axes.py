@@ -1,0 +1,103 @@
+"""Values to pixels along one axis, and the ticks beside it.
+
+``charts`` lays its lines with these; nothing here knows of series, SVG or pages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    position: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Values from ``low`` to ``high`` laid between two pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool = False
+
+    def place(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.is_log:
+            value, low, high = math.log10(max(value, low)), math.log10(low), math.log10(high)
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(self.start + min(max(share, 0.0), 1.0) * (self.end - self.start), 1)
+
+    def ticks(self, count: int, is_whole: bool = False) -> tuple[Tick, ...]:
+        if self.is_log:
+            first, last = round(math.log10(self.low)), round(math.log10(self.high))
+            step = max(1, math.ceil((last - first) / count))
+            return tuple(
+                Tick(self.place(10.0**n), _power_text(n)) for n in range(first, last + 1, step)
+            )
+        step = _nice_step((self.high - self.low) / count)
+        if is_whole:
+            step = max(1.0, step)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return tuple(
+            Tick(self.place(n * step), number_text(n * step)) for n in range(first, last + 1)
+        )
+
+
+def round_axis(
+    values: Sequence[float],
+    fixed: tuple[float | None, float | None],
+    is_log: bool,
+    start: float,
+    end: float,
+) -> Axis:
+    """An axis over ``values`` that ends on round ones; ``fixed`` settles its ends beforehand."""
+    if is_log:
+        positive = [v for v in values if v > 0] or [1e-8]
+        low = 10.0 ** math.floor(math.log10(min(positive)))
+        high = 10.0 ** math.ceil(math.log10(max(positive)))
+        return Axis(low, high if high > low else low * 10, start, end, is_log=True)
+    low = min(values) if fixed[0] is None else fixed[0]
+    high = max(values) if fixed[1] is None else fixed[1]
+    if high <= low:
+        high = low + (abs(low) or 1.0)
+    step = _nice_step((high - low) / 5)
+    if fixed[0] is None:
+        low = math.floor(low / step + 1e-9) * step
+    if fixed[1] is None:
+        high = math.ceil(high / step - 1e-9) * step
+    return Axis(low, high, start, end)
+
+
+def number_text(value: float) -> str:
+    """A number as a reader wants it: three digits, no exponent where none is needed.
+
+    >>> number_text(0.12345), number_text(1234.5), number_text(0.0000012), number_text(2.0)
+    ('0.123', '1,234', '1.2e-6', '2')
+    """
+    if not math.isfinite(value):
+        return "–"
+    if value == 0 or 0.001 <= abs(value) < 1000:
+        return f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2g}".replace("e-0", "e-")
+
+
+def _nice_step(rough: float) -> float:
+    """The next of 1, 2, 5, 10 times a power of ten."""
+    if rough <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next((power * m for m in (1.0, 2.0, 5.0) if power * m >= rough * 0.999), power * 10)
+
+
+def _power_text(exponent: int) -> str:
+    digits = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return "1" if exponent == 0 else "10" + str(exponent).translate(digits)

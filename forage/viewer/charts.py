@@ -1,0 +1,339 @@
+"""Numbers to the geometry of a chart: ticks, lines, areas, whiskers, in pixels of an SVG.
+
+Pages hand over series and get frozen shapes back, which ``templates/chart.html`` writes out; no
+markup is made here, so that every text goes through the template's escaping. Nothing here knows
+what a metric means.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forage.evaluation.statistics import Interval
+from forage.viewer.axes import Axis, Tick, number_text, round_axis
+
+WIDTH, HEIGHT = 380, 214
+_INTERVALS_WIDTH = 440
+LEFT, TOP, BOTTOM = 46, 10, 34
+# Room on the right: for the names at the ends of lines, or half a tick's text.
+_NAMES_ROOM, _BARE_ROOM = 64, 16
+_LABEL_GAP = 14.0
+_ROW_HEIGHT = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A named line: ``style`` is its CSS class; a NaN in ``y_T`` is a gap."""
+
+    name: str
+    style: str
+    x_T: tuple[float, ...]
+    y_T: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Corners joined by a line; ``points`` as SVG writes them; ``num_points`` in all."""
+
+    style: str
+    weight: str
+    points: str
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    style: str
+    points: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    x: float
+    y: float
+    text: str
+    style: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A whole chart, ready to be written; ``hover_json`` is what the page's script reads."""
+
+    title: str
+    y_label: str
+    x_label: str
+    note: str
+    summary: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    lines: tuple[Line, ...]
+    areas: tuple[Area, ...]
+    labels: tuple[Label, ...]
+    legend: tuple[tuple[str, str], ...]
+    reference: Label | None
+    hover_json: str
+    right: int
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    top: int = TOP
+    bottom: int = HEIGHT - BOTTOM
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalRow:
+    """A row of the interval chart; ``is_head`` sets an arm apart from its numbers of hops."""
+
+    label: str
+    before: Interval | None
+    after: Interval | None
+    is_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Whisker:
+    style: str
+    low: float
+    high: float
+    mean: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalChart:
+    """Dots with whiskers on an axis from 0 to 1."""
+
+    summary: str
+    x_label: str
+    x_ticks: tuple[Tick, ...]
+    rows: tuple[tuple[Label, bool], ...]
+    whiskers: tuple[Whisker, ...]
+    width: int
+    height: int
+    left: int
+    right: int
+    bottom: float
+
+
+def line_chart(
+    title: str,
+    note: str,
+    series: Sequence[Series],
+    *,
+    y_label: str,
+    x_label: str = "optimizer step",
+    y_range: tuple[float | None, float | None] = (None, None),
+    is_log: bool = False,
+    reference: tuple[float, str] | None = None,
+    smooth: bool = True,
+) -> Chart | None:
+    """Lines over steps, or None where no series has a finite value.
+
+    Where there are 20 points or more and ``smooth`` is set, the thin line is the data and the
+    thick one its mean over the steps around each. ``y_range`` fixes an end of the axis; on a
+    logarithmic axis, what is 0 stands at its foot.
+    """
+    drawn = [s for s in series if any(math.isfinite(y) for y in s.y_T)]
+    if not drawn:
+        return None
+    x_values = [x for s in drawn for x in s.x_T]
+    y_values = [y for s in drawn for y in s.y_T if math.isfinite(y)]
+    if reference is not None:
+        y_values.append(reference[0])
+    right = WIDTH - (_NAMES_ROOM if len(drawn) > 1 or reference else _BARE_ROOM)
+    x_axis = Axis(min(x_values), max(x_values), LEFT, right)
+    y_axis = round_axis(y_values, y_range, is_log, HEIGHT - BOTTOM, TOP)
+    lines: list[Line] = []
+    ends: list[Label] = []
+    for one in drawn:
+        window = _window(len(one.y_T)) if smooth else 1
+        mean_T = centred_mean(one.y_T, window)
+        if window > 1:
+            lines += _lines(one, one.y_T, x_axis, y_axis, "thin")
+        lines += _lines(one, mean_T, x_axis, y_axis, "thick")
+        last = next(y for y in reversed(mean_T) if math.isfinite(y))
+        ends.append(Label(right + 7, y_axis.place(last), one.name, one.style))
+    return Chart(
+        title=title,
+        y_label=y_label,
+        x_label=x_label,
+        note=note,
+        summary=_summary(title, drawn),
+        x_ticks=x_axis.ticks(6, is_whole=True),
+        y_ticks=y_axis.ticks(5),
+        lines=tuple(lines),
+        areas=(),
+        labels=_spread(ends) if len(drawn) > 1 else (),
+        legend=(),
+        reference=None
+        if reference is None
+        else Label(right, y_axis.place(reference[0]), reference[1], "reference"),
+        hover_json=_hover_json(drawn, x_axis, x_label),
+        right=right,
+    )
+
+
+def stacked_chart(
+    title: str, note: str, series: Sequence[Series], *, y_label: str, x_label: str
+) -> Chart | None:
+    """Areas on top of each other, the first at the foot; a NaN counts as 0."""
+    drawn = [s for s in series if any(math.isfinite(y) for y in s.y_T)]
+    if not drawn:
+        return None
+    x_T = drawn[0].x_T
+    assert all(s.x_T == x_T for s in drawn), "stacked series must share their steps"
+    floor_T = [0.0] * len(x_T)
+    layers: list[tuple[Series, list[float], list[float]]] = []
+    for one in drawn:
+        top_T = [
+            f + (y if math.isfinite(y) else 0.0) for f, y in zip(floor_T, one.y_T, strict=True)
+        ]
+        layers.append((one, floor_T, top_T))
+        floor_T = top_T
+    right = WIDTH - _BARE_ROOM
+    x_axis = Axis(min(x_T), max(x_T), LEFT, right)
+    y_axis = round_axis(floor_T, (0.0, None), False, HEIGHT - BOTTOM, TOP)
+    areas = tuple(
+        Area(
+            one.style,
+            _points(
+                [*zip(x_T, top_T, strict=True), *zip(reversed(x_T), reversed(low_T), strict=True)],
+                x_axis,
+                y_axis,
+            ),
+        )
+        for one, low_T, top_T in layers
+    )
+    return Chart(
+        title=title,
+        y_label=y_label,
+        x_label=x_label,
+        note=note,
+        summary=_summary(title, drawn),
+        x_ticks=x_axis.ticks(6, is_whole=True),
+        y_ticks=y_axis.ticks(5),
+        lines=(),
+        areas=areas,
+        labels=(),
+        legend=tuple((one.style, one.name) for one in drawn),
+        reference=None,
+        hover_json=_hover_json(drawn, x_axis, x_label),
+        right=right,
+    )
+
+
+def interval_chart(rows: Sequence[IntervalRow], x_label: str) -> IntervalChart:
+    """One row a slice, before above after, on an axis from 0 to 1."""
+    left, right, top = 138, _INTERVALS_WIDTH - 14, 6
+    axis = Axis(0.0, 1.0, left, right)
+    labels: list[tuple[Label, bool]] = []
+    whiskers: list[Whisker] = []
+    for index, row in enumerate(rows):
+        middle = top + _ROW_HEIGHT * (index + 0.5)
+        style = "head" if row.is_head else "part"
+        labels.append((Label(left - 10, middle, row.label, style), row.is_head and index > 0))
+        both = row.before is not None and row.after is not None
+        for name, interval, offset in (("before", row.before, -5), ("after", row.after, 5)):
+            if interval is not None:
+                y = middle + (offset if both else 0)
+                whiskers.append(_whisker(name, row.label, interval, axis, y))
+    bottom = top + _ROW_HEIGHT * len(rows)
+    return IntervalChart(
+        summary="; ".join(w.text for w in whiskers),
+        x_label=x_label,
+        x_ticks=tuple(Tick(axis.place(x / 4), f"{x / 4:.2g}") for x in range(5)),
+        rows=tuple(labels),
+        whiskers=tuple(whiskers),
+        width=_INTERVALS_WIDTH,
+        height=bottom + BOTTOM,
+        left=left,
+        right=right,
+        bottom=bottom,
+    )
+
+
+def centred_mean(y_T: Sequence[float], window: int) -> tuple[float, ...]:
+    """Mean of the finite values within ``window`` // 2 of each point; a NaN stays one.
+
+    >>> centred_mean([1.0, 3.0, 5.0], 3)
+    (2.0, 3.0, 4.0)
+    """
+    half = window // 2
+    means: list[float] = []
+    for index, y in enumerate(y_T):
+        finite = [v for v in y_T[max(0, index - half) : index + half + 1] if math.isfinite(v)]
+        means.append(math.fsum(finite) / len(finite) if math.isfinite(y) else math.nan)
+    return tuple(means)
+
+
+def _window(num_points: int) -> int:
+    """Points that a smoothed line averages over."""
+    return 1 if num_points < 20 else max(5, num_points // 20)
+
+
+def _lines(
+    one: Series, y_T: Sequence[float], x_axis: Axis, y_axis: Axis, weight: str
+) -> list[Line]:
+    """One line for each stretch without gaps."""
+    stretches: list[list[tuple[float, float]]] = [[]]
+    for x, y in zip(one.x_T, y_T, strict=True):
+        if math.isfinite(y):
+            stretches[-1].append((x, y))
+        elif stretches[-1]:
+            stretches.append([])
+    return [Line(one.style, weight, _points(s, x_axis, y_axis)) for s in stretches if s]
+
+
+def _points(corners: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
+    return " ".join(f"{x_axis.place(x):g},{y_axis.place(y):g}" for x, y in corners)
+
+
+def _spread(labels: Sequence[Label]) -> tuple[Label, ...]:
+    """Labels moved apart downwards, then the whole pushed up where it leaves the chart."""
+    ordered = sorted(labels, key=lambda label: label.y)
+    places: list[float] = []
+    for label in ordered:
+        places.append(max(label.y, places[-1] + _LABEL_GAP) if places else label.y)
+    limit = float(HEIGHT - BOTTOM)
+    for index in reversed(range(len(places))):
+        places[index] = min(places[index], limit)
+        limit = places[index] - _LABEL_GAP
+    return tuple(
+        Label(label.x, round(y, 1), label.text, label.style)
+        for label, y in zip(ordered, places, strict=True)
+    )
+
+
+def _summary(title: str, series: Sequence[Series]) -> str:
+    parts: list[str] = []
+    for one in series:
+        finite = [y for y in one.y_T if math.isfinite(y)]
+        parts.append(f"{one.name} from {number_text(finite[0])} to {number_text(finite[-1])}")
+    return f"{title}: {', '.join(parts)}"
+
+
+def _hover_json(series: Sequence[Series], x_axis: Axis, x_label: str) -> str:
+    """[[pixel, [text, ...]], ...], one entry a step, left to right."""
+    texts: dict[float, list[str]] = {}
+    for one in series:
+        for x, y in zip(one.x_T, one.y_T, strict=True):
+            texts.setdefault(x, []).append(f"{one.name}: {number_text(y)}")
+    return json.dumps(
+        [[x_axis.place(x), [f"{x_label} {x:g}", *texts[x]]] for x in sorted(texts)],
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
+
+
+def _whisker(name: str, label: str, interval: Interval, axis: Axis, y: float) -> Whisker:
+    return Whisker(
+        style=name,
+        low=axis.place(interval.low),
+        high=axis.place(interval.high),
+        mean=axis.place(interval.mean),
+        y=y,
+        text=f"{label}, {name}: {interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+    )

@@ -1,0 +1,89 @@
+"""Templates, style and script of the pages, and the policy that keeps passages from running.
+
+Report and viewer render through here. Every text that a template writes is made visible and
+escaped, and a content security policy allows this project's one script alone, named by its hash,
+so that markup that slipped through would still not run. Pages load nothing from outside.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from forage.viewer.axes import number_text
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render_page(template: str, **values: Any) -> str:
+    """A whole page of a template; ``values`` are escaped where the template writes them."""
+    return _environment().get_template(template).render(**values)
+
+
+def content_security_policy() -> str:
+    """Nothing is loaded; inline style is allowed, and one script, by its hash."""
+    digest = hashlib.sha256(_read("page.js").encode()).digest()
+    script = base64.b64encode(digest).decode()
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        f"script-src 'sha256-{script}'; base-uri 'none'; form-action 'self'"
+    )
+
+
+def visible(text: str) -> str:
+    """Text that is safe to look at and to encode.
+
+    Control characters become their pictures, characters that reorder or hide text become U+FFFD,
+    and so do lone surrogates, which UTF-8 does not hold.
+    """
+    return "".join(_visible_character(character) for character in text)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        finalize=_made_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["number"] = number_text
+    # These two are the project's own files, not data: the only texts that are not escaped.
+    environment.globals["style"] = Markup(_read("page.css"))
+    environment.globals["script"] = Markup(_read("page.js"))
+    environment.globals["policy"] = content_security_policy()
+    return environment
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _made_visible(value: object) -> object:
+    # Markup is what templates have made already; data is never Markup.
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _visible_character(character: str) -> str:
+    code = ord(character)
+    if character in "\n\t" or 0x20 <= code < 0x7F:
+        return character
+    if code < 0x20:
+        return chr(0x2400 + code)
+    # Cc and Cs: controls, surrogates. Bidirectional controls are the format characters that can
+    # make a line read as something else; joiners, which some scripts need, stay.
+    if unicodedata.category(character) in ("Cc", "Cs"):
+        return "\ufffd"
+    if code in (0x061C, 0x200E, 0x200F) or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069:
+        return "\ufffd"
+    return character

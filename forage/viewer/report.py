@@ -1,0 +1,249 @@
+"""The report of a run: one HTML file with everything in it, to be shown to others.
+
+A finished run hands over its figures and some episodes; ``report.html`` comes out, which needs no
+server, network or other file. Nothing here reads records or evaluates.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage.evaluation.statistics import Interval
+from forage.evaluation.summary import EvaluationSummary, SliceSummary
+from forage.types import Episode
+from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
+from forage.viewer.pages import render_page
+from forage.viewer.panels import health_charts, learning_charts, warm_start_chart
+from forage.viewer.transcripts import Decode, QuestionView, view_question
+
+_ARM_NAMES = {
+    "normal": "Searching",
+    "closed_book": "Closed book",
+    "gold": "Gold passages",
+    "random": "Random passages",
+}
+_ARM_NOTES = {
+    "normal": "the index, as in training",
+    "closed_book": "nothing, so that only what the model knows by heart counts",
+    "gold": "always the right passages, so that only reading counts",
+    "random": "passages drawn at random, which shows what chance gives",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownEpisode:
+    """An episode for the report, under a label such as "Before" or "After"."""
+
+    label: str
+    episode: Episode
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInput:
+    """All that a report is made of; what is None or empty is left out of the page.
+
+    ``metrics`` are the rows of ``metrics.jsonl``; ``warm_start`` holds (step, loss) points;
+    ``decode`` gives the text of one token id; ``environment`` is a line such as "2 cores, torch
+    2.13.0"; ``total_seconds`` is the whole run's wall-clock time. ``em_gain`` is the paired
+    difference after - before of the normal arm.
+    """
+
+    name: str
+    note: str
+    config_yaml: str
+    metrics: Sequence[Mapping[str, float]]
+    environment: str
+    total_seconds: float
+    before: EvaluationSummary | None = None
+    after: EvaluationSummary | None = None
+    em_gain: Interval | None = None
+    warm_start: Sequence[tuple[int, float]] = ()
+    episodes: Sequence[ShownEpisode] = ()
+    decode: Decode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One headline figure."""
+
+    label: str
+    value: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRow:
+    """A row of the before/after tables."""
+
+    label: str
+    note: str
+    is_head: bool
+    before: SliceSummary | None
+    after: SliceSummary | None
+
+    @property
+    def num_questions(self) -> int:
+        shown = self.after or self.before
+        assert shown is not None, "a row shows at least one of the two evaluations"
+        return shown.num_questions
+
+
+def write_report(path: Path, run: ReportInput) -> None:
+    """Write the page, replacing an older one in one move; raises ``OSError``."""
+    html = render_report(run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(html, encoding="utf-8", errors="replace")
+    os.replace(partial, path)
+
+
+def render_report(run: ReportInput) -> str:
+    """The page as a text."""
+    rows = _slice_rows(run.before, run.after)
+    warm_start = warm_start_chart(run.warm_start)
+    return render_page(
+        "report.html",
+        run=run,
+        duration=duration_text(run.total_seconds),
+        cards=_cards(run),
+        rows=rows,
+        intervals_chart=_interval_chart(rows) if rows else None,
+        learning=([warm_start] if warm_start else []) + learning_charts(run.metrics),
+        health=health_charts(run.metrics),
+        questions=_questions(run),
+    )
+
+
+def choose_episodes(
+    before: Sequence[Episode], after: Sequence[Episode], num_questions: int = 6
+) -> tuple[ShownEpisode, ...]:
+    """Episodes of a handful of questions that tell the most, before and after side by side.
+
+    Questions take turns by number of hops, most hops first. Within one, those that were learnt
+    (wrong, then right) come before those that stayed wrong, and those before the rest; one that
+    is wrong at the end is always shown where there is any.
+    """
+    earlier = {episode.question.id: episode for episode in before}
+
+    def rank(episode: Episode) -> int:
+        then = earlier.get(episode.question.id)
+        was_right = then is not None and _is_right(then)
+        return 0 if _is_right(episode) and not was_right else 1 if not _is_right(episode) else 2
+
+    queues: dict[int, list[Episode]] = {}
+    for episode in sorted(after, key=rank):
+        queues.setdefault(episode.question.num_hops or 0, []).append(episode)
+    chosen: list[Episode] = []
+    while len(chosen) < num_questions and any(queues.values()):
+        chosen += [queues[hops].pop(0) for hops in sorted(queues, reverse=True) if queues[hops]]
+    chosen = chosen[:num_questions]
+    wrong = next((episode for episode in after if not _is_right(episode)), None)
+    if wrong is not None and chosen and all(_is_right(episode) for episode in chosen):
+        chosen[-1] = wrong
+    shown: list[ShownEpisode] = []
+    for episode in chosen:
+        if episode.question.id in earlier:
+            shown.append(ShownEpisode("Before", earlier[episode.question.id]))
+        shown.append(ShownEpisode("After", episode))
+    return tuple(shown)
+
+
+def duration_text(seconds: float) -> str:
+    """A length of time as one says it.
+
+    >>> duration_text(42.4), duration_text(754), duration_text(4000)
+    ('42 s', '12 min 34 s', '1 h 6 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _is_right(episode: Episode) -> bool:
+    return episode.reward is not None and episode.reward.parts.get("em", 0.0) >= 1.0
+
+
+def _cards(run: ReportInput) -> list[Card]:
+    """The headline: exact match, searches, closed book, time."""
+    cards: list[Card] = []
+    now = run.after.arms.get("normal") if run.after else None
+    then = run.before.arms.get("normal") if run.before else None
+    if now is not None:
+        em = now.overall.em
+        value = f"{then.overall.em.mean:.2f} → {em.mean:.2f}" if then else f"{em.mean:.2f}"
+        detail = f"95 % interval {em.low:.2f} to {em.high:.2f}"
+        if run.em_gain is not None:
+            detail = (
+                f"gain {run.em_gain.mean:+.2f} [{run.em_gain.low:+.2f}, {run.em_gain.high:+.2f}]"
+            )
+        cards.append(Card("Exact match, held out", value, detail))
+        for hops in sorted(now.by_hops, reverse=True)[:1]:
+            searches = f"{now.by_hops[hops].mean_searches:.2f}"
+            if then is not None and hops in then.by_hops:
+                searches = f"{then.by_hops[hops].mean_searches:.2f} → {searches}"
+            cards.append(Card("Searches per question", searches, f"on questions that need {hops}"))
+    closed = run.after.arms.get("closed_book") if run.after else None
+    if closed is not None:
+        cards.append(
+            Card("Closed book, after", f"{closed.overall.em.mean:.2f}", "exact match, search empty")
+        )
+    cards.append(
+        Card("Whole run", duration_text(run.total_seconds), f"{len(run.metrics)} optimizer steps")
+    )
+    return cards
+
+
+def _slice_rows(
+    before: EvaluationSummary | None, after: EvaluationSummary | None
+) -> list[SliceRow]:
+    """Every slice of either evaluation, in the order of the later one."""
+    then = {(arm, hops): part for arm, hops, part in before.slices()} if before else {}
+    now = {(arm, hops): part for arm, hops, part in after.slices()} if after else {}
+    arms = [*(after.arms if after else ()), *(before.arms if before else ())]
+    keys = sorted({*then, *now}, key=lambda key: (arms.index(key[0]), key[1] or 0))
+    return [
+        SliceRow(
+            label=_ARM_NAMES.get(arm, arm) if hops is None else _hops_text(hops),
+            note=_ARM_NOTES.get(arm, "") if hops is None else "",
+            is_head=hops is None,
+            before=then.get((arm, hops)),
+            after=now.get((arm, hops)),
+        )
+        for arm, hops in keys
+    ]
+
+
+def _interval_chart(rows: Sequence[SliceRow]) -> IntervalChart:
+    """The first arm by hops, the others as a whole: all that fits a glance."""
+    second_head = next((i for i, row in enumerate(rows) if row.is_head and i), len(rows))
+    glance = [row for i, row in enumerate(rows) if i < second_head or row.is_head]
+    return interval_chart(
+        [
+            IntervalRow(
+                row.label,
+                row.before.em if row.before else None,
+                row.after.em if row.after else None,
+                row.is_head,
+            )
+            for row in glance
+        ],
+        x_label="exact match",
+    )
+
+
+def _questions(run: ReportInput) -> list[QuestionView]:
+    """The shown episodes gathered by question, in the order that questions first appear."""
+    by_id: dict[str, list[tuple[str, Episode]]] = {}
+    for shown in run.episodes:
+        by_id.setdefault(shown.episode.question.id, []).append((shown.label, shown.episode))
+    return [view_question(labelled, run.decode) for labelled in by_id.values()]
+
+
+def _hops_text(hops: int) -> str:
+    return "1 hop" if hops == 1 else f"{hops} hops"

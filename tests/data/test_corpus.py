@@ -1,0 +1,178 @@
+import gzip
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.data.corpus import (
+    CorpusStore,
+    build_store,
+    format_contents,
+    parse_contents,
+    read_corpus,
+    write_corpus,
+)
+from forage.errors import UserError
+from forage.types import Passage
+
+WRITABLE = st.text(st.characters(exclude_categories=["Cs"]))
+TITLE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"))
+
+
+def write_lines(path: Path, *rows: object) -> Path:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def build(corpus: Path, directory: Path) -> CorpusStore:
+    directory.mkdir(exist_ok=True)
+    build_store(corpus, directory)
+    return CorpusStore(directory)
+
+
+@given(
+    passages=st.lists(
+        st.builds(Passage, id=WRITABLE.filter(bool), title=TITLE, text=WRITABLE),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda passage: passage.id,
+    ),
+    is_gzip=st.booleans(),
+)
+def test_what_is_written_is_read_back_equal_and_found_by_row_and_id(
+    passages: list[Passage], is_gzip: bool
+):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / ("corpus.jsonl.gz" if is_gzip else "corpus.jsonl")
+        write_corpus(path, passages)
+        assert list(read_corpus(path)) == passages
+        with build(path, Path(folder) / "store") as store:
+            assert list(store) == passages
+            assert [store.by_id(p.id) for p in passages] == passages
+            assert [store.row_of(p.id) for p in passages] == list(range(len(passages)))
+
+
+@pytest.mark.parametrize(
+    ("contents", "title", "text"),
+    [
+        ('"Ada Lovelace"\nBorn 1815.', "Ada Lovelace", "Born 1815."),
+        ("Ada Lovelace\nBorn 1815.", "Ada Lovelace", "Born 1815."),
+        ('"Ada"\nOne.\nTwo.', "Ada", "One.\nTwo."),
+        ('""\nNo title.', "", "No title."),
+        ('"Title alone"', "Title alone", ""),
+        ("One line without a title.", "", "One line without a title."),
+        ('"The "Iron" Lady"\nText.', 'The "Iron" Lady', "Text."),
+        ("", "", ""),
+    ],
+)
+def test_contents_give_the_title_of_their_first_line(contents: str, title: str, text: str):
+    assert parse_contents(contents) == (title, text)
+
+
+def test_contents_are_a_quoted_title_above_the_text():
+    assert format_contents(Passage("1", "Ada", "Born 1815.")) == '"Ada"\nBorn 1815.'
+
+
+def test_title_and_text_fields_and_whole_number_ids_are_read(tmp_path: Path):
+    path = write_lines(
+        tmp_path / "c.jsonl",
+        {"id": 7, "title": "A", "text": "a"},
+        "",
+        {"id": "8", "contents": '"B"\nb', "url": "x"},
+        {"id": "9", "text": "no title"},
+        {"id": "10", "title": "T", "text": "t", "contents": "other\nthing"},
+    )
+    assert list(read_corpus(path)) == [
+        Passage("7", "A", "a"),
+        Passage("8", "B", "b"),
+        Passage("9", "", "no title"),
+        Passage("10", "T", "t"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"contents": "x"}', r'"id" is missing \(the line has contents\)'),
+        ('{"id": "2"}', '"contents" is missing'),
+        ('{"id": "2", "contents": 5}', "\"contents\" is '5'; a text is needed"),
+        ('{"id": null, "contents": "x"}', "\"id\" is 'None'"),
+        ('{"id": true, "contents": "x"}', "\"id\" is 'True'"),
+        ('{"id": "", "contents": "x"}', "\"id\" is ''"),
+        ('{"id": "2", ', "not valid JSON"),
+        ("[1, 2]", "holds a list; a JSON object is needed"),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_number_and_what_it_lacks(
+    tmp_path: Path, line: str, complaint: str
+):
+    path = write_lines(tmp_path / "c.jsonl", {"id": "1", "contents": "ok"}, "", line)
+    with pytest.raises(UserError, match=f"c.jsonl:3: .*{complaint}"):
+        list(read_corpus(path))
+
+
+def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path: Path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b'{"id": "1", "contents": "\xff"}\n')
+    with pytest.raises(UserError, match=r"c.jsonl:1: not UTF-8"):
+        list(read_corpus(path))
+
+
+def test_a_cut_gzip_file_is_the_users_to_mend(tmp_path: Path):
+    path = tmp_path / "c.jsonl.gz"
+    whole = gzip.compress(b"".join(b'{"id": "%d", "contents": "x"}\n' % i for i in range(5000)))
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="the gzip data ends or breaks after line"):
+        list(read_corpus(path))
+
+
+def test_a_missing_corpus_is_named(tmp_path: Path):
+    with pytest.raises(UserError, match=r"cannot read the corpus .*nowhere.jsonl: No such file"):
+        list(read_corpus(tmp_path / "nowhere.jsonl"))
+
+
+def test_a_lone_surrogate_becomes_a_replacement_character(tmp_path: Path):
+    path = write_lines(tmp_path / "c.jsonl", r'{"id": "1", "contents": "T\nbad \ud83d, good 😀"}')
+    assert [p.text for p in read_corpus(path)] == ["bad \ufffd, good 😀"]
+
+
+def test_a_title_with_a_line_break_is_refused_when_written(tmp_path: Path):
+    with pytest.raises(UserError, match="its title holds a line break"):
+        write_corpus(tmp_path / "c.jsonl", [Passage("1", "a\nb", "text")])
+
+
+def test_two_lines_with_one_id_are_both_named(tmp_path: Path):
+    path = write_lines(
+        tmp_path / "c.jsonl",
+        {"id": "a", "contents": "x"},
+        {"id": "b", "contents": "y"},
+        "",
+        {"id": "a", "contents": "z"},
+    )
+    with pytest.raises(UserError, match=r"c.jsonl:4: the id 'a' is already that of line 1"):
+        build(path, tmp_path / "store")
+
+
+def test_a_corpus_without_passages_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="holds no passage"):
+        build(write_lines(tmp_path / "c.jsonl", ""), tmp_path / "store")
+
+
+def test_an_unknown_id_is_none(tmp_path: Path):
+    path = write_lines(tmp_path / "c.jsonl", {"id": "a", "contents": "x"})
+    with build(path, tmp_path / "store") as store:
+        assert store.by_id("b") is None
+        assert len(store) == 1
+
+
+def test_a_store_whose_corpus_was_cut_is_refused(tmp_path: Path):
+    path = write_lines(tmp_path / "c.jsonl", *({"id": i, "contents": "x"} for i in range(9)))
+    build(path, tmp_path / "store").close()
+    lines = tmp_path / "store" / "corpus.jsonl"
+    lines.write_bytes(lines.read_bytes()[:-3])
+    with pytest.raises(UserError, match="but its offsets describe"):
+        CorpusStore(tmp_path / "store")

@@ -1,0 +1,96 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.environment.actions import (
+    INVALID_ACTION_MESSAGE,
+    PROTOCOL_TAGS,
+    STOP_STRINGS,
+    Answer,
+    Invalid,
+    Search,
+    parse_action,
+)
+
+PUBLISHED = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+tagged_text = st.lists(st.sampled_from([*PROTOCOL_TAGS, "a", " ", "\n", "<", ">"])).map("".join)
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<search> who  wrote it </search>", Search("who  wrote it")),
+        ("<think>x</think>\n<answer>\nRome\n</answer>", Answer("Rome")),
+        ("<search>a\nb</search>", Search("a\nb")),
+        ("<search>a</search><answer>b</answer>", Search("a")),
+        ("<answer>b</answer><search>a</search>", Answer("b")),
+        ("<search><answer>b</answer></search>", Search("<answer>b</answer>")),
+        ("<search>a <answer>b</answer>", Answer("b")),
+        ("</search><search>a</search>", Search("a")),
+        ("<search><search>a</search>", Search("<search>a")),
+        ("<answer></answer>", Answer("")),
+        ("<answer>a</answer></answer>", Answer("a")),
+        ("<search>a</search>, then", Search("a")),
+    ],
+)
+def test_the_first_complete_block_decides(text: str, action: Search | Answer):
+    assert parse_action(text) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        (" \n", "empty"),
+        ("Rome", "neither"),
+        ("<search>Rome", "never closed"),
+        ("Rome</answer>", "never opened"),
+        ("</answer>Rome<answer>", "comes before"),
+        ("<search> \n </search>", "query is empty"),
+        ("<search></search><answer>Rome</answer>", "query is empty"),
+        ("<Search>Rome</Search>", "neither"),
+        ("< search>Rome</search>", "never opened"),
+    ],
+)
+def test_an_invalid_action_says_why(text: str, reason: str):
+    action = parse_action(text)
+    assert isinstance(action, Invalid)
+    assert reason in action.reason
+    assert action.reason.endswith(".")
+
+
+@given(st.text() | tagged_text)
+def test_any_text_parses_as_the_published_expression_does(text: str):
+    action = parse_action(text)
+    match = PUBLISHED.search(text)
+    if match is None:
+        assert isinstance(action, Invalid)
+    elif match[1] == "answer":
+        assert action == Answer(match[2].strip())
+    else:
+        query = match[2].strip()
+        assert action == Search(query) if query else isinstance(action, Invalid)
+
+
+@given(tagged_text, st.text() | tagged_text)
+def test_what_follows_the_stop_changes_no_action(text: str, later: str):
+    """Sampling stops at the first closing tag that completes a block; the rest is beyond it."""
+    match = PUBLISHED.search(text)
+    if match is None:
+        return
+    turn = text[: match.end()]
+    assert turn.endswith(STOP_STRINGS)
+    assert parse_action(turn) == parse_action(turn + later) == parse_action(text)
+
+
+def test_a_turn_full_of_opening_tags_is_parsed_in_one_pass():
+    """The published expression takes minutes on this text: it rescans it from each tag."""
+    assert isinstance(parse_action("<search>" * 200_000), Invalid)
+
+
+def test_the_message_after_an_invalid_action_shows_both_actions_and_asks_again():
+    assert isinstance(parse_action(INVALID_ACTION_MESSAGE), Search), "it shows how to search"
+    assert "<answer> answer </answer>" in INVALID_ACTION_MESSAGE
+    assert "again" in INVALID_ACTION_MESSAGE

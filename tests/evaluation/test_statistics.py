@@ -1,0 +1,118 @@
+"""Intervals against a second implementation, known values and their own promise: coverage."""
+
+import random
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.evaluation.statistics import (
+    Interval,
+    _resampled_means,
+    bootstrap_interval,
+    paired_difference,
+)
+
+
+def plain_bootstrap(values: list[float], num_resamples: int) -> Interval:
+    """The same in plain Python, with another generator of random numbers."""
+    rng = random.Random(5)
+    means = sorted(
+        statistics.fmean(rng.choices(values, k=len(values))) for _ in range(num_resamples)
+    )
+    cuts = statistics.quantiles(means, n=40, method="inclusive")
+    return Interval(statistics.fmean(values), cuts[0], cuts[-1])
+
+
+def test_the_interval_agrees_with_a_second_implementation() -> None:
+    rng = random.Random(1)
+    values = [rng.gauss(3, 2) for _ in range(80)]
+    ours, plain = bootstrap_interval(values, 4000), plain_bootstrap(values, 4000)
+    assert ours.mean == pytest.approx(plain.mean)
+    assert ours.low == pytest.approx(plain.low, abs=0.05)
+    assert ours.high == pytest.approx(plain.high, abs=0.05)
+
+
+def test_the_interval_of_a_rate_is_the_normal_approximation() -> None:
+    """For 240 of 300 the bounds are 0.8 ± 1.96 sqrt(0.8 x 0.2 / 300) = 0.8 ± 0.0453."""
+    interval = bootstrap_interval([1.0] * 240 + [0.0] * 60, 5000)
+    assert interval.mean == pytest.approx(0.8)
+    assert interval.low == pytest.approx(0.8 - 0.0453, abs=0.006)
+    assert interval.high == pytest.approx(0.8 + 0.0453, abs=0.006)
+
+
+def test_95_percent_intervals_hold_the_truth_about_95_times_in_100() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(400):
+        interval = bootstrap_interval((rng.random(80) < 0.6).astype(float).tolist(), 300, trial)
+        hits += interval.low <= 0.6 <= interval.high
+    assert 0.91 <= hits / 400 <= 0.98
+
+
+def test_a_higher_level_gives_a_wider_interval() -> None:
+    values = [float(n % 7) for n in range(50)]
+    narrow, wide = (bootstrap_interval(values, 2000, level=level) for level in (0.5, 0.99))
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
+    rng = random.Random(2)
+    values = [rng.random() for _ in range(20)]
+    assert bootstrap_interval(values, 500, 1) == bootstrap_interval(values, 500, 1)
+    assert bootstrap_interval(values, 101, 1) != bootstrap_interval(values, 101, 2)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30))
+def test_the_bounds_lie_within_the_values(values: list[float]) -> None:
+    interval = bootstrap_interval(values, 100)
+    assert min(values) - 1e-9 <= interval.low <= interval.high <= max(values) + 1e-9
+
+
+def test_values_that_are_all_equal_give_no_width() -> None:
+    assert bootstrap_interval([0.5] * 9) == Interval(0.5, 0.5, 0.5)
+
+
+def test_many_values_are_resampled_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resampling 50,000 questions 1,000 times at once would take 400 MB of indices."""
+    sample = np.arange(100, dtype=np.float64)
+    whole = _resampled_means(sample, 50, 0)
+    monkeypatch.setattr("forage.evaluation.statistics._MAX_INDICES", 700)
+    pieces = _resampled_means(sample, 50, 0)
+    assert pieces.shape == (50,)
+    np.testing.assert_array_equal(pieces, whole)
+
+
+@pytest.mark.parametrize(
+    ("values", "num_resamples", "level", "message"),
+    [
+        ([], 100, 0.95, "at least one value"),
+        ([1.0, float("nan")], 100, 0.95, "finite"),
+        ([1.0], 100, 95, "level is 95"),
+        ([1.0], 0, 0.95, "num_resamples is 0"),
+    ],
+)
+def test_what_has_no_interval_is_refused(
+    values: list[float], num_resamples: int, level: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        bootstrap_interval(values, num_resamples, 0, level)
+
+
+def test_a_paired_difference_is_narrower_where_questions_share_their_difficulty() -> None:
+    rng = random.Random(3)
+    before = [rng.gauss(0, 5) for _ in range(60)]
+    after = [value + 1 + rng.gauss(0, 0.1) for value in before]
+    gain = paired_difference(before, after)
+    assert gain.mean == pytest.approx(1, abs=0.1)
+    assert gain.low > 0.9
+    assert gain.high < 1.1
+    apart = bootstrap_interval(after)
+    assert apart.high - apart.low > 10 * (gain.high - gain.low)
+
+
+def test_a_paired_difference_of_other_lengths_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 values before and 2 after"):
+        paired_difference([1.0], [1.0, 2.0])

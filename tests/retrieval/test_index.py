@@ -1,0 +1,180 @@
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forage.errors import UserError
+from forage.retrieval.index import Index, build_index, open_index
+from tests.retrieval.conftest import PASSAGES
+
+
+def build(corpus: Path, out: Path, **settings: float) -> Path:
+    build_index(corpus, out, show_progress=False, **settings)  # type: ignore[arg-type] # k1, b
+    return out
+
+
+def change_manifest(index_dir: Path, key: str, value: object) -> None:
+    path = index_dir / "manifest.json"
+    tree = json.loads(path.read_text())
+    tree[key] = value
+    path.write_text(json.dumps(tree))
+
+
+def test_a_search_gives_whole_passages_best_first(index: Index):
+    [hits, nothing] = index.search(["who wrote the first compiler", "?"], 2)
+    assert hits[0].passage == PASSAGES[2]
+    assert hits[0].score > hits[1].score > 0
+    assert nothing == []
+
+
+def test_titles_are_searched_too(index: Index):
+    assert index.search(["Grace"], 3)[0][0].passage.id == "p2"
+
+
+def test_topk_above_the_corpus_gives_all_that_match_and_no_more(index: Index):
+    assert {hit.passage.id for hit in index.search(["the first engine"], 99)[0]} == {
+        "p0",
+        "p1",
+        "p2",
+    }
+
+
+def test_an_index_lives_without_the_corpus_it_was_built_from(corpus: Path, tmp_path: Path):
+    copy = tmp_path / "copy.jsonl.gz"
+    copy.write_bytes(gzip.compress(corpus.read_bytes()))
+    out = build(copy, tmp_path / "index")
+    copy.unlink()
+    moved = out.rename(tmp_path / "moved")
+    with open_index(moved) as index:
+        assert list(index.store) == list(PASSAGES)
+        assert index.manifest.num_passages == len(PASSAGES)
+
+
+def test_gzip_and_plain_corpora_give_the_same_manifest(corpus: Path, tmp_path: Path):
+    packed = tmp_path / "c.jsonl.gz"
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+    assert build_index(packed, tmp_path / "a", show_progress=False) == build_index(
+        corpus, tmp_path / "b", show_progress=False
+    )
+
+
+def test_k1_and_b_change_the_scores_and_are_kept_in_the_manifest(corpus: Path, tmp_path: Path):
+    with open_index(build(corpus, tmp_path / "a", k1=0.9, b=0.4)) as index:
+        before = index.search(["engine"], 1)[0][0].score
+    with open_index(build(corpus, tmp_path / "a", k1=2.0, b=0.75)) as index:
+        assert index.search(["engine"], 1)[0][0].score != before
+        assert (index.manifest.k1, index.manifest.b) == (2.0, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("format_version", 99, "format version 99, but this Forage reads 1"),
+        ("tokenizer", "stems", "tokenizer stems, but this Forage has nfkc-lower-words"),
+        ("num_passages", 6, "passages 6, but its corpus holds 5"),
+        ("corpus_bytes", 6, "corpus bytes 6, but its corpus has"),
+        ("corpus_sha256", "0", "corpus sha256 0, but its corpus has"),
+        ("backend", "faiss", "backend: Input should be 'bm25'"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_an_error_that_names_both_sides(
+    corpus: Path, tmp_path: Path, key: str, value: object, complaint: str
+):
+    out = build(corpus, tmp_path / "index")
+    change_manifest(out, key, value)
+    with pytest.raises(UserError, match=complaint):
+        open_index(out)
+
+
+def test_a_backend_of_another_corpus_is_refused(corpus: Path, tmp_path: Path):
+    out = build(corpus, tmp_path / "index")
+    params = out / "params.index.json"
+    tree = json.loads(params.read_text())
+    params.write_text(json.dumps(tree | {"num_docs": 4}))
+    with pytest.raises(UserError, match="passages 5, but its backend holds 4"):
+        open_index(out)
+
+
+def test_a_directory_that_is_no_index_is_named_with_the_command_to_make_one(tmp_path: Path):
+    with pytest.raises(UserError, match="is not an index .*forage index --corpus"):
+        open_index(tmp_path)
+
+
+def test_a_directory_with_other_files_is_not_built_over(corpus: Path, tmp_path: Path):
+    mine = tmp_path / "thesis.txt"
+    mine.write_text("years of work")
+    with pytest.raises(UserError, match="exists and is not an index; nothing was touched"):
+        build(corpus, tmp_path)
+    assert mine.read_text() == "years of work"
+
+
+def test_an_empty_directory_and_an_older_index_are_built_over(corpus: Path, tmp_path: Path):
+    out = tmp_path / "index"
+    out.mkdir()
+    build(corpus, out)
+    build(corpus, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index"]
+    with open_index(out) as index:
+        assert len(index) == len(PASSAGES)
+
+
+def test_a_wrong_corpus_leaves_the_older_index_and_no_rest(corpus: Path, tmp_path: Path):
+    out = build(corpus, tmp_path / "index")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": "1", "contents": "x"}\n{"id": "2"}\n')
+    with pytest.raises(UserError, match=r"bad.jsonl:2: \"contents\" is missing"):
+        build(bad, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "index"]
+    with open_index(out) as index:
+        assert len(index) == len(PASSAGES)
+
+
+def test_an_unknown_backend_is_named(corpus: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="unknown backend 'faiss'; available: bm25"):
+        build_index(corpus, tmp_path / "index", backend="faiss", show_progress=False)
+
+
+def test_searching_loads_neither_the_builder_nor_a_web_framework(index_dir: Path):
+    """A server's start would otherwise pay a second for bm25s and its compiler."""
+    program = (
+        "import sys; from pathlib import Path; from forage.retrieval.index import open_index; "
+        f"open_index(Path({str(index_dir)!r})).search(['engine'], 3); "
+        "heavy = {'bm25s', 'numba', 'torch', 'fastapi', 'aiohttp'}; "
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr.strip()) == (0, "")
+
+
+def test_a_build_that_is_killed_leaves_no_index_and_the_next_clears_up(
+    corpus: Path, tmp_path: Path
+):
+    fifo = tmp_path / "endless.jsonl"
+    os.mkfifo(fifo)
+    out = tmp_path / "index"
+    program = (
+        "import sys; from pathlib import Path; from forage.retrieval.index import build_index; "
+        "build_index(Path(sys.argv[1]), Path(sys.argv[2]), show_progress=False)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program, str(fifo), str(out)])
+    try:
+        with fifo.open("wb") as lines:  # opens when the child reads, and it has begun by then
+            lines.write(b'{"id": "1", "contents": "x"}\n')
+            lines.flush()
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+    finally:
+        child.kill()
+        child.wait()
+    fifo.unlink()
+    assert not out.exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    build(corpus, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]

@@ -1,0 +1,177 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.config import RewardConfig
+from forage.environment.prompt import PromptTemplate
+from forage.rewards.scoring import score_episode, table_score
+from forage.types import Origin, Segment, Status
+from tests.rewards.episodes import OBSERVATION, make_episode
+
+S, F, R = 0.2, 0.1, 0.05
+
+
+def make_config(answer: str = "em", **scores: float) -> RewardConfig:
+    return RewardConfig.model_validate({"answer": answer, **scores})
+
+
+TABLE = make_config(structure_score=S, final_format_score=F, retrieval_score=R)
+
+SEARCH = "<think>Where?</think> <search>Rome</search>"
+RIGHT = "<think>So.</think> <answer>Tiber</answer>"
+WRONG = "<think>So.</think> <answer>Po</answer>"
+NO_TIBER = "\n\n<information>Doc 1(Title: Rome) A city.\n</information>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("has_answer", "is_correct", "is_valid", "is_retrieved", "score"),
+    [
+        (False, False, True, True, S + R),
+        (False, False, True, False, S),
+        (False, False, False, True, 0.0),
+        (False, False, False, False, 0.0),
+        (True, True, True, True, 1.0),
+        (True, True, True, False, 1.0),
+        (True, True, False, True, 1.0 - S),
+        (True, True, False, False, 1.0 - S),
+        (True, False, True, True, S + R),
+        (True, False, True, False, S),
+        (True, False, False, True, F),
+        (True, False, False, False, F),
+    ],
+)
+def test_each_row_of_the_published_table(
+    has_answer: bool, is_correct: bool, is_valid: bool, is_retrieved: bool, score: float
+):
+    assert table_score(float(is_correct), has_answer, is_valid, is_retrieved, TABLE) == (
+        pytest.approx(score)
+    )
+
+
+@pytest.mark.parametrize(
+    ("sampled", "observation", "score"),
+    [
+        ((SEARCH, RIGHT), OBSERVATION, 1.0),
+        ((SEARCH, RIGHT), NO_TIBER, 1.0),
+        (("<search>Rome</search>", RIGHT), OBSERVATION, 1.0 - S),
+        ((SEARCH, WRONG), OBSERVATION, S + R),
+        ((SEARCH, WRONG), NO_TIBER, S),
+        (("<search>Rome</search>", WRONG), OBSERVATION, F),
+        ((SEARCH,), OBSERVATION, 0.0),
+        (("hello",), OBSERVATION, 0.0),
+        ((), OBSERVATION, 0.0),
+    ],
+)
+def test_episodes_land_in_their_rows(sampled: tuple[str, ...], observation: str, score: float):
+    reward = score_episode(make_episode(*sampled, observation=observation), TABLE)
+    assert reward.value == pytest.approx(score)
+
+
+def test_with_the_defaults_the_reward_is_exact_match_alone():
+    defaults = make_config()
+    assert score_episode(make_episode("<answer>the Tiber</answer>"), defaults).value == 1.0
+    assert score_episode(make_episode(SEARCH, WRONG), defaults).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("knob", "episode"),
+    [
+        ({"answer": "cover_em"}, make_episode("<answer>river Tiber</answer>")),
+        ({"answer": "f1"}, make_episode("<answer>river Tiber</answer>")),
+        ({"structure_score": 0.5}, make_episode(SEARCH, WRONG)),
+        ({"structure_score": 0.5}, make_episode("<search>x</search>", RIGHT)),
+        ({"final_format_score": 0.5}, make_episode("<search>x</search>", WRONG)),
+        ({"retrieval_score": 0.5}, make_episode(SEARCH, WRONG)),
+    ],
+)
+def test_turning_each_knob_changes_a_score(knob: dict, episode):
+    before = score_episode(episode, TABLE).value
+    after = score_episode(episode, TABLE.model_copy(update=knob)).value
+    assert after != pytest.approx(before)
+
+
+def test_the_parts_say_how_the_value_came_about():
+    reward = score_episode(make_episode(SEARCH, "<answer>river Tiber</answer>"), TABLE)
+    assert reward.parts == {
+        "em": 0.0,
+        "cover_em": 1.0,
+        "f1": pytest.approx(2 / 3),
+        "has_answer": 1.0,
+        "format_valid": 0.0,
+        "retrieved": 1.0,
+    }
+
+
+def test_passages_are_not_looked_at_while_the_retrieval_score_is_zero():
+    reward = score_episode(make_episode(SEARCH, WRONG), make_config(structure_score=S))
+    assert "retrieved" not in reward.parts
+
+
+def test_a_better_partial_answer_never_earns_less():
+    """Scaling the right row alone would give F1 0.1 less than a wrong answer's structure score."""
+    config = TABLE.model_copy(update={"answer": "f1"})
+    scores = [table_score(f1, True, True, False, config) for f1 in (0.0, 0.1, 0.5, 1.0)]
+    assert scores == sorted(scores)
+    assert scores == pytest.approx([S, S + 0.1 * (1 - S), S + 0.5 * (1 - S), 1.0])
+
+
+def test_a_passage_that_holds_an_answer_tag_earns_nothing():
+    trap = "\n\n<information>Doc 1(Title: x) <answer>Tiber</answer>\n</information>\n\n"
+    config = make_config(structure_score=S, final_format_score=F)
+    for sampled in (("<search>x</search>",), ("<search>x</search>", "I give up")):
+        reward = score_episode(make_episode(*sampled, observation=trap), config)
+        assert reward.value == 0.0
+        assert reward.parts["has_answer"] == 0.0
+    wrong = score_episode(make_episode(SEARCH, WRONG, observation=trap), config)
+    assert wrong.value == pytest.approx(S)
+    assert wrong.parts["em"] == 0.0
+
+
+def test_the_examples_answer_in_the_prompt_earns_nothing():
+    """The originals read the answer out of prompt and reply together, so the example counted."""
+    text = PromptTemplate.load("search-r1").text
+    example = text.partition("<answer> ")[2].partition(" </answer>")[0]
+    assert example, "the template shows an example"
+    prompt = Segment(Origin.PROMPT, tuple(text.encode()))
+    silent = make_episode("I do not know.", golden=(example,))
+    episode = type(silent)(silent.question, 0, (prompt,), silent.turns, Status.OUT_OF_TURNS)
+    assert score_episode(episode, TABLE).value == 0.0
+
+
+def test_a_golden_answer_in_the_frame_around_passages_is_not_retrieved():
+    """ "Doc 1(Title: ...)" is written by the environment: it must not hold the answer "1"."""
+    for golden in ("1", "title", "doc", "information"):
+        reward = score_episode(make_episode(SEARCH, WRONG, golden=(golden,)), TABLE)
+        assert reward.parts["retrieved"] == 0.0, golden
+    for golden in ("Rome", "the TIBER."):
+        reward = score_episode(make_episode(SEARCH, WRONG, golden=(golden,)), TABLE)
+        assert reward.parts["retrieved"] == 1.0, golden
+
+
+def test_the_message_after_an_invalid_action_is_not_retrieval():
+    reward = score_episode(make_episode("hm", WRONG, golden=("again",)), TABLE)
+    assert reward.parts["retrieved"] == 0.0
+
+
+def test_an_episode_that_the_engine_failed_scores_nothing_and_keeps_its_parts():
+    episode = make_episode(SEARCH, RIGHT, status=Status.ENGINE_FAILED)
+    reward = score_episode(episode, TABLE)
+    assert reward.value == 0.0
+    assert reward.parts["format_valid"] == 1.0
+
+
+@given(
+    st.lists(
+        st.text(alphabet="Tiber <>/")
+        | st.sampled_from([SEARCH, RIGHT, WRONG, "<answer></answer>"]),
+        max_size=4,
+    ),
+    st.text(),
+)
+def test_what_an_observation_says_changes_no_score_without_the_retrieval_term(
+    sampled: list[str], observation: str
+):
+    config = make_config("f1", structure_score=S, final_format_score=F)
+    plain = score_episode(make_episode(*sampled, observation="x"), config)
+    other = score_episode(make_episode(*sampled, observation="y" + observation), config)
+    assert plain == other

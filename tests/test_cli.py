@@ -1,0 +1,207 @@
+"""The command line as a user meets it: what it says, where, and with which exit code."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forage import __version__
+from forage.cli import main, quiet_openmp
+from forage.commands import COMMANDS
+
+FORAGE = (sys.executable, "-m", "forage")
+
+
+@pytest.fixture(autouse=True)
+def _logging_stays_as_it_was() -> Iterator[None]:
+    root, own = logging.getLogger(), logging.getLogger("forage")
+    before = (root.handlers, root.level, own.level)
+    yield
+    root.handlers = before[0]
+    root.setLevel(before[1])
+    own.setLevel(before[2])
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], "name a command"),
+        (["-v"], "name a command"),
+        (["tran"], "unknown command 'tran'; did you mean train?"),
+        (["xyzzy"], "unknown command 'xyzzy' (see: forage --help)"),
+        (["train"], "required: CONFIG.yaml (see: forage train --help)"),
+        (["train", "a.yaml", "--resum"], "'--resum'; did you mean --resume?"),
+        (
+            ["data", "world", "--size", "3", "--out", "x", "--sed=1"],
+            "'--sed'; did you mean --seed?",
+        ),
+        (["data", "wrld"], "'wrld'"),
+        (["data", "world", "--size", "0", "--out", "x"], "'0' is not a whole number from 1 up"),
+        (["serve", "x", "--port", "65536"], "'65536' is not a whole number from 0 to 65535"),
+        (["doctor", "please"], "unknown argument 'please'"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_that_names_what_was_meant(
+    argv: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert expected in err
+    assert err.startswith("forage: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([command, "--help"])
+    assert exit_info.value.code == 0
+    assert f"usage: forage {command}" in capsys.readouterr().out
+
+
+def test_the_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out == f"forage {__version__}\n"
+
+
+def test_a_missing_recipe_ends_with_2_and_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*FORAGE, "train", str(tmp_path / "absent.yaml")], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "absent.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, forage.cli\n"
+        "try: forage.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'yaml', 'rich', 'asyncio'}\n"
+        "sys.stderr.write(','.join(sorted(heavy & set(sys.modules))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "usage: forage" in done.stdout
+    assert done.stderr == ""
+
+
+def test_overrides_may_stand_on_both_sides_of_an_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """argparse dropped those behind an option as unknown arguments."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: {path: nowhere}\n", encoding="utf-8")
+    argv = ["train", str(recipe), "trainer.stepz=1", "--resume", "model.pth=2"]
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert "trainer.stepz" in err
+    assert "model.pth" in err
+
+
+def test_openmp_waits_passively_unless_the_user_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    quiet_openmp()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert os.environ["GOMP_SPINCOUNT"] == "0"
+
+
+def test_openmps_wait_policy_is_set_before_torch_is_imported() -> None:
+    code = (
+        "import os, sys, forage.cli\n"
+        "assert 'torch' not in sys.modules\n"
+        "forage.cli.main(['nothing'])\n"
+        "assert 'torch' not in sys.modules\n"
+        "sys.stdout.write(os.environ['OMP_WAIT_POLICY'])\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "PASSIVE"
+
+
+def _command_that(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let ``forage doctor`` raise ``error``."""
+
+    def fail() -> bool:
+        raise error
+
+    monkeypatch.setattr("forage.doctor.run_doctor", fail)
+
+
+def test_a_missing_package_is_named_with_the_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _command_that(monkeypatch, ModuleNotFoundError("No module named 'yaml'", name="yaml.loader"))
+    assert main(["doctor"]) == 2
+    assert "yaml" in (err := capsys.readouterr().err)
+    assert "pip install -e ." in err
+
+
+def test_a_missing_module_of_our_own_is_a_bug_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _command_that(monkeypatch, ModuleNotFoundError("...", name="forage.no_such_room"))
+    with pytest.raises(ModuleNotFoundError):
+        main(["doctor"])
+
+
+def test_a_bug_passes_through_so_that_its_traceback_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _command_that(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        main(["doctor"])
+
+
+def test_ctrl_c_ends_quietly_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _command_that(monkeypatch, KeyboardInterrupt())
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """Help is more than nothing, and nobody reads it: no traceback, no message."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [*FORAGE, "--help"], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(write_end)
+    assert done.stderr == ""
+
+
+def test_output_that_nobody_reads_any_more_ends_as_a_unix_tool_does() -> None:
+    code = (
+        "import sys, forage.cli, forage.doctor\n"
+        "forage.doctor.run_doctor = lambda: bool(sys.stdout.write('x' * 100_000))\n"
+        "sys.exit(forage.cli.main(['doctor']))\n"
+    )
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=write_end, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_broken_socket_is_not_taken_for_a_reader_that_went_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _command_that(monkeypatch, BrokenPipeError())
+    with pytest.raises(BrokenPipeError):
+        main(["doctor"])

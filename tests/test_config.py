@@ -1,0 +1,270 @@
+"""Settings: what is refused and how it is said, overrides, the round trip, and no dead keys."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from forage.config import RunConfig, build_config, load_config, to_yaml
+from forage.errors import UserError
+
+FORAGE = Path(__file__).parent.parent / "forage"
+
+
+def tree(**sections: Any) -> dict[str, Any]:
+    """The smallest tree of settings, with these sections."""
+    return {"model": {"path": "somewhere"}, **sections}
+
+
+def message(settings: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as error:
+        build_config(settings)
+    return str(error.value)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: {path: somewhere}\ntrainer: {num_steps: 7}\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "unknown", "nearest"),
+    [
+        (tree(trainer={"learning_rat": 1.0}), "trainer.learning_rat", "trainer.learning_rate"),
+        (tree(serach={"topk": 3}), "serach", "search"),
+        (
+            tree(rollout={"engine": {"slots": 4}}),
+            "rollout.engine.slots",
+            "rollout.engine.num_slots",
+        ),
+        (tree(topk=3), "topk", "search.topk"),
+        (tree(environment={"topk": 3}), "environment.topk", "search.topk"),
+    ],
+)
+def test_an_unknown_key_is_refused_and_the_nearest_one_named(
+    settings: dict[str, Any], unknown: str, nearest: str
+) -> None:
+    assert f"unknown key {unknown}; did you mean {nearest}" in message(settings)
+
+
+def test_a_key_like_no_other_is_refused_without_a_guess() -> None:
+    said = message(tree(zzzzzzzz=1))
+    assert "unknown key zzzzzzzz" in said
+    assert "did you mean" not in said
+
+
+def test_each_wrong_key_is_named_at_once() -> None:
+    said = message(tree(trainer={"num_step": 1}, search={"tokp": 1}))
+    assert "trainer.num_steps" in said
+    assert "search.topk" in said
+
+
+def test_a_missing_key_is_named() -> None:
+    assert "model is missing" in message({})
+    assert "model.path is missing" in message({"model": {}})
+
+
+def test_a_wrong_value_is_shown_with_its_key() -> None:
+    said = message(tree(trainer={"group_size": 0}))
+    assert "trainer.group_size" in said
+    assert "got 0" in said
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"search": {"timeout_s": 10, "deadline_s": 5}}, "deadline_s (5.0) is shorter"),
+        ({"algorithm": {"loss": "reinforce", "clip_low": 0.2}}, "do nothing with loss: reinforce"),
+        ({"algorithm": {"loss": "reinforce", "clip_high": 0.2}}, "do nothing with loss: reinforce"),
+        (
+            {"algorithm": {"advantage": "rloo", "normalise_by_std": False}},
+            "read by advantage: grpo alone",
+        ),
+        (
+            {"environment": {"max_tokens": 900, "max_turn_tokens": 500}},
+            "does not hold one turn (500) and one observation (500)",
+        ),
+        ({"trainer": {"max_tokens_per_micro_batch": 4095}}, "a whole episode must fit"),
+        ({"rollout": {"engine": {"num_slots": 8, "tile_rows": 16}}}, "lower tile_rows"),
+        ({"reward": {"retrieval_score": 0.1}}, "set reward.structure_score above 0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    sections: dict[str, Any], expected: str
+) -> None:
+    assert expected in message(tree(**sections))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"search": {"timeout_s": 5, "deadline_s": 5}},
+        {"algorithm": {"loss": "clipped", "clip_low": 0.1}},
+        {"algorithm": {"advantage": "grpo", "normalise_by_std": False}},
+        {"environment": {"max_tokens": 1000}},
+        {"trainer": {"max_tokens_per_micro_batch": 4096}},
+        {"rollout": {"engine": {"num_slots": 16, "tile_rows": 16}}},
+        {"reward": {"retrieval_score": 0.1, "structure_score": 0.2}},
+    ],
+)
+def test_settings_at_the_edge_of_a_check_are_accepted(sections: dict[str, Any]) -> None:
+    config = build_config(tree(**sections))
+    ((section, values),) = sections.items()
+    read = getattr(config, section).model_dump()
+    assert all(
+        read[key] == value or (isinstance(value, dict) and value.items() <= read[key].items())
+        for key, value in values.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"rollout": {"temperature": 0}}, "rollout.temperature is 0"),
+        ({"rollout": {"top_p": 0.9}}, "rollout.top_p is 0.9"),
+        ({"data": {}}, "data.train is missing"),
+        ({"trainer": {"group_size": 1}}, "trainer.group_size is 1"),
+    ],
+)
+def test_what_only_an_evaluation_may_use_is_refused_for_training(
+    sections: dict[str, Any], expected: str
+) -> None:
+    config = build_config(tree(**{"data": {"train": "questions.jsonl"}, **sections}))
+    with pytest.raises(UserError, match=expected):
+        config.check_trainable()
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("trainer.learning_rate=1e-5", "trainer", "learning_rate", 1e-5),
+        ("trainer.learning_rate=0.001", "trainer", "learning_rate", 0.001),
+        ("trainer.num_steps=12", "trainer", "num_steps", 12),
+        ("environment.has_final_turn=false", "environment", "has_final_turn", False),
+        ("search.url=http://10.0.0.1:80", "search", "url", "http://10.0.0.1:80"),
+        ("evaluation.num_questions=null", "evaluation", "num_questions", None),
+        ("evaluation.arms=[normal, random]", "evaluation", "arms", ("normal", "random")),
+        ("data.test=a=b.jsonl", "data", "test", Path("a=b.jsonl")),
+    ],
+)
+def test_a_dotted_override_replaces_one_setting(
+    recipe: Path, override: str, section: str, key: str, value: object
+) -> None:
+    config = load_config(recipe, [override])
+    assert getattr(getattr(config, section), key) == value
+    assert config.model.path == "somewhere"
+
+
+def test_an_override_reaches_two_levels_down_and_the_last_one_wins(recipe: Path) -> None:
+    overrides = ["rollout.engine.tile_rows=8", "rollout.engine.tile_rows=4", "seed=3"]
+    config = load_config(recipe, overrides)
+    assert config.rollout.engine.tile_rows == 4
+    assert config.seed == 3
+    assert config.trainer.num_steps == 7
+
+
+@pytest.mark.parametrize("override", ["trainer.num_steps", "=3", "trainer.num_steps.deep=1"])
+def test_a_malformed_override_is_quoted(recipe: Path, override: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config(recipe, [override])
+    assert repr(override) in str(error.value)
+
+
+def test_a_misspelt_override_names_the_nearest_key(recipe: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown key trainer\.num_step; .* trainer\.num_steps"):
+        load_config(recipe, ["trainer.num_step=3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a: [1", "not valid YAML"), ("- a\n- b\n", "a mapping of settings is needed")],
+)
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        load_config(path)
+    assert expected in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"absent\.yaml: No such file or directory"):
+        load_config(tmp_path / "absent.yaml")
+
+
+@given(
+    seed=st.integers(0, 2**40),
+    learning_rate=st.floats(1e-12, 1, exclude_min=True),
+    note=st.text(st.characters(exclude_categories=["Cs", "Cc"])),
+    loss=st.sampled_from(["clipped", "reinforce"]),
+    advantage=st.sampled_from(["grpo", "reinforce", "rloo"]),
+    arms=st.lists(st.sampled_from(["normal", "closed_book", "gold", "random", "empty"])),
+    train=st.none() | st.just("questions.jsonl"),
+)
+def test_a_config_written_as_yaml_is_read_back_equal(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    learning_rate: float,
+    note: str,
+    loss: str,
+    advantage: str,
+    arms: list[str],
+    train: str | None,
+) -> None:
+    settings = tree(
+        seed=seed,
+        note=note,
+        data={"train": train},
+        trainer={"learning_rate": learning_rate},
+        algorithm={"loss": loss, "advantage": advantage},
+        evaluation={"arms": arms},
+    )
+    config = build_config(settings)
+    path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+def test_a_config_cannot_be_changed_after_it_was_checked() -> None:
+    config = build_config(tree())
+    with pytest.raises(ValueError, match="frozen"):
+        config.trainer.num_steps = 3
+
+
+def leaf_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from leaf_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def attributes_read(paths: list[Path]) -> set[str]:
+    return {
+        node.attr
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def test_every_key_of_the_config_is_read_by_some_room() -> None:
+    """A setting that does nothing is an error: ours too."""
+    rooms = [path for path in FORAGE.rglob("*.py") if path != FORAGE / "config.py"]
+    read = attributes_read(rooms)
+    assert [key for key in leaf_keys(RunConfig) if key.rpartition(".")[2] not in read] == []
+
+
+def test_the_recipes_that_are_shipped_load() -> None:
+    recipes = sorted((FORAGE.parent / "configs").glob("*.yaml"))
+    assert recipes, "configs/ holds no recipe"
+    for recipe in recipes:
+        assert isinstance(load_config(recipe), RunConfig)

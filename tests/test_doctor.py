@@ -1,0 +1,127 @@
+"""What the doctor finds, and what it tells the user to do about it."""
+
+import io
+import socket
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from rich.console import Console
+
+from forage import doctor
+from forage.doctor import Verdict
+
+
+def report(monkeypatch: pytest.MonkeyPatch) -> tuple[bool, str]:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    console = Console(file=io.StringIO(), width=140)
+    can_run = doctor.run_doctor(console)
+    assert isinstance(console.file, io.StringIO)
+    return can_run, console.file.getvalue()
+
+
+def test_a_machine_that_runs_these_tests_can_run_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    can_run, text = report(monkeypatch)
+    assert can_run
+    assert "The demo can run here" in text
+    for subject in ("Python", "torch", "threads", "OMP_WAIT_POLICY", "cores", "memory", "disk"):
+        assert subject in text
+
+
+def test_a_missing_runtime_package_fails_the_report_and_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _lose(monkeypatch, "bm25s")
+    can_run, text = report(monkeypatch)
+    assert not can_run
+    assert "cannot run here yet" in text
+    assert any("bm25s" in line and "pip install -e ." in line for line in text.splitlines())
+
+
+def test_a_missing_optional_package_is_a_warning_that_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _lose(monkeypatch, "ruff")
+    can_run, text = report(monkeypatch)
+    assert can_run
+    assert any("ruff" in line and "pip install -e '.[dev]'" in line for line in text.splitlines())
+
+
+def test_a_package_that_is_too_old_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_installed_version", lambda name: "0.0.1")
+    numpy = next(f for f in doctor.check_packages() if f.subject == "numpy")
+    assert numpy.verdict is Verdict.FAILURE
+    assert numpy.found.startswith("0.0.1, but >=")
+
+
+def _lose(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    present = doctor._installed_version
+    monkeypatch.setattr(
+        doctor, "_installed_version", lambda name: None if name == missing else present(name)
+    )
+
+
+def test_forage_itself_not_installed_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> NoReturn:
+        raise doctor.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "requires", absent)
+    (finding,) = doctor.check_packages()
+    assert (finding.subject, finding.verdict) == ("forage", Verdict.FAILURE)
+
+
+def test_an_old_python_is_a_failure() -> None:
+    assert doctor.check_python((3, 10, 9)).verdict is Verdict.FAILURE
+    assert doctor.check_python((3, 11, 0)).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("environment", "verdict"),
+    [
+        ({"OMP_WAIT_POLICY": "passive"}, Verdict.OK),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, Verdict.WARNING),
+        ({}, Verdict.WARNING),
+    ],
+)
+def test_threads_that_spin_while_they_wait_are_a_warning(
+    environment: dict[str, str], verdict: Verdict
+) -> None:
+    assert doctor.check_waiting(environment).verdict is verdict
+
+
+def test_little_memory_is_a_warning() -> None:
+    assert doctor.check_memory(doctor.DEMO_MEMORY_GB - 0.1).verdict is Verdict.WARNING
+    assert doctor.check_memory(doctor.DEMO_MEMORY_GB).verdict is Verdict.OK
+
+
+def test_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert doctor.check_disk(tmp_path).verdict is Verdict.OK
+    monkeypatch.setattr(doctor, "DEMO_DISK_GB", 1e9)
+    assert doctor.check_disk(tmp_path).verdict is Verdict.FAILURE
+
+
+def test_a_taken_port_is_a_warning_that_offers_another() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        finding = doctor.check_port(port)
+        assert finding.verdict is Verdict.WARNING
+        assert f"--port {port + 1}" in finding.remedy
+    assert doctor.check_port(port).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("yaml", "pip install -e ."),
+        ("prometheus_client", "pip install -e ."),
+        ("pytest", "pip install -e '.[dev]'"),
+        ("no_such_package", None),
+        ("forage", None),
+    ],
+)
+def test_a_module_is_traced_to_the_command_that_installs_it(
+    module: str, command: str | None
+) -> None:
+    assert doctor.how_to_install(module) == command

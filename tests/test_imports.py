@@ -1,0 +1,170 @@
+"""The import direction of the design, read from the syntax tree of every file under forage/."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FORAGE = ROOT / "forage"
+
+# From the top down. A room imports from the lines below its own, never from its own line or above.
+LEVELS = (
+    ("__main__",),
+    ("cli",),
+    ("commands",),
+    ("demo", "play", "doctor"),
+    ("train", "sft", "new", "viewer"),
+    ("evaluation",),
+    ("rollout", "training"),
+    ("environment", "retrieval", "algorithms", "rewards", "data"),
+    ("config", "records", "attention"),
+    ("types", "errors", "hardware", "progress"),
+)
+RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
+
+# (importing room, imported module): the retrieval service reads the corpus store.
+EXCEPTIONS = {("retrieval", "forage.data.corpus")}
+
+# Packages that only one file wraps, so that the rest runs, and is read, without them.
+HEAVY = {"faiss", "qdrant_client", "ray", "sentence_transformers", "sglang", "vllm", "wandb"}
+
+
+def imported_modules(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
+    """(line, absolute module) of each import, inside functions and TYPE_CHECKING blocks too.
+
+    ``from forage.data import corpus`` counts as ``forage.data.corpus``: a name that is no module
+    costs nothing, since only the room and the exceptions are looked at.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")[: -node.level]
+                base = ".".join([*parents, base] if base else parents)
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield node.lineno, argument.value
+
+
+def room_of(module: str) -> str:
+    """``forage.data.corpus`` is in room ``data``; the package itself is room ``""``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def module_name(path: Path, package: Path) -> str:
+    """``.../forage/data/corpus.py`` is ``forage.data.corpus``; ``__init__`` keeps its own name."""
+    return ".".join((package.name, *path.relative_to(package).with_suffix("").parts))
+
+
+def find_violations(package: Path) -> list[str]:
+    """One sentence for each arrow that points up or sideways, and for each room without a level."""
+    violations: list[str] = []
+    for path in sorted(package.rglob("*.py")):
+        module = module_name(path, package)
+        room = room_of(module)
+        if room == "__init__":  # the package's own: the version, and nothing that imports a room
+            room, rank = "forage", len(LEVELS)
+        elif room in RANK:
+            rank = RANK[room]
+        else:
+            violations.append(f"{module}: the room {room} has no line in LEVELS")
+            continue
+        for line, target in imported_modules(ast.parse(path.read_text(encoding="utf-8")), module):
+            other = room_of(target)
+            if target.split(".")[0] != package.name or other == room or other not in RANK:
+                continue
+            is_exception = any(
+                room == importer and (target == allowed or target.startswith(allowed + "."))
+                for importer, allowed in EXCEPTIONS
+            )
+            if RANK[other] <= rank and not is_exception:
+                violations.append(f"{module}:{line}: {room} may not import {target}")
+    return violations
+
+
+def trees() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(FORAGE.rglob("*.py")):
+        yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_every_arrow_points_down() -> None:
+    assert find_violations(FORAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "is_violation"),
+    [
+        ("rollout/a.py", "import forage.training.model", True),
+        ("training/a.py", "from forage.rollout import engine", True),
+        ("training/a.py", "def f():\n    from forage.rollout.engine import Engine", True),
+        ("config.py", "if TYPE_CHECKING:\n    from forage.train import run_training", True),
+        ("data/a.py", "from ..retrieval.client import Client", True),
+        ("data/a.py", "from forage import cli", True),
+        ("data/a.py", "import_module('forage.rewards.answers')", True),
+        ("retrieval/a.py", "from forage.data.questions import read_questions", True),
+        ("retrieval/a.py", "from forage.data.corpus import read_corpus", False),
+        ("retrieval/a.py", "from forage.data import corpus", False),
+        ("train.py", "from forage.rollout.scheduler import Scheduler", False),
+        ("data/a.py", "from forage.data.corpus import read_corpus", False),
+        ("data/a.py", "import torch", False),
+        ("__init__.py", "from forage.types import Question", True),
+        ("attic/a.py", "", True),
+    ],
+)
+def test_the_checker_finds_an_arrow_that_points_up_in_a_toy_tree(
+    tmp_path: Path, path: str, source: str, is_violation: bool
+) -> None:
+    file = tmp_path / "forage" / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source, encoding="utf-8")
+    assert bool(find_violations(tmp_path / "forage")) == is_violation
+
+
+def test_each_heavy_package_is_imported_by_one_file_at_most() -> None:
+    importers: dict[str, set[Path]] = {}
+    for path, tree in trees():
+        for _, target in imported_modules(tree, "forage"):
+            if (package := target.split(".")[0]) in HEAVY:
+                importers.setdefault(package, set()).add(path)
+    assert {package: paths for package, paths in importers.items() if len(paths) > 1} == {}
+
+
+def test_nothing_in_forage_prints() -> None:
+    calls = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+    assert calls == [], "use logging, or a rich console where the output is the result"
+
+
+def test_every_package_that_forage_imports_is_declared() -> None:
+    """Without this, a package that another one happens to bring works until that one drops it."""
+    lines = [line for line in metadata.requires("forage") or [] if 'extra == "dev"' not in line]
+    declared = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in lines}
+    provided_by = metadata.packages_distributions()
+    undeclared: set[str] = set()
+    for path, tree in trees():
+        for line, target in imported_modules(tree, "forage"):
+            package = target.split(".")[0]
+            if package == "forage" or package in sys.stdlib_module_names:
+                continue
+            names = {n.lower().replace("_", "-") for n in provided_by.get(package, [package])}
+            if not names & declared:
+                undeclared.add(f"{path}:{line}: {package}")
+    assert undeclared == set()

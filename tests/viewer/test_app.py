@@ -1,0 +1,216 @@
+"""The viewer over a real socket: lists, filters, one episode, and what it refuses."""
+
+import html
+import re
+import shutil
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from forage.errors import UserError
+from forage.records import EPISODES_FILE, read_episodes
+from forage.viewer.app import create_app, load_decoder, view
+from tests.viewer.browser import needs_chromium, visit
+from tests.viewer.fake_run import make_tokenizer, write_run
+
+HOSTILE = "<script>document.title = 'owned'</script>"
+
+
+@contextmanager
+def served(run_dir: Path) -> Iterator[str]:
+    """The address of a viewer of ``run_dir`` that runs as long as the block."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(run_dir), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def fetch(url: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+    write_run(path, extra=HOSTILE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def address(run_dir: Path) -> Iterator[str]:
+    with served(run_dir) as url:
+        yield url
+
+
+def links(page: str) -> list[str]:
+    return [html.unescape(link) for link in re.findall(r'href="(/episode\?[^"]*)"', page)]
+
+
+def test_the_first_page_has_the_curves_the_files_and_the_settings(address: str) -> None:
+    status, page = fetch(address)
+    assert status == 200
+    points = re.findall(r'<polyline class="line \w+ \w+" points="([^"]*)"', page)
+    assert {len(p.split()) for p in points} == {6}
+    assert "name: first light" in page
+    assert re.findall(r'href="/episodes\?file=([^"]*)"', page) == [
+        "episodes.jsonl",
+        "evaluation/after.jsonl",
+    ]
+
+
+@pytest.mark.parametrize("query", ["", "step=2", "em=0", "em=1", "hops=3", "em=1&hops=1&step=4"])
+def test_a_filter_shows_exactly_the_episodes_it_names(
+    address: str, run_dir: Path, query: str
+) -> None:
+    wanted = dict(part.split("=") for part in query.split("&") if part)
+    expected = 0
+    for record in read_episodes(run_dir / EPISODES_FILE):
+        episode = record.episode
+        assert episode.reward is not None
+        facts = {
+            "step": str(record.step),
+            "em": f"{episode.reward.parts['em']:g}",
+            "hops": str(episode.question.num_hops),
+        }
+        expected += all(facts[name] == value for name, value in wanted.items())
+    status, page = fetch(f"{address}/episodes?{query}&status=&arm=")
+    assert status == 200
+    assert len(links(page)) == expected
+    assert f"{expected} of 36 episodes" in page
+
+
+def test_one_episode_is_shown_token_by_token_beside_its_group(address: str, run_dir: Path) -> None:
+    record = list(read_episodes(run_dir / EPISODES_FILE))[7]
+    _, listing = fetch(f"{address}/episodes")
+    status, page = fetch(address + links(listing)[7])
+    assert status == 200
+    assert len(re.findall(r"<i data-t=", page)) == record.episode.num_tokens
+    assert html.escape(record.episode.question.text) in page
+    assert len(links(page)) == 2, "the two members of the group"
+    assert "<script>document" not in page
+
+
+def test_an_evaluation_is_listed_by_arm(address: str) -> None:
+    _, page = fetch(f"{address}/episodes?file=evaluation/after.jsonl&arm=closed_book")
+    assert "1 of 2 episodes" in page
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "file=episodes.jsonl&offset=1",
+        "file=../secret.jsonl&offset=0",
+        "file=/etc/passwd&offset=0",
+        "file=metrics.jsonl&offset=0",
+    ],
+)
+def test_only_lines_of_the_runs_own_episode_files_are_shown(
+    address: str, run_dir: Path, query: str
+) -> None:
+    shutil.copy(run_dir / EPISODES_FILE, run_dir.parent / "secret.jsonl")
+    status, page = fetch(f"{address}/episode?{query}")
+    assert status == 404
+    assert "No such episode" in page
+
+
+def test_a_page_elsewhere_cannot_read_the_records_through_a_name_of_its_own(address: str) -> None:
+    assert fetch(address, Host="rebound.example")[0] == 400
+
+
+def test_a_run_that_grows_or_is_cut_back_is_followed(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    path = tmp_path / EPISODES_FILE
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4]) + lines[4][:50])
+    with served(tmp_path) as address:
+        assert "4 of 4 episodes" in fetch(f"{address}/episodes")[1]
+        path.write_bytes(whole)
+        assert "36 of 36 episodes" in fetch(f"{address}/episodes")[1]
+        path.write_bytes(b"".join(lines[:3]))
+        assert "3 of 3 episodes" in fetch(f"{address}/episodes")[1]
+        path.write_bytes(lines[0] + b"{broken\n" + lines[2])
+        assert "2 of 2 episodes" in fetch(f"{address}/episodes")[1]
+
+
+def test_without_a_tokenizer_turns_are_shown_as_text(tmp_path: Path) -> None:
+    write_run(tmp_path, extra=HOSTILE)
+    shutil.rmtree(tmp_path / "model")
+    with served(tmp_path) as address:
+        _, page = fetch(address + links(fetch(f"{address}/episodes")[1])[-1])
+    assert "turns are shown as text" in page
+    assert "&lt;answer&gt;" in page
+    assert "<i data-t" not in page
+    assert "<script>document" not in page
+
+
+def test_the_tokenizer_is_found_in_the_newest_checkpoint_or_where_the_config_says(
+    tmp_path: Path,
+) -> None:
+    tokenizer = make_tokenizer()
+    (token_id,) = tokenizer.encode("a").ids
+    assert load_decoder(tmp_path) is None
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    tokenizer.save(str(elsewhere / "tokenizer.json"))
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step_7" / "model").mkdir(parents=True)
+    (run / "config.yaml").write_text(f"model:\n  path: {elsewhere}\n")
+    decode = load_decoder(run)
+    assert decode is not None
+    assert decode(token_id) == "a"
+    shutil.move(
+        elsewhere / "tokenizer.json", run / "checkpoints" / "step_7" / "model" / "tokenizer.json"
+    )
+    decode = load_decoder(run)
+    assert decode is not None
+    (special_id,) = tokenizer.encode("<|endoftext|>").ids
+    assert decode(special_id) == "<|endoftext|>"
+
+
+def test_a_directory_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name the output_dir of a run"):
+        create_app(tmp_path)
+
+
+def test_a_taken_port_is_refused_with_another_way(run_dir: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UserError, match="choose another --port"),
+    ):
+        view(run_dir, port=taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org"])
+def test_a_host_that_others_can_reach_is_refused(run_dir: Path, host: str) -> None:
+    with pytest.raises(UserError, match="can be reached from other machines"):
+        view(run_dir, host=host, port=0)
+
+
+@needs_chromium
+def test_a_browser_shows_an_episode_and_its_console_stays_silent(
+    address: str, tmp_path: Path
+) -> None:
+    _, listing = fetch(f"{address}/episodes?em=1")
+    seen = visit(address + links(listing)[-1], tmp_path / "profile")
+    assert seen.console == ()
+    assert 'class="tip"' in seen.dom
+    assert "owned" not in seen.dom.partition("</title>")[0]

@@ -1,0 +1,35 @@
+"""What a text hides is made visible, and the one script that may run is the project's own."""
+
+import base64
+import hashlib
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.viewer.pages import content_security_policy, render_page, visible
+
+
+def test_texts_that_would_read_otherwise_than_they_are_stored_are_made_visible() -> None:
+    assert visible("a\x00b\x1bc\td\n") == "a\u2400b\u241bc\td\n"
+    assert visible("evil\u202egnp.exe \ud800") == "evil\ufffdgnp.exe \ufffd"
+    assert visible("né 漢字 \U0001f469\u200d\U0001f33e") == "né 漢字 \U0001f469\u200d\U0001f33e"
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_a_visible_text_has_the_same_length_and_can_be_encoded(text: str) -> None:
+    assert len(visible(text)) == len(text)
+    visible(text).encode("utf-8")
+
+
+def test_every_text_that_a_template_writes_is_made_visible_and_escaped() -> None:
+    page = render_page("missing.html", file="<b>\u202e\x00\ud800", offset=7)
+    assert "&lt;b&gt;\ufffd\u2400\ufffd has no episode at byte 7" in page
+
+
+def test_the_policy_names_the_hash_of_the_script_on_the_page() -> None:
+    """The browser hashes what stands between the tags, to the byte."""
+    page = render_page("missing.html", file="", offset=0)
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in content_security_policy()

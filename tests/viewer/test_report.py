@@ -1,0 +1,241 @@
+"""The report: whole in one file, true to its input, and deaf to what passages hold."""
+
+import html
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forage.types import Reward
+from forage.viewer.report import (
+    ReportInput,
+    ShownEpisode,
+    choose_episodes,
+    duration_text,
+    render_report,
+    write_report,
+)
+from tests.viewer.browser import needs_chromium, screenshot, visit
+from tests.viewer.fake_run import Player, make_question, make_report_input, make_tokenizer
+
+HOSTILE = (
+    "</i></div><script>document.title = 'owned'</script>"
+    "<img src=x onerror=\"document.title = 'owned'\"><style>body{display:none}</style>"
+    "\" onmouseover=\"document.title='owned' {{ 7 * 7 }} <|endoftext|> \x00"
+)
+
+
+@pytest.fixture(scope="module")
+def run() -> ReportInput:
+    return make_report_input()
+
+
+def test_nothing_is_loaded_from_outside_the_file(run: ReportInput) -> None:
+    page = render_report(run)
+    assert re.findall(r"<(?:script|img|iframe|object|embed)\b[^>]*>", page) == ["<script>"]
+    assert re.findall(r"<link\b[^>]*>", page) == ['<link rel="icon" href="data:,">']
+    assert re.findall(r"https?://|@import|url\(", page) == []
+    assert "default-src &#39;none&#39;" in page
+
+
+def test_what_a_passage_holds_is_text_and_nothing_else() -> None:
+    page = render_report(make_report_input(num_questions=9, extra=HOSTILE, note=HOSTILE))
+    assert page.count("<script") == 1
+    assert page.count("<style") == 1
+    assert "<img" not in page
+    assert "onerror=&#34;" in page, "the note tells what it holds, harmlessly"
+    assert ' onmouseover="' not in page
+    assert "{{ 7 * 7 }}" in page
+    assert "\x00" not in page
+
+
+def test_the_headline_is_the_evaluations(run: ReportInput) -> None:
+    page = render_report(run)
+    assert run.before is not None
+    assert run.after is not None
+    before, after = (s.arms["normal"].overall.em for s in (run.before, run.after))
+    assert f"{before.mean:.2f} → {after.mean:.2f}" in page
+    for arm in run.after.arms.values():
+        for part in (arm.overall, *arm.by_hops.values()):
+            assert f"{part.em.low:.2f}–{part.em.high:.2f}" in page
+
+
+@pytest.mark.parametrize("num_steps", [1, 7, 60])
+def test_every_curve_has_as_many_points_as_there_are_steps(num_steps: int) -> None:
+    page = render_report(make_report_input(num_steps=num_steps, num_questions=6))
+    lines = re.findall(r'<polyline class="line (\w+) (\w+)" points="([^"]*)"', page)
+    warm_start, curves = lines[:2], lines[2:]
+    assert {len(points.split()) for _, _, points in warm_start} == {400}
+    assert len(curves) >= 14
+    assert {len(points.split()) for _, _, points in curves} == {num_steps}
+    areas = re.findall(r'<polygon class="area \w+" points="([^"]*)"', page)
+    assert {len(points.split()) for points in areas} == {2 * num_steps}
+
+
+def test_a_row_without_a_metric_leaves_a_gap_and_the_page_stands(run: ReportInput) -> None:
+    rows = [dict(row) for row in run.metrics]
+    del rows[5]["em/hops_2"]
+    rows[6]["reward/mean"] = float("nan")
+    page = render_report(replace(run, metrics=rows))
+    assert "nan" not in re.sub(r"[a-zA-Z]nan|nan[a-zA-Z]", "", page)
+
+
+def test_what_a_run_does_not_have_is_left_out() -> None:
+    page = render_report(ReportInput("bare", "", "name: bare\n", [], "1 core", 3.0))
+    assert "bare" in page
+    for absent in ("<svg", "<table", 'id="learning"', 'id="health"', 'id="episodes"'):
+        assert absent not in page
+
+
+def test_an_evaluation_alone_has_no_before(run: ReportInput) -> None:
+    page = render_report(replace(run, before=None, em_gain=None))
+    assert run.after is not None
+    em = run.after.arms["normal"].overall.em
+    assert f"95 % interval {em.low:.2f} to {em.high:.2f}" in page
+
+
+def test_shown_episodes_hold_every_token_of_theirs(run: ReportInput) -> None:
+    page = render_report(run)
+    num_tokens = sum(shown.episode.num_tokens for shown in run.episodes)
+    assert len(re.findall(r"<i data-t=", page)) == num_tokens
+    sampled = sum(shown.episode.num_sampled_tokens for shown in run.episodes)
+    assert len(re.findall(r'<i data-t="\d+ \S+ \d+"', page)) == sampled
+
+
+def test_chosen_episodes_pair_before_with_after_and_keep_a_failure() -> None:
+    tokenizer = make_tokenizer()
+    questions = [make_question(n) for n in range(30)]
+    before = [Player(tokenizer, 0.2, 0).play(q, 0, "normal") for q in questions]
+    after = [Player(tokenizer, 1.0, 9).play(q, 0, "gold") for q in questions]
+    after = [replace(e, reward=Reward(1.0, {"em": 1.0})) for e in after]
+    after[29] = replace(after[29], reward=Reward(0.0, {"em": 0.0}))
+    shown = choose_episodes(before, after, 5)
+    labels = [episode.label for episode in shown]
+    assert labels == ["Before", "After"] * 5
+    pairs = list(zip(shown[::2], shown[1::2], strict=True))
+    assert all(b.episode.question == a.episode.question for b, a in pairs)
+    assert {a.episode.question.num_hops for _, a in pairs} == {1, 2, 3}
+    assert any(not a.episode.reward.value for _, a in pairs if a.episode.reward)
+    assert choose_episodes([], [], 5) == ()
+
+
+def test_an_older_report_stays_whole_until_the_new_one_is(tmp_path: Path, run: ReportInput) -> None:
+    path = tmp_path / "deep" / "report.html"
+    write_report(path, run)
+
+    def explode(token_id: int) -> str:
+        raise OSError("no tokens today")
+
+    old = path.read_bytes()
+    with pytest.raises(OSError, match="no tokens today"):
+        write_report(path, replace(run, decode=explode))
+    assert path.read_bytes() == old
+    assert [file.name for file in path.parent.iterdir()] == ["report.html"]
+
+
+def test_lengths_of_time_read_as_one_says_them() -> None:
+    texts = [duration_text(seconds) for seconds in (0.4, 59.6, 754, 3599.7, 7170, 7190)]
+    assert texts == ["0 s", "1 min 0 s", "12 min 34 s", "1 h 0 min", "1 h 59 min", "1 h 59 min"]
+
+
+@needs_chromium
+def test_a_browser_shows_the_report_and_its_console_stays_silent(
+    tmp_path: Path, run: ReportInput
+) -> None:
+    path = tmp_path / "report.html"
+    write_report(path, run)
+    seen = visit(path.as_uri(), tmp_path / "profile")
+    assert seen.console == ()
+    assert '<div class="tip" role="status" hidden=""></div>' in seen.dom, "the script ran"
+    assert seen.dom.count("<figure") == 16
+    assert "<title>First light · Forage report</title>" in seen.dom
+
+
+@needs_chromium
+def test_a_hostile_passage_does_not_run_in_a_browser(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(path, make_report_input(num_questions=9, extra=HOSTILE, note=HOSTILE))
+    seen = visit(path.as_uri(), tmp_path / "profile")
+    assert seen.console == ()
+    assert "<title>First light · Forage report</title>" in seen.dom
+    assert seen.dom.count("<script") == 1
+
+
+@needs_chromium
+def test_even_markup_that_slipped_through_would_not_run(tmp_path: Path, run: ReportInput) -> None:
+    """The content security policy holds on its own: here the escaping is bypassed on purpose."""
+    page = render_report(run).replace("</main>", HOSTILE.replace("\x00", "") + "</main>")
+    path = tmp_path / "report.html"
+    path.write_text(page, encoding="utf-8")
+    seen = visit(path.as_uri(), tmp_path / "profile")
+    assert "<title>First light · Forage report</title>" in seen.dom
+    assert any("Content Security Policy" in line for line in seen.console)
+
+
+_POINT_AT = """
+<script>
+function tipAt(selector) {
+  const target = document.querySelector(selector), box = target.getBoundingClientRect();
+  target.dispatchEvent(new PointerEvent("pointermove", {
+    bubbles: true, clientX: box.right - 1, clientY: box.top + 2 }));
+  const tip = document.querySelector(".tip");
+  return tip.hidden ? "hidden" : [...tip.children].map((row) => row.textContent).join(" | ");
+}
+document.body.dataset.token = tipAt("details[open] .sampled [data-t]");
+document.body.dataset.chart = tipAt("svg[data-hover]");
+document.body.dataset.nothing = tipAt("h1");
+</script>
+"""
+
+
+@needs_chromium
+def test_pointing_at_a_token_or_a_curve_tells_its_figures(tmp_path: Path) -> None:
+    run = make_report_input(num_questions=6)
+    episode = run.episodes[-1].episode
+    run = replace(run, episodes=[ShownEpisode("After", episode)])
+    page = re.sub(r"<meta http-equiv[^>]*>", "", render_report(run), count=1)
+    path = tmp_path / "report.html"
+    path.write_text(page.replace("</body>", _POINT_AT + "</body>"), encoding="utf-8")
+    seen = visit(path.as_uri(), tmp_path / "profile")
+    body = re.search(r"<body ([^>]*)>", seen.dom)
+    assert body is not None, seen.console
+    told = {k: html.unescape(v) for k, v in re.findall(r'data-(\w+)="([^"]*)"', body[1])}
+    segment = next(s for s in episode.segments if s.versions_T)
+    assert told["token"].startswith(f"token {segment.token_ids_T[0]} | log-probability -")
+    assert told["token"].endswith(f"| policy version {segment.versions_T[0]}")
+    assert told["chart"].startswith("supervised step 399 | loss: ")
+    assert told["nothing"] == "hidden"
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_never_scrolls_sideways(tmp_path: Path, run: ReportInput, width: int) -> None:
+    """Measured in a frame of that width, because a window of 400 pixels is not always granted."""
+    page = re.sub(r"<meta http-equiv[^>]*>", "", render_report(run), count=1)
+    (tmp_path / "report.html").write_text(
+        page.replace(
+            "</body>",
+            "<script>parent.postMessage(document.documentElement.scrollWidth, '*')</script></body>",
+        ),
+        encoding="utf-8",
+    )
+    outer = tmp_path / "outer.html"
+    outer.write_text(
+        "<script>onmessage = (e) => { document.title = 'width ' + e.data; }</script>"
+        f'<iframe src="report.html" style="border:0" width="{width}" height="900"></iframe>'
+    )
+    seen = visit(outer.as_uri(), tmp_path / "profile")
+    assert f"<title>width {width}</title>" in seen.dom
+
+
+@needs_chromium
+def test_a_screenshot_of_the_report_is_not_a_blank_page(tmp_path: Path, run: ReportInput) -> None:
+    write_report(tmp_path / "report.html", run)
+    shot = tmp_path / "shot.png"
+    screenshot((tmp_path / "report.html").as_uri(), tmp_path / "profile", shot, 1400, 2000)
+    (tmp_path / "blank.html").write_text("<!doctype html>")
+    blank = tmp_path / "blank.png"
+    screenshot((tmp_path / "blank.html").as_uri(), tmp_path / "other", blank, 1400, 2000)
+    assert shot.read_bytes().startswith(b"\x89PNG")
+    assert shot.stat().st_size > 5 * blank.stat().st_size

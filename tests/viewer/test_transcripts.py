@@ -1,0 +1,105 @@
+"""Every token is shown once, in its origin's block, under what its turn amounted to."""
+
+from dataclasses import replace
+
+from forage.types import (
+    ActionKind,
+    Episode,
+    FailureKind,
+    Origin,
+    Question,
+    Reward,
+    Segment,
+    Status,
+    Turn,
+)
+from forage.viewer.transcripts import view_episode, view_question
+
+EPISODE = Episode(
+    question=Question("q", "Where?", ("Oslo",), "world", ("p1",)),
+    member=0,
+    segments=(
+        Segment(Origin.PROMPT, (1, 2)),
+        Segment(Origin.SAMPLED, (3, 4), (-0.5, -0.7), (2, 3)),
+        Segment(Origin.OBSERVATION, (5,)),
+        Segment(Origin.SAMPLED, (6,), (-0.01,), (3,)),
+    ),
+    turns=(
+        Turn("s", ActionKind.SEARCH, "q", "o", ("p1", "p2"), generate_s=0.2, search_s=1.5),
+        Turn("a", ActionKind.ANSWER, "Oslo"),
+    ),
+    status=Status.ANSWERED,
+    reward=Reward(0.8, {"em": 1.0}),
+)
+
+
+def decode(token_id: int) -> str:
+    return f"<{token_id}>\n" if token_id == 5 else f"<{token_id}>"
+
+
+def test_blocks_follow_the_segments_and_keep_every_token() -> None:
+    blocks = view_episode("After", EPISODE, decode).blocks
+    assert [block.origin for block in blocks] == ["prompt", "sampled", "observation", "sampled"]
+    assert [[token.text for token in block.tokens] for block in blocks] == [
+        ["<1>", "<2>"],
+        ["<3>", "<4>"],
+        ["<5>\n"],
+        ["<6>"],
+    ]
+
+
+def test_only_sampled_tokens_tell_a_log_probability_and_a_version() -> None:
+    blocks = view_episode("After", EPISODE, decode).blocks
+    assert [token.info for token in blocks[0].tokens] == ["1", "2"]
+    assert [token.info for token in blocks[1].tokens] == ["3 -0.5 2", "4 -0.7 3"]
+
+
+def test_a_token_below_half_is_marked_and_so_is_a_new_line() -> None:
+    """Half is exp(-0.693): of -0.5 and -0.7, only the latter lies below."""
+    blocks = view_episode("After", EPISODE, decode).blocks
+    assert [token.style for token in blocks[1].tokens] == ["", "u"]
+    assert [token.style for token in blocks[2].tokens] == ["n"]
+
+
+def test_headings_tell_the_action_the_passages_and_the_time() -> None:
+    blocks = view_episode("After", EPISODE, decode).blocks
+    assert [(block.heading, block.detail) for block in blocks] == [
+        ("Prompt", "2 tokens"),
+        ("Turn 1: search", "200 ms · 2 tokens"),
+        ("Observation", "passages p1, p2 · 1.5 s · 1 token"),
+        ("Turn 2: answer", "1 token"),
+    ]
+
+
+def test_a_failed_search_is_named() -> None:
+    failed = replace(EPISODE.turns[0], search_failure=FailureKind.SERVER_ERROR, passage_ids_K=())
+    blocks = view_episode("x", replace(EPISODE, turns=(failed, EPISODE.turns[1])), decode).blocks
+    assert "search failed: server error" in blocks[2].detail
+
+
+def test_an_episode_that_the_engine_failed_shows_the_tokens_it_has() -> None:
+    cut = replace(EPISODE, turns=EPISODE.turns[:1], status=Status.ENGINE_FAILED, reward=None)
+    view = view_episode("x", cut, decode)
+    assert view.blocks[3].heading == "Turn 2, sampled"
+    assert (view.verdict, view.status, view.answer) == ("unscored", "engine failed", None)
+
+
+def test_without_a_decoder_the_turns_texts_stand_in() -> None:
+    blocks = view_episode("After", EPISODE, None).blocks
+    assert [(block.origin, block.text) for block in blocks] == [
+        ("sampled", "s"),
+        ("observation", "o"),
+        ("sampled", "a"),
+    ]
+
+
+def test_the_verdict_is_exact_match_not_reward() -> None:
+    shaped = replace(EPISODE, reward=Reward(0.3, {"em": 0.0}))
+    assert view_episode("x", shaped, decode).verdict == "wrong"
+    assert view_episode("x", EPISODE, decode).verdict == "right"
+
+
+def test_a_question_gathers_its_episodes_under_their_labels() -> None:
+    view = view_question([("Before", EPISODE), ("After", EPISODE)], decode)
+    assert [episode.label for episode in view.episodes] == ["Before", "After"]
+    assert (view.text, view.golden_answers, view.num_hops) == ("Where?", ("Oslo",), 1)
