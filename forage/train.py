@@ -104,6 +104,8 @@ class _Run:
             for signum in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(signum, self.stop.set)
                 stack.callback(loop.remove_signal_handler, signum)
+            if config.note:
+                LOG.info("%s", config.note)
             await self._or_stop(self.search.wait_until_ready())
             await self.engine.receive_weights(start)
             await self._loop(start)
@@ -208,6 +210,9 @@ class _Run:
         self.records.write_metrics(step, metrics | clock.metrics())
         if (step + 1) % config.trainer.checkpoint_every == 0:
             self._checkpoint(step + 1)
+        if num_excluded == len(episodes) and metrics["search/failures"]:
+            LOG.warning("every episode of step %d met a failed search; waiting for search", step)
+            await self._or_stop(self.search.wait_until_ready())
         bar.advance(f"reward {metrics['reward/mean']:.2f}  EM {metrics['em/mean']:.2f}")
 
     async def _evaluate(self) -> dict[str, float]:

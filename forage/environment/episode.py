@@ -125,7 +125,7 @@ class _Player:
             is_last = index == config.max_turns + config.has_final_turn - 1
             if is_last:
                 self._turns.append(turn)
-                break
+                return Status.OUT_OF_TURNS if self._tokens_left() else Status.OUT_OF_TOKENS
             turn, observation = await self._observe(turn)
             if len(observation.token_ids) >= self._tokens_left():
                 # What the policy could not answer after is not worth showing.
@@ -133,7 +133,10 @@ class _Player:
                 return Status.OUT_OF_TOKENS
             self._turns.append(turn)
             self._transcript.append_observation(observation.token_ids)
-        return Status.OUT_OF_TURNS
+            if turn.search_failure and self._seconds_left() <= 0:
+                # Not the engine's fault, which would be given no time at all.
+                return Status.SEARCH_FAILED
+        raise AssertionError("the last turn ends the episode")
 
     async def _sample_turn(self, max_tokens: int) -> Turn:
         setting = self._setting

@@ -61,7 +61,7 @@ class ServerProcess:
     ) -> None:
         """``port`` 0 picks a free one.
 
-        ``command`` replaces ``python -m forage.cli serve`` (its own arguments follow: the index,
+        ``command`` replaces ``python -m forage serve`` (its own arguments follow: the index,
         ``--host H --port P``); ``log_path`` keeps what the server says.
         """
         self._index_dir = index_dir

@@ -1,7 +1,7 @@
 """Demonstrations for a warm start: scripted turns, played through the real environment.
 
 They show the protocol and how to read, and many of them choose badly on purpose: no search, a
-search for something else, or an answer after too few hops. What to search and when to stop is
+search for something else, or an answer one hop too early. What to search and when to stop is
 left for reinforcement learning to find. Only questions that carry their hops can be shown.
 """
 
@@ -36,38 +36,33 @@ class Script:
 
 
 class ScriptWriter:
-    """Writes scripts; wrong guesses and searches are drawn from the other questions' hops."""
+    """Writes scripts; guesses and searches for something else are drawn from all hops."""
 
     def __init__(self, questions: Sequence[Question], poor_share: float) -> None:
-        hops = [hop for question in questions for hop in question.hops]
+        self._hops = [hop for question in questions for hop in question.hops]
         self._poor_share = poor_share
-        self._subjects = [hop.subject for hop in hops]
-        self._values: dict[str, list[str]] = {}
-        for hop in hops:
-            self._values.setdefault(hop.relation, []).append(hop.value)
 
     def write(self, question: Question, rng: random.Random) -> Script:
         """A script for ``question``; poor with probability ``poor_share``."""
+        hops = question.hops
+        assert hops, "only questions that carry their hops can be shown"
         choice = Choice.GOOD
         if rng.random() < self._poor_share:
             poor = [Choice.NO_SEARCH, Choice.OTHER_SEARCH]
-            if len(question.hops) > 1:
-                poor.append(Choice.STOP_EARLY)
+            # Stopping early is shown most: it reads well, and only the decision is wrong.
+            poor += [Choice.STOP_EARLY] * 4 if len(hops) > 1 else []
             choice = rng.choice(poor)
-        hops = question.hops
-        assert hops, "only questions that carry their hops can be shown"
-        last = hops[-1]
-        guess = rng.choice(self._values[last.relation])
+        other = rng.choice(self._hops)
         match choice:
             case Choice.GOOD:
-                turns = [*_searches(hops), _answer(last.relation, last.value)]
+                turns = [*_searches(hops), _answer(hops[-1].relation, hops[-1].value)]
             case Choice.NO_SEARCH:
-                turns = [_answer(last.relation, guess)]
+                turns = [_answer(hops[-1].relation, other.value)]
             case Choice.OTHER_SEARCH:
-                subject = rng.choice(self._subjects)
-                turns = [_search(_find(hops[0]), subject), _answer(last.relation, guess)]
+                turns = [_search(_find(other), other.subject), _answer(other.relation, other.value)]
             case Choice.STOP_EARLY:
-                turns = [*_searches(hops)[:-1], _answer(last.relation, guess)]
+                known = hops[-2]
+                turns = [*_searches(hops)[:-1], _answer(known.relation, known.value)]
         return Script(choice, tuple(turns))
 
 
@@ -105,14 +100,15 @@ def _find(hop: Hop) -> str:
 
 
 def _search(thought: str, query: str) -> str:
+    # A space before every name: most tokenizers then write it with the tokens it has in passages.
     return (
-        f"{actions.THINK_OPEN}{thought}{actions.THINK_CLOSE}"
-        f"{actions.SEARCH_OPEN}{query}{actions.SEARCH_CLOSE}"
+        f"{actions.THINK_OPEN} {thought}{actions.THINK_CLOSE}"
+        f"{actions.SEARCH_OPEN} {query}{actions.SEARCH_CLOSE}"
     )
 
 
 def _answer(relation: str, value: str) -> str:
     return (
-        f"{actions.THINK_OPEN}The {relation} is {value}.{actions.THINK_CLOSE}"
-        f"{actions.ANSWER_OPEN}{value}{actions.ANSWER_CLOSE}"
+        f"{actions.THINK_OPEN} The {relation} is {value}.{actions.THINK_CLOSE}"
+        f"{actions.ANSWER_OPEN} {value}{actions.ANSWER_CLOSE}"
     )

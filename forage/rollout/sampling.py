@@ -64,4 +64,6 @@ def _nucleus(logprobs_BV: Tensor, top_p_B: Tensor) -> Tensor:
     mass_before_BV = ordered_BV.exp().cumsum(dim=-1) - ordered_BV.exp()
     ordered_BV = ordered_BV.masked_fill(mass_before_BV >= top_p_B[:, None], float("-inf"))
     kept_BV = torch.empty_like(ordered_BV).scatter_(1, index_BV, ordered_BV)
-    return torch.log_softmax(kept_BV, dim=-1)
+    # A row that keeps everything keeps its bits, also beside rows that do not.
+    is_cut_B1 = top_p_B[:, None] < 1
+    return torch.where(is_cut_B1, torch.log_softmax(kept_BV, dim=-1), logprobs_BV)

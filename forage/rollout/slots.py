@@ -26,7 +26,11 @@ class CacheShape:
 
 
 class SlotCache:
-    """Keys and values [num_slots, H_kv, capacity, D] a layer, and one scratch position a slot."""
+    """Keys [num_slots, H_kv, D, capacity] and values [num_slots, H_kv, capacity, D], by layer.
+
+    Keys are kept transposed, as the product with the queries reads them. Each slot has a scratch
+    position besides.
+    """
 
     def __init__(
         self,
@@ -40,14 +44,18 @@ class SlotCache:
         # Rows of a tile that do not decode write to a position that nobody reads.
         self.scratch = self.capacity
         length = self.capacity + LENGTH_BUCKET
-        size = (num_slots, shape.num_kv_heads, length, shape.head_dim)
-        self.keys = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
-        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        heads, dim = shape.num_kv_heads, shape.head_dim
+
+        def zeros(*size: int) -> list[Tensor]:
+            return [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
+
+        self.keys = zeros(num_slots, heads, dim, length)
+        self.values = zeros(num_slots, heads, length, dim)
 
     def copy_out(self, slot: int, length: int) -> list[tuple[Tensor, Tensor]]:
         """A copy of the first ``length`` positions of a slot, a pair a layer."""
         return [
-            (keys[slot, :, :length].clone(), values[slot, :, :length].clone())
+            (keys[slot, ..., :length].clone(), values[slot, :, :length].clone())
             for keys, values in zip(self.keys, self.values, strict=True)
         ]
 
@@ -56,7 +64,7 @@ class SlotCache:
         for (keys, values), all_keys, all_values in zip(
             layers, self.keys, self.values, strict=True
         ):
-            all_keys[slot, :, : keys.shape[1]] = keys
+            all_keys[slot, ..., : keys.shape[2]] = keys
             all_values[slot, :, : values.shape[1]] = values
 
 
@@ -67,26 +75,25 @@ class PrefillAttend:
         self._cache = cache
         self._slot = slot
         self._span = slice(start, start + num_tokens)
-        device = cache.keys[0].device
-        query_positions_T1 = torch.arange(start, start + num_tokens, device=device)[:, None]
-        self._is_visible_TL = torch.arange(start + num_tokens, device=device) <= query_positions_T1
+        keys = cache.keys[0]
+        query_positions_T1 = torch.arange(start, start + num_tokens, device=keys.device)[:, None]
+        key_positions_L = torch.arange(start + num_tokens, device=keys.device)
+        self._bias_TL = _bias(key_positions_L > query_positions_T1, keys.dtype)
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
     ) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._slot, :, self._span] = key[0]
+        keys[self._slot, ..., self._span] = key[0].transpose(-1, -2)
         values[self._slot, :, self._span] = value[0]
         end = self._span.stop
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            query,
-            keys[self._slot : self._slot + 1, :, :end],
-            values[self._slot : self._slot + 1, :, :end],
-            attn_mask=self._is_visible_TL,
-            scale=scaling,
-            enable_gqa=True,
-        )
-        return attended.transpose(1, 2)
+        _, num_heads, num_tokens, head_dim = query.shape
+        keys_KDL = keys[self._slot, ..., :end]
+        # [H_kv, G, T, D]: the query heads that share a key head stand together.
+        grouped = query.reshape(keys_KDL.shape[0], -1, num_tokens, head_dim) * scaling
+        weights = (grouped @ keys_KDL[:, None] + self._bias_TL).softmax(dim=-1)
+        attended = weights @ values[self._slot, :, None, :end]
+        return attended.reshape(1, num_heads, num_tokens, head_dim).transpose(1, 2)
 
 
 class DecodeAttend:
@@ -106,21 +113,26 @@ class DecodeAttend:
         lengths_R = torch.where(is_active_R, positions_R + 1, torch.ones_like(positions_R))
         self._length = min(_round_up(int(lengths_R.max()), LENGTH_BUCKET), cache.capacity)
         hidden_RL = torch.arange(self._length, device=positions_R.device) >= lengths_R[:, None]
-        bias_RL = torch.zeros(hidden_RL.shape, dtype=cache.keys[0].dtype, device=hidden_RL.device)
-        self._bias_R11L = bias_RL.masked_fill_(hidden_RL, float("-inf"))[:, None, None, :]
+        self._bias_R11L = _bias(hidden_RL, cache.keys[0].dtype)[:, None, None, :]
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
     ) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._rows_R, :, self._positions_R] = key[:, :, 0]
+        keys[self._rows_R, :, :, self._positions_R] = key[:, :, 0]
         values[self._rows_R, :, self._positions_R] = value[:, :, 0]
-        keys_RKLD = keys[self._tile, :, : self._length]
+        keys_RKDL = keys[self._tile, ..., : self._length]
         values_RKLD = values[self._tile, :, : self._length]
         num_rows, num_heads, _, head_dim = query.shape
-        grouped = query.view(num_rows, keys_RKLD.shape[1], -1, head_dim) * scaling
-        weights = (grouped @ keys_RKLD.transpose(-1, -2) + self._bias_R11L).softmax(dim=-1)
+        grouped = query.view(num_rows, keys_RKDL.shape[1], -1, head_dim) * scaling
+        weights = (grouped @ keys_RKDL + self._bias_R11L).softmax(dim=-1)
         return (weights @ values_RKLD).view(num_rows, 1, num_heads, head_dim)
+
+
+def _bias(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key may be seen, minus infinity where not."""
+    bias = torch.zeros(is_hidden.shape, dtype=dtype, device=is_hidden.device)
+    return bias.masked_fill_(is_hidden, float("-inf"))
 
 
 def _round_up(number: int, multiple: int) -> int:

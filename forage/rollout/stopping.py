@@ -17,17 +17,16 @@ class StopTable:
 
     def __init__(self, token_bytes_V: Sequence[bytes]) -> None:
         self._bytes_V = tuple(token_bytes_V)
-        self._longest = max((len(b) for b in self._bytes_V), default=1)
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> StopTable:
         """Read the vocabulary of a byte-level or SentencePiece tokenizer once."""
-        size = len(tokenizer)
         added = {index: text for text, index in tokenizer.get_added_vocab().items()}
-        pieces = [tokenizer.convert_ids_to_tokens(i) for i in range(size)]
+        pieces = [str(tokenizer.convert_ids_to_tokens(i) or "") for i in range(len(tokenizer))]
+        is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
+        to_bytes = _byte_level_bytes if is_byte_level else _sentencepiece_bytes
         table = [
-            added[i].encode() if i in added else _piece_bytes(str(piece or ""))
-            for i, piece in enumerate(pieces)
+            added[i].encode() if i in added else to_bytes(piece) for i, piece in enumerate(pieces)
         ]
         return cls(table)
 
@@ -45,11 +44,19 @@ class StopTable:
             target = text.encode()
             if target[-1] not in last:
                 continue
-            # Every token but a few special ones has a byte, so this tail is long enough.
-            tail = self.text_bytes(token_ids[-len(target) - 1 :])
-            if target in tail[-(len(target) + len(last) - 1) :]:
+            num_bytes = len(target) + len(last) - 1
+            if target in self._tail(token_ids, num_bytes):
                 return True
         return False
+
+    def _tail(self, token_ids: Sequence[int], num_bytes: int) -> bytes:
+        """The last ``num_bytes`` bytes; ids that stand for nothing do not shorten it."""
+        tail = b""
+        for token_id in reversed(token_ids):
+            tail = self.text_bytes((token_id,)) + tail
+            if len(tail) >= num_bytes:
+                break
+        return tail[-num_bytes:]
 
 
 @lru_cache(maxsize=1)
@@ -61,10 +68,14 @@ def _byte_of_letter() -> dict[str, int]:
     return table | {chr(256 + index): byte for index, byte in enumerate(rest)}
 
 
-def _piece_bytes(piece: str) -> bytes:
+def _byte_level_bytes(piece: str) -> bytes:
     letters = _byte_of_letter()
-    if all(letter in letters for letter in piece):
-        return bytes(letters[letter] for letter in piece)
+    return b"".join(
+        bytes([letters[letter]]) if letter in letters else letter.encode() for letter in piece
+    )
+
+
+def _sentencepiece_bytes(piece: str) -> bytes:
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("▁", " ").encode()

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from forage import attention
 from forage.config import EngineConfig
+from forage.hardware import choose_num_threads
 from forage.rollout.engine import EngineCounters
 from forage.rollout.sampling import choose_tokens, noise_key, uniform_noise
 from forage.rollout.slots import CacheShape, DecodeAttend, PrefillAttend, SlotCache
@@ -57,6 +58,21 @@ class _Slot:
     turn: _Turn | None = None
 
 
+class WeightsLock:
+    """Keeps the engine from the weights while they change, and until the change has a version."""
+
+    def __init__(self) -> None:
+        self.reading = threading.Lock()
+        self.is_version_due = False
+
+    def __enter__(self) -> None:
+        self.reading.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.is_version_due = True
+        self.reading.release()
+
+
 class TorchEngine:
     """Samples turns with a transformers model in this process; see the module for how."""
 
@@ -68,10 +84,10 @@ class TorchEngine:
         max_tokens: int,
         num_threads: int | None = None,
     ) -> None:
-        """``max_tokens`` bounds an episode; ``num_threads`` None leaves torch's choice."""
+        """``max_tokens`` bounds an episode; ``num_threads`` None measures."""
         attention.install(model)
-        self.weights_lock = threading.Lock()
-        """Held while the engine reads the weights; hold it to change them."""
+        self.weights_lock = WeightsLock()
+        """Hold it to change the weights; then tell ``receive_weights`` what they are."""
         self._model = model
         self._stop_table = stop_table
         self._config = config
@@ -86,6 +102,7 @@ class TorchEngine:
         )
         self._slots = [_Slot(index) for index in range(self._num_slots)]
         self._slot_of: dict[str, _Slot] = {}
+        self._asking: set[str] = set()
         self._waiting: deque[_Turn] = deque()
         self._prompts: OrderedDict[tuple[int, ...], tuple[list[tuple[Tensor, Tensor]], Tensor]]
         self._prompts = OrderedDict()
@@ -108,16 +125,22 @@ class TorchEngine:
                 f"{len(token_ids)} tokens and a turn of {sampling.max_tokens} exceed the "
                 f"engine's {self._max_tokens}; raise environment.max_tokens"
             )
+        episode_key = sampling.episode_key
+        assert episode_key not in self._asking, f"two turns of the episode {episode_key} at once"
         self._raise_if_stopped()
         loop = asyncio.get_running_loop()
-        key = noise_key(sampling.seed, sampling.episode_key)
+        key = noise_key(sampling.seed, episode_key)
         turn = _Turn(tuple(token_ids), sampling, loop, loop.create_future(), key)
         self._commands.put(lambda: self._waiting.append(turn))
+        self._raise_if_stopped()  # once more: what is in line when the worker ends is ended there
+        self._asking.add(episode_key)
         try:
             return await turn.future
         except asyncio.CancelledError:
-            self.release(sampling.episode_key)
+            self.release(episode_key)
             raise
+        finally:
+            self._asking.discard(episode_key)
 
     def release(self, episode_key: str) -> None:
         """Free the episode's slot and drop whatever of it still waits."""
@@ -131,12 +154,14 @@ class TorchEngine:
 
         def apply() -> None:
             self._version = version
+            self.weights_lock.is_version_due = False
             self._prompts.clear()
             for slot in self._slots:
                 slot.num_cached = 0
             loop.call_soon_threadsafe(_resolve, done, None)
 
         self._commands.put(apply)
+        self._raise_if_stopped()
         await done
 
     async def close(self) -> None:
@@ -154,41 +179,57 @@ class TorchEngine:
     # Everything below runs in the worker thread.
 
     def _work(self) -> None:
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)
         try:
             with torch.inference_mode():
+                with self.weights_lock.reading:
+                    self._choose_threads()
                 while not self._is_closed:
                     self._take_commands()
-                    with self.weights_lock:
-                        self._admit()
-                        self._prefill()
-                        self._decode()
+                    with self.weights_lock.reading:
+                        if not self.weights_lock.is_version_due:
+                            self._admit()
+                            self._prefill()
+                            self._decode()
         except BaseException as error:  # a bug: every caller must see it, whatever it is
             self._crash = error
-            self._fail_all(error)
+        self._fail_all(self._crash or EngineError("the engine was closed while this turn waited"))
+
+    def _choose_threads(self) -> None:
+        """The given number of torch threads for this thread, or the fastest for a decode step."""
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+            return
+        rows = self._config.tile_rows
+        positions_R = torch.full((rows,), self._max_tokens // 2, device=self._device)
+        token_ids_R1 = torch.zeros(rows, 1, dtype=torch.long)
+
+        def decode_once() -> Tensor:
+            attend = DecodeAttend(self._cache, slice(0, rows), positions_R)
+            return self._forward(token_ids_R1, positions_R[:, None], attend)
+
+        choose_num_threads(decode_once)
 
     def _take_commands(self) -> None:
-        is_idle = not self._waiting and all(slot.turn is None for slot in self._slots)
-        if is_idle:
-            self._commands.get()()
         while not self._is_closed:
             try:
-                command = self._commands.get_nowait()
+                command = self._commands.get(block=self._must_wait())
             except queue.Empty:
-                # Turns that wait for a slot can only go on after a release.
-                is_stuck = bool(self._waiting) and not self._can_admit(self._waiting[0])
-                if is_stuck and all(slot.turn is None for slot in self._slots):
-                    self._commands.get()()
-                    continue
                 return
             command()
 
+    def _must_wait(self) -> bool:
+        """Whether only a command can change what there is to do: a turn, a release, a version."""
+        is_sampling = any(slot.turn is not None for slot in self._slots)
+        can_start = is_sampling or any(self._can_admit(turn) for turn in self._waiting)
+        return self.weights_lock.is_version_due or not can_start
+
     def _shut(self) -> None:
         self._is_closed = True
-        self._fail_all(EngineError("the engine was closed while this turn was sampled"))
 
     def _fail_all(self, error: BaseException) -> None:
+        """End every turn, those still in line as well."""
+        while not self._commands.empty():
+            self._commands.get()()
         turns = [*self._waiting, *(slot.turn for slot in self._slots if slot.turn)]
         self._waiting.clear()
         for turn in turns:

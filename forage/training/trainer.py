@@ -22,6 +22,7 @@ from forage.algorithms.losses import (
     token_mean,
 )
 from forage.config import AlgorithmConfig, TrainerConfig
+from forage.hardware import keep_freed_memory, use_all_cores
 from forage.training.logprobs import token_logprobs
 from forage.types import Batch, Rows
 
@@ -37,6 +38,7 @@ class Trainer:
         temperature: float,
     ) -> None:
         attention.install(model)
+        keep_freed_memory()
         self.model = model
         self.version = 0
         """Optimizer steps taken: the policy version of the weights as they are."""
@@ -53,6 +55,7 @@ class Trainer:
         Losses are divided by the batch's global counts, so micro-batches change nothing. Returns
         metrics by name; a batch without rows updates nothing.
         """
+        use_all_cores()
         learning_rate = self._learning_rate()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate

@@ -18,6 +18,7 @@ from forage import attention
 from forage.algorithms.packing import first_fit, lay_end_to_end
 from forage.config import WarmStartConfig
 from forage.environment.codec import Codec
+from forage.hardware import keep_freed_memory, use_all_cores
 from forage.training.logprobs import token_logprobs
 from forage.types import Episode, Origin
 
@@ -33,18 +34,29 @@ class WeightedTokens:
 
 
 def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTokens:
-    """The weights of an episode's tokens, by origin and by what the turn's argument covers."""
+    """The weights of an episode's tokens, by origin and by whether they name what was read.
+
+    ``argument_weight`` goes to places where a turn writes its action's argument, if that was to
+    be read in the prompt or in a passage: guesses cannot be learnt and would only add noise.
+    """
     weights: list[float] = []
     turns = iter(episode.turns)
+    seen = ""
     for segment in episode.segments:
+        size = len(segment.token_ids_T)
         match segment.origin:
             case Origin.PROMPT:
-                weights += [0.0] * len(segment.token_ids_T)
+                weights += [0.0] * size
+                seen += codec.decode(segment.token_ids_T)
             case Origin.OBSERVATION:
-                weights += [config.observation_weight] * len(segment.token_ids_T)
+                weights += [config.observation_weight] * size
+                seen += codec.decode(segment.token_ids_T)
             case Origin.SAMPLED:
-                is_argument_T = _covers(segment.token_ids_T, next(turns).argument, codec)
-                weights += [config.argument_weight if it_is else 1.0 for it_is in is_argument_T]
+                argument = next(turns).argument
+                is_copy_T = [False] * size
+                if argument and argument in seen:
+                    is_copy_T = _covers(segment.token_ids_T, argument, codec)
+                weights += [config.argument_weight if it_is else 1.0 for it_is in is_copy_T]
     return WeightedTokens(episode.token_ids_T, tuple(weights))
 
 
@@ -58,6 +70,8 @@ def warm_start(
     embeddings, biases and norms by AdamW; both rates warm up and then decay to zero.
     """
     attention.install(model)
+    keep_freed_memory()
+    use_all_cores()
     optimizers = _optimizers(model, config)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
@@ -121,7 +135,7 @@ def _covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[boo
     pieces = [codec.decode([i]) for i in token_ids_T]
     text = "".join(pieces)
     is_inside = [False] * len(text)
-    start = text.find(argument) if argument else -1
+    start = text.find(argument)
     while start >= 0:
         end = start + len(argument)
         is_inside[start:end] = [True] * len(argument)

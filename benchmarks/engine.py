@@ -1,0 +1,287 @@
+"""The in-process engine against transformers' ``generate``, and event-driven against lockstep.
+
+The same multi-turn work each time: same model, prompts, rules and search replies, each search
+answered after 50 to 200 ms (a function of the query). Ways of doing it:
+
+- generate: all unfinished episodes in one left-padded batch, ``model.generate`` once a turn, then
+  all searches at once. Nothing is kept between turns.
+- generate, one by one: ``model.generate`` for one episode at a time (fewer episodes, scaled).
+- lockstep: our engine, but a barrier after each turn and each round of searches.
+- event-driven: our engine and our scheduler.
+
+    python benchmarks/engine.py runs/demo          # a directory that `forage demo` left
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from forage.hardware import choose_matmul_kernel, quiet_openmp
+
+quiet_openmp()
+
+import torch  # noqa: E402  # after the OpenMP settings
+from transformers import PreTrainedModel, PreTrainedTokenizerFast  # noqa: E402
+
+from forage.config import RunConfig, load_config  # noqa: E402
+from forage.data.questions import read_questions  # noqa: E402
+from forage.environment import actions  # noqa: E402
+from forage.environment.codec import Codec  # noqa: E402
+from forage.environment.observation import build_observation, invalid_observation  # noqa: E402
+from forage.environment.prompt import PromptTemplate, encode_prompt  # noqa: E402
+from forage.retrieval.index import Index, open_index  # noqa: E402
+from forage.rollout.player import Player  # noqa: E402
+from forage.rollout.scheduler import Job, Scheduler  # noqa: E402
+from forage.rollout.stopping import StopTable  # noqa: E402
+from forage.rollout.torch_engine import TorchEngine  # noqa: E402
+from forage.training.model import load_model, load_tokenizer  # noqa: E402
+from forage.types import Completion, Episode, Question, Reward, Sampling, SearchReply  # noqa: E402
+
+MIN_LATENCY_S, MAX_LATENCY_S = 0.050, 0.200
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSearch:
+    """Answers from an index after a time that depends on the query alone."""
+
+    index: Index
+    topk: int
+
+    async def search(self, query: str) -> SearchReply:
+        await asyncio.sleep(latency_s(query))
+        return self.reply(query)
+
+    def reply(self, query: str) -> SearchReply:
+        return SearchReply(tuple(self.index.search([query], self.topk)[0]))
+
+
+def latency_s(query: str) -> float:
+    digest = blake2b(query.encode(), digest_size=4).digest()
+    share = int.from_bytes(digest, "little") / 2**32
+    return MIN_LATENCY_S + share * (MAX_LATENCY_S - MIN_LATENCY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one way of doing the work took."""
+
+    num_tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+class Barrier:
+    """An engine and a search that make every episode wait for all others at each turn."""
+
+    def __init__(self, engine: TorchEngine, search: SlowSearch) -> None:
+        self._engine = engine
+        self._search = search
+        self._num_alive = 0
+        self._waiting: list[tuple[Callable[[], object], asyncio.Future[None]]] = []
+
+    def enter(self) -> None:
+        self._num_alive += 1
+
+    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
+        await self._meet()
+        return await self._engine.generate(token_ids, sampling)
+
+    async def search(self, query: str) -> SearchReply:
+        await self._meet()
+        return await self._search.search(query)
+
+    def release(self, episode_key: str) -> None:
+        self._num_alive -= 1
+        self._engine.release(episode_key)
+        self._open_if_all_here()
+
+    async def _meet(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((lambda: None, future))
+        self._open_if_all_here()
+        await future
+
+    def _open_if_all_here(self) -> None:
+        if len(self._waiting) >= self._num_alive:
+            waiting, self._waiting = self._waiting, []
+            for _, future in waiting:
+                future.set_result(None)
+
+
+@dataclass(slots=True)
+class Work:
+    """The model, the rules and the questions."""
+
+    config: RunConfig
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    questions: list[Question]
+    search: SlowSearch
+
+    def engine(self) -> TorchEngine:
+        return TorchEngine(
+            self.model,
+            StopTable.of(self.tokenizer),
+            self.config.rollout.engine,
+            self.config.environment.max_tokens,
+        )
+
+
+async def event_driven(work: Work) -> Result:
+    engine = work.engine()
+    config = work.config
+    player = Player(config.environment, config.rollout, work.tokenizer, config.seed)
+    player.check_prompts(work.questions)
+    scheduler = Scheduler(
+        lambda job: player.play(job, engine, work.search),
+        lambda _episode: Reward(0.0),
+        config.rollout.max_concurrent_episodes,
+    )
+    jobs = [Job(question, 0, f"bench/{question.id}") for question in work.questions]
+    started = time.perf_counter()
+    episodes = await scheduler.play_all(jobs)
+    seconds = time.perf_counter() - started
+    await engine.close()
+    return Result(_num_sampled(episodes), seconds)
+
+
+async def lockstep(work: Work) -> Result:
+    engine = work.engine()
+    config = work.config
+    player = Player(config.environment, config.rollout, work.tokenizer, config.seed)
+    player.check_prompts(work.questions)
+    size = config.rollout.max_concurrent_episodes
+    episodes: list[Episode] = []
+    started = time.perf_counter()
+    for first in range(0, len(work.questions), size):
+        wave = work.questions[first : first + size]
+        barrier = Barrier(engine, work.search)
+        for _ in wave:
+            barrier.enter()
+        jobs = [Job(question, 0, f"bench/{question.id}") for question in wave]
+        episodes += await asyncio.gather(*(player.play(job, barrier, barrier) for job in jobs))
+    seconds = time.perf_counter() - started
+    await engine.close()
+    return Result(_num_sampled(episodes), seconds)
+
+
+def generate(work: Work, batch_size: int) -> Result:
+    """Turn by turn with ``model.generate``; waits as long as the slowest search of each round."""
+    config, model, tokenizer = work.config, work.model, work.tokenizer
+    environment = config.environment
+    codec = Codec(tokenizer)
+    template = PromptTemplate.load(environment.prompt)
+    stop_ids = [*codec.eos_ids, *(codec.encode_trusted(tag)[0] for tag in actions.STOP_STRINGS)]
+    prompts = [
+        encode_prompt(q, codec, tokenizer, template, environment.max_tokens - 1)
+        for q in work.questions
+    ]
+    num_tokens = 0
+    torch.manual_seed(config.seed)
+    started = time.perf_counter()
+    for first in range(0, len(prompts), batch_size):
+        active = [list(prompt) for prompt in prompts[first : first + batch_size]]
+        for turn in range(environment.max_turns + 1):
+            sampled = _generate_batch(model, active, environment.max_turn_tokens, stop_ids)
+            num_tokens += sum(len(ids) for ids in sampled)
+            still, waits = [], [0.0]
+            for ids, new in zip(active, sampled, strict=True):
+                action = actions.parse_action(codec.decode(new))
+                if isinstance(action, actions.Answer) or turn == environment.max_turns:
+                    continue
+                if isinstance(action, actions.Search):
+                    waits.append(latency_s(action.query))
+                    hits = work.search.reply(action.query).hits_K
+                    seen = build_observation(hits, codec, environment.max_observation_tokens)
+                else:
+                    seen = invalid_observation(codec, environment.max_observation_tokens)
+                ids = [*ids, *new, *seen.token_ids]
+                if len(ids) + environment.max_turn_tokens < environment.max_tokens:
+                    still.append(ids)
+            time.sleep(max(waits))
+            active = still
+            if not active:
+                break
+    return Result(num_tokens, time.perf_counter() - started)
+
+
+def _generate_batch(
+    model: PreTrainedModel, active: list[list[int]], max_new: int, stop_ids: list[int]
+) -> list[list[int]]:
+    longest = max(len(ids) for ids in active)
+    ids_BT = torch.tensor([[0] * (longest - len(ids)) + ids for ids in active])
+    mask_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in active])
+    with torch.inference_mode():
+        out_BT = model.generate(  # pyright: ignore[reportCallIssue]  # transformers' mixin
+            input_ids=ids_BT,
+            attention_mask=mask_BT,
+            max_new_tokens=max_new,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=stop_ids,
+            pad_token_id=0,
+        )
+    rows = []
+    for row in out_BT[:, longest:].tolist():
+        end = next((i + 1 for i, token in enumerate(row) if token in stop_ids), len(row))
+        rows.append(row[:end])
+    return rows
+
+
+def _num_sampled(episodes: list[Episode]) -> int:
+    return sum(episode.num_sampled_tokens for episode in episodes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--episodes", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    config = load_config(args.run_dir / "recipe.yaml")
+    choose_matmul_kernel()
+    assert config.data.index is not None and config.data.test is not None
+    search = SlowSearch(open_index(config.data.index), config.search.topk)
+    questions = read_questions(config.data.test)[: args.episodes]
+    tokenizer = load_tokenizer(config.model)
+    ours = Work(config, load_model(config.model), tokenizer, questions, search)
+    # transformers' own attention, as a user of `generate` would have it
+    theirs = Work(config, load_model(config.model), tokenizer, questions, search)
+    few = Work(config, theirs.model, tokenizer, questions[:16], search)
+    ways: dict[str, Callable[[], Result]] = {
+        "generate": lambda: generate(theirs, config.rollout.max_concurrent_episodes),
+        "generate, one by one": lambda: generate(few, 1),
+        "lockstep": lambda: asyncio.run(lockstep(ours)),
+        "event-driven": lambda: asyncio.run(event_driven(ours)),
+    }
+    results: dict[str, list[Result]] = {name: [] for name in ways}
+    for _ in range(args.rounds):
+        for name, way in ways.items():
+            results[name].append(way())
+            last = results[name][-1]
+            print(f"{name:22} {last.num_tokens:6} tokens {last.seconds:6.2f} s", flush=True)
+    medians = {
+        name: statistics.median(result.tokens_per_s for result in many)
+        for name, many in results.items()
+    }
+    for name, rate in medians.items():
+        print(f"{name:22} {rate:8.0f} sampled tokens/s (median of {args.rounds})")
+    best = medians["event-driven"]
+    for name in ("generate", "generate, one by one", "lockstep"):
+        print(f"event-driven / {name}: {best / medians[name]:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.algorithms.advantages import STD_EPSILON, grpo_advantages, rloo_advantages
+
+rewards = st.floats(-10, 10).map(lambda reward: round(reward, 3))
+groups = st.lists(rewards | st.none(), max_size=12)
+
+ESTIMATORS = {
+    "grpo": lambda rewards_G: grpo_advantages(rewards_G, normalise_by_std=True),
+    "reinforce": lambda rewards_G: grpo_advantages(rewards_G, normalise_by_std=False),
+    "rloo": rloo_advantages,
+}
+each_estimator = pytest.mark.parametrize("estimate", ESTIMATORS.values(), ids=ESTIMATORS)
+
+
+
+def test_with_the_group_mean_as_baseline_one_right_of_four_stands_out():
+    advantages = grpo_advantages([1.0, 0.0, 0.0, 0.0], normalise_by_std=False)
+    assert advantages == (0.75, -0.25, -0.25, -0.25)
+
+
+def test_grpo_divides_by_the_sample_standard_deviation():
+    """[1, 0, 0, 0] has mean 0.25 and variance (0.5625 + 3 * 0.0625) / 3 = 0.25."""
+    advantages = grpo_advantages([1.0, 0.0, 0.0, 0.0], normalise_by_std=True)
+    assert advantages == pytest.approx((1.5, -0.5, -0.5, -0.5), abs=1e-5)
+
+
+def test_rloo_takes_the_mean_of_the_others_as_baseline():
+    advantages = rloo_advantages([1.0, 0.0, 0.0, 0.5])
+    assert advantages == pytest.approx((1 - 0.5 / 3, -0.5, -0.5, 0.5 - 1 / 3))
+
+
+@each_estimator
+def test_equal_rewards_teach_nothing(estimate):
+    for reward in (0.0, 1.0, 0.5):
+        assert estimate([reward] * 5) == (0.0,) * 5
+
+
+@each_estimator
+def test_a_group_of_one_gets_nothing(estimate):
+    assert estimate([1.0]) == (0.0,)
+    assert estimate([None, 1.0, None]) == (None, 0.0, None)
+
+
+@each_estimator
+def test_a_group_of_which_nothing_is_kept_gets_no_advantage(estimate):
+    assert estimate([None, None]) == (None, None)
+    assert estimate([]) == ()
+
+
+@each_estimator
+@given(groups)
+def test_an_episode_that_is_kept_out_moves_nobody_elses_advantage(estimate, rewards_G):
+    kept = [reward for reward in rewards_G if reward is not None]
+    advantages = estimate(rewards_G)
+    assert [a is None for a in advantages] == [r is None for r in rewards_G]
+    assert tuple(a for a in advantages if a is not None) == estimate(kept)
+
+
+@each_estimator
+@given(st.lists(rewards, min_size=1, max_size=12))
+def test_the_advantages_of_a_group_add_up_to_nothing(estimate, rewards_G):
+    """Where all rewards are equal, rounding in their mean may be divided by the epsilon."""
+    assert sum(estimate(rewards_G)) == pytest.approx(0.0, abs=1e-6)
+
+
+@each_estimator
+@given(st.lists(rewards, min_size=2, max_size=8), st.randoms(use_true_random=False))
+def test_the_order_of_the_members_does_not_matter(estimate, rewards_G, rng):
+    order = list(range(len(rewards_G)))
+    rng.shuffle(order)
+    shuffled = estimate([rewards_G[i] for i in order])
+    straight = estimate(rewards_G)
+    assert shuffled == pytest.approx([straight[i] for i in order], abs=1e-6)
+
+
+@each_estimator
+@given(st.lists(rewards, min_size=2, max_size=8))
+def test_a_better_episode_never_gets_less(estimate, rewards_G):
+    pairs = sorted(zip(rewards_G, estimate(rewards_G), strict=True))
+    advantages = [advantage for _, advantage in pairs]
+    assert advantages == sorted(advantages)
+
+
+@given(st.lists(rewards, min_size=2, max_size=8), st.floats(0.5, 4))
+def test_only_grpo_forgets_how_far_apart_the_rewards_are(rewards_G, factor):
+    scaled_G = [reward * factor for reward in rewards_G]
+    plain = grpo_advantages(rewards_G, normalise_by_std=False)
+    by_factor = grpo_advantages(scaled_G, normalise_by_std=False)
+    assert by_factor == pytest.approx([a * factor for a in plain if a is not None], abs=1e-9)
+    spread = max(rewards_G) - min(rewards_G)
+    if spread > 0.01:
+        normed, normed_scaled = (grpo_advantages(r, True) for r in (rewards_G, scaled_G))
+        assert normed_scaled == pytest.approx(normed, abs=1e-2)
+
+
+def test_the_epsilon_keeps_a_hair_of_difference_from_becoming_a_mountain():
+    advantages = grpo_advantages([1.0, 1.0 + 1e-9], normalise_by_std=True)
+    assert all(advantage is not None and abs(advantage) < 1e-3 for advantage in advantages)
+    assert STD_EPSILON == 1e-6

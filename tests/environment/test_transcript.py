@@ -1,0 +1,86 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.environment.transcript import Transcript
+from forage.types import Completion, FinishReason, Origin, Segment
+
+tokens = st.lists(st.integers(0, 999), min_size=1, max_size=8).map(tuple)
+
+
+def completion_of(token_ids: tuple[int, ...], version: int = 3) -> Completion:
+    logprobs = tuple(-token / 1000 for token in token_ids)
+    return Completion(token_ids, logprobs, (version,) * len(token_ids), FinishReason.STOP)
+
+
+@given(tokens, st.lists(st.tuples(tokens, tokens), max_size=5))
+def test_a_transcript_is_the_concatenation_of_what_was_appended(prompt, turns):
+    transcript = Transcript(prompt)
+    expected = list(prompt)
+    for sampled, observation in turns:
+        transcript.append_sampled(completion_of(sampled))
+        expected += sampled
+        assert transcript.token_ids == tuple(expected)
+        transcript.append_observation(observation)
+        expected += observation
+        assert transcript.token_ids == tuple(expected)
+    assert len(transcript) == len(expected)
+    assert tuple(i for s in transcript.segments for i in s.token_ids_T) == tuple(expected)
+
+
+@given(tokens, st.lists(st.tuples(tokens, tokens), min_size=1, max_size=5))
+def test_what_was_appended_stays_as_it_was(prompt, turns):
+    transcript = Transcript(prompt)
+    for sampled, observation in turns:
+        before, ids_before = transcript.segments, transcript.token_ids
+        transcript.append_sampled(completion_of(sampled))
+        transcript.append_observation(observation)
+        assert transcript.segments[: len(before)] == before
+        assert transcript.token_ids[: len(ids_before)] == ids_before
+
+
+def test_a_sampled_segment_keeps_the_engines_logprobs_and_versions():
+    transcript = Transcript((1, 2))
+    completion = Completion((3, 4), (-0.5, -0.25), (8, 9), FinishReason.LENGTH)
+    transcript.append_sampled(completion)
+    transcript.append_observation([5])
+    assert transcript.segments == (
+        Segment(Origin.PROMPT, (1, 2)),
+        Segment(Origin.SAMPLED, (3, 4), (-0.5, -0.25), (8, 9)),
+        Segment(Origin.OBSERVATION, (5,)),
+    )
+
+
+def test_a_list_that_was_appended_may_be_changed_by_its_owner():
+    prompt, observation = [1, 2], [5]
+    transcript = Transcript(prompt)
+    transcript.append_sampled(completion_of((3,)))
+    transcript.append_observation(observation)
+    prompt[0], observation[0] = 9, 9
+    assert transcript.token_ids == (1, 2, 3, 5)
+
+
+def test_an_observation_without_a_turn_before_it_is_a_bug():
+    transcript = Transcript((1,))
+    with pytest.raises(AssertionError, match="answers a turn"):
+        transcript.append_observation((2,))
+    transcript.append_sampled(completion_of((3,)))
+    transcript.append_observation((4,))
+    with pytest.raises(AssertionError, match="answers a turn"):
+        transcript.append_observation((5,))
+
+
+def test_an_episode_without_a_prompt_is_a_bug():
+    with pytest.raises(AssertionError, match="starts with a prompt"):
+        Transcript(())
+
+
+@pytest.mark.parametrize(("logprobs", "versions"), [((-1.0,), (0, 0)), ((-1.0, -1.0), (0,))])
+def test_a_turn_whose_logprobs_or_versions_do_not_fit_its_tokens_is_a_bug(logprobs, versions):
+    with pytest.raises(AssertionError, match="do not fit"):
+        Transcript((1,)).append_sampled(Completion((2, 3), logprobs, versions, FinishReason.STOP))
+
+
+def test_a_transcript_takes_no_text_and_has_no_way_to_remove_anything():
+    public = {name for name in dir(Transcript) if not name.startswith("_")}
+    assert public == {"append_sampled", "append_observation", "token_ids", "segments"}

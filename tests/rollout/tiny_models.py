@@ -1,0 +1,61 @@
+"""Causal models of a few thousand random parameters, and what a plain forward says of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+Architecture = Literal["qwen2", "qwen3", "llama"]
+ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "qwen3", "llama")
+VOCABULARY = 96
+
+
+def make_model(architecture: Architecture = "qwen2", seed: int = 0) -> PreTrainedModel:
+    """Two layers, 32 wide, grouped queries; weights so large that every token matters."""
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.2,
+    }
+    match architecture:
+        case "qwen2":
+            return Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True)).eval()
+        case "qwen3":
+            return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16)).eval()
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights with transformers' own attention."""
+    copy = type(model)(type(model.config)(**model.config.to_dict()))
+    copy.load_state_dict(model.state_dict())
+    copy.set_attn_implementation("eager")
+    return copy.eval()
+
+
+@torch.no_grad()
+def plain_logprobs(
+    model: PreTrainedModel, token_ids_T: Sequence[int], temperature: float
+) -> Tensor:
+    """[T, V]: row t is the distribution of token t + 1, from one unpadded, uncached forward."""
+    logits_TV = model(input_ids=torch.tensor([list(token_ids_T)])).logits[0]
+    return torch.log_softmax(logits_TV / temperature, dim=-1)
