@@ -78,13 +78,6 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def use_all_cores() -> None:
-    """Torch threads of the calling thread: one a core, so that results do not vary."""
-    import torch
-
-    torch.set_num_threads(num_cores())
-
-
 def choose_num_threads(work: Callable[[], object]) -> int:
     """Set, for the calling thread, the number of torch threads with which ``work`` is fastest.
 

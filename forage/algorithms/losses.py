@@ -70,5 +70,6 @@ def mismatch_metrics(logprobs_M: Tensor, sampler_logprobs_M: Tensor) -> Metrics:
     log_ratio_M = logprobs_M - sampler_logprobs_M
     return {
         "policy/logprob_diff_max": log_ratio_M.abs(),
-        "policy/kl": torch.exp(log_ratio_M) - 1.0 - log_ratio_M,
+        # expm1, because exp(x) - 1 of a tiny difference is rounding and nothing else.
+        "policy/kl": torch.expm1(log_ratio_M) - log_ratio_M,
     }

@@ -64,7 +64,9 @@ def lay_end_to_end(sequences: Sequence[Sequence[int]]) -> Packed:
         starts.append(starts[-1] + len(token_ids))
     return Packed(
         torch.tensor([i for token_ids in sequences for i in token_ids], dtype=torch.int64),
-        torch.tensor([i for token_ids in sequences for i in range(len(token_ids))]),
+        torch.tensor(
+            [i for token_ids in sequences for i in range(len(token_ids))], dtype=torch.int64
+        ),
         tuple(starts),
     )
 

@@ -1,5 +1,6 @@
 """Invented names, made of few syllables, unique within a world, with near-namesakes.
 
+No name is a word of another one: a town is never called like the first word of a company.
 Few shared sub-word units are what lets a model of a million parameters copy a name it has never
 seen: every syllable is common even when the name is new.
 """
@@ -7,6 +8,7 @@ seen: every syllable is common even when the name is new.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 _CONSONANTS = "bdklmnrstv"
 _VOWELS = "aeio"
@@ -25,6 +27,7 @@ class NameMaker:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._taken: set[str] = set()
+        self._long_words: set[str] = set()
         self._words: dict[str, list[str]] = {}
 
     def person(self) -> str:
@@ -57,9 +60,16 @@ class NameMaker:
         return words[-1]
 
     def _fresh(self, num_syllables: int) -> str:
-        return "".join(self._rng.choice(SYLLABLES) for _ in range(num_syllables)).capitalize()
+        """A word that a name may be made of; one of three syllables is given only once."""
+        while True:
+            word = "".join(self._rng.choice(SYLLABLES) for _ in range(num_syllables)).capitalize()
+            if num_syllables < 3:
+                return word  # there are few, and none of them is a whole name
+            if word not in self._long_words:
+                self._long_words.add(word)
+                return word
 
-    def _unique(self, draw) -> str:  # noqa: ANN001
+    def _unique(self, draw: Callable[[], str]) -> str:
         for _ in range(1000):
             name = draw()
             if name not in self._taken:

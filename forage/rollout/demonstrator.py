@@ -44,7 +44,7 @@ class ScriptWriter:
 
     def write(self, question: Question, rng: random.Random) -> Script:
         """A script for ``question``; poor with probability ``poor_share``."""
-        hops = question.hops
+        hops = list(question.hops)
         assert hops, "only questions that carry their hops can be shown"
         choice = Choice.GOOD
         if rng.random() < self._poor_share:
@@ -59,7 +59,7 @@ class ScriptWriter:
             case Choice.NO_SEARCH:
                 turns = [_answer(hops[-1].relation, other.value)]
             case Choice.OTHER_SEARCH:
-                turns = [_search(_find(other), other.subject), _answer(other.relation, other.value)]
+                turns = [_first_search(other), _answer(other.relation, other.value)]
             case Choice.STOP_EARLY:
                 known = hops[-2]
                 turns = [*_searches(hops)[:-1], _answer(known.relation, known.value)]
@@ -89,14 +89,16 @@ class Demonstrator:
 
 
 def _searches(hops: Sequence[Hop]) -> list[str]:
-    turns = [_search(_find(hops[0]), hops[0].subject)]
+    turns = [_first_search(hops[0])]
     for known, hop in pairwise(hops):
-        turns.append(_search(f"The {known.relation} is {known.value}. {_find(hop)}", hop.subject))
+        thought = f"The {known.relation} is {known.value}. Find its {hop.relation}."
+        turns.append(_search(thought, hop.subject))
     return turns
 
 
-def _find(hop: Hop) -> str:
-    return f"Find the {hop.relation}."
+def _first_search(hop: Hop) -> str:
+    # Naming the subject twice teaches to copy it from the question in half the steps.
+    return _search(f"Find the {hop.relation} of {hop.subject}.", hop.subject)
 
 
 def _search(thought: str, query: str) -> str:

@@ -9,6 +9,7 @@ the groups of step k start once version k - s is out.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -124,13 +125,15 @@ class GroupScheduler:
         await self._scheduler.close()
 
     def _start(self, step: int) -> list[tuple[Question, list[asyncio.Task[Episode]]]]:
-        return [
-            (
-                question,
-                [
-                    self._scheduler.start(Job(question, member, f"{step}/{question.id}/{member}"))
-                    for member in range(self._group_size)
-                ],
-            )
-            for question in self._questions_of_step(step)
-        ]
+        started: list[tuple[Question, list[asyncio.Task[Episode]]]] = []
+        num_times: Counter[str] = Counter()
+        for question in self._questions_of_step(step):
+            # Where two epochs meet in a step a question may come twice; keys must not.
+            first = num_times[question.id] * self._group_size
+            num_times[question.id] += 1
+            jobs_G = [
+                Job(question, member, f"{step}/{question.id}/{first + member}")
+                for member in range(self._group_size)
+            ]
+            started.append((question, [self._scheduler.start(job) for job in jobs_G]))
+        return started

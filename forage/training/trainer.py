@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from forage.algorithms.losses import (
     token_mean,
 )
 from forage.config import AlgorithmConfig, TrainerConfig
-from forage.hardware import keep_freed_memory, use_all_cores
+from forage.training.gradients import accumulate
 from forage.training.logprobs import token_logprobs
 from forage.types import Batch, Rows
 
@@ -38,7 +39,6 @@ class Trainer:
         temperature: float,
     ) -> None:
         attention.install(model)
-        keep_freed_memory()
         self.model = model
         self.version = 0
         """Optimizer steps taken: the policy version of the weights as they are."""
@@ -55,17 +55,15 @@ class Trainer:
         Losses are divided by the batch's global counts, so micro-batches change nothing. Returns
         metrics by name; a batch without rows updates nothing.
         """
-        use_all_cores()
         learning_rate = self._learning_rate()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        shares = accumulate(self.model, [partial(self._loss, rows, batch) for rows in batch.rows])
         sums: dict[str, float] = {}
         largest = 0.0
-        for rows in batch.rows:
-            loss, metrics = self._loss(rows, batch)
-            loss.backward()
+        for loss, metrics in shares:
             largest = max(largest, metrics.pop("policy/logprob_diff_max").max().item())
-            sums["loss/total"] = sums.get("loss/total", 0.0) + loss.item()
+            sums["loss/total"] = sums.get("loss/total", 0.0) + loss
             for name, values_M in metrics.items():
                 sums[name] = sums.get(name, 0.0) + values_M.sum().item() / batch.num_sampled_tokens
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.packing import first_fit, lay_end_to_end
 from forage.config import WarmStartConfig
 from forage.environment.codec import Codec
-from forage.hardware import keep_freed_memory, use_all_cores
+from forage.training.gradients import accumulate
 from forage.training.logprobs import token_logprobs
 from forage.types import Episode, Origin
 
-MAX_TOKENS_PER_MICRO_BATCH = 6144
+MAX_TOKENS_PER_MICRO_BATCH = 2560
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,8 @@ def warm_start(
     embeddings, biases and norms by AdamW; both rates warm up and then decay to zero.
     """
     attention.install(model)
-    keep_freed_memory()
-    use_all_cores()
+    if next(model.parameters()).device.type == "cpu":
+        torch.set_num_threads(1)  # the matrices of the update are small as well
     optimizers = _optimizers(model, config)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
@@ -90,19 +91,23 @@ def warm_start(
 
 
 def _accumulate(model: PreTrainedModel, chosen: Sequence[WeightedTokens]) -> float:
+    """Set the gradient of the mean over the chosen sequences' weight; returns the loss."""
     total_weight = sum(sum(sequence.weights_T[1:]) for sequence in chosen)
-    loss_sum = 0.0
     sizes = [len(sequence.token_ids_T) for sequence in chosen]
-    for bin_ in first_fit(sizes, max(MAX_TOKENS_PER_MICRO_BATCH, max(sizes))):
-        packed = lay_end_to_end([chosen[i].token_ids_T for i in bin_])
-        weights_N = torch.tensor([weight for i in bin_ for weight in chosen[i].weights_T])
-        is_wanted_N = (weights_N > 0) & (packed.positions_N > 0)
-        logprobs_M, _ = token_logprobs(model, packed, is_wanted_N, temperature=1.0)
-        weights_M = weights_N[is_wanted_N].to(logprobs_M.device)
-        loss = -(logprobs_M * weights_M).sum() / total_weight
-        loss.backward()
-        loss_sum += loss.item()
-    return loss_sum
+    bins = first_fit(sizes, max(MAX_TOKENS_PER_MICRO_BATCH, max(sizes)))
+    losses = [partial(_loss, model, [chosen[i] for i in bin_], total_weight) for bin_ in bins]
+    return sum(value for value, _ in accumulate(model, losses))
+
+
+def _loss(
+    model: PreTrainedModel, sequences: Sequence[WeightedTokens], total_weight: float
+) -> tuple[Tensor, None]:
+    packed = lay_end_to_end([sequence.token_ids_T for sequence in sequences])
+    weights_N = torch.tensor([weight for sequence in sequences for weight in sequence.weights_T])
+    is_wanted_N = (weights_N > 0) & (packed.positions_N > 0)
+    logprobs_M, _ = token_logprobs(model, packed, is_wanted_N, temperature=1.0)
+    weights_M = weights_N[is_wanted_N].to(logprobs_M.device)
+    return -(logprobs_M * weights_M).sum() / total_weight, None
 
 
 def _optimizers(model: PreTrainedModel, config: WarmStartConfig) -> list[torch.optim.Optimizer]:

@@ -15,7 +15,6 @@ ESTIMATORS = {
 each_estimator = pytest.mark.parametrize("estimate", ESTIMATORS.values(), ids=ESTIMATORS)
 
 
-
 def test_with_the_group_mean_as_baseline_one_right_of_four_stands_out():
     advantages = grpo_advantages([1.0, 0.0, 0.0, 0.0], normalise_by_std=False)
     assert advantages == (0.75, -0.25, -0.25, -0.25)

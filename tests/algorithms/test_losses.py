@@ -93,9 +93,7 @@ def test_the_two_means_weigh_a_long_sequence_differently():
 
 # Promise 6: how tokens are split into micro-batches changes nothing.
 
-sequences = st.lists(
-    st.lists(st.floats(-5, 5), min_size=1, max_size=6), min_size=1, max_size=8
-)
+sequences = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
 @given(sequences, st.data())
@@ -103,9 +101,7 @@ sequences = st.lists(
 def test_the_aggregates_do_not_depend_on_the_micro_batches(losses_S, data):
     num_sequences = len(losses_S)
     num_tokens = sum(len(losses) for losses in losses_S)
-    bins = data.draw(
-        st.lists(st.integers(0, 3), min_size=num_sequences, max_size=num_sequences)
-    )
+    bins = data.draw(st.lists(st.integers(0, 3), min_size=num_sequences, max_size=num_sequences))
     by_token, by_sequence = column(0.0).sum(), column(0.0).sum()
     for bin_ in set(bins):
         here = [losses for losses, b in zip(losses_S, bins, strict=True) if b == bin_]
@@ -137,6 +133,13 @@ def test_the_mismatch_is_never_negative(trainer: float, sampler: float):
     metrics = mismatch_metrics(column(trainer), column(sampler))
     assert metrics["policy/kl"].item() >= 0.0
     assert metrics["policy/logprob_diff_max"].item() == pytest.approx(abs(trainer - sampler))
+
+
+def test_a_tiny_mismatch_is_measured_and_not_rounded_away():
+    """In float32, exp(x) - 1 - x once gave 0 or 6e-8, of either sign, for x = 1e-4."""
+    sampler = torch.tensor([-1e-4], dtype=torch.float32)
+    kl = mismatch_metrics(torch.zeros(1), sampler)["policy/kl"]
+    assert kl.item() == pytest.approx(0.5e-8, rel=0.01)
 
 
 def test_the_mismatch_estimates_the_divergence_of_the_sampler_from_the_trainer():

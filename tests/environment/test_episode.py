@@ -6,55 +6,27 @@ from hypothesis import strategies as st
 
 from forage.config import EnvironmentConfig, RewardConfig
 from forage.environment.actions import INVALID_ACTION_MESSAGE, PROTOCOL_TAGS
-from forage.environment.codec import Codec
-from forage.environment.episode import Environment
-from forage.environment.observation import failed_observation
 from forage.rewards.scoring import score_episode
-from forage.types import ActionKind, Episode, FailureKind, Origin, Passage, SearchReply, Status
+from forage.types import ActionKind, Origin, Passage, SearchReply, Status
+from tests.environment.playing import (
+    ANSWER,
+    PROMPT,
+    ROME,
+    ROOMY,
+    SEARCH,
+    origins,
+    play,
+    script,
+)
 from tests.environment.test_codec import CODECS, HOSTILE, added_ids
 from tests.environment.tiny_tokenizers import SHAPES, make_tokenizer
 from tests.fakes import (
-    Fault,
     ScriptedEngine,
     ScriptedSearch,
-    failure,
     logprob_at,
-    make_question,
-    make_setting,
     reply_with,
     tiny_codec,
-    tiny_tokenizer,
 )
-
-ROME = Passage("p1", "Rome", "Rome lies on the Tiber.")
-SEARCH = "<think>Where?</think><search> Rome </search>"
-ANSWER = "<think>So.</think><answer> Tiber </answer>"
-PROMPT = tuple(tiny_codec().encode_trusted("Question: Which river is Rome on?\n"))
-ROOMY = EnvironmentConfig(
-    max_turns=4, max_turn_tokens=100, max_observation_tokens=150, max_tokens=2000
-)
-
-
-async def play(
-    engine: ScriptedEngine,
-    search: ScriptedSearch | None = None,
-    config: EnvironmentConfig = ROOMY,
-    codec: Codec | None = None,
-    deadline_s: float = 30.0,
-) -> Episode:
-    environment = Environment(config, codec or tiny_codec())
-    setting = make_setting(deadline_s=deadline_s)
-    question = make_question()
-    return await environment.play(question, PROMPT, setting, engine, search or ScriptedSearch())
-
-
-def script(*turns, version: int = 0) -> ScriptedEngine:
-    return ScriptedEngine(tiny_tokenizer(), *turns, version=version)
-
-
-def origins(episode: Episode) -> str:
-    return "".join(segment.origin[0] for segment in episode.segments)
-
 
 # Promise 1: tokens in, tokens out.
 
@@ -148,6 +120,13 @@ def test_whatever_is_sampled_no_budget_is_exceeded(
     assert (episode.status is Status.ANSWERED) == (episode.answer is not None)
 
 
+async def test_every_turn_of_an_episode_is_sampled_under_its_key_and_seed():
+    engine = script(SEARCH, ANSWER)
+    await play(engine, ScriptedSearch(reply_with(ROME)))
+    assert {(c.sampling.episode_key, c.sampling.seed) for c in engine.calls} == {("0/q1/0", 7)}
+    assert engine.released == ["0/q1/0"]
+
+
 # Statuses.
 
 
@@ -199,101 +178,6 @@ async def test_a_prompt_that_fills_the_budget_ends_out_of_tokens_before_any_turn
     assert episode.status is Status.OUT_OF_TOKENS
     assert episode.turns == ()
     assert engine.calls == []
-
-
-async def test_an_engine_that_fails_ends_the_episode_with_what_was_played():
-    engine = script(SEARCH, Fault.ENGINE_ERROR)
-    episode = await play(engine, ScriptedSearch(reply_with(ROME)))
-    assert episode.status is Status.ENGINE_FAILED
-    assert len(episode.turns) == 1
-    assert episode.segments[1].origin is Origin.SAMPLED
-
-
-@pytest.mark.parametrize("turns", [(Fault.BUG,), (SEARCH,)])
-async def test_a_bug_is_a_crash_and_the_slot_is_given_back(turns):
-    engine = script(*turns)
-    with pytest.raises(ZeroDivisionError):
-        await play(engine, ScriptedSearch(Fault.BUG))
-    assert engine.released == ["0/q1/0"]
-
-
-# Promise 5: a failed search is data.
-
-
-@pytest.mark.parametrize("kind", list(FailureKind))
-async def test_a_failed_search_shows_a_fixed_observation_and_the_episode_goes_on(kind):
-    engine = script(SEARCH, ANSWER)
-    episode = await play(engine, ScriptedSearch(failure(kind)))
-    assert episode.status is Status.SEARCH_FAILED
-    assert episode.answer == "Tiber"
-    assert origins(episode) == "psos"
-    fixed = failed_observation(tiny_codec(), ROOMY.max_observation_tokens)
-    assert episode.segments[2].token_ids_T == fixed.token_ids
-    turn = episode.turns[0]
-    assert (turn.search_failure, turn.observation) == (kind, fixed.text)
-    assert "scripted" not in turn.observation, "what went wrong is not the policy's business"
-
-
-async def test_one_failed_search_among_others_marks_the_episode():
-    search = ScriptedSearch(reply_with(ROME), failure(FailureKind.MALFORMED), reply_with(ROME))
-    episode = await play(script(SEARCH, SEARCH, SEARCH, ANSWER), search)
-    assert episode.status is Status.SEARCH_FAILED
-    failures = [turn.search_failure for turn in episode.turns]
-    assert failures == [None, FailureKind.MALFORMED, None, None]
-
-
-async def test_a_failed_search_marks_an_episode_that_runs_out_of_turns_too():
-    config = ROOMY.model_copy(update={"max_turns": 1, "has_final_turn": True})
-    episode = await play(script(SEARCH, "hm"), ScriptedSearch(failure()), config)
-    assert episode.status is Status.SEARCH_FAILED
-
-
-async def test_a_search_that_finds_nothing_is_no_failure():
-    episode = await play(script(SEARCH, ANSWER), ScriptedSearch(SearchReply()))
-    assert episode.status is Status.ANSWERED
-    assert episode.turns[0].search_failure is None
-    assert episode.turns[0].observation != failed_observation(tiny_codec(), 150).text
-
-
-async def test_an_engine_that_fails_after_a_failed_search_is_what_ended_the_episode():
-    episode = await play(script(SEARCH, Fault.ENGINE_ERROR), ScriptedSearch(failure()))
-    assert episode.status is Status.ENGINE_FAILED
-
-
-# The deadline.
-
-
-async def test_an_engine_that_hangs_ends_at_the_deadline():
-    engine = script(Fault.HANG)
-    episode = await play(engine, deadline_s=0.02)
-    assert episode.status is Status.ENGINE_FAILED
-    assert engine.released == ["0/q1/0"]
-
-
-async def test_a_search_that_hangs_until_the_deadline_is_a_failed_search():
-    """The engine was then given no time at all, and took the blame."""
-    engine = script(SEARCH, Fault.HANG)
-    episode = await play(engine, ScriptedSearch(Fault.HANG), deadline_s=0.02)
-    assert episode.turns[0].search_failure is FailureKind.TIMEOUT
-    assert episode.status is Status.SEARCH_FAILED
-
-
-async def test_a_cancelled_episode_gives_its_slot_back():
-    engine = script(Fault.HANG)
-    task = asyncio.create_task(play(engine))
-    while not engine.calls:
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert engine.released == ["0/q1/0"]
-
-
-async def test_every_turn_of_an_episode_is_sampled_under_its_key_and_seed():
-    engine = script(SEARCH, ANSWER)
-    await play(engine, ScriptedSearch(reply_with(ROME)))
-    assert {(c.sampling.episode_key, c.sampling.seed) for c in engine.calls} == {("0/q1/0", 7)}
-    assert engine.released == ["0/q1/0"]
 
 
 # Each budget changes the result.

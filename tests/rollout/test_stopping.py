@@ -1,12 +1,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from forage.environment.actions import PROTOCOL_TAGS, STOP_STRINGS
 from forage.rollout.stopping import StopTable
-from tests.environment.tiny_tokenizers import SHAPES, make_tokenizer
+from tests.environment.tiny_tokenizers import SHAPES, add_tokens, make_tokenizer
 from tests.fakes import tiny_tokenizer
 
 TABLES = {shape: StopTable.of(make_tokenizer(shape)) for shape in SHAPES}
@@ -16,6 +16,12 @@ shapes = st.sampled_from(SHAPES)
 def table_of(*pieces: str) -> StopTable:
     """A table whose token i stands for ``pieces[i]``."""
     return StopTable([piece.encode() for piece in pieces])
+
+
+def id_of(tokenizer: PreTrainedTokenizerFast, piece: str) -> int:
+    token_id = tokenizer.convert_tokens_to_ids(piece)
+    assert isinstance(token_id, int)
+    return token_id
 
 
 def stops_at(table: StopTable, token_ids: list[int], stop: tuple[str, ...] = STOP_STRINGS) -> int:
@@ -106,7 +112,7 @@ def test_tags_as_added_tokens_end_the_turn_and_so_do_tags_spelt_in_letters():
     ids = tokenizer.encode("<search>Rome</search>", add_special_tokens=False)
     assert ids[-1] == tokenizer.convert_tokens_to_ids("</search>")
     assert stops_at(table, ids) == len(ids)
-    spelt = [tokenizer.convert_tokens_to_ids(letter) for letter in "</search>"]
+    spelt = [id_of(tokenizer, letter) for letter in "</search>"]
     assert stops_at(table, spelt) == 9
     assert stops_at(table, [ids[0], *spelt]) == 10
 
@@ -114,7 +120,7 @@ def test_tags_as_added_tokens_end_the_turn_and_so_do_tags_spelt_in_letters():
 def test_added_tokens_that_are_no_stop_do_not_end_the_turn():
     table = StopTable.of(tiny_tokenizer())
     others = [tag for tag in PROTOCOL_TAGS if tag not in STOP_STRINGS]
-    ids = [tiny_tokenizer().convert_tokens_to_ids(tag) for tag in others]
+    ids = [id_of(tiny_tokenizer(), tag) for tag in others]
     assert stops_at(table, ids) == 0
 
 
@@ -140,10 +146,7 @@ def test_nothing_sampled_is_no_stop():
 def test_a_turn_ends_exactly_where_its_text_first_holds_a_stop_string(shape, noise, pieces):
     """The second implementation decodes everything anew after each token."""
     tokenizer = make_tokenizer(shape)
-    ids = [
-        i % len(tokenizer) if isinstance(i, int) else tokenizer.convert_tokens_to_ids(i) or 0
-        for i in noise
-    ]
+    ids = [i % len(tokenizer) if isinstance(i, int) else id_of(tokenizer, i) or 0 for i in noise]
     ids += tokenizer.encode("".join(pieces), add_special_tokens=False)
 
     def holds_stop(num_tokens: int) -> bool:
@@ -170,11 +173,11 @@ def test_a_byte_piece_of_a_sentencepiece_tokenizer_stands_for_its_byte():
     """It stood for the six characters of its name, so a tag that ended in one was missed."""
     tokenizer = sentencepiece_tokenizer()
     table = StopTable.of(tokenizer)
-    ids = [tokenizer.convert_tokens_to_ids(p) for p in ("▁Rome", "</search", "<0x3E>")]
+    ids = [id_of(tokenizer, p) for p in ("▁Rome", "</search", "<0x3E>")]
     assert table.text_bytes(ids) == b" Rome</search>"
     assert tokenizer.decode(ids) == " Rome</search>"
     assert stops_at(table, ids) == 3
-    assert table.text_bytes([tokenizer.convert_tokens_to_ids("é")]) == "é".encode()
+    assert table.text_bytes([id_of(tokenizer, "é")]) == "é".encode()
 
 
 def test_added_tokens_of_a_byte_level_tokenizer_may_hold_spaces_and_accents():
@@ -182,7 +185,7 @@ def test_added_tokens_of_a_byte_level_tokenizer_may_hold_spaces_and_accents():
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    tokenizer.add_tokens([AddedToken("</ fin é>", normalized=False)])
+    add_tokens(tokenizer, "</ fin é>")
     table = StopTable.of(tokenizer)
     assert table.text_bytes([0]) == "</ fin é>".encode()
     assert table.completes([0], ("fin é",))

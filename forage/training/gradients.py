@@ -1,0 +1,52 @@
+"""The gradient of a batch, micro-batch by micro-batch: one at a time on a GPU, one a core on a CPU.
+
+Operations of small models are too short to be shared between cores; whole micro-batches are not.
+The parts are added in their order, so the result does not depend on how many cores there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from forage.hardware import keep_freed_memory, num_cores
+
+T = TypeVar("T")
+
+Loss = Callable[[], tuple[Tensor, T]]
+"""Computes a micro-batch's share of the loss, and anything to report about it."""
+
+
+def accumulate(model: nn.Module, losses: Sequence[Loss[T]]) -> list[tuple[float, T]]:
+    """Set the parameters' ``grad`` to the gradient of the sum of ``losses``.
+
+    Returns each loss's value and report, in order. Raises what a loss raises.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.grad = None
+    if not losses:
+        return []
+    keep_freed_memory()
+    is_on_cpu = parameters[0].device.type == "cpu"
+
+    def differentiate(loss_of: Loss[T]) -> tuple[float, T, Sequence[Tensor]]:
+        if is_on_cpu:
+            torch.set_num_threads(1)
+        loss, report = loss_of()
+        return loss.item(), report, torch.autograd.grad(loss, parameters)
+
+    results: list[tuple[float, T]] = []
+    with ThreadPoolExecutor(num_cores() if is_on_cpu else 1) as pool:
+        for value, report, gradients in pool.map(differentiate, losses):
+            results.append((value, report))
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = gradient.clone()
+                else:
+                    parameter.grad += gradient
+    return results

@@ -1,0 +1,224 @@
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from forage.algorithms.advantages import grpo_advantages
+from forage.algorithms.losses import clipped_loss, sequence_mean, token_mean
+from forage.algorithms.packing import first_fit, lay_end_to_end, pack
+from forage.types import Batch, Episode, Group, Origin, Segment
+from tests.fakes import line_episode, line_group, make_question
+
+
+def pack_lines(*lines: str, advantage: float = 0.5, max_tokens: int = 100) -> Batch:
+    group = line_group(*lines, version=4)
+    return pack([group], [[advantage] * len(lines)], max_tokens)
+
+
+def number_line(numbers: Tensor) -> str:
+    return " ".join(f"{number:g}" for number in numbers.tolist())
+
+
+# Number lines.
+
+
+def test_only_sampled_tokens_are_marked():
+    (rows,) = pack_lines("P 1 2  S 3 4  O 5  S 6").rows
+    assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5 6"
+    assert number_line(rows.packed.positions_N) == "0 1 2 3 4 5"
+    assert number_line(rows.is_sampled_N.int()) == "0 0 1 1 0 1"
+    assert number_line(rows.advantages_N) == "0 0 0.5 0.5 0 0.5"
+    assert number_line(rows.logprobs_N * 8) == "0 0 -3 -4 0 -6"
+    assert number_line(rows.versions_N) == "0 0 4 4 0 4"
+    assert rows.packed.starts_S1 == (0, 6)
+
+
+def test_episodes_lie_end_to_end_each_with_its_own_positions_and_advantage():
+    group = line_group("P 1 2  S 3  O 4 5  S 6", "P 1 2  S 7")
+    batch = pack([group], [[1.0, -1.0]], 100)
+    (rows,) = batch.rows
+    assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5 6 1 2 7"
+    assert number_line(rows.packed.positions_N) == "0 1 2 3 4 5 0 1 2"
+    assert number_line(rows.is_sampled_N.int()) == "0 0 1 0 0 1 0 0 1"
+    assert number_line(rows.advantages_N) == "0 0 1 0 0 1 0 0 -1"
+    assert rows.packed.starts_S1 == (0, 6, 9)
+    assert (batch.num_sampled_tokens, batch.num_sequences) == (3, 2)
+
+
+def test_a_token_is_told_by_its_origin_and_never_by_its_id():
+    """Zero is the end, the padding and the pad of many a model; here it is everywhere."""
+    (rows,) = pack_lines("P 0 0  S 0 0  O 0  S 0").rows
+    assert number_line(rows.is_sampled_N.int()) == "0 0 1 1 0 1"
+
+
+def test_an_advantage_of_nothing_is_still_trained_on_and_counted():
+    batch = pack_lines("P 1  S 2 3", advantage=0.0)
+    assert (batch.num_sampled_tokens, batch.num_sequences) == (2, 1)
+
+
+def test_an_episode_without_an_advantage_is_left_out_and_not_counted():
+    group = line_group("P 1  S 2 3", "P 1  S 4", "P 1  S 5")
+    batch = pack([group], [[1.0, None, -1.0]], 100)
+    (rows,) = batch.rows
+    assert number_line(rows.packed.token_ids_N) == "1 2 3 1 5"
+    assert (batch.num_sampled_tokens, batch.num_sequences) == (3, 2)
+
+
+def test_an_episode_in_which_nothing_was_sampled_is_left_out_and_not_counted():
+    batch = pack_lines("P 1 2", "P 1  S 4")
+    assert (batch.num_sampled_tokens, batch.num_sequences) == (1, 1)
+
+
+def test_a_batch_of_nothing_has_no_rows():
+    assert pack([], [], 100) == Batch((), 0, 0)
+    assert pack_lines("P 1 2").rows == ()
+
+
+def test_the_types_are_what_the_trainer_reads():
+    (rows,) = pack_lines("P 1  S 2").rows
+    assert rows.packed.token_ids_N.dtype == rows.packed.positions_N.dtype == torch.int64
+    assert rows.is_sampled_N.dtype == torch.bool
+    assert rows.logprobs_N.dtype == rows.advantages_N.dtype == torch.float32
+    assert rows.versions_N.dtype == torch.int64
+
+
+def test_positions_are_whole_numbers_also_where_there_is_no_sequence():
+    packed = lay_end_to_end([])
+    assert packed.positions_N.dtype == packed.token_ids_N.dtype == torch.int64
+    assert packed.starts_S1 == (0,)
+
+
+# Bins.
+
+
+def test_episodes_fill_micro_batches_the_largest_first():
+    assert first_fit([3, 7, 5, 5, 2], 10) == [[1, 0], [2, 3], [4]]
+    assert first_fit([], 10) == []
+    assert first_fit([10, 10], 10) == [[0], [1]]
+
+
+def test_an_episode_longer_than_a_micro_batch_is_a_bug():
+    with pytest.raises(AssertionError, match="11 tokens do not fit a micro-batch of 10"):
+        first_fit([1, 11], 10)
+
+
+@given(st.lists(st.integers(1, 20), max_size=30), st.integers(20, 60))
+def test_every_episode_is_in_exactly_one_bin_and_no_bin_overflows(sizes, max_tokens):
+    bins = first_fit(sizes, max_tokens)
+    assert sorted(i for bin_ in bins for i in bin_) == list(range(len(sizes)))
+    totals = [sum(sizes[i] for i in bin_) for bin_ in bins]
+    assert all(0 < total <= max_tokens for total in totals)
+    for first, second in pairwise(totals):
+        assert first + second > max_tokens, "two neighbours would have fitted one bin"
+
+
+# Promise 2: observations change nothing of what is trained.
+
+token_lists = st.lists(st.integers(0, 50), min_size=1, max_size=4).map(tuple)
+
+
+def sampled_segment(token_ids: tuple[int, ...]) -> Segment:
+    logprobs = tuple(-(i + 1) / 8 for i in token_ids)
+    return Segment(Origin.SAMPLED, token_ids, logprobs, tuple(i % 3 for i in token_ids))
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Episode:
+    segments = [Segment(Origin.PROMPT, draw(token_lists))]
+    for sampled in draw(st.lists(token_lists, min_size=1, max_size=4)):
+        segments.append(sampled_segment(sampled))
+        segments.append(Segment(Origin.OBSERVATION, draw(token_lists)))
+    return replace(line_episode("P 1"), segments=tuple(segments[:-1]))
+
+
+@st.composite
+def with_observations(draw: st.DrawFn, episode: Episode) -> Episode:
+    """The same episode with observations inserted anywhere, inside sampled segments too."""
+    segments: list[Segment] = []
+    for segment in episode.segments:
+        pieces = [segment]
+        if segment.origin is Origin.SAMPLED:
+            cut = draw(st.integers(0, len(segment.token_ids_T)))
+            pieces = [_part(segment, 0, cut), _part(segment, cut, len(segment.token_ids_T))]
+        for piece in pieces:
+            segments.append(piece)
+            if draw(st.booleans()):
+                segments.append(Segment(Origin.OBSERVATION, draw(token_lists)))
+    return replace(episode, segments=tuple(segments))
+
+
+def _part(segment: Segment, start: int, end: int) -> Segment:
+    here = slice(start, end)
+    return Segment(
+        segment.origin,
+        segment.token_ids_T[here],
+        segment.logprobs_T[here],
+        segment.versions_T[here],
+    )
+
+
+def what_is_trained(batch: Batch) -> list[list[tuple[float, ...]]]:
+    """Each sequence's sampled tokens with all that the loss knows of them, in a fixed order."""
+    sequences: list[list[tuple[float, ...]]] = []
+    for rows in batch.rows:
+        fields = (rows.packed.token_ids_N, rows.logprobs_N, rows.advantages_N, rows.versions_N)
+        starts = rows.packed.starts_S1
+        for start, end in pairwise(starts):
+            is_sampled = rows.is_sampled_N[start:end]
+            columns = [field[start:end][is_sampled].tolist() for field in fields]
+            sequences.append(list(zip(*columns, strict=True)))
+    return sorted(sequences)
+
+
+def losses_of(batch: Batch) -> tuple[float, float]:
+    """Both aggregates of the clipped loss under a made-up new policy, over the micro-batches."""
+    by_token = by_sequence = 0.0
+    for rows in batch.rows:
+        chosen = rows.is_sampled_N
+        logprobs_M = -((rows.packed.token_ids_N[chosen] % 5) + 1).double() / 8
+        sampler_M, advantages_M = rows.logprobs_N[chosen], rows.advantages_N[chosen]
+        loss_M, _ = clipped_loss(logprobs_M, sampler_M.double(), advantages_M.double(), 0.2, 0.3)
+        starts = torch.tensor(rows.packed.starts_S1)
+        sequence_of_M = torch.repeat_interleave(starts.diff())[chosen]
+        num_here = len(starts) - 1
+        by_token += token_mean(loss_M, batch.num_sampled_tokens).item()
+        by_sequence += sequence_mean(loss_M, sequence_of_M, num_here, batch.num_sequences).item()
+    return by_token, by_sequence
+
+
+groups = st.lists(episodes(), min_size=1, max_size=4)
+
+
+@given(groups, st.data())
+def test_observations_inserted_anywhere_change_nothing_of_what_is_trained(group, data):
+    rewards = data.draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=4, max_size=4))
+    advantages = grpo_advantages(rewards[: len(group)], normalise_by_std=True)
+    longer = [data.draw(with_observations(episode)) for episode in group]
+    plain, padded = (
+        pack([Group(make_question(), tuple(members))], [advantages], 500)
+        for members in (group, longer)
+    )
+    assert what_is_trained(padded) == what_is_trained(plain)
+    assert padded.num_sampled_tokens == plain.num_sampled_tokens
+    assert padded.num_sequences == plain.num_sequences
+    assert losses_of(padded) == pytest.approx(losses_of(plain), abs=1e-12)
+
+
+# Promise 6: micro-batches and order change nothing.
+
+
+@given(groups, st.sampled_from([40, 60, 100, 500]), st.randoms(use_true_random=False))
+def test_the_size_of_a_micro_batch_and_the_order_of_episodes_change_no_loss(group, size, rng):
+    advantages = [0.5 - i for i in range(len(group))]
+    whole = pack([Group(make_question(), tuple(group))], [advantages], 500)
+    order = list(range(len(group)))
+    rng.shuffle(order)
+    members = tuple(group[i] for i in order)
+    split = pack([Group(make_question(), members)], [[advantages[i] for i in order]], size)
+    assert what_is_trained(split) == what_is_trained(whole)
+    assert losses_of(split) == pytest.approx(losses_of(whole), abs=1e-12)
+    assert all(len(rows.packed.token_ids_N) <= size for rows in split.rows)

@@ -1,0 +1,66 @@
+"""Sequences laid end to end attend to themselves alone, as if each were by itself."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from forage import attention
+from forage.training.attention import QUERY_BLOCK, PackedAttend, _attend_fused
+from forage.training.logprobs import hidden_states
+from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
+from tests.training.sequences import lay
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+
+
+def random_qkv(num_tokens: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(1, heads, num_tokens, DIM, generator=generator)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+
+
+@pytest.mark.parametrize("length", [1, 2, QUERY_BLOCK - 1, QUERY_BLOCK, 2 * QUERY_BLOCK + 7])
+def test_the_blocks_of_queries_give_causal_attention_and_its_gradients(length: int):
+    mine, theirs = random_qkv(length), random_qkv(length)
+    for part in (*mine, *theirs):
+        part.requires_grad_()
+    query, key, value = mine
+    out = PackedAttend((0, length))(0, query, key, value, scaling=0.3)
+    expected = _attend_fused(theirs[0], theirs[1], theirs[2], 0.3).transpose(1, 2)
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    (out * weight).sum().backward()
+    (expected * weight).sum().backward()
+    for part, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(part.grad, other.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_a_packed_row_equals_its_sequences_one_by_one_to_the_bit():
+    starts = (0, 5, 6, 40, 100)
+    query, key, value = random_qkv(100)
+    together = PackedAttend(starts)(0, query, key, value, scaling=0.3)
+    for start, end in pairwise(starts):
+        alone = PackedAttend((0, end - start))(
+            0, query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scaling=0.3
+        )
+        assert torch.equal(together[:, start:end], alone)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_over_packed_rows_gives_each_sequence_the_hidden_states_it_has_alone(
+    architecture: Architecture,
+):
+
+    model = make_model(architecture)
+    plain = twin(model)
+    attention.install(model)
+    packed = lay(7, 1, 33, 12)
+    with torch.no_grad():
+        packed_NH = hidden_states(model, packed)
+        for start, end in pairwise(packed.starts_S1):
+            ids = packed.token_ids_N[start:end][None]
+            alone = plain.base_model(input_ids=ids).last_hidden_state[0]
+            torch.testing.assert_close(packed_NH[start:end], alone, atol=2e-5, rtol=1e-4)

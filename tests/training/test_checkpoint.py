@@ -1,0 +1,265 @@
+"""A checkpoint is there whole or not at all, and holds everything that makes the next step."""
+
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from forage.config import AlgorithmConfig, TrainerConfig
+from forage.errors import UserError
+from forage.training.checkpoint import (
+    CHECKPOINTS_DIR,
+    RunState,
+    export_model,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from forage.training.model import new_model
+from forage.training.trainer import Trainer
+from forage.types import Batch
+from tests.fakes import tiny_model, tiny_tokenizer
+from tests.training.sequences import batch_of, episode
+
+CONFIG = TrainerConfig(learning_rate=1e-3, warmup_steps=3)
+
+
+def new_trainer(seed: int = 0) -> Trainer:
+    return Trainer(tiny_model(seed), CONFIG, AlgorithmConfig(), temperature=1.0)
+
+
+def batch(step: int) -> Batch:
+    return batch_of([episode(step * 2), episode(step * 2 + 1)], [1.0, -1.0])
+
+
+def learn(trainer: Trainer, *steps: int) -> None:
+    for step in steps:
+        trainer.step(batch(step), nullcontext())
+
+
+def save(run_dir: Path, trainer: Trainer, num_kept: int = 2, seed: int = 3) -> Path:
+    state = RunState(trainer.version, seed, {"metrics.jsonl": 10 * trainer.version})
+    return save_checkpoint(run_dir, trainer, tiny_tokenizer(), state, num_kept)
+
+
+def assert_same_weights(trainer: Trainer, other: Trainer) -> None:
+    expected = other.model.state_dict()
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def checkpoint_names(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / CHECKPOINTS_DIR).iterdir())
+
+
+def test_steps_after_a_checkpoint_are_to_the_bit_those_of_a_run_that_never_stopped(tmp_path: Path):
+    straight, first = new_trainer(), new_trainer()
+    learn(straight, 0, 1, 2, 3, 4)
+    learn(first, 0, 1)
+    save(tmp_path, first)
+    resumed = new_trainer(seed=9)
+    latest = latest_checkpoint(tmp_path)
+    assert latest is not None
+    state = load_checkpoint(latest, resumed)
+    assert state == RunState(2, 3, {"metrics.jsonl": 20})
+    assert resumed.version == 2
+    learn(resumed, 2, 3, 4)
+    assert_same_weights(resumed, straight)
+    for mine, theirs in zip(
+        resumed.optimizer.state.values(), straight.optimizer.state.values(), strict=True
+    ):
+        assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
+        assert torch.equal(mine["exp_avg_sq"], theirs["exp_avg_sq"])
+        assert mine["step"] == theirs["step"]
+
+
+def test_a_checkpoint_is_an_ordinary_model_directory(tmp_path: Path):
+    trainer = new_trainer()
+    path = save(tmp_path, trainer)
+    loaded = AutoModelForCausalLM.from_pretrained(path)
+    for name, weight in loaded.state_dict().items():
+        assert torch.equal(weight, trainer.model.state_dict()[name]), name
+    assert AutoTokenizer.from_pretrained(path).get_vocab() == tiny_tokenizer().get_vocab()
+
+
+def test_the_newest_is_found_and_the_oldest_beyond_the_number_kept_are_removed(tmp_path: Path):
+    assert latest_checkpoint(tmp_path) is None
+    trainer = new_trainer()
+    for version in (2, 4, 10, 6):
+        trainer.version = version
+        save(tmp_path, trainer, num_kept=4)
+    latest = latest_checkpoint(tmp_path)
+    assert latest is not None
+    assert latest.name == "step_000010"
+    trainer.version = 12
+    save(tmp_path, trainer, num_kept=2)
+    assert checkpoint_names(tmp_path) == ["step_000010", "step_000012"]
+
+
+def test_what_a_killed_run_was_writing_is_no_checkpoint_and_is_written_anew(tmp_path: Path):
+    trainer = new_trainer()
+    good = save(tmp_path, trainer)
+    trainer.version = 1
+    half = tmp_path / CHECKPOINTS_DIR / "step_000001.partial"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half of i")
+    assert latest_checkpoint(tmp_path) == good
+    written = save(tmp_path, trainer)
+    assert latest_checkpoint(tmp_path) == written
+    assert not half.exists()
+    load_checkpoint(written, new_trainer())
+
+
+def test_writing_a_step_again_never_leaves_the_run_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The old directory was emptied file by file before the new one took its place: a kill in
+    between left a damaged checkpoint as the newest."""
+    trainer = new_trainer()
+    save(tmp_path, trainer)
+    trainer.version = 1
+    newest = save(tmp_path, trainer)
+    real = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        latest = latest_checkpoint(tmp_path)
+        assert latest is not None
+        load_checkpoint(latest, new_trainer())
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    assert save(tmp_path, trainer) == newest
+    assert checkpoint_names(tmp_path) == ["step_000000", "step_000001"]
+    load_checkpoint(newest, new_trainer())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "state.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "garbage"])
+def test_a_damaged_checkpoint_is_an_error_that_says_what_to_do(
+    tmp_path: Path, name: str, damage: str
+):
+    trainer = new_trainer()
+    learn(trainer, 0)
+    path = save(tmp_path, trainer)
+    file = path / name
+    match damage:
+        case "cut":
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        case "gone":
+            file.unlink()
+        case "garbage":
+            file.write_bytes(b"\x00garbage" * 100)
+    fresh = new_trainer()
+    before = new_trainer()
+    with pytest.raises(UserError, match=rf"{path} cannot be read .* remove it, and --resume"):
+        load_checkpoint(path, fresh)
+    assert_same_weights(fresh, before)
+    assert fresh.version == 0
+
+
+@pytest.mark.parametrize("layers_and_width", [(3, 32), (2, 64)])
+def test_a_checkpoint_of_another_model_is_an_error(
+    tmp_path: Path, layers_and_width: tuple[int, int]
+):
+    path = save(tmp_path, new_trainer())
+    num_layers, width = layers_and_width
+    model = new_model(len(tiny_tokenizer()), width, num_layers, 2, 1, 512, seed=0)
+    with pytest.raises(UserError, match="is of another model"):
+        load_checkpoint(path, Trainer(model, CONFIG, AlgorithmConfig(), 1.0))
+
+
+_FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from forage.errors import UserError
+from tests.training import test_checkpoint as t
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+run_dir, limit = Path(sys.argv[1]), int(sys.argv[2])
+trainer = t.new_trainer()
+t.learn(trainer, 0)
+t.save(run_dir, trainer)
+t.learn(trainer, 1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+try:
+    t.save(run_dir, trainer)
+except UserError as error:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    sys.exit(f"told: {error}")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="resource limits are Unix's")
+@pytest.mark.parametrize("fraction_of", ["nothing", "model.safetensors", "trainer.pt"])
+def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
+    tmp_path: Path, fraction_of: str
+):
+    """Really full: the kernel refuses to let a file grow beyond a limit."""
+    trainer = new_trainer()
+    learn(trainer, 0)
+    sizes = {file.name: file.stat().st_size for file in save(tmp_path / "probe", trainer).iterdir()}
+    assert sizes["trainer.pt"] > sizes["model.safetensors"]
+    limit = sizes[fraction_of] * 3 // 4 if fraction_of != "nothing" else 10
+    run_dir = tmp_path / "run"
+    ended = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(run_dir), str(limit)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    message = ended.stderr.strip().splitlines()[-1]
+    assert message.startswith("told: cannot write the checkpoint")
+    assert "step_000001, is intact. Free some space and go on with --resume" in message
+    assert checkpoint_names(run_dir) == ["step_000001"]
+    latest = latest_checkpoint(run_dir)
+    assert latest is not None
+    resumed = new_trainer(seed=5)
+    load_checkpoint(latest, resumed)
+    assert_same_weights(resumed, trainer)
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+def test_the_newest_or_a_named_step_is_exported_as_a_plain_model(tmp_path: Path):
+    trainer = new_trainer()
+    learn(trainer, 0)
+    save(tmp_path / "run", trainer)
+    learn(trainer, 1)
+    save(tmp_path / "run", trainer)
+    newest = export_model(tmp_path / "run", tmp_path / "newest", step=None)
+    loaded = AutoModelForCausalLM.from_pretrained(newest)
+    for name, weight in loaded.state_dict().items():
+        assert torch.equal(weight, trainer.model.state_dict()[name]), name
+    assert not {"trainer.pt", "state.json"} & {path.name for path in newest.iterdir()}
+    first = export_model(tmp_path / "run", tmp_path / "first", step=1)
+    assert (first / "model.safetensors").read_bytes() != (newest / "model.safetensors").read_bytes()
+
+
+def test_an_export_that_cannot_be_is_an_error_that_says_why(tmp_path: Path):
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        export_model(tmp_path, tmp_path / "out", None)
+    save(tmp_path / "run", new_trainer())
+    with pytest.raises(UserError, match=r"no checkpoint of step 7; there are \[0\]"):
+        export_model(tmp_path / "run", tmp_path / "out", 7)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        export_model(tmp_path / "run", tmp_path / "out", None)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes.txt"]
+
+
+def test_the_state_is_json_that_one_can_read(tmp_path: Path):
+    path = save(tmp_path, new_trainer(), seed=42)
+    assert json.loads((path / "state.json").read_text()) == {
+        "num_steps_done": 0,
+        "seed": 42,
+        "record_offsets": {"metrics.jsonl": 0},
+    }

@@ -1,0 +1,131 @@
+"""Models in and out are ordinary Hugging Face directories; tokenizers read any text."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from forage import attention
+from forage.algorithms.packing import lay_end_to_end
+from forage.config import ModelConfig
+from forage.environment.actions import PROTOCOL_TAGS
+from forage.errors import UserError
+from forage.training.logprobs import token_logprobs
+from forage.training.model import (
+    END_OF_TEXT,
+    load_model,
+    load_tokenizer,
+    new_model,
+    new_tokenizer,
+    save_model,
+)
+from tests.fakes import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("model")
+    save_model(tiny_model(), tiny_tokenizer(), out)
+    return out
+
+
+def test_what_is_saved_is_loaded_by_transformers_and_by_us_with_the_same_weights(directory: Path):
+    expected = tiny_model().state_dict()
+    for loaded in (
+        AutoModelForCausalLM.from_pretrained(directory),
+        load_model(ModelConfig(path=str(directory))),
+    ):
+        assert loaded.state_dict().keys() == expected.keys()
+        for name, weight in loaded.state_dict().items():
+            assert torch.equal(weight, expected[name]), name
+    text = "<think> Who? </think><search>Zürich 1848</search>"
+    ids = tiny_tokenizer().encode(text)
+    assert AutoTokenizer.from_pretrained(directory).encode(text) == ids
+    assert load_tokenizer(ModelConfig(path=str(directory))).encode(text) == ids
+
+
+def test_the_dtype_is_the_configs(directory: Path):
+    model = load_model(ModelConfig(path=str(directory), dtype="bfloat16"))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    model = load_model(ModelConfig(path=str(directory)))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_gradient_checkpointing_computes_each_layer_again_in_the_backward_pass(
+    directory: Path, is_on: bool
+):
+    """transformers checkpoints layers in training mode alone: the setting did nothing."""
+    model = load_model(ModelConfig(path=str(directory), gradient_checkpointing=is_on))
+    attention.install(model)
+    num_forwards = 0
+
+    def count(*_: object) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+
+    model.base_model.layers[0].mlp.register_forward_hook(count)
+    packed = lay_end_to_end([list(range(20))])
+    values, _ = token_logprobs(model, packed, packed.positions_N > 0, 1.0)
+    values.sum().backward()
+    assert num_forwards == (2 if is_on else 1)
+
+
+def test_a_path_without_a_model_is_an_error_that_names_it(tmp_path: Path):
+    config = ModelConfig(path=str(tmp_path / "absent"))
+    with pytest.raises(UserError, match=r"model.path is '.*absent': no tokenizer"):
+        load_tokenizer(config)
+    with pytest.raises(UserError, match=r"model.path is '.*absent': no model"):
+        load_model(config)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there_is_an_error(directory: Path):
+    with pytest.raises(UserError, match="model.device is 'cuda' but torch sees no GPU; use cpu"):
+        load_model(ModelConfig(path=str(directory), device="cuda"))
+
+
+def test_a_new_model_is_a_function_of_its_seed():
+    def weights(seed: int) -> dict[str, torch.Tensor]:
+        return new_model(96, 32, 2, 2, 1, 128, seed).state_dict()
+
+    first, again, other = weights(1), weights(1), weights(2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+# --- the tokenizer --------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_any_text_survives_the_tokenizer(text: str):
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_each_tag_is_one_token_and_each_digit_is_one():
+    tokenizer = tiny_tokenizer()
+    for tag in PROTOCOL_TAGS:
+        assert len(tokenizer.encode(tag)) == 1
+    assert len(tokenizer.encode("1848")) == 4
+
+
+def test_the_tags_are_text_and_the_end_of_text_is_not():
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer.encode("<search>x</search>" + END_OF_TEXT)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<search>x</search>"
+
+
+def test_the_vocabulary_has_the_size_that_was_asked_for():
+    texts = ["the river runs by the town of the miller"] * 50
+    assert len(new_tokenizer(texts, 290)) == 290
+
+
+def test_the_same_texts_give_the_same_tokenizer():
+    texts = ["the river runs by the town", "a miller in the town by the river"] * 20
+    first, again = new_tokenizer(texts, 300), new_tokenizer(texts, 300)
+    assert first.get_vocab() == again.get_vocab()

@@ -1,0 +1,336 @@
+"""One optimizer step: the gradient of the whole batch, whatever its packing (promises 6 and 8)."""
+
+import math
+import random
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.config import AlgorithmConfig, EngineConfig, TrainerConfig
+from forage.rollout.torch_engine import TorchEngine
+from forage.training.trainer import Trainer
+from forage.types import Batch, Episode, Origin, Segment
+from tests.rollout.engines import LETTERS, Plan, play
+from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
+from tests.training.sequences import QUESTION, batch_of, episode, sampled_by
+
+NO_CLIPPING = TrainerConfig(learning_rate=1e-3, max_grad_norm=1e9)
+ADVANTAGES = (1.0, -0.5, 0.25, -1.5, 0.75, 2.0)
+EPISODES = tuple(episode(seed) for seed in range(6))
+LOSSES = (
+    AlgorithmConfig(),
+    AlgorithmConfig(aggregate="sequence_mean"),
+    AlgorithmConfig(loss="reinforce"),
+    AlgorithmConfig(loss="reinforce", aggregate="sequence_mean"),
+)
+
+
+def new_trainer(
+    algorithm: AlgorithmConfig | None = None,
+    config: TrainerConfig = NO_CLIPPING,
+    temperature: float = 1.0,
+    model: PreTrainedModel | None = None,
+) -> Trainer:
+    return Trainer(model or make_model(), config, algorithm or AlgorithmConfig(), temperature)
+
+
+def step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """The metrics of a step, and the gradient that the optimizer was given."""
+    gradient: dict[str, Tensor] = {}
+
+    def keep(*_: object) -> None:
+        for name, parameter in trainer.model.named_parameters():
+            assert parameter.grad is not None
+            gradient[name] = parameter.grad.clone()
+
+    handle = trainer.optimizer.register_step_pre_hook(keep)
+    metrics = trainer.step(batch, nullcontext())
+    handle.remove()
+    return metrics, gradient
+
+
+def assert_same_gradient(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """Equal but for the rounding of float32 sums."""
+    assert set(mine) == set(theirs)
+    size = math.sqrt(sum(gradient.double().square().sum().item() for gradient in theirs.values()))
+    for name, gradient in mine.items():
+        assert (gradient - theirs[name]).norm() <= 1e-5 * size, name
+
+
+def loss_by_definition(
+    model: PreTrainedModel,
+    episodes: Sequence[Episode],
+    advantages: Sequence[float],
+    algorithm: AlgorithmConfig,
+    temperature: float = 1.0,
+) -> Tensor:
+    """The published formulas over episodes one by one, with plain forwards."""
+    per_sequence: list[Tensor] = []
+    for each, advantage in zip(episodes, advantages, strict=True):
+        ids = torch.tensor([each.token_ids_T])
+        logprobs_TV = torch.log_softmax(model(input_ids=ids).logits[0] / temperature, dim=-1)
+        losses: list[Tensor] = []
+        position = 0
+        for segment in each.segments:
+            for index, token in enumerate(segment.token_ids_T):
+                if segment.origin is not Origin.SAMPLED:
+                    continue
+                logprob = logprobs_TV[position + index - 1, token]
+                ratio = torch.exp(logprob - segment.logprobs_T[index])
+                if algorithm.loss == "clipped":
+                    low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
+                    clipped = ratio.clamp(low, high)
+                    losses.append(-torch.minimum(ratio * advantage, clipped * advantage))
+                else:
+                    losses.append(-ratio.detach() * advantage * logprob)
+            position += len(segment.token_ids_T)
+        per_sequence.append(torch.stack(losses))
+    if algorithm.aggregate == "sequence_mean":
+        return torch.stack([losses.mean() for losses in per_sequence]).mean()
+    return torch.cat(per_sequence).mean()
+
+
+# --- promise 6 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", LOSSES, ids=lambda a: f"{a.loss}-{a.aggregate}")
+def test_the_gradient_is_that_of_the_published_formula(algorithm: AlgorithmConfig):
+    trainer = new_trainer(algorithm, temperature=0.8)
+    plain = twin(trainer.model)
+    metrics, gradient = step(trainer, batch_of(EPISODES, ADVANTAGES, max_tokens=256))
+    loss = loss_by_definition(plain, EPISODES, ADVANTAGES, algorithm, 0.8)
+    loss.backward()
+    assert metrics["loss/total"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-5)
+    expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    assert_same_gradient(gradient, expected)
+
+
+@settings(max_examples=15)
+@given(
+    order=st.permutations(range(6)),
+    max_tokens=st.sampled_from([180, 256, 300, 500, 4096]),
+    algorithm=st.sampled_from(LOSSES),
+)
+def test_neither_micro_batches_nor_their_order_change_the_gradient(
+    order: list[int], max_tokens: int, algorithm: AlgorithmConfig
+):
+    whole = batch_of(EPISODES, ADVANTAGES)
+    split = batch_of(EPISODES, ADVANTAGES, max_tokens, order)
+    assert len(whole.rows) == 1
+    expected_metrics, expected = step(new_trainer(algorithm), whole)
+    metrics, gradient = step(new_trainer(algorithm), split)
+    assert_same_gradient(gradient, expected)
+    for name, value in expected_metrics.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def test_the_weights_after_a_step_do_not_depend_on_the_micro_batches():
+    one, many = new_trainer(), new_trainer()
+    step(one, batch_of(EPISODES, ADVANTAGES))
+    step(many, batch_of(EPISODES, ADVANTAGES, max_tokens=180))
+    for name, weight in one.model.state_dict().items():
+        # AdamW's first step is near learning_rate times the gradient's sign: rounding may flip it
+        # where the gradient is nothing but rounding.
+        difference = (weight - many.model.state_dict()[name]).abs()
+        assert (difference > 1e-6).float().mean() < 0.01, name
+
+
+def test_the_loss_is_divided_by_the_sampled_tokens_of_the_whole_batch_not_of_a_row():
+    algorithm = AlgorithmConfig(loss="reinforce")
+    short = replace(EPISODES[0], segments=EPISODES[0].segments[:2])
+    both = batch_of([short, EPISODES[1]], [1.0, -1.0], max_tokens=256)
+    metrics, _ = step(new_trainer(algorithm), both)
+    expected = loss_by_definition(twin(make_model()), [short, EPISODES[1]], [1.0, -1.0], algorithm)
+    assert metrics["loss/total"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_an_episode_kept_out_of_the_loss_changes_nothing():
+    kept, expected = batch_of(EPISODES[:3], ADVANTAGES[:3]), None
+    _, expected = step(new_trainer(), kept)
+    advantages = [*ADVANTAGES[:3], None, None, None]
+    _, gradient = step(new_trainer(), batch_of(EPISODES, advantages))
+    for name, value in gradient.items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    model = make_model()
+    model.gradient_checkpointing_enable()
+    _, expected = step(new_trainer(), batch_of(EPISODES, ADVANTAGES))
+    _, gradient = step(new_trainer(model=model), batch_of(EPISODES, ADVANTAGES))
+    assert_same_gradient(gradient, expected)
+
+
+# --- promise 8 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_the_samplers_log_probabilities_are_the_trainers(
+    architecture: Architecture, temperature: float
+):
+    model = make_model(architecture)
+    trainer = new_trainer(model=model, temperature=temperature)
+    config = EngineConfig(num_slots=4, tile_rows=4, prefill_bucket=16)
+    engine = TorchEngine(model, LETTERS, config, 1024, num_threads=1)
+    plan = Plan(turns=((20, 90), (1, 10), (30, 0)), temperature=temperature)
+    played = await play(engine, plan)
+    await engine.close()
+    segments = [Segment(Origin.PROMPT, played.token_ids[: plan.num_prompt])]
+    for (start, completion), (_, num_observed) in zip(played.completions, plan.turns, strict=True):
+        ids = completion.token_ids_T
+        segments.append(Segment(Origin.SAMPLED, ids, completion.logprobs_T, completion.versions_T))
+        end = start + len(ids)
+        observed = played.token_ids[end : end + num_observed]
+        segments.append(Segment(Origin.OBSERVATION, observed))
+    drawn = replace(EPISODES[0], segments=tuple(segments))
+    assert drawn.token_ids_T == played.token_ids
+    metrics, _ = step(trainer, batch_of([drawn], [1.0]))
+    assert 0 <= metrics["policy/logprob_diff_max"] <= 1e-5
+    assert metrics["policy/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["policy/staleness"] == 0
+
+
+def test_the_largest_difference_is_the_largest_over_all_micro_batches():
+    model = make_model()
+    honest = [sampled_by(model, each) for each in EPISODES]
+    segments = list(honest[2].segments)
+    lied = segments[1]
+    segments[1] = replace(lied, logprobs_T=(lied.logprobs_T[0] - 0.5, *lied.logprobs_T[1:]))
+    episodes = [*honest[:2], replace(honest[2], segments=tuple(segments)), *honest[3:]]
+    metrics, _ = step(new_trainer(model=model), batch_of(episodes, ADVANTAGES, max_tokens=180))
+    assert metrics["policy/logprob_diff_max"] == pytest.approx(0.5, abs=1e-4)
+
+
+def test_staleness_is_how_far_the_trainer_is_ahead_of_the_sampling_version():
+    trainer = new_trainer()
+    step(trainer, batch_of(EPISODES, ADVANTAGES))
+    step(trainer, batch_of(EPISODES, ADVANTAGES))
+    metrics, _ = step(trainer, batch_of(EPISODES, ADVANTAGES))  # all sampled by version 0
+    assert metrics["policy/staleness"] == pytest.approx(2.0)
+
+
+# --- the optimizer --------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_stays():
+    trainer = new_trainer(config=TrainerConfig(learning_rate=8e-4, warmup_steps=4))
+    rates = [
+        step(trainer, batch_of(EPISODES, ADVANTAGES))[0]["optimizer/learning_rate"]
+        for _ in range(6)
+    ]
+    assert rates == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 8e-4, 8e-4])
+    assert trainer.version == 6
+
+
+def test_a_resumed_trainer_warms_up_from_where_it_was():
+    trainer = new_trainer(config=TrainerConfig(learning_rate=8e-4, warmup_steps=4))
+    trainer.version = 2
+    metrics, _ = step(trainer, batch_of(EPISODES, ADVANTAGES))
+    assert metrics["optimizer/learning_rate"] == pytest.approx(6e-4)
+
+
+def test_the_gradient_is_clipped_to_its_norm_and_the_norm_before_is_reported():
+    free, expected = step(new_trainer(), batch_of(EPISODES, ADVANTAGES))
+    norm = math.sqrt(sum(g.double().square().sum().item() for g in expected.values()))
+    config = TrainerConfig(max_grad_norm=norm / 4)
+    metrics, clipped = step(new_trainer(config=config), batch_of(EPISODES, ADVANTAGES))
+    assert metrics["optimizer/grad_norm"] == pytest.approx(free["optimizer/grad_norm"])
+    assert metrics["optimizer/grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert_same_gradient({name: g * 4 for name, g in clipped.items()}, expected)
+
+
+def test_weight_decay_shrinks_the_weights():
+    no_gradient = batch_of(EPISODES, [0.0] * 6)
+    plain = new_trainer()
+    decayed = new_trainer(config=TrainerConfig(learning_rate=1e-2, weight_decay=0.5))
+    before = sum(p.detach().norm().item() for p in decayed.model.parameters())
+    step(plain, no_gradient)
+    step(decayed, no_gradient)
+    after = sum(p.detach().norm().item() for p in decayed.model.parameters())
+    unchanged = sum(p.detach().norm().item() for p in plain.model.parameters())
+    assert unchanged == pytest.approx(before)
+    assert after < before
+
+
+def test_a_gradient_that_is_no_number_is_an_error_that_says_what_to_do_and_changes_no_weight():
+    trainer = new_trainer()
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    bad = batch_of(EPISODES, [1.0, math.nan, 0.0, 0.0, 0.0, 0.0])
+    with pytest.raises(FloatingPointError, match="version 0; lower trainer.learning_rate"):
+        trainer.step(bad, nullcontext())
+    assert trainer.version == 0
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_a_batch_without_rows_moves_nothing_but_the_version():
+    trainer = new_trainer()
+    step(trainer, batch_of(EPISODES, ADVANTAGES))
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    metrics = trainer.step(batch_of(EPISODES, [None] * 6), nullcontext())
+    assert trainer.version == 2
+    assert metrics["optimizer/grad_norm"] == 0
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_no_gradient_is_left_over_for_the_next_step():
+    batch = batch_of(EPISODES, ADVANTAGES)
+    trainer = new_trainer(config=TrainerConfig(learning_rate=1e-12, max_grad_norm=1e9))
+    _, first = step(trainer, batch)
+    _, second = step(trainer, batch)
+    assert_same_gradient(second, first)
+
+
+def test_a_good_episode_becomes_likelier_and_a_bad_one_less_likely():
+    model = make_model()
+    good, bad = (sampled_by(model, each) for each in EPISODES[:2])
+    trainer = new_trainer(model=model)
+    for _ in range(5):
+        step(trainer, batch_of([good, bad], [1.0, -1.0]))
+
+    def likelihood(each: Episode) -> float:
+        return sum(sum(segment.logprobs_T) for segment in each.segments)
+
+    assert likelihood(sampled_by(model, good)) > likelihood(good)
+    assert likelihood(sampled_by(model, bad)) < likelihood(bad)
+
+
+def test_the_weights_change_only_while_the_lock_is_held():
+    trainer = new_trainer()
+    weight = next(trainer.model.parameters())
+    seen: list[Tensor] = []
+
+    class Lock:
+        def __enter__(self) -> None:
+            seen.append(weight.detach().clone())
+
+        def __exit__(self, *_: object) -> None:
+            seen.append(weight.detach().clone())
+
+    before = weight.detach().clone()
+    trainer.step(batch_of(EPISODES, ADVANTAGES), Lock())
+    assert torch.equal(seen[0], before)
+    assert torch.equal(seen[1], weight)
+    assert not torch.equal(seen[0], seen[1])
+
+
+@given(seed=st.integers(0, 2**32), position=st.integers(1, 3))
+@settings(max_examples=10)
+def test_a_longer_observation_after_the_last_turn_changes_no_gradient(seed: int, position: int):
+    """What is shown after the last sampled token can reach no sampled token's loss (promise 2)."""
+    rng = random.Random(seed)
+    extra = Segment(Origin.OBSERVATION, tuple(rng.randrange(96) for _ in range(7 * position)))
+    longer = replace(EPISODES[0], segments=(*EPISODES[0].segments, extra))
+    _, expected = step(new_trainer(), batch_of([EPISODES[0]], [1.0]))
+    _, gradient = step(new_trainer(), batch_of([longer], [1.0]))
+    assert longer.question == QUESTION
+    assert_same_gradient(gradient, expected)
