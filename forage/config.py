@@ -149,6 +149,7 @@ class WarmStartConfig(_Frozen):
 
     episodes: Path | None = None
     poor_share: float = Field(default=0.6, ge=0, le=1)
+    single_passage_share: float = Field(default=0.0, ge=0, le=1)
     num_steps: int = Field(default=200, ge=1)
     sequences_per_step: int = Field(default=64, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
@@ -159,10 +160,12 @@ class WarmStartConfig(_Frozen):
 
     @model_validator(mode="after")
     def _no_dead_keys(self) -> Self:
-        if self.episodes is not None and "poor_share" in self.model_fields_set:
-            raise ValueError(
-                "warm_start.poor_share does nothing with warm_start.episodes; remove one of them"
-            )
+        if self.episodes is not None:
+            for name in ("poor_share", "single_passage_share"):
+                if name in self.model_fields_set:
+                    raise ValueError(
+                        f"warm_start.{name} does nothing with warm_start.episodes; remove one"
+                    )
         return self
 
 
@@ -279,7 +282,7 @@ def to_yaml(config: RunConfig) -> str:
     if algorithm.advantage != "grpo":
         del tree["algorithm"]["normalise_by_std"]
     if config.warm_start.episodes is not None:
-        del tree["warm_start"]["poor_share"]
+        del tree["warm_start"]["poor_share"], tree["warm_start"]["single_passage_share"]
     return yaml.safe_dump(tree, sort_keys=False)
 
 

@@ -21,7 +21,7 @@ from forage.progress import progress_bar
 from forage.records import read_episodes
 from forage.retrieval.client import SearchClient
 from forage.rewards.scoring import score_episode
-from forage.rollout.demonstrator import Demonstrator, ScriptWriter
+from forage.rollout.demonstrator import Demonstrator, FirstHit, ScriptWriter
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job, Scheduler
 from forage.training.model import load_model, load_tokenizer, save_model
@@ -62,6 +62,7 @@ async def demonstrate(config: RunConfig, player: Player) -> list[Episode]:
     settings = config.warm_start
     writer = ScriptWriter(questions, settings.poor_share)
     num_episodes = settings.num_steps * settings.sequences_per_step
+    num_short = round(settings.single_passage_share * num_episodes)
     rng = random.Random(f"demonstrations-{config.seed}")
     jobs = [
         Job(rng.choice(questions), index, f"demonstration/{index}") for index in range(num_episodes)
@@ -72,7 +73,8 @@ async def demonstrate(config: RunConfig, player: Player) -> list[Episode]:
 
         async def play(job: Job) -> Episode:
             script = writer.write(job.question, random.Random(f"{config.seed}/{job.key}"))
-            return await player.play(job, Demonstrator(script, player.codec), client)
+            search = FirstHit(client) if job.member < num_short else client
+            return await player.play(job, Demonstrator(script, player.codec), search)
 
         scheduler = Scheduler(
             play,

@@ -27,7 +27,7 @@ from forage.errors import UserError
 from forage.evaluation.evaluate import Evaluator, open_passages, questions_to_evaluate
 from forage.hardware import choose_matmul_kernel
 from forage.progress import Bar, progress_bar
-from forage.records import RunRecords
+from forage.records import METRICS_FILE, RunRecords
 from forage.retrieval.client import SearchClient
 from forage.rewards.scoring import score_episode
 from forage.rollout.player import Player
@@ -111,7 +111,7 @@ class _Run:
             await self._loop(start)
 
     async def _loop(self, start: int) -> None:
-        config, step = self.config, start
+        config = self.config
         scheduler = self._group_scheduler(start)
         algorithm, max_tokens = config.algorithm, config.trainer.max_tokens_per_micro_batch
         try:
@@ -132,7 +132,7 @@ class _Run:
                     await self._after_step(step, groups, metrics, clock, bar)
         except Stopped:
             await scheduler.close()
-            self._checkpoint(step)
+            self._checkpoint(self.trainer.version)  # a stop may come before or after the step's own
             raise
         finally:
             await scheduler.close()
@@ -202,12 +202,14 @@ class _Run:
         metrics["rollout/tokens_per_s"] = (
             sum(episode.num_sampled_tokens for episode in episodes) / clock.seconds["rollout"]
         )
-        if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
-            metrics |= await self._or_stop(self._evaluate())
-            clock.lap("evaluate")
-        self.records.write_episodes(step, episodes)
-        clock.lap("record")
-        self.records.write_metrics(step, metrics | clock.metrics())
+        try:
+            if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
+                metrics |= await self._or_stop(self._evaluate())
+                clock.lap("evaluate")
+        finally:  # the weights have taken the step: it is recorded, also when a stop comes here
+            self.records.write_episodes(step, episodes)
+            clock.lap("record")
+            self.records.write_metrics(step, metrics | clock.metrics())
         if (step + 1) % config.trainer.checkpoint_every == 0:
             self._checkpoint(step + 1)
         if num_excluded == len(episodes) and metrics["search/failures"]:
@@ -312,7 +314,9 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _check_output(out: Path, resume: bool) -> None:
-    has_run = latest_checkpoint(out) is not None or (out / "metrics.jsonl").exists()
+    metrics = out / METRICS_FILE
+    has_rows = metrics.exists() and metrics.stat().st_size > 0
+    has_run = latest_checkpoint(out) is not None or has_rows
     if has_run and not resume:
         raise UserError(
             f"{out} already holds a run; go on with --resume, or set another output_dir"

@@ -1,8 +1,9 @@
-"""Invented names, made of few syllables, unique within a world, with near-namesakes.
+"""Invented names, made of few pieces, unique within a world, with near-namesakes.
 
 No name is a word of another one: a town is never called like the first word of a company.
-Few shared sub-word units are what lets a model of a million parameters copy a name it has never
-seen: every syllable is common even when the name is new.
+Few shared pieces are what lets a model of a million parameters copy a name it has never seen: a
+small byte-level BPE learns each piece as one token, every piece is common even when the name is
+new, and the first piece of a name tells it from most others on a page.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-_CONSONANTS = "bdklmnrstv"
-_VOWELS = "aeio"
-SYLLABLES = tuple(c + v for c in _CONSONANTS for v in _VOWELS)
+BEGINNINGS = tuple(a + b + c for a in "bdfgkmnprstv" for b in "aeio" for c in "ln")
+ENDINGS = tuple(a + b for a in "bdfgkmrstv" for b in "aeio")
+PERSON_ENDINGS = (
+    *("ard", "ash", "eth", "ick", "ina", "isa", "ith", "oph", "ora", "uno", "urt", "yra"),
+    *("amy", "eka", "iel", "ost", "umi", "yan", "arc", "ebb", "igo", "oss", "une", "ywn"),
+)
+REGION_ENDINGS = ("land", "mark", "wick", "shire")
 
 COMPANY_WORDS = ("Mills", "Press", "Works", "Bank")
 WORK_WORDS = ("Song", "Letters", "Garden", "Night")
@@ -27,18 +32,18 @@ class NameMaker:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._taken: set[str] = set()
-        self._long_words: set[str] = set()
+        self._given_words: set[str] = set()
         self._words: dict[str, list[str]] = {}
 
     def person(self) -> str:
         """Given name and surname; either may be shared with somebody else."""
-        return self._unique(lambda: f"{self._word('given', 2)} {self._word('surname', 2)}")
+        return self._unique(lambda: f"{self._person_word('given')} {self._person_word('surname')}")
 
     def town(self) -> str:
-        return self._unique(lambda: self._fresh(3))
+        return self._unique(self._fresh)
 
     def region(self) -> str:
-        return self._unique(lambda: self._fresh(2) + self._rng.choice(("land", "mark")))
+        return self._unique(lambda: self._longer("", REGION_ENDINGS))
 
     def company(self) -> str:
         return self._unique(lambda: self._with(COMPANY_WORDS, "company"))
@@ -50,24 +55,34 @@ class NameMaker:
         return self._unique(lambda: self._with(EVENT_WORDS, "event"))
 
     def _with(self, words: tuple[str, ...], kind: str) -> str:
-        return f"{self._word(kind, 3)} {self._rng.choice(words)}"
+        return f"{self._word(kind, self._fresh)} {self._rng.choice(words)}"
 
-    def _word(self, pool: str, num_syllables: int) -> str:
+    def _person_word(self, pool: str) -> str:
+        return self._word(pool, lambda: self._joined(PERSON_ENDINGS))
+
+    def _word(self, pool: str, draw: Callable[[], str]) -> str:
         words = self._words.setdefault(pool, [])
         if words and self._rng.random() < NAMESAKE_SHARE:
             return self._rng.choice(words)
-        words.append(self._fresh(num_syllables))
+        words.append(draw())
         return words[-1]
 
-    def _fresh(self, num_syllables: int) -> str:
-        """A word that a name may be made of; one of three syllables is given only once."""
-        while True:
-            word = "".join(self._rng.choice(SYLLABLES) for _ in range(num_syllables)).capitalize()
-            if num_syllables < 3:
-                return word  # there are few, and none of them is a whole name
-            if word not in self._long_words:
-                self._long_words.add(word)
+    def _fresh(self) -> str:
+        """A word that is given only once."""
+        word = self._longer("", ENDINGS)
+        self._given_words.add(word)
+        return word
+
+    def _longer(self, middle: str, endings: tuple[str, ...]) -> str:
+        """A beginning and an ending, with pieces between them where all shorter words are gone."""
+        for _ in range(50):
+            word = self._rng.choice(BEGINNINGS).capitalize() + middle + self._rng.choice(endings)
+            if word not in self._given_words and word not in self._taken:
                 return word
+        return self._longer(middle + self._rng.choice(ENDINGS), endings)
+
+    def _joined(self, endings: tuple[str, ...]) -> str:
+        return self._rng.choice(BEGINNINGS).capitalize() + self._rng.choice(endings)
 
     def _unique(self, draw: Callable[[], str]) -> str:
         for _ in range(1000):

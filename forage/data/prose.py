@@ -1,23 +1,22 @@
 """The wording of the generated encyclopedia: articles, questions and the names of relations.
 
 Templates only; which facts exist is decided in ``world.py``. Every kind of sentence comes in
-several wordings, so that a fact is found by reading and not by its position.
+several wordings, so that a fact is found by reading and not by its position. An article calls a
+relation by the noun that ``ASK`` and ``REFER`` are keyed by; most questions do not.
 """
 
 from __future__ import annotations
 
 OCCUPATIONS = (
     "baker", "potter", "weaver", "miller", "tailor", "painter", "sailor", "farmer", "lawyer",
-    "singer", "banker", "carver", "printer", "poet", "doctor", "pilot", "mason", "tanner",
-    "dancer", "hunter", "glazier", "fisher", "cooper", "saddler", "barber", "gardener", "teacher",
-    "judge", "smith", "clerk", "sculptor", "surveyor", "ropemaker", "brewer", "chemist", "drummer",
+    "singer", "banker", "carver", "printer", "poet", "doctor", "pilot", "mason", "dancer",
+    "hunter", "fisher", "barber", "teacher", "judge", "clerk",
 )  # fmt: skip
 
 PRODUCTS = (
-    "salt", "silk", "honey", "cheese", "bells", "paper", "pears", "amber", "clocks", "carpets",
-    "lamps", "boats", "tea", "linen", "copper", "marble", "apples", "violins", "mirrors", "candles",
-    "pepper", "horses", "tulips", "ink", "plums", "barley", "gloves", "kites", "masks", "soap",
-    "glass", "wool", "rope", "coral", "figs", "drums",
+    "salt", "silk", "honey", "cheese", "bells", "paper", "pears", "amber", "clocks", "lamps",
+    "boats", "tea", "linen", "copper", "marble", "apples", "mirrors", "candles", "pepper",
+    "horses", "ink", "gloves", "masks", "soap",
 )  # fmt: skip
 
 GENRES = ("novel", "poem", "play", "ballad")
@@ -25,35 +24,34 @@ TRADES = ("paper", "trading", "shipping", "mining")
 
 ARTICLES: dict[str, tuple[str, ...]] = {
     "person": (
-        "{name} was a {occupation} born in {birthplace}.",
-        "Born in {birthplace}, {name} worked as a {occupation}.",
-        "{name} worked as a {occupation} and was born in {birthplace}.",
-        "{name} came from {birthplace} and was a {occupation}.",
+        "{name} had the occupation {occupation} and the birthplace {birthplace}.",
+        "{name} left the birthplace {birthplace} for the occupation {occupation}.",
+        "Of {name} we know the birthplace {birthplace} and the occupation {occupation}.",
+        "With the occupation {occupation}, {name} came from the birthplace {birthplace}.",
     ),
     "town": (
-        "{name} is a town in {region}, known for {product}.",
-        "Known for {product}, {name} is a town in {region}.",
-        "{name} lies in {region} and is known for {product}.",
-        "The town of {name} makes {product} and lies in {region}.",
+        "Proud of its product {product}, {name} is a town of the region {region}.",
+        "The town {name} sells its product {product} all over the region {region}.",
+        "{name} lies in the region {region} and lives off the product {product}.",
     ),
     "region": (
-        "{name} is a region whose largest town is {capital}.",
-        "The largest town in the region of {name} is {capital}.",
+        "{name} is wide; its largest town is {capital}.",
+        "The largest town in {name} is {capital}.",
     ),
     "company": (
-        "{name} is a {trade} company based in {seat}, founded by {founder}.",
-        "{name} was founded by {founder} and is based in {seat}.",
-        "Founded by {founder}, {name} is a {trade} company based in {seat}.",
+        "{name} is a {trade} company with the founder {founder} and the seat {seat}.",
+        "{name} never left its seat {seat}, nor did the founder {founder}.",
+        "The founder {founder} gave {name} its seat {seat}.",
     ),
     "work": (
-        "{name} is a {genre} written by {author}.",
-        "{name} was written by {author} in {year}.",
-        "The {genre} {name} is the work of {author}.",
+        "{name} is a {genre} by the author {author}.",
+        "{name} made its author {author} known in {year}.",
+        "In {year} the author {author} finished {name}.",
     ),
     "event": (
-        "{name} was held in {venue} in {year}.",
-        "In {year} the town of {venue} hosted {name}.",
-        "{name} took place in {venue}.",
+        "{name} was held in {year} at the venue {venue}.",
+        "The venue {venue} is still proud of {name}.",
+        "{name} filled its venue {venue} in {year}.",
     ),
 }
 

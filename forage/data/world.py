@@ -21,8 +21,6 @@ from forage.errors import UserError
 from forage.types import Hop, Passage, Question
 
 MIN_SIZE = 200
-MAX_SIZE = 50_000
-"""Beyond this the few syllables that names are made of give too few of them."""
 TEST_SHARE = 0.25
 """Share of the articles that belong to the country of the test questions."""
 
@@ -84,8 +82,6 @@ def make_world(size: int, seed: int) -> World:
     """A world of ``size`` articles; the same size and seed give the same world."""
     if size < MIN_SIZE:
         raise UserError(f"a world of {size} articles is too small; --size needs {MIN_SIZE} or more")
-    if size > MAX_SIZE:
-        raise UserError(f"a world of {size} articles is too large; --size takes {MAX_SIZE} at most")
     rng = random.Random(f"world-{seed}")
     names = NameMaker(rng)
     num_test = round(size * TEST_SHARE)

@@ -52,7 +52,7 @@ def save_checkpoint(
     final = folder / f"{_PREFIX}{state.num_steps_done:06d}"
     partial = final.with_name(final.name + _PARTIAL)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        _sweep(folder)
         partial.mkdir(parents=True)
         save_model(trainer.model, tokenizer, partial)
         torch.save(trainer.optimizer.state_dict(), partial / _TRAINER)
@@ -63,7 +63,8 @@ def save_checkpoint(
         }
         (partial / _STATE).write_text(json.dumps(row), encoding="utf-8")
         _flush(partial)
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():
+            _set_aside(final)
         partial.rename(final)
     except Exception as error:  # torch and safetensors have exceptions of their own for a full disk
         shutil.rmtree(partial, ignore_errors=True)
@@ -74,7 +75,8 @@ def save_checkpoint(
             "with --resume"
         ) from error
     for old in _complete(run_dir)[:-num_kept]:
-        shutil.rmtree(old, ignore_errors=True)
+        _set_aside(old)
+    _sweep(folder)
     return final
 
 
@@ -86,11 +88,15 @@ def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
         optimizer = torch.load(checkpoint / _TRAINER, weights_only=True)
         state = RunState(row["num_steps_done"], row["seed"], row["record_offsets"])
     except Exception as error:  # whatever a damaged file makes a reader raise
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"the checkpoint {checkpoint} cannot be read ({error}); remove it, and --resume takes "
-            "the one before it"
+            f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {reason}); "
+            "remove it, and --resume takes the one before it"
         ) from error
-    missing, unexpected = trainer.model.load_state_dict(weights, strict=False)
+    try:
+        missing, unexpected = trainer.model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # torch's for a weight of another size
+        raise UserError(f"the checkpoint {checkpoint} is of another model: {error}") from error
     tied = set(getattr(trainer.model, "all_tied_weights_keys", None) or ())
     if set(missing) - tied or unexpected:
         raise UserError(
@@ -124,6 +130,17 @@ def export_model(run_dir: Path, out: Path, step: int | None) -> Path:
     )
     LOG.info("wrote %s", out)
     return out
+
+
+def _set_aside(directory: Path) -> None:
+    """A checkpoint no more, from one moment to the next: its files go one by one, later."""
+    directory.rename(directory.with_name(f"{directory.name}.old{_PARTIAL}"))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what was set aside and what a killed run was writing."""
+    for left_over in folder.glob(f"*{_PARTIAL}"):
+        shutil.rmtree(left_over, ignore_errors=True)
 
 
 def _complete(run_dir: Path) -> list[Path]:

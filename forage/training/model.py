@@ -44,6 +44,10 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
         raise UserError(f"model.path is {config.path!r}: no model there ({error})") from error
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
+        for module in model.modules():
+            # transformers asks a layer's training flag too; dropout inside has one of its own.
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = True
     model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
     return model
 

@@ -9,7 +9,7 @@ import pytest
 from forage.data import prose
 from forage.data.corpus import format_contents, read_corpus
 from forage.data.questions import read_questions
-from forage.data.world import CHAINS, MAX_SIZE, MIN_SIZE, World, make_world, write_world
+from forage.data.world import CHAINS, MIN_SIZE, World, make_world, write_world
 from forage.errors import UserError
 from forage.retrieval.bm25 import BM25, BM25Builder
 from forage.types import Hop, Question
@@ -60,7 +60,7 @@ def test_the_size_is_the_number_of_articles(size: int):
     assert len({passage.title for passage in made.passages}) == size
 
 
-@pytest.mark.parametrize("size", [0, MIN_SIZE - 1, MAX_SIZE + 1])
+@pytest.mark.parametrize("size", [0, MIN_SIZE - 1])
 def test_a_size_that_makes_no_world_is_refused_with_what_to_do(size: int):
     """Too large a one once ended in a traceback, when the names ran out."""
     with pytest.raises(UserError, match=f"a world of {size} articles is too .*; --size"):
@@ -164,7 +164,7 @@ def test_articles_are_filled_in_and_worded_in_several_ways():
         for passage in world().passages
         if passage.title in towns
     )
-    assert len(openings) == 3, "X, Known and The"
+    assert len(openings) >= 3, "a fact is found by reading and not by its position"
     assert min(openings.values()) > 0.1 * len(towns)
 
 

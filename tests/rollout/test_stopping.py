@@ -139,7 +139,7 @@ def test_nothing_sampled_is_no_stop():
 
 @given(
     shapes,
-    st.lists(st.integers(0, 1 << 16) | st.sampled_from(list("</searchanw> \n")), max_size=30),
+    st.lists(st.integers(0, 1 << 16) | st.sampled_from(list("</searchanw>Ġ")), max_size=30),
     st.lists(st.sampled_from([*PROTOCOL_TAGS, "</sea", "rch>", ">\n", "é", "a"]), max_size=8),
 )
 @settings(max_examples=150)

@@ -123,19 +123,42 @@ def test_writing_a_step_again_never_leaves_the_run_without_it(
     trainer = new_trainer()
     save(tmp_path, trainer)
     trainer.version = 1
-    newest = save(tmp_path, trainer)
-    real = Path.rename
+    save(tmp_path, trainer)
 
-    def killed(path: Path, target: Path) -> Path:
-        latest = latest_checkpoint(tmp_path)
-        assert latest is not None
-        load_checkpoint(latest, new_trainer())
-        return real(path, target)
+    def die_in_the_middle(path: Path, ignore_errors: bool = False) -> None:
+        assert ignore_errors
+        (path / "model.safetensors").unlink()
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "rename", killed)
-    assert save(tmp_path, trainer) == newest
-    assert checkpoint_names(tmp_path) == ["step_000000", "step_000001"]
-    load_checkpoint(newest, new_trainer())
+    monkeypatch.setattr("forage.training.checkpoint.shutil.rmtree", die_in_the_middle)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, trainer)
+    monkeypatch.undo()
+    latest = latest_checkpoint(tmp_path)
+    assert latest is not None
+    load_checkpoint(latest, new_trainer())
+    trainer.version = 2
+    save(tmp_path, trainer)
+    assert checkpoint_names(tmp_path) == ["step_000001", "step_000002"]
+
+
+def test_removing_an_old_checkpoint_never_leaves_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trainer = new_trainer()
+    save(tmp_path, trainer)
+    trainer.version = 1
+
+    def die_in_the_middle(path: Path, ignore_errors: bool = False) -> None:
+        assert ignore_errors
+        (path / "model.safetensors").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("forage.training.checkpoint.shutil.rmtree", die_in_the_middle)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, trainer, num_kept=1)
+    names = [name for name in checkpoint_names(tmp_path) if not name.endswith(".partial")]
+    assert names == ["step_000001"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "state.json"])

@@ -54,24 +54,26 @@ def test_the_dtype_is_the_configs(directory: Path):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("is_on", [True, False])
-def test_gradient_checkpointing_computes_each_layer_again_in_the_backward_pass(
-    directory: Path, is_on: bool
-):
+def test_gradient_checkpointing_computes_layers_again_and_gives_the_same_gradient(directory: Path):
     """transformers checkpoints layers in training mode alone: the setting did nothing."""
-    model = load_model(ModelConfig(path=str(directory), gradient_checkpointing=is_on))
-    attention.install(model)
-    num_forwards = 0
+    num_forwards: list[int] = []
+    gradients: list[torch.Tensor] = []
 
     def count(*_: object) -> None:
-        nonlocal num_forwards
-        num_forwards += 1
+        num_forwards[-1] += 1
 
-    model.base_model.layers[0].mlp.register_forward_hook(count)
-    packed = lay_end_to_end([list(range(20))])
-    values, _ = token_logprobs(model, packed, packed.positions_N > 0, 1.0)
-    values.sum().backward()
-    assert num_forwards == (2 if is_on else 1)
+    for is_on in (False, True):
+        model = load_model(ModelConfig(path=str(directory), gradient_checkpointing=is_on))
+        attention.install(model)
+        num_forwards.append(0)
+        model.get_submodule("model.layers.0.mlp").register_forward_pre_hook(count)
+        packed = lay_end_to_end([list(range(20))])
+        values, _ = token_logprobs(model, packed, packed.positions_N > 0, 1.0)
+        values.sum().backward()
+        grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        gradients.append(torch.cat(grads))
+    assert num_forwards == [1, 2]
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_a_path_without_a_model_is_an_error_that_names_it(tmp_path: Path):
@@ -121,7 +123,7 @@ def test_the_tags_are_text_and_the_end_of_text_is_not():
 
 
 def test_the_vocabulary_has_the_size_that_was_asked_for():
-    texts = ["the river runs by the town of the miller"] * 50
+    texts = ["the river runs by the town of the miller", "a baker asks who founded it"] * 50
     assert len(new_tokenizer(texts, 290)) == 290
 
 

@@ -160,14 +160,6 @@ def test_an_episode_kept_out_of_the_loss_changes_nothing():
         assert torch.equal(value, expected[name]), name
 
 
-def test_gradient_checkpointing_changes_no_gradient():
-    model = make_model()
-    model.gradient_checkpointing_enable()
-    _, expected = step(new_trainer(), batch_of(EPISODES, ADVANTAGES))
-    _, gradient = step(new_trainer(model=model), batch_of(EPISODES, ADVANTAGES))
-    assert_same_gradient(gradient, expected)
-
-
 # --- promise 8 ------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,295 @@
+"""What goes wrong around a run: it ends with a clear word, or goes on and counts it."""
+
+import os
+import resource
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from forage import train
+from forage.data.questions import write_questions
+from forage.errors import UserError
+from forage.records import RunRecords, read_episodes
+from forage.retrieval.port import bind_port
+from forage.retrieval.process import ServerProcess
+from forage.train import run_training
+from forage.training.checkpoint import latest_checkpoint
+from forage.types import Episode, Question, Reward, Status
+from tests.tiny_runs import (
+    assert_same_run,
+    forage,
+    make_config,
+    metrics_of,
+    start_forage,
+    wait_for,
+    world_dir,
+    write_recipe,
+)
+
+IMPATIENT = {"timeout_s": 1.0, "deadline_s": 1.0, "max_retries": 0, "cache_size": 0, "topk": 2}
+
+
+def free_port() -> int:
+    with bind_port("127.0.0.1", 0) as free:
+        return free.getsockname()[1]
+
+
+# --- the retriever --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_retriever_that_is_down_at_the_start_is_waited_for_and_then_named(tmp_path: Path):
+    """And nothing is left behind that would refuse the same command once it is up."""
+    out = tmp_path / "run"
+    url = f"http://127.0.0.1:{free_port()}"
+    search = {"url": url, "startup_timeout_s": 1.0}
+    recipe = write_recipe(tmp_path / "recipe.yaml", make_config(out, search=search))
+    ended = forage("train", recipe)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert f"waiting for the search server at {url}" in ended.stderr.replace("\n", " ")
+    assert f"forage: no search server answers at {url} after 1 s" in ended.stderr
+    assert "forage serve" in ended.stderr
+    run_training(make_config(out, trainer={"num_steps": 1}), resume=False)
+    assert len(metrics_of(out)) == 1
+
+
+@pytest.mark.slow
+def test_a_retriever_that_dies_and_returns_costs_episodes_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out = tmp_path / "run"
+    index = world_dir() / "index"
+    server = ServerProcess(index)
+    after_step = train._Run._after_step
+    num_failures = 0.0
+
+    async def fail_and_return(run: Any, step: int, groups: Any, metrics: Any, *rest: Any) -> None:
+        nonlocal num_failures
+        await after_step(run, step, groups, metrics, *rest)
+        failed = [
+            turn
+            for group in groups
+            for episode in group.episodes_G
+            for turn in episode.turns
+            if turn.search_failure is not None
+        ]
+        if step == 0:
+            os.kill(server.pid, signal.SIGKILL)
+            psutil.Process(server.pid).wait()
+        if failed and not num_failures:
+            num_failures = len(failed)
+            server.stop()
+            server.__enter__()  # on the same port
+
+    monkeypatch.setattr(train._Run, "_after_step", fail_and_return)
+    with server:
+        config = make_config(
+            out, search={**IMPATIENT, "url": server.url}, trainer={"num_steps": 10}
+        )
+        run_training(config, resume=False)
+    rows = metrics_of(out)
+    assert len(rows) == 10
+    failures = [row["search/failures"] or 0 for row in rows]
+    assert sum(failures) == num_failures > 0
+    last = max(step for step, count in enumerate(failures) if count)
+    assert failures[0] == 0
+    assert sum(row["searches/mean"] or 0 for row in rows[last + 1 :]) > 0
+    for record in read_episodes(out / "episodes.jsonl"):
+        has_failed = any(turn.search_failure for turn in record.episode.turns)
+        assert (record.episode.status is Status.SEARCH_FAILED) == has_failed
+    num_failed = sum(
+        record.episode.status is Status.SEARCH_FAILED
+        for record in read_episodes(out / "episodes.jsonl")
+    )
+    assert sum(row["episodes/excluded"] or 0 for row in rows) == num_failed
+    kinds = sum(
+        value or 0
+        for row in rows
+        for name, value in row.items()
+        if name.startswith("search/failures_")
+    )
+    assert kinds == num_failures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_trained_on", [False, True])
+def test_a_retriever_that_stays_away_still_lets_the_run_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_trained_on: bool
+):
+    """Ready once, then gone: every search fails, and the config says what becomes of that."""
+    out = tmp_path / "run"
+    loop = train._Run._loop
+
+    async def without_server(run: Any, start: int) -> None:
+        server.stop()
+        await loop(run, start)
+
+    monkeypatch.setattr(train._Run, "_loop", without_server)
+    rollout = {
+        "train_on_failed_searches": is_trained_on,
+        "temperature": 0.7,
+        "engine": {"num_slots": 16, "tile_rows": 8, "prefill_bucket": 16},
+    }
+    with ServerProcess(world_dir() / "index") as server:
+        search = {**IMPATIENT, "url": server.url}
+        run_training(make_config(out, search=search, rollout=rollout), resume=False)
+    rows = metrics_of(out)
+    assert sum(row["search/failures"] or 0 for row in rows) > 0
+    assert sum(row["searches/mean"] or 0 for row in rows) > 0
+    num_excluded = sum(row["episodes/excluded"] or 0 for row in rows)
+    assert (num_excluded == 0) == is_trained_on
+    assert latest_checkpoint(out) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_retriever_is_waited_for_ends_the_wait(
+    tmp_path: Path, signum: signal.Signals
+):
+    out = tmp_path / "run"
+    search = {"url": f"http://127.0.0.1:{free_port()}", "startup_timeout_s": 600.0}
+    recipe = write_recipe(tmp_path / "recipe.yaml", make_config(out, search=search))
+    child = start_forage("train", recipe)
+    assert child.stderr is not None
+    for line in child.stderr:
+        if "waiting for the search server" in line:
+            break
+    child.send_signal(signum)
+    _, err = child.communicate()
+    assert child.returncode == 130
+    assert "Traceback" not in err
+
+
+# --- the disk -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="prlimit is Linux's")
+def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_intact(tmp_path: Path):
+    """Really: the kernel lets no file of the running process grow beyond a limit."""
+    out, straight = tmp_path / "run", tmp_path / "straight"
+    config = make_config(out, trainer={"num_steps": 6})
+    recipe = write_recipe(tmp_path / "recipe.yaml", config)
+    child = start_forage("train", recipe)
+    first = out / "checkpoints" / "step_000002"
+    wait_for(first, child)
+    limit = (first / "model.safetensors").stat().st_size * 5 // 4
+    assert limit < (first / "trainer.pt").stat().st_size
+    resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    _, err = child.communicate()
+    assert child.returncode == 2, err
+    assert "Traceback" not in err
+    assert "forage: cannot write the checkpoint" in err
+    assert "is intact. Free some space and go on with --resume" in err
+    kept = latest_checkpoint(out)
+    assert kept is not None
+    assert [path.name for path in (out / "checkpoints").iterdir()] == [kept.name]
+    resumed = forage("train", recipe, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    run_training(make_config(straight, trainer={"num_steps": 6}), resume=False)
+    assert_same_run(out, straight, steps=(4, 6))
+
+
+# --- what the user asks for -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {
+                "environment": {
+                    "prompt": "search-r1",
+                    "max_tokens": 100,
+                    "max_turn_tokens": 16,
+                    "max_observation_tokens": 40,
+                }
+            },
+            r"prompt of question train-\d+ has \d+ tokens .* raise environment.max_tokens",
+        ),
+        ({"trainer": {"questions_per_step": 5000}}, "fewer than trainer.questions_per_step"),
+        ({"rollout": {"temperature": 0.0}}, "a greedy policy does not explore"),
+        ({"rollout": {"top_p": 0.9}}, "breaks the probability ratio"),
+        ({"trainer": {"group_size": 1}}, "at least 2 episodes of a question"),
+        ({"data": {"train": None}}, "data.train is missing"),
+        ({"data": {"train": "no/such/file.jsonl"}}, "cannot read the questions no/such/file.jsonl"),
+        ({"model": {"path": "no/such/model"}}, "model.path is 'no/such/model'"),
+        ({"environment": {"prompt": "no/such/prompt.txt"}}, "no/such/prompt.txt"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+):
+    out = tmp_path / "run"
+    with pytest.raises(UserError, match=complaint):
+        run_training(make_config(out, **changes), resume=False)
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_a_refusal_on_the_command_line_is_one_message_and_exit_code_2(tmp_path: Path):
+    config = make_config(tmp_path / "run", trainer={"questions_per_step": 5000})
+    recipe = write_recipe(tmp_path / "recipe.yaml", config)
+    ended = forage("train", recipe)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("forage: ")]
+    assert len(lines) == 1
+    assert "fewer than trainer.questions_per_step (5000)" in lines[0]
+
+
+@pytest.mark.slow
+def test_a_file_of_few_questions_is_gone_through_again_and_again(tmp_path: Path):
+    """Where two epochs meet in a step, a question is played twice in it."""
+    questions = [
+        Question(f"q{index}", f"Where is number {index}?", ("there",), "test") for index in range(3)
+    ]
+    write_questions(tmp_path / "few.jsonl", questions)
+    out = tmp_path / "run"
+    config = make_config(out, data={"train": str(tmp_path / "few.jsonl")}, trainer={"num_steps": 6})
+    run_training(config, resume=False)
+    played = [record.episode.question.id for record in read_episodes(out / "episodes.jsonl")]
+    assert sorted(played) == sorted(["q0", "q1", "q2"] * 16)
+    assert all(row["transcript/violations"] == 0 for row in metrics_of(out))
+
+
+# --- bugs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["score", "record", "train"])
+def test_a_bug_is_raised_and_leaves_no_thread_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    def bug(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    def score(episode: Episode, config: Any) -> Reward:
+        return bug()
+
+    match place:
+        case "score":
+            monkeypatch.setattr(train, "score_episode", score)
+        case "record":
+            monkeypatch.setattr(RunRecords, "write_metrics", bug)
+        case "train":
+            monkeypatch.setattr(train.Trainer, "step", bug)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        run_training(make_config(tmp_path / "run"), resume=False)
+    assert not [thread for thread in threading.enumerate() if thread.name == "forage-engine"]
+
+
+@pytest.mark.slow
+def test_the_command_line_shows_a_bug_with_its_traceback(tmp_path: Path):
+    """A learning rate beyond all sense is found by the next step's gradient, and said."""
+    config = make_config(tmp_path / "run", trainer={"learning_rate": 1e30, "warmup_steps": 0})
+    recipe = write_recipe(tmp_path / "recipe.yaml", config)
+    ended = forage("train", recipe)
+    assert ended.returncode == 1
+    assert "the gradient's norm is nan" in ended.stderr
+    assert "lower trainer.learning_rate" in ended.stderr

@@ -1,0 +1,195 @@
+"""N steps equal k steps, an end of any kind, and N - k steps more: bit for bit (promise 7)."""
+
+import shutil
+import signal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage import train
+from forage.errors import UserError
+from forage.records import read_episodes
+from forage.train import run_training
+from tests.tiny_runs import (
+    assert_same_run,
+    episodes_of,
+    forage,
+    make_config,
+    metrics_of,
+    scratch,
+    start_forage,
+    wait_for,
+    weights_of,
+    write_recipe,
+)
+
+NUM_STEPS = 6
+pytestmark = pytest.mark.slow
+
+
+@cache
+def straight_run() -> Path:
+    """A run that nothing stopped."""
+    out = scratch() / "straight"
+    run_training(make_config(out, trainer={"num_steps": NUM_STEPS}), resume=False)
+    return out
+
+
+def recipe_into(out: Path, **trainer: Any) -> Path:
+    config = make_config(out, trainer={"num_steps": NUM_STEPS, **trainer})
+    return write_recipe(out.with_suffix(".yaml"), config)
+
+
+def test_the_run_that_the_others_are_held_against_learns_and_searches():
+    rows = metrics_of(straight_run())
+    assert [row["step"] for row in rows] == list(range(NUM_STEPS))
+    assert sum(row["optimizer/grad_norm"] or 0 for row in rows) > 0
+    assert sum(row["searches/mean"] or 0 for row in rows) > 0
+    assert all((row["policy/logprob_diff_max"] or 0) <= 1e-5 for row in rows)
+    assert all(row["transcript/violations"] == 0 for row in rows)
+    assert weights_of(straight_run(), 4) != weights_of(straight_run(), 6)
+
+
+def test_a_run_that_was_killed_and_resumed_is_the_run_that_was_not(tmp_path: Path):
+    out = tmp_path / "run"
+    recipe = recipe_into(out)
+    child = start_forage("train", recipe)
+    wait_for(out / "checkpoints" / "step_000002", child)
+    wait_for(out / "episodes.jsonl", child, num_lines=2 * 8 + 1)  # more than the checkpoint knows
+    child.kill()
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL
+    assert not (out / "checkpoints" / "step_000006").exists()
+    resumed = forage("train", recipe, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_writes_a_checkpoint_and_the_resumed_run_is_the_same(
+    tmp_path: Path, signum: signal.Signals
+):
+    out = tmp_path / "run"
+    recipe = recipe_into(out, checkpoint_every=100)
+    child = start_forage("train", recipe)
+    wait_for(out / "episodes.jsonl", child, num_lines=1)
+    child.send_signal(signum)
+    _, err = child.communicate()
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    assert "--resume" in err
+    (checkpoint,) = (out / "checkpoints").iterdir()
+    assert 0 < int(checkpoint.name.removeprefix("step_")) < NUM_STEPS
+    resumed = forage("train", recipe, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(out, straight_run(), steps=(6,))
+
+
+def test_a_stop_during_an_evaluation_loses_and_repeats_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The weights had taken the step, the checkpoint said that they had not: the resumed run took
+    it twice."""
+    out = tmp_path / "run"
+    config = make_config(out, trainer={"num_steps": NUM_STEPS}, evaluation={"every": 2})
+    evaluate = train._Run._evaluate
+
+    async def stopped(run: Any) -> dict[str, float]:
+        run.stop.set()
+        return await evaluate(run)
+
+    monkeypatch.setattr(train._Run, "_evaluate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(config, resume=False)
+    monkeypatch.undo()
+    run_training(config, resume=True)
+    assert episodes_of(out) == episodes_of(straight_run())
+    assert weights_of(out, 6) == weights_of(straight_run(), 6)
+
+
+@pytest.mark.parametrize(("num_slots", "max_concurrent_episodes"), [(8, 3), (24, 64), (8, 64)])
+def test_neither_slots_nor_concurrency_change_the_run(
+    tmp_path: Path, num_slots: int, max_concurrent_episodes: int
+):
+    out = tmp_path / "run"
+    rollout = {
+        "max_concurrent_episodes": max_concurrent_episodes,
+        "temperature": 0.7,
+        "engine": {"num_slots": num_slots, "tile_rows": 8, "prefill_bucket": 16},
+    }
+    run_training(make_config(out, trainer={"num_steps": NUM_STEPS}, rollout=rollout), resume=False)
+    assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+def test_another_seed_is_another_run(tmp_path: Path):
+    out = tmp_path / "run"
+    run_training(make_config(out, trainer={"num_steps": 2}, seed=6), resume=False)
+    assert episodes_of(out) != episodes_of(straight_run())[: len(episodes_of(out))]
+
+
+def test_a_run_that_ended_can_be_made_longer(tmp_path: Path):
+    out = tmp_path / "run"
+    run_training(make_config(out, trainer={"num_steps": 3}), resume=False)
+    run_training(make_config(out, trainer={"num_steps": NUM_STEPS}), resume=True)
+    assert_same_run(out, straight_run(), steps=(6,))
+
+
+def test_resuming_a_run_that_ended_changes_nothing(tmp_path: Path):
+    out = tmp_path / "run"
+    shutil.copytree(straight_run(), out)
+    run_training(make_config(out, trainer={"num_steps": NUM_STEPS}), resume=True)
+    assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(tmp_path: Path):
+    out = tmp_path / "run"
+    shutil.copytree(straight_run(), out)
+    config = make_config(out, trainer={"num_steps": NUM_STEPS})
+    newest = out / "checkpoints" / "step_000006"
+    (newest / "trainer.pt").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=r"step_000006 cannot be read .* remove it"):
+        run_training(config, resume=True)
+    shutil.rmtree(newest)
+    run_training(config, resume=True)
+    assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+def test_resuming_with_another_seed_is_refused_with_the_one_to_set(tmp_path: Path):
+    out = tmp_path / "run"
+    shutil.copytree(straight_run(), out)
+    with pytest.raises(UserError, match="made with seed 5, the config says 6: set seed=5"):
+        run_training(make_config(out, trainer={"num_steps": 8}, seed=6), resume=True)
+
+
+def test_a_used_output_dir_and_an_empty_one_are_told_apart(tmp_path: Path):
+    out = tmp_path / "run"
+    with pytest.raises(UserError, match="holds no run to resume; leave --resume out"):
+        run_training(make_config(out), resume=True)
+    shutil.copytree(straight_run(), out)
+    with pytest.raises(UserError, match="already holds a run; go on with --resume"):
+        run_training(make_config(out), resume=False)
+    assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2])
+def test_a_run_ahead_of_its_trainer_stays_within_its_bound(tmp_path: Path, max_staleness: int):
+    out = tmp_path / "run"
+    config = make_config(
+        out,
+        trainer={"num_steps": NUM_STEPS},
+        rollout={
+            "max_staleness": max_staleness,
+            "temperature": 0.7,
+            "engine": {"num_slots": 16, "tile_rows": 8, "prefill_bucket": 16},
+        },
+    )
+    run_training(config, resume=False)
+    records = list(read_episodes(out / "episodes.jsonl"))
+    assert len(records) == NUM_STEPS * 8
+    ages = [record.step - record.episode.oldest_version for record in records]
+    assert 0 < max(ages) <= max_staleness
+    rows = metrics_of(out)
+    assert max(row["policy/staleness"] or 0 for row in rows) > 0
+    assert all(row["transcript/violations"] == 0 for row in rows)
