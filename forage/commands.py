@@ -58,7 +58,7 @@ def _new_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--questions", type=Path, metavar="FILE", help="for the tokenizer, too")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seed", type=_count, default=0)
-    parser.add_argument("--vocabulary", type=_positive, default=450, metavar="N", help="tokens")
+    parser.add_argument("--vocabulary", type=_positive, default=640, metavar="N", help="tokens")
     parser.add_argument("--hidden-size", type=_positive, default=128, metavar="N")
     parser.add_argument("--layers", type=_positive, default=4, metavar="N")
     parser.add_argument("--max-tokens", type=_positive, default=1024, metavar="N")

@@ -39,7 +39,7 @@ from forage.viewer.report import ReportInput, choose_episodes, write_report
 
 LOG = logging.getLogger(__name__)
 
-WORLD_SIZE = 6000
+WORLD_SIZE = 40_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ QUERIES_PER_KEY = 2
 class ModelShape:
     """Tokens in the vocabulary, width, depth, and the longest episode it should see."""
 
-    vocabulary: int = 450
+    vocabulary: int = 640
     hidden_size: int = 128
     num_layers: int = 4
     max_tokens: int = 1024

@@ -53,12 +53,7 @@ SETTINGS: dict[str, Any] = {
         "max_tokens_per_micro_batch": 1024,
         "checkpoint_every": 2,
     },
-    "warm_start": {
-        "poor_share": 0.5,
-        "num_steps": 100,
-        "sequences_per_step": 8,
-        "warmup_steps": 2,
-    },
+    "warm_start": {"num_steps": 100, "sequences_per_step": 8, "warmup_steps": 2},
     "evaluation": {"num_questions": 6, "num_bootstrap": 100},
 }
 

@@ -69,7 +69,7 @@ class NameMaker:
 
     def _fresh(self) -> str:
         """A word that is given only once."""
-        word = self._longer("", ENDINGS)
+        word = self._longer(self._rng.choice(ENDINGS), ENDINGS)
         self._given_words.add(word)
         return word
 

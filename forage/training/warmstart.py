@@ -68,7 +68,7 @@ def warm_start(
 
     Step k learns the k-th run of ``sequences_per_step`` sequences, starting over where they end.
     Matrices inside the blocks are updated by Muon (https://kellerjordan.github.io/posts/muon/),
-    embeddings, biases and norms by AdamW; both rates warm up and then decay to zero.
+    embeddings, head, biases and norms by AdamW; both rates warm up and then decay to zero.
     """
     attention.install(model)
     if next(model.parameters()).device.type == "cpu":
@@ -111,10 +111,9 @@ def _loss(
 
 
 def _optimizers(model: PreTrainedModel, config: WarmStartConfig) -> list[torch.optim.Optimizer]:
-    embeddings = {
-        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
-    }
-    is_matrix = {id(p): p.ndim == 2 and id(p) not in embeddings for p in model.parameters()}
+    ends = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    outside = {id(module.weight) for module in (*ends, model.get_output_embeddings()) if module}
+    is_matrix = {id(p): p.ndim == 2 and id(p) not in outside for p in model.parameters()}
     matrices = [p for p in model.parameters() if is_matrix[id(p)]]
     others = [p for p in model.parameters() if not is_matrix[id(p)]]
     return [

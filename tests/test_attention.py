@@ -1,0 +1,68 @@
+"""One attention function: every layer of every architecture asks the caller's ``attend``."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from forage import attention
+from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
+
+
+class CausalAttend:
+    """Plain causal attention that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = []
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        self.calls.append((layer, tuple(query.shape), tuple(key.shape), scaling))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return attended.transpose(1, 2)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_with_our_attention_says_what_it_says_with_its_own(architecture: Architecture):
+    model = make_model(architecture)
+    plain = twin(model)
+    attention.install(model)
+    attention.install(model)  # twice is as good as once
+    ids = torch.arange(20)[None]
+    attend = CausalAttend()
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=ids, use_cache=False, attend=attend).last_hidden_state
+        expected = plain.base_model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(hidden, expected, atol=2e-5, rtol=1e-4)
+    assert [layer for layer, *_ in attend.calls] == [0, 1]
+    for _, query_shape, key_shape, scaling in attend.calls:
+        assert query_shape[:3] == (1, 4, 20)
+        assert key_shape[:3] == (1, 2, 20)
+        assert scaling == pytest.approx(query_shape[3] ** -0.5)
+
+
+def test_a_mask_is_refused_for_masks_belong_to_the_attend_callable():
+    model = make_model()
+    attention.install(model)
+    ids = torch.arange(6)[None]
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    with pytest.raises(AssertionError, match="masks belong to the attend callable"):
+        model.base_model(input_ids=ids, attention_mask=mask, attend=CausalAttend())
+
+
+def test_a_call_that_names_nothing_to_attend_to_fails_and_does_not_guess():
+    model = make_model()
+    attention.install(model)
+    with pytest.raises(TypeError, match="attend"):
+        model.base_model(input_ids=torch.arange(6)[None], use_cache=False)
+
+
+def test_installing_on_one_model_leaves_another_as_it_was():
+    model, other = make_model(), make_model(seed=1)
+    attention.install(model)
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        logits = other(input_ids=ids).logits
+        torch.testing.assert_close(logits, twin(other)(input_ids=ids).logits, atol=1e-5, rtol=0)

@@ -1,0 +1,133 @@
+"""Choices of threads and kernels change speed, never what is computed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from forage import hardware
+from forage.hardware import choose_matmul_kernel, choose_num_threads, keep_freed_memory, num_cores
+
+
+@pytest.fixture(autouse=True)
+def _torch_stays_as_it_was() -> Iterator[None]:
+    flags = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    precision, num_threads = flags.fp32_precision, torch.get_num_threads()
+    yield
+    flags.fp32_precision = precision
+    torch.set_num_threads(num_threads)
+
+
+def python(program: str, **variables: str) -> str:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+SHOW = "import os; print(os.environ['OMP_WAIT_POLICY'], int(os.environ['GOMP_SPINCOUNT']) < 10**5)"
+
+
+def test_idle_openmp_threads_are_told_to_sleep():
+    program = f"from forage.hardware import quiet_openmp; quiet_openmp(); {SHOW}"
+    assert python(program) == "PASSIVE True"
+
+
+def test_what_the_user_set_for_openmp_is_kept():
+    program = f"from forage.hardware import quiet_openmp; quiet_openmp(); {SHOW}"
+    assert python(program, OMP_WAIT_POLICY="ACTIVE", GOMP_SPINCOUNT="7") == "ACTIVE True"
+
+
+def test_the_command_line_tells_openmp_before_torch_is_there():
+    program = (
+        "import sys; from forage.cli import main\n"
+        "assert 'torch' not in sys.modules\n"
+        f"main(['--quiet', 'nonsense']); {SHOW}; print('torch' in sys.modules)"
+    )
+    assert python(program).split() == ["PASSIVE", "True", "False"]
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_the_chosen_kernel_is_as_exact_as_float32_at_every_shape_that_is_used(
+    is_faster: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the clock would rather have the other one."""
+    times = iter([2.0, 1.0] if is_faster else [1.0, 2.0])
+    monkeypatch.setattr(hardware, "_fastest", lambda work: next(times))
+    name = choose_matmul_kernel()
+    assert name in ("oneDNN", "default")
+    generator = torch.Generator().manual_seed(1)
+    for rows, inner, columns in ((1, 64, 64), (8, 64, 400), (32, 128, 384), (700, 128, 128)):
+        left = torch.randn(rows, inner, generator=generator)
+        right = torch.randn(inner, columns, generator=generator)
+        error = (left @ right - left.double() @ right.double()).abs().max().item()
+        assert error <= 1e-5 * inner**0.5, (name, rows, inner, columns)
+
+
+def test_an_inexact_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch):
+    times = iter([2.0, 1.0])
+    monkeypatch.setattr(hardware, "_fastest", lambda work: next(times))
+    flags = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    product = torch.Tensor.__matmul__
+
+    def rounded_where_allowed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if flags.fp32_precision == "bf16" and left.dtype == torch.float32:
+            return product(left.bfloat16(), right.bfloat16()).float()
+        return product(left, right)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", rounded_where_allowed)
+    assert choose_matmul_kernel() == "default"
+    assert flags.fp32_precision == "ieee"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({1: 1.0, 2: 0.5, 4: 0.2}, 4),
+        ({1: 1.0, 2: 0.5, 4: 0.6}, 2),
+        ({1: 1.0, 2: 0.95, 4: 0.95}, 1),  # not by a tenth: the other cores have work of their own
+        ({1: 1.0, 2: 3.0, 4: 9.0}, 1),
+    ],
+)
+def test_the_fewest_threads_that_are_clearly_fastest_are_set(
+    seconds: dict[int, float], expected: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hardware, "num_cores", lambda: 4)
+    monkeypatch.setattr(hardware, "_fastest", lambda work: seconds[torch.get_num_threads()])
+    assert choose_num_threads(lambda: None) == expected
+    assert torch.get_num_threads() == expected
+
+
+def test_odd_numbers_of_cores_are_all_tried(monkeypatch: pytest.MonkeyPatch):
+    tried: list[int] = []
+    monkeypatch.setattr(hardware, "num_cores", lambda: 6)
+
+    def measure(work: object) -> float:
+        tried.append(torch.get_num_threads())
+        return 1.0 / len(tried)
+
+    monkeypatch.setattr(hardware, "_fastest", measure)
+    assert choose_num_threads(lambda: None) == 6
+    assert tried == [1, 2, 4, 6]
+
+
+def test_cores_are_those_of_this_process():
+    assert 1 <= num_cores() <= (os.cpu_count() or 1)
+
+
+def test_keeping_freed_memory_may_be_asked_for_again_and_again():
+    keep_freed_memory()
+    keep_freed_memory()
+    assert torch.zeros(1 << 20).sum() == 0
