@@ -29,12 +29,23 @@ def _demo_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=_count, default=0)
     parser.add_argument("--steps", type=_positive, help="of reinforcement learning")
     parser.add_argument("--port", type=_port, default=0, help="of the search service; 0: any free")
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="make the warm start anew, from random weights"
+    )
 
 
 def _demo(args: Namespace) -> int:
     from forage.demo import DemoSettings, run_demo
 
-    run_demo(DemoSettings(out=args.out, seed=args.seed, steps=args.steps, port=args.port))
+    run_demo(
+        DemoSettings(
+            out=args.out,
+            seed=args.seed,
+            steps=args.steps,
+            port=args.port,
+            from_scratch=args.from_scratch,
+        )
+    )
     return 0
 
 

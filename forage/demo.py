@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import signal
 import time
 from dataclasses import dataclass
@@ -44,12 +45,16 @@ WORLD_SIZE = 40_000
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """Where to write (None: a free name under runs/), the seed, RL steps (None: the recipe's)."""
+    """Where to write (None: a free name under runs/), the seed, RL steps (None: the recipe's).
+
+    ``from_scratch`` makes the warm start anew; otherwise the one that ships with Forage is used.
+    """
 
     out: Path | None = None
     seed: int = 0
     steps: int | None = None
     port: int = 0
+    from_scratch: bool = False
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -68,16 +73,10 @@ def run_demo(settings: DemoSettings) -> None:
     with ServerProcess(out / "index", settings.port, log_path=out / "server.log") as server:
         console.print(f"search service at {server.url} (its log: {out / 'server.log'})")
         config = _config(out, settings, server.url)
-        shape = ModelShape(max_tokens=config.environment.max_tokens)
-        num_parameters = make_model(
-            out / "world" / "corpus.jsonl",
-            out / "world" / "train.jsonl",
-            out / "models" / "random",
-            shape,
-            settings.seed,
-        )
-        console.print(f"a Qwen2 of {num_parameters:,} random parameters")
-        run_sft(_with_model(config, out / "models" / "random"), out / "models" / "warm")
+        if settings.from_scratch:
+            _make_warm_start(config, console)
+        else:
+            _take_warm_start(config, console)
         before = _evaluate(_with_model(config, out / "models" / "warm"), "before")
         run_training(_with_model(config, out / "models" / "warm"), resume=False)
         export_model(config.output_dir, out / "models" / "trained", step=None)
@@ -88,6 +87,29 @@ def run_demo(settings: DemoSettings) -> None:
     recipe.write_text(to_yaml(_with_model(config, out / "models" / "trained")), encoding="utf-8")
     console.print(before_after_table(before.summary, after.summary))
     _say_what_next(console, out, report, recipe, seconds)
+
+
+def _make_warm_start(config: RunConfig, console: Console) -> None:
+    out = config.output_dir
+    world, random_model = out / "world", out / "models" / "random"
+    shape = ModelShape(max_tokens=config.environment.max_tokens)
+    num_parameters = make_model(
+        world / "corpus.jsonl", world / "train.jsonl", random_model, shape, config.seed
+    )
+    console.print(f"a Qwen2 of {num_parameters:,} random parameters")
+    run_sft(_with_model(config, random_model), out / "models" / "warm")
+
+
+def _take_warm_start(config: RunConfig, console: Console) -> None:
+    """Copy the shipped model, which was made by ``--from-scratch`` with seed 0."""
+    out = config.output_dir
+    with resources.as_file(resources.files("forage") / "warm") as shipped:
+        shutil.copytree(shipped / "model", out / "models" / "warm")
+        shutil.copy(shipped / LOSSES_FILE, out / LOSSES_FILE)
+    console.print(
+        "a Qwen2 that read and followed the protocol after a warm start from random weights, which "
+        "ships with Forage; --from-scratch makes it anew"
+    )
 
 
 def _choose_out(out: Path | None) -> Path:

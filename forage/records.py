@@ -331,7 +331,11 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a JSONL file; a last line without its newline is one that was being written."""
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    with file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return

@@ -31,7 +31,7 @@ _END_OF_TEXT = (
     *("<end_of_turn>", "<eos>", "</s>"),
 )
 _CHARACTERS_PER_TOKEN = 16
-_CACHED_TEXTS = 8192
+_CACHED_TEXTS = 65_536
 _MAX_ROUNDS = 8
 
 
@@ -94,19 +94,30 @@ class Codec:
         Reading back catches what a tokenizer's normaliser makes of innocent characters (NFKC
         turns a full-width ``＜`` into ``<``).
         """
+        if self._is_plainly_harmless(text):
+            return self._encode_plain(text)
         text = self._neutralise(_mend_surrogates(text))
         for _ in range(_MAX_ROUNDS):
-            ids = tuple(
-                i
-                for i in self._plain.encode(text, add_special_tokens=False).ids
-                if i not in self._added_ids
-            )
+            ids = self._encode_plain(text)
             decoded = self.decode(ids)
             harmless = self._neutralise(decoded)
             if harmless == decoded:
                 return ids
             text = harmless
         return ()  # a text that keeps turning back into tags is better not shown at all
+
+    def _is_plainly_harmless(self, text: str) -> bool:
+        """ASCII without a bracket that could start a tag or a marker: most passages, most queries.
+
+        No normaliser makes a bracket out of other ASCII, so there is nothing to read back.
+        """
+        if not text.isascii() or "<" in text or "[" in text:
+            return False
+        return self._added_text is None or self._added_text.search(text) is None
+
+    def _encode_plain(self, text: str) -> tuple[int, ...]:
+        ids = self._plain.encode(text, add_special_tokens=False).ids
+        return tuple(i for i in ids if i not in self._added_ids)
 
     def _neutralise(self, text: str) -> str:
         """Respell tags (``<search>`` becomes ``[search>``), chat markers and added tokens' strings.

@@ -37,8 +37,9 @@ class WeightedTokens:
 def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTokens:
     """The weights of an episode's tokens, by origin and by whether they name what was read.
 
-    ``argument_weight`` goes to places where a turn writes its action's argument, if that was to
-    be read in the prompt or in a passage: guesses cannot be learnt and would only add noise.
+    ``argument_weight`` goes to the place where a turn first writes its action's argument, if that
+    was to be read in the prompt or in a passage: a guess cannot be learnt and would only add noise,
+    and a second mention is copied from the first, which teaches nothing about reading.
     """
     weights: list[float] = []
     turns = iter(episode.turns)
@@ -135,18 +136,13 @@ def _rate(step: int, config: WarmStartConfig) -> float:
 
 
 def _covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[bool]:
-    """Which tokens of a turn lie inside a place where its argument is written."""
+    """Which tokens of a turn lie where its argument is first written (it must be there)."""
     pieces = [codec.decode([i]) for i in token_ids_T]
-    text = "".join(pieces)
-    is_inside = [False] * len(text)
-    start = text.find(argument)
-    while start >= 0:
-        end = start + len(argument)
-        is_inside[start:end] = [True] * len(argument)
-        start = text.find(argument, end)
+    start = "".join(pieces).find(argument)
+    end = start + len(argument)
     covered: list[bool] = []
     offset = 0
     for piece in pieces:
-        covered.append(any(is_inside[offset : offset + len(piece)]))
+        covered.append(offset < end and offset + len(piece) > start)
         offset += len(piece)
     return covered

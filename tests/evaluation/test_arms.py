@@ -39,7 +39,10 @@ async def test_the_normal_arm_is_the_retriever_itself() -> None:
 
 
 async def test_a_closed_book_finds_nothing_and_does_not_fail() -> None:
-    assert ids(await search_for_arm("closed_book", QUESTION, Base(), Corpus(9), 3, 0).search("x")) == []
+    assert (
+        ids(await search_for_arm("closed_book", QUESTION, Base(), Corpus(9), 3, 0).search("x"))
+        == []
+    )
 
 
 async def test_the_gold_arm_returns_the_questions_passages_whatever_the_query() -> None:
