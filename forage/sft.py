@@ -47,7 +47,7 @@ def run_sft(config: RunConfig, out: Path) -> None:
     model = load_model(config.model)
     config.output_dir.mkdir(parents=True, exist_ok=True)
     with (
-        (config.output_dir / LOSSES_FILE).open("w", encoding="utf-8") as losses,
+        (config.output_dir / LOSSES_FILE).open("w", buffering=1, encoding="utf-8") as losses,
         progress_bar("warm start", settings.num_steps) as bar,
     ):
         for step, loss in enumerate(warm_start(model, sequences, settings), start=1):

@@ -90,6 +90,7 @@ class _Run:
             config.rollout.engine,
             config.environment.max_tokens,
         )
+        self.passages = open_passages(config) if config.evaluation.every else None
         self.records = RunRecords(config.output_dir)
         self.stop = asyncio.Event()
 
@@ -219,9 +220,7 @@ class _Run:
 
     async def _evaluate(self) -> dict[str, float]:
         questions = questions_to_evaluate(self.config)
-        evaluator = Evaluator(
-            self.config, self.player, self.engine, self.search, open_passages(self.config)
-        )
+        evaluator = Evaluator(self.config, self.player, self.engine, self.search, self.passages)
         episodes_by_arm = await evaluator.play_arms(questions, self.config.evaluation.arms)
         return {
             f"eval/{arm}/{name}": value

@@ -16,16 +16,21 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from forage.config import ModelConfig
 from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
+
+# Its bars show parts of a second of loading, in the middle of ours.
+disable_progress_bar()
 
 END_OF_TEXT = "<|endoftext|>"
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     """The tokenizer of a model directory or hub id; raises ``UserError``."""
+    _check_path(config.path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.path)
     except (OSError, ValueError) as error:
@@ -37,6 +42,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     """The policy's weights on their device; raises ``UserError``."""
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"model.device is {config.device!r} but torch sees no GPU; use cpu")
+    _check_path(config.path)
     dtype = getattr(torch, config.dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype)
@@ -50,6 +56,13 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
                 module.training = True
     model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
     return model
+
+
+def _check_path(path: str) -> None:
+    """Refuse at once what can be no hub id, instead of asking the hub for it."""
+    is_local = path.startswith(("/", ".", "~")) or path.count("/") != 1
+    if is_local and "/" in path and not Path(path).is_dir():
+        raise UserError(f"model.path is {path!r}: there is no such directory")
 
 
 def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:

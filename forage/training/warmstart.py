@@ -69,7 +69,7 @@ def warm_start(
 
     Step k learns the k-th run of ``sequences_per_step`` sequences, starting over where they end.
     Matrices inside the blocks are updated by Muon (https://kellerjordan.github.io/posts/muon/),
-    embeddings, head, biases and norms by AdamW; both rates warm up and then decay to zero.
+    embeddings, head, biases and norms by AdamW; both rates warm up and decay, at last to 5 %.
     """
     attention.install(model)
     if next(model.parameters()).device.type == "cpu":
