@@ -18,7 +18,7 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -87,12 +87,12 @@ class Barrier:
         self._engine = engine
         self._search = search
         self._num_alive = 0
-        self._waiting: list[tuple[Callable[[], object], asyncio.Future[None]]] = []
+        self._waiting: list[asyncio.Future[None]] = []
 
     def enter(self) -> None:
         self._num_alive += 1
 
-    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         await self._meet()
         return await self._engine.generate(token_ids, sampling)
 
@@ -107,14 +107,14 @@ class Barrier:
 
     async def _meet(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((lambda: None, future))
+        self._waiting.append(future)
         self._open_if_all_here()
         await future
 
     def _open_if_all_here(self) -> None:
         if len(self._waiting) >= self._num_alive:
             waiting, self._waiting = self._waiting, []
-            for _, future in waiting:
+            for future in waiting:
                 future.set_result(None)
 
 
@@ -144,7 +144,7 @@ async def event_driven(work: Work) -> Result:
     player.check_prompts(work.questions)
     scheduler = Scheduler(
         lambda job: player.play(job, engine, work.search),
-        lambda _episode: Reward(0.0),
+        lambda episode: Reward(0.0),
         config.rollout.max_concurrent_episodes,
     )
     jobs = [Job(question, 0, f"bench/{question.id}") for question in work.questions]
@@ -245,14 +245,15 @@ def _num_sampled(episodes: list[Episode]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="The in-process engine, compared.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--episodes", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     config = load_config(args.run_dir / "recipe.yaml")
     choose_matmul_kernel()
-    assert config.data.index is not None and config.data.test is not None
+    assert config.data.index is not None, "the demo's recipe names its index"
+    assert config.data.test is not None, "and its questions"
     search = SlowSearch(open_index(config.data.index), config.search.topk)
     questions = read_questions(config.data.test)[: args.episodes]
     tokenizer = load_tokenizer(config.model)
