@@ -32,6 +32,8 @@ def _demo_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--from-scratch", action="store_true", help="make the warm start anew, from random weights"
     )
+    parser.add_argument("--warm-start-steps", type=_positive, help="with --from-scratch")
+    parser.add_argument("--size", type=_positive, default=40_000, help="articles of the world")
 
 
 def _demo(args: Namespace) -> int:
@@ -44,6 +46,8 @@ def _demo(args: Namespace) -> int:
             steps=args.steps,
             port=args.port,
             from_scratch=args.from_scratch,
+            size=args.size,
+            warm_start_steps=args.warm_start_steps,
         )
     )
     return 0

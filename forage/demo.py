@@ -45,9 +45,10 @@ WORLD_SIZE = 40_000
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """Where to write (None: a free name under runs/), the seed, RL steps (None: the recipe's).
+    """Where to write (None: a free name under runs/), the seed, steps (None: the recipe's), size.
 
     ``from_scratch`` makes the warm start anew; otherwise the one that ships with Forage is used.
+    ``size`` is the number of articles.
     """
 
     out: Path | None = None
@@ -55,6 +56,8 @@ class DemoSettings:
     steps: int | None = None
     port: int = 0
     from_scratch: bool = False
+    size: int = WORLD_SIZE
+    warm_start_steps: int | None = None
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -64,7 +67,7 @@ def run_demo(settings: DemoSettings) -> None:
     out = _choose_out(settings.out)
     signal.signal(signal.SIGTERM, _interrupt)
     console.print(f"[bold]Forage demo[/bold], seed {settings.seed}, into {out}")
-    world = write_world(out / "world", WORLD_SIZE, settings.seed)
+    world = write_world(out / "world", settings.size, settings.seed)
     console.print(
         f"an encyclopedia of {len(world.passages)} invented articles, {len(world.train)} training "
         f"questions and {len(world.test)} test questions about other entities"
@@ -133,6 +136,8 @@ def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
     tree["search"]["url"] = url
     if settings.steps is not None:
         tree["trainer"]["num_steps"] = settings.steps
+    if settings.warm_start_steps is not None:
+        tree["warm_start"]["num_steps"] = settings.warm_start_steps
     return build_config(tree, source="forage/demo.yaml")
 
 

@@ -1,0 +1,63 @@
+"""The demo, whole, in a small world: what it leaves behind, and that nothing stays running."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from forage.demo import DemoSettings, run_demo
+from forage.errors import UserError
+from forage.records import read_metrics
+
+pytestmark = pytest.mark.slow
+
+
+def left_behind(out: Path) -> None:
+    """The files of a finished demo; its search service is gone."""
+    assert len(read_metrics(out)) == 1
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert "Exact match" in report
+    assert "<script src" not in report
+    for label in ("before", "after"):
+        arms = json.loads((out / "evaluation" / f"{label}.json").read_text())["arms"]
+        assert set(arms) == {"normal", "closed_book", "gold", "random"}
+    assert (out / "models" / "trained" / "model.safetensors").exists()
+    commands = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+    assert not any(str(out / "index") in command for command in commands)
+
+
+def test_the_shipped_warm_start_reads_and_the_demo_runs_to_its_report(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    run_demo(DemoSettings(out=out, size=400, steps=1, seed=3))
+    left_behind(out)
+    arms = json.loads((out / "evaluation" / "before.json").read_text())["arms"]
+    assert arms["normal"]["by_hops"]["1"]["em"][0] > 0.4
+    assert arms["closed_book"]["overall"]["em"][0] < 0.2
+
+
+def test_the_command_that_makes_the_warm_start_from_random_weights_works(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    run_demo(DemoSettings(out=out, size=300, steps=1, from_scratch=True, warm_start_steps=2))
+    left_behind(out)
+    assert len((out / "warm_start.jsonl").read_text().splitlines()) == 2
+    assert (out / "models" / "random" / "tokenizer.json").exists()
+
+
+def test_the_shipped_weights_are_small() -> None:
+    files = subprocess.run(
+        ["git", "ls-files", "forage/warm"],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    total = sum((Path(__file__).parent.parent / name).stat().st_size for name in files)
+    assert 0 < total < 8_000_000
+
+
+def test_a_directory_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("here first")
+    with pytest.raises(UserError, match="not an empty directory"):
+        run_demo(DemoSettings(out=tmp_path))
