@@ -33,6 +33,7 @@ def _demo_arguments(parser: ArgumentParser) -> None:
         "--from-scratch", action="store_true", help="make the warm start anew, from random weights"
     )
     parser.add_argument("--warm-start-steps", type=_positive, help="with --from-scratch")
+    parser.add_argument("--questions", type=_positive, help="to evaluate in each arm")
     parser.add_argument("--size", type=_positive, default=40_000, help="articles of the world")
 
 
@@ -48,6 +49,7 @@ def _demo(args: Namespace) -> int:
             from_scratch=args.from_scratch,
             size=args.size,
             warm_start_steps=args.warm_start_steps,
+            num_questions=args.questions,
         )
     )
     return 0

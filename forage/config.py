@@ -331,12 +331,11 @@ def _explain(tree: dict[str, Any], detail: dict[str, Any]) -> str:
 
 def _nearest(location: str) -> str:
     keys = list(_all_keys(RunConfig, ""))
-    close = difflib.get_close_matches(location, keys, n=1, cutoff=0.6)
-    if not close:
-        name = location.rsplit(".", 1)[-1]
-        close = [key for key in keys if key.rsplit(".", 1)[-1] == name][:1] or (
-            difflib.get_close_matches(name, [key.rsplit(".", 1)[-1] for key in keys], n=1)
-        )
+    name = location.rsplit(".", 1)[-1]
+    # The right name in the wrong place is likelier than another name in the same place.
+    close = [key for key in keys if key.rsplit(".", 1)[-1] == name] or difflib.get_close_matches(
+        location, keys, n=1, cutoff=0.6
+    )
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -48,7 +48,7 @@ class DemoSettings:
     """Where to write (None: a free name under runs/), the seed, steps (None: the recipe's), size.
 
     ``from_scratch`` makes the warm start anew; otherwise the one that ships with Forage is used.
-    ``size`` is the number of articles.
+    ``size`` is the number of articles, ``num_questions`` how many are evaluated.
     """
 
     out: Path | None = None
@@ -58,6 +58,7 @@ class DemoSettings:
     from_scratch: bool = False
     size: int = WORLD_SIZE
     warm_start_steps: int | None = None
+    num_questions: int | None = None
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -136,6 +137,8 @@ def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
     tree["search"]["url"] = url
     if settings.steps is not None:
         tree["trainer"]["num_steps"] = settings.steps
+    if settings.num_questions is not None:
+        tree["evaluation"]["num_questions"] = settings.num_questions
     if settings.warm_start_steps is not None:
         tree["warm_start"]["num_steps"] = settings.warm_start_steps
     return build_config(tree, source="forage/demo.yaml")

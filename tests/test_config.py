@@ -206,7 +206,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     note=st.text(st.characters(exclude_categories=["Cs", "Cc"])),
     loss=st.sampled_from(["clipped", "reinforce"]),
     advantage=st.sampled_from(["grpo", "reinforce", "rloo"]),
-    arms=st.lists(st.sampled_from(["normal", "closed_book", "gold", "random", "empty"])),
+    arms=st.lists(st.sampled_from(["normal", "closed_book", "gold", "random"])),
     train=st.none() | st.just("questions.jsonl"),
 )
 def test_a_config_written_as_yaml_is_read_back_equal(

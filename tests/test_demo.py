@@ -30,7 +30,7 @@ def left_behind(out: Path) -> None:
 
 def test_the_shipped_warm_start_reads_and_the_demo_runs_to_its_report(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    run_demo(DemoSettings(out=out, size=400, steps=1, seed=3))
+    run_demo(DemoSettings(out=out, size=2000, steps=1, seed=3, num_questions=30))
     left_behind(out)
     arms = json.loads((out / "evaluation" / "before.json").read_text())["arms"]
     assert arms["normal"]["by_hops"]["1"]["em"][0] > 0.4
@@ -39,7 +39,11 @@ def test_the_shipped_warm_start_reads_and_the_demo_runs_to_its_report(tmp_path: 
 
 def test_the_command_that_makes_the_warm_start_from_random_weights_works(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    run_demo(DemoSettings(out=out, size=300, steps=1, from_scratch=True, warm_start_steps=2))
+    run_demo(
+        DemoSettings(
+            out=out, size=300, steps=1, from_scratch=True, warm_start_steps=2, num_questions=3
+        )
+    )
     left_behind(out)
     assert len((out / "warm_start.jsonl").read_text().splitlines()) == 2
     assert (out / "models" / "random" / "tokenizer.json").exists()
