@@ -1,5 +1,6 @@
 """Settings that every test shares; OpenMP is quietened before anything imports torch."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,19 @@ quiet_openmp()
 
 settings.register_profile("forage", derandomize=True, deadline=None)
 settings.load_profile("forage")
+
+
+@pytest.fixture(autouse=True)
+def _default_matmul_kernel() -> Iterator[None]:
+    """A run chooses a kernel for its process; the next test starts with torch's own again.
+
+    Once a test compared weights with those of a new process, which had not chosen.
+    """
+    import torch
+
+    yield
+    flags = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    flags.fp32_precision = "none"  # also where a module's fixture chose before the test began
 
 
 @pytest.fixture

@@ -70,14 +70,14 @@ def test_prompts_weigh_nothing_observations_little_and_what_is_read_most():
     assert text_of_weight(drawn, 0.25) == (
         "<information>Doc 1(Title: Rome) on the Tiber</information>"
     )
-    # The argument wherever the turn writes it, in the thought and in the action.
+    # The argument where the turn first writes it, in the thought; the action copies the thought.
     copied = text_of_weight(drawn, 6.0)
-    assert copied.count("Rome") == 2
-    assert copied.count("Tiber") == 2
+    assert copied.count("Rome") == 1
+    assert copied.count("Tiber") == 1
     rest = text_of_weight(drawn, 1.0)
     assert "<search>" in rest
-    assert "Rome" not in rest
-    assert "Tiber" not in rest
+    assert rest.count("Rome") == 1
+    assert rest.count("Tiber") == 1
 
 
 def test_a_guess_that_was_nowhere_to_be_read_weighs_no_more_than_the_rest():
