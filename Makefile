@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 READY := $(VENV)/.ready
+DEV := $(VENV)/.dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
@@ -26,15 +27,15 @@ help:
 demo: $(READY)
 	@$(BIN)/forage demo $(ARGS)
 
-test: $(READY)
+test: $(DEV)
 	@$(BIN)/python -m pytest $(ARGS)
 
-lint: $(READY)
+lint: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
-format: $(READY)
+format: $(DEV)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
@@ -66,6 +67,11 @@ $(READY): pyproject.toml constraints.txt $(MADE)
 	@echo "Installing $(TORCH) into $(VENV) (the largest download, once)"
 	@$(PIP) install --quiet --quiet $(TORCH)
 	@echo "Installing the other packages"
-	@$(PIP) install --quiet --quiet -c constraints.txt -e ".[dev]"
+	@$(PIP) install --quiet --quiet -c constraints.txt -e .
 	@touch $@
 	@echo "$(VENV) is ready"
+
+$(DEV): $(READY)
+	@echo "Installing what tests and checks need besides: every extra and the tools"
+	@$(PIP) install --quiet --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
