@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, Self
@@ -64,6 +64,18 @@ class Index:
     backend: Backend
 
     def __len__(self) -> int:
+        return len(self.store)
+
+    @property
+    def name(self) -> str:
+        return self.backend.name
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}-{sha256(self.manifest.model_dump_json().encode()).hexdigest()[:16]}"
+
+    @property
+    def num_passages(self) -> int:
         return len(self.store)
 
     def __enter__(self) -> Self:
