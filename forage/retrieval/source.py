@@ -17,7 +17,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for people and health checks: ``bm25``, ``flat``, ``bm25+flat``, ``serper``."""
+        """What it is, for people and health checks: ``bm25``, ``bm25+flat``, ``serper``."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class SourceError(Exception):
     """A source that could not answer: a typed failure for the caller, never an empty result."""
 
     def __init__(self, reason: str, is_temporary: bool = True) -> None:
-        """``reason`` is said to clients, so it names no secret; temporary failures may be retried."""
+        """``reason`` is said to clients, so it names no secret; a temporary one may be retried."""
         super().__init__(reason)
         self.reason = reason
         self.is_temporary = is_temporary
