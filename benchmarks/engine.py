@@ -19,7 +19,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -118,7 +118,7 @@ class Barrier:
                 future.set_result(None)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Work:
     """The model, the rules and the questions."""
 
@@ -127,6 +127,14 @@ class Work:
     tokenizer: PreTrainedTokenizerFast
     questions: list[Question]
     search: SlowSearch
+
+    def with_in_flight(self, num_episodes: int) -> Work:
+        rollout = self.config.rollout
+        engine = rollout.engine.model_copy(update={"num_slots": num_episodes})
+        rollout = rollout.model_copy(
+            update={"max_concurrent_episodes": num_episodes, "engine": engine}
+        )
+        return replace(self, config=self.config.model_copy(update={"rollout": rollout}))
 
     def engine(self) -> TorchEngine:
         return TorchEngine(
@@ -247,41 +255,49 @@ def _num_sampled(episodes: list[Episode]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The in-process engine, compared.")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--episodes", type=int, default=192)
+    parser.add_argument("--episodes", type=int, default=384)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[96, 32, 16])
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     config = load_config(args.run_dir / "recipe.yaml")
     choose_matmul_kernel()
     assert config.data.index is not None, "the demo's recipe names its index"
-    assert config.data.test is not None, "and its questions"
+    assert config.data.train is not None, "and its questions"
     search = SlowSearch(open_index(config.data.index), config.search.topk)
-    questions = read_questions(config.data.test)[: args.episodes]
+    questions = read_questions(config.data.train)[: args.episodes]
     tokenizer = load_tokenizer(config.model)
     ours = Work(config, load_model(config.model), tokenizer, questions, search)
     # transformers' own attention, as a user of `generate` would have it
     theirs = Work(config, load_model(config.model), tokenizer, questions, search)
-    few = Work(config, theirs.model, tokenizer, questions[:16], search)
+    for in_flight in args.in_flight:
+        print(f"{args.episodes} episodes, {in_flight} in flight")
+        compare(ours.with_in_flight(in_flight), theirs.with_in_flight(in_flight), args.rounds)
+
+
+def compare(ours: Work, theirs: Work, num_rounds: int) -> None:
+    """Do the work in every way, in turns, and print medians and ratios."""
+    few = replace(theirs, questions=theirs.questions[:16])
     ways: dict[str, Callable[[], Result]] = {
-        "generate": lambda: generate(theirs, config.rollout.max_concurrent_episodes),
+        "generate": lambda: generate(theirs, theirs.config.rollout.max_concurrent_episodes),
         "generate, one by one": lambda: generate(few, 1),
         "lockstep": lambda: asyncio.run(lockstep(ours)),
         "event-driven": lambda: asyncio.run(event_driven(ours)),
     }
     results: dict[str, list[Result]] = {name: [] for name in ways}
-    for _ in range(args.rounds):
+    for _ in range(num_rounds):
         for name, way in ways.items():
             results[name].append(way())
             last = results[name][-1]
-            print(f"{name:22} {last.num_tokens:6} tokens {last.seconds:6.2f} s", flush=True)
+            print(f"  {name:22} {last.num_tokens:6} tokens {last.seconds:6.2f} s", flush=True)
     medians = {
         name: statistics.median(result.tokens_per_s for result in many)
         for name, many in results.items()
     }
     for name, rate in medians.items():
-        print(f"{name:22} {rate:8.0f} sampled tokens/s (median of {args.rounds})")
+        print(f"  {name:22} {rate:8.0f} sampled tokens/s (median of {num_rounds})")
     best = medians["event-driven"]
     for name in ("generate", "generate, one by one", "lockstep"):
-        print(f"event-driven / {name}: {best / medians[name]:.2f}")
+        print(f"  event-driven / {name}: {best / medians[name]:.2f}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ _END_OF_TEXT = (
 )
 _CHARACTERS_PER_TOKEN = 16
 _CACHED_TEXTS = 65_536
+_CACHED_FIXED_TEXTS = 256
 _MAX_ROUNDS = 8
 
 
@@ -52,10 +53,11 @@ class Codec:
         self._added_text = _any_of([token.content for token in added.values()])
         self.eos_ids: tuple[int, ...] = _eos_ids(tokenizer)
         self._encode_cached = lru_cache(maxsize=_CACHED_TEXTS)(self._encode_untrusted)
+        self._encode_fixed = lru_cache(maxsize=_CACHED_FIXED_TEXTS)(self._encode_trusted)
 
     def encode_trusted(self, text: str) -> list[int]:
         """Our own fixed text as tokens; added tokens in it are recognised, none are put around."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self._encode_fixed(text))
 
     def encode_untrusted(self, text: str, max_tokens: int | None = None) -> list[int]:
         """Anyone's text as at most ``max_tokens`` tokens, of which none is an added token.
@@ -87,6 +89,9 @@ class Codec:
                 break
             kept.pop()
         return kept
+
+    def _encode_trusted(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _encode_untrusted(self, text: str) -> tuple[int, ...]:
         """Encode, read back, and neutralise again until the text read back is harmless.

@@ -131,8 +131,8 @@ class BM25:
 
 def _best_rows(scores: np.ndarray, topk: int) -> np.ndarray:
     """Rows of the ``topk`` highest positive scores, best first, ties by the lower row."""
-    threshold = np.float32(0)
-    if topk < len(scores):
-        threshold = np.partition(scores, len(scores) - topk)[len(scores) - topk]
-    rows = np.flatnonzero(scores >= threshold) if threshold > 0 else np.flatnonzero(scores > 0)
+    rows = np.flatnonzero(scores)
+    if topk < len(rows):
+        found = scores[rows]
+        rows = rows[found >= np.partition(found, len(rows) - topk)[len(rows) - topk]]
     return rows[np.argsort(-scores[rows], kind="stable")[:topk]]

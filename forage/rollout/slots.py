@@ -1,13 +1,14 @@
 """Keys and values of the episodes in flight: one slot each, and attention over slots.
 
 A slot holds an episode from its prompt to its answer, so a new turn costs the tokens of the last
-observation alone. Shapes are chosen so that a row's result depends on nothing but the row: decode
-runs on tiles of neighbouring slots with a fixed number of rows, prefill on one slot at lengths
-rounded up to a bucket, and keys beyond a row's length weigh exactly zero.
+observation alone. The attention here is that of ``fixed_forward``: decode runs on tiles of
+neighbouring slots with a fixed number of rows, prefill on one slot at lengths rounded up to a
+bucket, and keys beyond a row's length weigh exactly zero.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,19 @@ class CacheShape:
     head_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """New tokens of one slot and the position of the first; what comes before is in the cache."""
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
 class SlotCache:
     """Keys [num_slots, H_kv, D, capacity] and values [num_slots, H_kv, capacity, D], by layer.
 
@@ -40,7 +54,10 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.capacity = _round_up(capacity, LENGTH_BUCKET)
+        self.num_slots = num_slots
+        self.dtype = dtype
+        self.device = device
+        self.capacity = round_up(capacity, LENGTH_BUCKET)
         # Rows of a tile that do not decode write to a position that nobody reads.
         self.scratch = self.capacity
         length = self.capacity + LENGTH_BUCKET
@@ -78,7 +95,7 @@ class PrefillAttend:
         keys = cache.keys[0]
         query_positions_T1 = torch.arange(start, start + num_tokens, device=keys.device)[:, None]
         key_positions_L = torch.arange(start + num_tokens, device=keys.device)
-        self._bias_TL = _bias(key_positions_L > query_positions_T1, keys.dtype)
+        self._bias_TL = hiding_bias(key_positions_L > query_positions_T1, keys.dtype)
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
@@ -111,9 +128,9 @@ class DecodeAttend:
         self._positions_R = positions_R
         is_active_R = positions_R != cache.scratch
         lengths_R = torch.where(is_active_R, positions_R + 1, torch.ones_like(positions_R))
-        self._length = min(_round_up(int(lengths_R.max()), LENGTH_BUCKET), cache.capacity)
+        self._length = min(round_up(int(lengths_R.max()), LENGTH_BUCKET), cache.capacity)
         hidden_RL = torch.arange(self._length, device=positions_R.device) >= lengths_R[:, None]
-        self._bias_R11L = _bias(hidden_RL, cache.keys[0].dtype)[:, None, None, :]
+        self._bias_R11L = hiding_bias(hidden_RL, cache.keys[0].dtype)[:, None, None, :]
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
@@ -129,11 +146,12 @@ class DecodeAttend:
         return (weights @ values_RKLD).view(num_rows, 1, num_heads, head_dim)
 
 
-def _bias(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
+def hiding_bias(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where a key may be seen, minus infinity where not."""
     bias = torch.zeros(is_hidden.shape, dtype=dtype, device=is_hidden.device)
     return bias.masked_fill_(is_hidden, float("-inf"))
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
+    """The smallest multiple that is not below ``number``."""
     return -(-number // multiple) * multiple

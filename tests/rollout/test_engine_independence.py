@@ -4,10 +4,11 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forage.config import EngineConfig
+from forage.rollout import forward
 from forage.rollout.torch_engine import TorchEngine
 from forage.training.model import new_model
 from tests.rollout.engines import (
@@ -25,6 +26,13 @@ from tests.rollout.tiny_models import (
 )
 
 PLAN = Plan()
+
+
+@pytest.fixture(autouse=True, params=["packed", "fixed"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs with passes over everything that waits, and with passes of fixed shapes."""
+    if request.param == "fixed":
+        monkeypatch.setattr(forward, "rows_are_independent", lambda *_: False)
 
 
 async def _alone(plan: Plan = PLAN):
@@ -88,7 +96,7 @@ def _company(draw: st.DrawFn) -> list[Plan]:
     ]
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(company=_company(), num_prompt=st.integers(1, 200), position=st.integers(0, 9))
 def test_the_company_an_episode_keeps_changes_no_bit(
     company: list[Plan], num_prompt: int, position: int

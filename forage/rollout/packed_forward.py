@@ -1,0 +1,187 @@
+"""One pass over everything that waits, on a CPU: single new tokens and whole observations together.
+
+A small model's pass costs mostly what does not depend on the number of tokens, so decoding and
+prefilling share it, laid end to end in one row; a large pass is cut in parts, one a core, because
+the single operations are too short to be shared between cores. Attention alone is done slot by
+slot. Exact only where rows do not depend on their company, which ``forward.rows_are_independent``
+finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.config import EngineConfig
+from forage.rollout.row_attention import attend_rows
+from forage.rollout.slots import LENGTH_BUCKET, SlotCache, Stretch, hiding_bias, round_up
+
+MIN_PART_COST = 200
+"""What a part has to cost to be worth a core, in tokens of an observation."""
+SINGLE_COST = 2
+"""What a single new token costs, in tokens of an observation: it reads keys for itself alone."""
+
+
+class PackedForward:
+    """A ``Forward`` over the tokens of all stretches at once."""
+
+    def __init__(
+        self, model: PreTrainedModel, cache: SlotCache, config: EngineConfig, num_threads: int
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._multiple = config.tile_rows
+        self._bucket = config.prefill_bucket
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, "forage-engine", torch.set_num_threads, (1,))
+
+    def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
+        """Logits [B, V] after the last token of each stretch."""
+        parts = equal_parts([_cost(stretch) for stretch in stretches], self._num_threads)
+        if len(parts) == 1:
+            return self._compute(stretches)
+        logits = list(
+            self._pool.map(lambda part: self._compute([stretches[i] for i in part]), parts)
+        )
+        places = torch.tensor([index for part in parts for index in part])
+        out_BV = torch.empty(len(stretches), logits[0].shape[1])
+        out_BV[places] = torch.cat(logits)
+        return out_BV
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    @torch.inference_mode()
+    def _compute(self, stretches: Sequence[Stretch]) -> Tensor:
+        order = sorted(range(len(stretches)), key=lambda index: len(stretches[index].token_ids) > 1)
+        laid = [stretches[index] for index in order]
+        num_tokens = sum(len(stretch.token_ids) for stretch in laid)
+        padding = [0] * (round_up(num_tokens, self._multiple) - num_tokens)
+        ids = [token for stretch in laid for token in stretch.token_ids]
+        positions = [place for s in laid for place in range(s.start, s.end)]
+        hidden = self._model.base_model(
+            input_ids=torch.tensor([ids + padding]),
+            position_ids=torch.tensor([positions + padding]),
+            use_cache=False,
+            attend=PackedAttend(self._cache, laid, self._bucket),
+        ).last_hidden_state[0]
+        ends = np.cumsum([len(stretch.token_ids) for stretch in laid]) - 1
+        last = np.empty(len(laid), dtype=np.int64)
+        last[order] = ends
+        rows = np.zeros(round_up(len(laid), self._multiple), dtype=np.int64)
+        rows[: len(laid)] = last
+        head = self._model.get_output_embeddings()
+        assert head is not None, "a causal language model has a head"
+        return head(hidden[torch.from_numpy(rows)])[: len(laid)]
+
+
+def equal_parts(costs: Sequence[int], most: int) -> list[list[int]]:
+    """Indices in at most ``most`` parts of about equal cost, fewer where little is to be done.
+
+    ``equal_parts([90, 5, 60, 40], 2)`` gives ``[[0, 1], [2, 3]]``.
+    """
+    num_parts = max(1, min(most, sum(costs) // MIN_PART_COST))
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    totals = [0] * num_parts
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        lightest = totals.index(min(totals))
+        parts[lightest].append(index)
+        totals[lightest] += costs[index]
+    return [sorted(part) for part in parts if part]
+
+
+def _cost(stretch: Stretch) -> int:
+    return SINGLE_COST if len(stretch.token_ids) == 1 else len(stretch.token_ids)
+
+
+class PackedAttend:
+    """Attention of stretches laid end to end (single tokens first), each over its own slot."""
+
+    def __init__(self, cache: SlotCache, laid: Sequence[Stretch], bucket: int) -> None:
+        self._cache = cache
+        singles = [stretch for stretch in laid if len(stretch.token_ids) == 1]
+        self._slots_R = np.array([stretch.slot for stretch in singles], dtype=np.int64)
+        self._positions_R = np.array([stretch.start for stretch in singles], dtype=np.int64)
+        self._longer: list[tuple[int, LongStretch]] = []
+        offset = len(singles)
+        for stretch in laid[len(singles) :]:
+            self._longer.append((offset, LongStretch(cache, stretch, bucket)))
+            offset += len(stretch.token_ids)
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        query_THD = query[0].transpose(0, 1).contiguous() * scaling
+        key_TKD, value_TKD = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        out_THD = torch.zeros_like(query_THD)
+        num_singles = len(self._slots_R)
+        if num_singles:
+            self._attend_singles(
+                layer,
+                query_THD[:num_singles].numpy(),
+                key_TKD[:num_singles].numpy(),
+                value_TKD[:num_singles].numpy(),
+                out_THD[:num_singles].numpy(),
+            )
+        for offset, stretch in self._longer:
+            span = slice(offset, offset + stretch.num_tokens)
+            out_THD[span] = stretch.attend(layer, query_THD[span], key_TKD[span], value_TKD[span])
+        return out_THD[None]
+
+    def _attend_singles(
+        self,
+        layer: int,
+        query_RHD: np.ndarray,
+        key_RKD: np.ndarray,
+        value_RKD: np.ndarray,
+        out_RHD: np.ndarray,
+    ) -> None:
+        keys_SKDL = self._cache.keys[layer].numpy()
+        values_SKLD = self._cache.values[layer].numpy()
+        keys_SKDL[self._slots_R, :, :, self._positions_R] = key_RKD
+        values_SKLD[self._slots_R, :, self._positions_R] = value_RKD
+        attend_rows(
+            query_RHD, keys_SKDL, values_SKLD, self._slots_R, self._positions_R + 1, out_RHD
+        )
+
+
+class LongStretch:
+    """Attention of several new tokens of one slot over what it holds and themselves.
+
+    Two matrix products whose shapes are rounded up, so that few different ones occur: making the
+    kernel of a new shape takes longer than running it.
+    """
+
+    def __init__(self, cache: SlotCache, stretch: Stretch, bucket: int) -> None:
+        self._cache = cache
+        self._stretch = stretch
+        self.num_tokens = len(stretch.token_ids)
+        self._num_rows = round_up(self.num_tokens, bucket)
+        self._length = min(round_up(stretch.end, LENGTH_BUCKET), cache.capacity)
+        query_positions_T1 = torch.arange(stretch.start, stretch.start + self._num_rows)[:, None]
+        self._bias_TL = hiding_bias(torch.arange(self._length) > query_positions_T1, cache.dtype)
+
+    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+        """[T, H, D] for scaled queries of the same shape; keeps the keys and values."""
+        span = slice(self._stretch.start, self._stretch.end)
+        keys_KDL = self._cache.keys[layer][self._stretch.slot]
+        values_KLD = self._cache.values[layer][self._stretch.slot]
+        keys_KDL[:, :, span] = key_TKD.permute(1, 2, 0)
+        values_KLD[:, span] = value_TKD.transpose(0, 1)
+        num_heads, head_dim = query_THD.shape[1:]
+        num_kv_heads = keys_KDL.shape[0]
+        rows_HTD = query_THD.new_zeros(num_heads, self._num_rows, head_dim)
+        rows_HTD[:, : self.num_tokens] = query_THD.transpose(0, 1)
+        # The query heads that share a key head stand together.
+        grouped = rows_HTD.view(num_kv_heads, -1, head_dim)
+        scores = grouped @ keys_KDL[:, :, : self._length]
+        scores.view(num_heads, self._num_rows, self._length).add_(self._bias_TL)
+        attended = scores.softmax(dim=-1) @ values_KLD[:, : self._length]
+        attended_HTD = attended.view(num_heads, self._num_rows, head_dim)
+        return attended_HTD[:, : self.num_tokens].transpose(0, 1)

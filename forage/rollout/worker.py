@@ -1,0 +1,335 @@
+"""The engine's worker: a thread that owns the slots and advances every turn by one token a round.
+
+A round computes whatever episodes have grown by since their last token: one token where a turn is
+being sampled, an observation where one begins. It knows no event loop but for handing completions
+back; admission to slots is in order of arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.config import EngineConfig
+from forage.rollout.engine import EngineCounters
+from forage.rollout.forward import Forward, choose_forward
+from forage.rollout.sampling import choose_tokens, uniform_noise
+from forage.rollout.slots import SlotCache, Stretch
+from forage.rollout.stopping import StopTable
+from forage.types import Completion, EngineError, FinishReason, Sampling
+
+NUM_PROMPTS_KEPT = 32
+MAX_ROUND_TOKENS = 4096
+"""New tokens computed in one round; the observations beyond it wait for the next."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn being sampled, and the future that waits for it."""
+
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Completion]
+    key: int
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def resolve(self, completion: Completion) -> None:
+        self.loop.call_soon_threadsafe(_resolve, self.future, completion)
+
+    def reject(self, error: BaseException) -> None:
+        self.loop.call_soon_threadsafe(_reject, self.future, error)
+
+
+@dataclass(slots=True)
+class Slot:
+    """An episode's place: the tokens it is made of and how many of them have keys and values."""
+
+    index: int
+    episode_key: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    turn: Turn | None = None
+    is_first_turn: bool = True
+
+    @property
+    def prompt(self) -> tuple[int, ...] | None:
+        """The tokens that other episodes may begin with too, while nothing of them is computed."""
+        is_prompt = self.turn is not None and self.is_first_turn and self.num_cached == 0
+        return tuple(self.token_ids) if is_prompt else None
+
+    def stretch(self) -> Stretch:
+        """The tokens that have no keys and values yet."""
+        return Stretch(self.index, self.num_cached, self.token_ids[self.num_cached :])
+
+
+class WeightsLock:
+    """Keeps the engine from the weights while they change, and until the change has a version."""
+
+    def __init__(self) -> None:
+        self.reading = threading.Lock()
+        self.is_version_due = False
+
+    def __enter__(self) -> None:
+        self.reading.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.is_version_due = True
+        self.reading.release()
+
+
+class Worker:
+    """Everything but ``put``, ``counters`` and ``crash`` belongs to its thread."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: SlotCache,
+        stop_table: StopTable,
+        config: EngineConfig,
+        weights_lock: WeightsLock,
+        num_threads: int | None,
+    ) -> None:
+        self.counters = EngineCounters()
+        self.crash: BaseException | None = None
+        self.is_closed = False
+        self._model = model
+        self._cache = cache
+        self._stop_table = stop_table
+        self._config = config
+        self._weights_lock = weights_lock
+        self._num_threads = num_threads
+        self._slots = [Slot(index) for index in range(cache.num_slots)]
+        self._slot_of: dict[str, Slot] = {}
+        self._waiting: deque[Turn] = deque()
+        self._prompts: OrderedDict[tuple[int, ...], tuple[list[tuple[Tensor, Tensor]], Tensor]]
+        self._prompts = OrderedDict()
+        self._version = 0
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name="forage-engine", daemon=True)
+        self.thread.start()
+
+    def put(self, command: Callable[[], None]) -> None:
+        """Run a command on the worker's thread before its next round."""
+        self._commands.put(command)
+
+    # What follows runs on the worker's thread: the methods without an underscore as commands.
+
+    def enqueue(self, turn: Turn) -> None:
+        """Let a turn wait for its place."""
+        self._waiting.append(turn)
+
+    def release(self, episode_key: str) -> None:
+        """Free the episode's slot and drop whatever of it still waits."""
+        self._waiting = deque(
+            turn for turn in self._waiting if turn.sampling.episode_key != episode_key
+        )
+        slot = self._slot_of.pop(episode_key, None)
+        if slot is not None:
+            slot.episode_key, slot.turn = None, None
+            slot.token_ids, slot.num_cached = [], 0
+
+    def take_version(self, version: int) -> None:
+        """The weights are now ``version``: what was computed with others is forgotten."""
+        self._version = version
+        self._weights_lock.is_version_due = False
+        self._prompts.clear()
+        for slot in self._slots:
+            slot.num_cached = 0
+
+    def shut(self) -> None:
+        """End after the commands before this one."""
+        self.is_closed = True
+
+    def _work(self) -> None:
+        try:
+            with torch.inference_mode():
+                with self._weights_lock.reading:
+                    forward = choose_forward(
+                        self._model, self._cache, self._config, self._num_threads
+                    )
+                while not self.is_closed:
+                    self._take_commands()
+                    with self._weights_lock.reading:
+                        if not self._weights_lock.is_version_due:
+                            self._admit()
+                            self._round(forward)
+                forward.close()
+        except BaseException as error:  # a bug: every caller must see it, whatever it is
+            self.crash = error
+        self._fail_all(self.crash or EngineError("the engine was closed while this turn waited"))
+
+    def _take_commands(self) -> None:
+        while not self.is_closed:
+            try:
+                command = self._commands.get(block=self._must_wait())
+            except queue.Empty:
+                return
+            command()
+
+    def _must_wait(self) -> bool:
+        """Whether only a command can change what there is to do: a turn, a release, a version."""
+        is_sampling = any(slot.turn is not None for slot in self._slots)
+        can_start = is_sampling or any(self._can_admit(turn) for turn in self._waiting)
+        return self._weights_lock.is_version_due or not can_start
+
+    def _fail_all(self, error: BaseException) -> None:
+        """End every turn, those still in line as well."""
+        while not self._commands.empty():
+            self._commands.get()()
+        turns = [*self._waiting, *(slot.turn for slot in self._slots if slot.turn)]
+        self._waiting.clear()
+        for turn in turns:
+            turn.reject(error)
+
+    def _can_admit(self, turn: Turn) -> bool:
+        return turn.sampling.episode_key in self._slot_of or len(self._slot_of) < len(self._slots)
+
+    def _admit(self) -> None:
+        """Give waiting turns their slots, in order of arrival."""
+        kept: deque[Turn] = deque()
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not self._can_admit(turn):
+                kept.append(turn)
+                continue
+            key = turn.sampling.episode_key
+            slot = self._slot_of.get(key)
+            if slot is None:
+                # The lowest free slot keeps the tiles in use few.
+                slot = next(slot for slot in self._slots if slot.episode_key is None)
+                slot.episode_key = key
+                self._slot_of[key] = slot
+            self._continue(slot, turn)
+        self._waiting = kept
+
+    def _continue(self, slot: Slot, turn: Turn) -> None:
+        seen = slot.token_ids
+        if tuple(seen) != turn.token_ids[: len(seen)]:
+            self._count(transcript_violations=1)
+            slot.num_cached = 0
+        self._count(reused_tokens=slot.num_cached)
+        slot.is_first_turn = not seen
+        slot.token_ids = list(turn.token_ids)
+        slot.turn = turn
+
+    def _round(self, forward: Forward) -> None:
+        """Compute what the episodes have grown by, and sample the token after it."""
+        self._copy_known_prompts()
+        slots = self._due()
+        if not slots:
+            return
+        stretches = [slot.stretch() for slot in slots]
+        logits_BV = forward(stretches)
+        self._count(
+            decode_steps=1,
+            prefilled_tokens=sum(len(s.token_ids) for s in stretches if len(s.token_ids) > 1),
+        )
+        for slot, stretch, logits_V in zip(slots, stretches, logits_BV, strict=True):
+            prompt = slot.prompt
+            slot.num_cached = stretch.end
+            if prompt is not None:
+                self._keep_prompt(prompt, slot, logits_V)
+        self._sample(slots, logits_BV)
+
+    def _due(self) -> list[Slot]:
+        """The slots whose new tokens this round computes; of equal prompts, only the first."""
+        due: list[Slot] = []
+        prompts: set[tuple[int, ...]] = set()
+        num_tokens = 0
+        for slot in self._slots:
+            if slot.turn is None:
+                continue
+            num_new = len(slot.token_ids) - slot.num_cached
+            prompt = slot.prompt
+            is_too_much = num_new > 1 and num_tokens > 0 and num_tokens + num_new > MAX_ROUND_TOKENS
+            if is_too_much or prompt in prompts:
+                continue
+            if prompt is not None:
+                prompts.add(prompt)
+            num_tokens += num_new
+            due.append(slot)
+        return due
+
+    def _copy_known_prompts(self) -> None:
+        """Start episodes whose prompt another has computed already."""
+        started, logits = [], []
+        for slot in self._slots:
+            prompt = slot.prompt
+            if prompt is None or prompt not in self._prompts:
+                continue
+            layers, logits_V = self._prompts[prompt]
+            self._cache.copy_in(slot.index, layers)
+            slot.num_cached = len(slot.token_ids)
+            self._count(reused_tokens=slot.num_cached)
+            started.append(slot)
+            logits.append(logits_V)
+        if started:
+            self._sample(started, torch.stack(logits))
+
+    def _keep_prompt(self, prompt: tuple[int, ...], slot: Slot, logits_V: Tensor) -> None:
+        layers = self._cache.copy_out(slot.index, slot.num_cached)
+        self._prompts[prompt] = (layers, logits_V.clone())
+        if len(self._prompts) > NUM_PROMPTS_KEPT:
+            self._prompts.popitem(last=False)
+
+    def _sample(self, slots: list[Slot], logits_BV: Tensor) -> None:
+        turns = [slot.turn for slot in slots if slot.turn is not None]
+        keys = np.array([turn.key for turn in turns], dtype=np.uint64)
+        positions = np.array([len(slot.token_ids) for slot in slots], dtype=np.uint64)
+        noise = torch.from_numpy(uniform_noise(keys, positions))
+        temperature = torch.tensor([turn.sampling.temperature for turn in turns])
+        top_p = torch.tensor([turn.sampling.top_p for turn in turns])
+        device = logits_BV.device
+        tokens, logprobs = choose_tokens(
+            logits_BV, noise.to(device), temperature.to(device), top_p.to(device)
+        )
+        self._count(sampled_tokens=len(turns))
+        for slot, turn, token, logprob in zip(
+            slots, turns, tokens.tolist(), logprobs.tolist(), strict=True
+        ):
+            slot.token_ids.append(token)
+            turn.sampled.append(token)
+            turn.logprobs.append(logprob)
+            turn.versions.append(self._version)
+            self._finish_if_done(slot, turn)
+
+    def _finish_if_done(self, slot: Slot, turn: Turn) -> None:
+        sampling = turn.sampling
+        is_stopped = turn.sampled[-1] in sampling.stop_ids or self._stop_table.completes(
+            turn.sampled, sampling.stop
+        )
+        if not is_stopped and len(turn.sampled) < sampling.max_tokens:
+            return
+        slot.turn = None
+        reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
+        turn.resolve(
+            Completion(tuple(turn.sampled), tuple(turn.logprobs), tuple(turn.versions), reason)
+        )
+
+    def _count(self, **more: int) -> None:
+        counters = self.counters
+        self.counters = replace(
+            counters, **{name: getattr(counters, name) + by for name, by in more.items()}
+        )
+
+
+def _resolve(future: asyncio.Future[Completion], completion: Completion) -> None:
+    if not future.done():
+        future.set_result(completion)
+
+
+def _reject(future: asyncio.Future[Completion], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
