@@ -19,7 +19,8 @@ from forage.rollout.engine import EngineCounters
 from forage.rollout.sampling import noise_key
 from forage.rollout.slots import CacheShape, SlotCache, round_up
 from forage.rollout.stopping import StopTable
-from forage.rollout.worker import Turn, WeightsLock, Worker
+from forage.rollout.turns import Turn, WeightsLock
+from forage.rollout.worker import Worker
 from forage.types import Completion, EngineError, Sampling
 
 

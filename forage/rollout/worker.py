@@ -7,12 +7,11 @@ back; admission to slots is in order of arrival.
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,70 +22,14 @@ from forage.config import EngineConfig
 from forage.rollout.engine import EngineCounters
 from forage.rollout.forward import Forward, choose_forward
 from forage.rollout.sampling import choose_tokens, uniform_noise
-from forage.rollout.slots import SlotCache, Stretch
+from forage.rollout.slots import SlotCache
 from forage.rollout.stopping import StopTable
-from forage.types import Completion, EngineError, FinishReason, Sampling
+from forage.rollout.turns import Slot, Turn, WeightsLock
+from forage.types import Completion, EngineError, FinishReason
 
 NUM_PROMPTS_KEPT = 32
 MAX_ROUND_TOKENS = 4096
 """New tokens computed in one round; the observations beyond it wait for the next."""
-
-
-@dataclass(slots=True)
-class Turn:
-    """A turn being sampled, and the future that waits for it."""
-
-    token_ids: tuple[int, ...]
-    sampling: Sampling
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Completion]
-    key: int
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def resolve(self, completion: Completion) -> None:
-        self.loop.call_soon_threadsafe(_resolve, self.future, completion)
-
-    def reject(self, error: BaseException) -> None:
-        self.loop.call_soon_threadsafe(_reject, self.future, error)
-
-
-@dataclass(slots=True)
-class Slot:
-    """An episode's place: the tokens it is made of and how many of them have keys and values."""
-
-    index: int
-    episode_key: str | None = None
-    token_ids: list[int] = field(default_factory=list)
-    num_cached: int = 0
-    turn: Turn | None = None
-    is_first_turn: bool = True
-
-    @property
-    def prompt(self) -> tuple[int, ...] | None:
-        """The tokens that other episodes may begin with too, while nothing of them is computed."""
-        is_prompt = self.turn is not None and self.is_first_turn and self.num_cached == 0
-        return tuple(self.token_ids) if is_prompt else None
-
-    def stretch(self) -> Stretch:
-        """The tokens that have no keys and values yet."""
-        return Stretch(self.index, self.num_cached, self.token_ids[self.num_cached :])
-
-
-class WeightsLock:
-    """Keeps the engine from the weights while they change, and until the change has a version."""
-
-    def __init__(self) -> None:
-        self.reading = threading.Lock()
-        self.is_version_due = False
-
-    def __enter__(self) -> None:
-        self.reading.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.is_version_due = True
-        self.reading.release()
 
 
 class Worker:
@@ -323,13 +266,3 @@ class Worker:
         self.counters = replace(
             counters, **{name: getattr(counters, name) + by for name, by in more.items()}
         )
-
-
-def _resolve(future: asyncio.Future[Completion], completion: Completion) -> None:
-    if not future.done():
-        future.set_result(completion)
-
-
-def _reject(future: asyncio.Future[Completion], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
