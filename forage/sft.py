@@ -1,8 +1,9 @@
 """``forage sft``: supervised learning from episodes, before reinforcement learning.
 
 The episodes are recorded ones, or scripted demonstrations of the training questions, which are
-played through the real environment and the real retriever. The result is an ordinary model
-directory. What is learnt from them, and how, is ``training/warmstart.py``.
+played through the real environment and the real retriever; with them, demonstrations of test
+questions measure how well the model reads. The result is an ordinary model directory. What is
+learnt, and how, is ``training/warmstart.py``.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from forage.rollout.demonstrator import Demonstrator, FirstHit, ScriptWriter
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job, Scheduler
 from forage.training.model import load_model, load_tokenizer, save_model
+from forage.training.reading import find_read_arguments, reading_accuracy
 from forage.training.warmstart import warm_start, weigh
 from forage.types import Episode, Question, Status
 
 LOSSES_FILE = "warm_start.jsonl"
+READING_EVERY = 100
+NUM_HELD_OUT = 64
 
 
 def run_sft(config: RunConfig, out: Path) -> None:
@@ -37,31 +41,43 @@ def run_sft(config: RunConfig, out: Path) -> None:
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     settings = config.warm_start
+    held_out: list[Episode] = []
     if settings.episodes is not None:
         episodes = [record.episode for record in read_episodes(settings.episodes)]
     else:
-        episodes = asyncio.run(demonstrate(config, player))
+        num_episodes = settings.num_steps * settings.sequences_per_step
+        questions = _questions_with_hops(config.data.train, "data.train")
+        episodes = asyncio.run(demonstrate(config, player, questions, num_episodes))
+        if config.data.test is not None:
+            questions = _questions_with_hops(config.data.test, "data.test")
+            held_out = asyncio.run(demonstrate(config, player, questions, NUM_HELD_OUT))
     if not episodes:
         raise UserError("there is no episode to learn from: the file of episodes is empty")
     sequences = [weigh(episode, player.codec, settings) for episode in episodes]
+    read_arguments = [find_read_arguments(episode, player.codec) for episode in held_out]
     model = load_model(config.model)
     config.output_dir.mkdir(parents=True, exist_ok=True)
     with (
         (config.output_dir / LOSSES_FILE).open("w", buffering=1, encoding="utf-8") as losses,
         progress_bar("warm start", settings.num_steps) as bar,
     ):
+        said = ""
         for step, loss in enumerate(warm_start(model, sequences, settings), start=1):
-            losses.write(json.dumps({"step": step, "loss": loss}) + "\n")
-            bar.advance(f"loss {loss:.2f}")
+            row = {"step": step, "loss": loss}
+            if read_arguments and (step % READING_EVERY == 0 or step == settings.num_steps):
+                row["reading"] = reading_accuracy(model, read_arguments)
+                said = f", reads {row['reading']:.0%}"
+            losses.write(json.dumps(row) + "\n")
+            bar.advance(f"loss {loss:.2f}{said}")
     save_model(model, tokenizer, out)
 
 
-async def demonstrate(config: RunConfig, player: Player) -> list[Episode]:
-    """As many scripted episodes as the warm start has places for; raises ``UserError``."""
-    questions = _questions_with_hops(config)
+async def demonstrate(
+    config: RunConfig, player: Player, questions: Sequence[Question], num_episodes: int
+) -> list[Episode]:
+    """Scripted episodes of questions drawn at random; raises ``UserError``."""
     settings = config.warm_start
     writer = ScriptWriter(questions, settings.poor_share)
-    num_episodes = settings.num_steps * settings.sequences_per_step
     num_short = round(settings.single_passage_share * num_episodes)
     rng = random.Random(f"demonstrations-{config.seed}")
     jobs = [
@@ -92,13 +108,13 @@ async def demonstrate(config: RunConfig, player: Player) -> list[Episode]:
     return answered
 
 
-def _questions_with_hops(config: RunConfig) -> Sequence[Question]:
-    if config.data.train is None:
-        raise UserError("data.train is missing: name a file of questions")
-    questions = [question for question in read_questions(config.data.train) if question.hops]
+def _questions_with_hops(path: Path | None, key: str) -> Sequence[Question]:
+    if path is None:
+        raise UserError(f"{key} is missing: name a file of questions")
+    questions = [question for question in read_questions(path) if question.hops]
     if not questions:
         raise UserError(
-            f"no question of {config.data.train} says how it is solved (metadata.hops), so none "
+            f"no question of {path} says how it is solved (metadata.hops), so none "
             "can be demonstrated: set warm_start.episodes to recorded episodes"
         )
     return questions

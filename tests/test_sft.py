@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from forage.config import RunConfig
-from forage.data.questions import write_questions
+from forage.data.questions import read_questions, write_questions
 from forage.errors import UserError
 from forage.records import write_episode_file
 from forage.rollout.player import Player
@@ -32,7 +32,9 @@ def config_of(out: Path, **changes: Any) -> RunConfig:
 def demonstrations(config: RunConfig) -> list[Episode]:
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
-    return asyncio.run(demonstrate(config, player))
+    assert config.data.train is not None
+    questions = read_questions(config.data.train)
+    return asyncio.run(demonstrate(config, player, questions, 24))
 
 
 def mean_em(episodes: list[Episode]) -> float:
@@ -91,8 +93,18 @@ def test_recorded_episodes_are_learnt_without_a_search_server(tmp_path: Path):
     recorded = config_of(tmp_path / "recorded", warm_start=settings, search=NOWHERE)
     run_sft(recorded, tmp_path / "recorded" / "model")
     run_sft(config_of(tmp_path / "shown"), tmp_path / "shown" / "model")
-    losses = [(tmp_path / name / "warm_start.jsonl").read_text() for name in ("recorded", "shown")]
-    assert losses[0] == losses[1]
+    rows = {
+        name: [json.loads(line) for line in (tmp_path / name / "warm_start.jsonl").open()]
+        for name in ("recorded", "shown")
+    }
+    assert [row["loss"] for row in rows["recorded"]] == [row["loss"] for row in rows["shown"]]
+
+
+def test_reading_is_measured_on_test_questions_at_the_end(tmp_path: Path):
+    run_sft(config_of(tmp_path), tmp_path / "model")
+    rows = [json.loads(line) for line in (tmp_path / "warm_start.jsonl").open()]
+    assert [("reading" in row) for row in rows] == [False, False, True]
+    assert 0.0 <= rows[-1]["reading"] <= 0.5  # three steps teach nobody to read
 
 
 def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path):

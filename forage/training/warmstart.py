@@ -57,7 +57,7 @@ def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTo
                 argument = next(turns).argument
                 is_copy_T = [False] * size
                 if argument and argument in seen:
-                    is_copy_T = _covers(segment.token_ids_T, argument, codec)
+                    is_copy_T = covers(segment.token_ids_T, argument, codec)
                 weights += [config.argument_weight if it_is else 1.0 for it_is in is_copy_T]
     return WeightedTokens(episode.token_ids_T, tuple(weights))
 
@@ -135,7 +135,7 @@ def _rate(step: int, config: WarmStartConfig) -> float:
     return min(1.0, (step + 1) / max(config.warmup_steps, 1)) * (1.0 - 0.95 * decay)
 
 
-def _covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[bool]:
+def covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[bool]:
     """Which tokens of a turn lie where its argument is first written (it must be there)."""
     pieces = [codec.decode([i]) for i in token_ids_T]
     start = "".join(pieces).find(argument)
