@@ -1,7 +1,7 @@
 """Demonstrations for a warm start: scripted turns, played through the real environment.
 
 They show the protocol and how to read, and many of them choose badly on purpose: no search, a
-search for something else, or an answer one hop too early. What to search and when to stop is
+search for the kind of thing instead of its name, or an answer one hop too early. What to search and when to stop is
 left for reinforcement learning to find. Only questions that carry their hops can be shown.
 """
 
@@ -27,6 +27,12 @@ from forage.types import (
 )
 
 
+_UNKNOWN = (
+    f"{actions.THINK_OPEN} Found nothing.{actions.THINK_CLOSE}"
+    f"{actions.ANSWER_OPEN} unknown{actions.ANSWER_CLOSE}"
+)
+
+
 class Choice(StrEnum):
     """What a demonstration decides to do."""
 
@@ -45,7 +51,7 @@ class Script:
 
 
 class ScriptWriter:
-    """Writes scripts; guesses and searches for something else are drawn from all hops."""
+    """Writes scripts; guesses are drawn from all hops."""
 
     def __init__(self, questions: Sequence[Question], poor_share: float) -> None:
         self._hops = [hop for question in questions for hop in question.hops]
@@ -68,7 +74,8 @@ class ScriptWriter:
             case Choice.NO_SEARCH:
                 turns = [_answer(hops[-1].relation, other.value)]
             case Choice.OTHER_SEARCH:
-                turns = [_first_search(other), _answer(other.relation, other.value)]
+                # Every name is one that can be copied: an arbitrary one would teach bad copying.
+                turns = [_search(f"Find the {hops[-1].relation}.", hops[-1].relation), _UNKNOWN]
             case Choice.STOP_EARLY:
                 known = hops[-2]
                 turns = [*_searches(hops)[:-1], _answer(known.relation, known.value)]
