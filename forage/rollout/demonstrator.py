@@ -70,15 +70,15 @@ class ScriptWriter:
         other = rng.choice(self._hops)
         match choice:
             case Choice.GOOD:
-                turns = [*_searches(hops), _answer(hops[-1].relation, hops[-1].value)]
+                turns = [*_searches(hops), _answer(hops[-1], hops[-1].relation)]
             case Choice.NO_SEARCH:
-                turns = [_answer(hops[-1].relation, other.value)]
+                turns = [_answer(replace(hops[-1], value=other.value), hops[-1].relation)]
             case Choice.OTHER_SEARCH:
                 # Every name is one that can be copied: an arbitrary one would teach bad copying.
-                turns = [_search(f"Find the {hops[-1].relation}.", hops[-1].relation), _UNKNOWN]
+                wanted = hops[-1].relation
+                turns = [_search(f"Want the {wanted}. Find the {wanted}.", wanted), _UNKNOWN]
             case Choice.STOP_EARLY:
-                known = hops[-2]
-                turns = [*_searches(hops)[:-1], _answer(known.relation, known.value)]
+                turns = [*_searches(hops)[:-1], _answer(hops[-2], hops[-1].relation)]
         return Script(choice, tuple(turns))
 
 
@@ -116,15 +116,17 @@ class Demonstrator:
 
 
 def _searches(hops: Sequence[Hop]) -> list[str]:
-    turns = [_first_search(hops[0])]
+    wanted = hops[-1].relation
+    turns = [_search(f"Want the {wanted}. Find the {hops[0].relation}.", hops[0].subject)]
     for known, hop in pairwise(hops):
-        thought = f"Found the {known.relation} {known.value}. Find the {hop.relation}."
+        thought = f"{_found(known, wanted)} Find the {hop.relation}."
         turns.append(_search(thought, hop.subject))
     return turns
 
 
-def _first_search(hop: Hop) -> str:
-    return _search(f"Find the {hop.relation} of {hop.subject}.", hop.subject)
+def _found(known: Hop, wanted: str) -> str:
+    """What was found and what is wanted, side by side: whether to go on can be seen from it."""
+    return f"Found the {known.relation} {known.value}. Want the {wanted}."
 
 
 def _search(thought: str, query: str) -> str:
@@ -135,8 +137,8 @@ def _search(thought: str, query: str) -> str:
     )
 
 
-def _answer(relation: str, value: str) -> str:
+def _answer(known: Hop, wanted: str) -> str:
     return (
-        f"{actions.THINK_OPEN} Found the {relation} {value}.{actions.THINK_CLOSE}"
-        f"{actions.ANSWER_OPEN} {value}{actions.ANSWER_CLOSE}"
+        f"{actions.THINK_OPEN} {_found(known, wanted)}{actions.THINK_CLOSE}"
+        f"{actions.ANSWER_OPEN} {known.value}{actions.ANSWER_CLOSE}"
     )
