@@ -1,8 +1,9 @@
 """Demonstrations for a warm start: scripted turns, played through the real environment.
 
 They show the protocol and how to read, and many of them choose badly on purpose: no search, a
-search for the kind of thing instead of its name, or an answer one hop too early. What to search and when to stop is
-left for reinforcement learning to find. Only questions that carry their hops can be shown.
+search for the kind of thing instead of its name, or an answer one hop too early. What to search
+and when to stop is left for reinforcement learning to find. Only questions that carry their hops
+can be shown.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from forage.types import (
     Search,
     SearchReply,
 )
-
 
 _UNKNOWN = (
     f"{actions.THINK_OPEN} Found nothing.{actions.THINK_CLOSE}"
