@@ -70,13 +70,15 @@ async def retrieve(
 def _failure_of_status(status: int, retry_after: str | None, body: bytes) -> Failure:
     detail = f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}"
     if status == 429:
-        return Failure(FailureKind.REFUSED, detail, retry_after_s=_seconds(retry_after))
+        return Failure(FailureKind.REFUSED, detail, retry_after_s=retry_after_seconds(retry_after))
     if status >= 500:
-        return Failure(FailureKind.SERVER_ERROR, detail, retry_after_s=_seconds(retry_after))
+        return Failure(
+            FailureKind.SERVER_ERROR, detail, retry_after_s=retry_after_seconds(retry_after)
+        )
     return Failure(FailureKind.REFUSED, detail, is_final=True)
 
 
-def _seconds(retry_after: str | None) -> float:
+def retry_after_seconds(retry_after: str | None) -> float:
     """``Retry-After`` in seconds: a number, or a date; 0.0 where absent or unreadable."""
     if retry_after is None:
         return 0.0

@@ -7,9 +7,17 @@ speak it too; so requests may carry unknown fields, and documents more than an i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 
 from forage.data.corpus import format_contents, parse_contents
 from forage.types import Hit, Passage
@@ -54,9 +62,21 @@ class PlainReply(_Wire):
 
 
 class AccessRequest(_Wire):
-    """``POST /access``: the pages behind these addresses."""
+    """``POST /access``: the pages behind these addresses, whole unless ``max_chars`` is given.
+
+    With it, ``contents`` is characters ``chunk * max_chars`` to ``(chunk + 1) * max_chars``, and
+    the reply says how many such chunks the page has. (Beyond Search-R1's format, which lacks both.)
+    """
 
     urls: list[StrictStr]
+    max_chars: Annotated[int, Field(ge=1)] | None = None
+    chunk: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _a_chunk_has_a_size(self) -> Self:
+        if self.chunk and self.max_chars is None:
+            raise ValueError("chunk says which part of max_chars characters; give max_chars too")
+        return self
 
 
 class Page(_Wire):
@@ -66,10 +86,17 @@ class Page(_Wire):
     contents: str
 
 
-class AccessReply(_Wire):
-    """For each address its page, or null where there is none."""
+class PageChunk(Page):
+    """One part of a page: ``contents`` is "" where ``chunk`` is ``num_chunks`` or more."""
 
-    result: list[Page | None]
+    chunk: int
+    num_chunks: int
+
+
+class AccessReply(_Wire):
+    """For each address its page (or the chunk asked for), or null where there is none."""
+
+    result: list[PageChunk | Page | None]
 
 
 class Problem(_Wire):

@@ -1,0 +1,264 @@
+"""Record and replay: what a source answered, kept in a file and given again bit for bit.
+
+``Recorder`` stands before any source (a web provider above all) and appends each new answer to a
+jsonl file; what the file already holds is answered from it, so a run that goes on after kill -9
+pays for nothing twice. ``Replay`` is the file alone as a source. Which source is recorded, and how
+it is served, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from forage.errors import UserError
+from forage.retrieval.source import Source, SourceError
+from forage.types import Hit, Passage
+
+FORMAT_VERSION = 1
+
+
+class RecordingHeader(BaseModel):
+    """The first line of a recording: which source it is of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    forage_recording: int = FORMAT_VERSION
+    name: str
+    id: str
+    num_passages: int | None
+
+
+class Recorder:
+    """A source whose answers are kept; holds its file alone until it is closed.
+
+    Each query has one answer a file: the first. Asked again for as many hits or fewer, it is
+    answered from the file without asking the source, so that a replay gives what this gave.
+    """
+
+    def __init__(self, source: Source, path: Path) -> None:
+        """Start or continue ``path``; raises ``UserError`` where it is of another source."""
+        self._source = source
+        self._path = path
+        self._file = _open_alone(path)
+        try:
+            self._answers = self._continue()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def id(self) -> str:
+        return self._source.id
+
+    @property
+    def num_passages(self) -> int | None:
+        return self._source.num_passages
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """The recorded answers, and the source's to what is new; raises ``SourceError``.
+
+        What the source answered is in the file before it is returned.
+        """
+        found = {query: self._answers.find(query, topk) for query in queries}
+        new = [query for query, hits in found.items() if hits is None]
+        if new:
+            for query, hits in zip(new, self._source.search(new, topk), strict=True):
+                self._append(query, topk, hits)
+                found[query] = hits
+        return [list(found[query] or ()) for query in queries]
+
+    def close(self) -> None:
+        """Close the file and the source; harmless when repeated."""
+        self._file.close()
+        self._source.close()
+
+    def _continue(self) -> _Answers:
+        """The answers of an earlier run; a new file gets its header, a torn last line goes."""
+        header = RecordingHeader(
+            name=self._source.name, id=self._source.id, num_passages=self._source.num_passages
+        )
+        num_bytes = _whole_lines(self._file)
+        self._file.truncate(num_bytes)
+        if num_bytes == 0:
+            self._file.seek(0)
+            self._file.write(header.model_dump_json().encode() + b"\n")
+            self._file.flush()
+        recorded, answers = _read(self._path, self._file)
+        if recorded.id != header.id:
+            raise UserError(
+                f"{self._path} is a recording of {recorded.name} ({recorded.id}), not of "
+                f"{header.name} ({header.id}); record into another file"
+            )
+        return answers
+
+    def _append(self, query: str, topk: int, hits: Sequence[Hit]) -> None:
+        try:
+            start = self._file.seek(0, 2)
+            self._file.write(_to_line(query, topk, hits))
+            self._file.flush()
+        except OSError as error:
+            reason = f"cannot write the recording {self._path}: {error.strerror}"
+            raise SourceError(reason, is_temporary=False) from error
+        self._answers.add(query, topk, start)
+
+
+class Replay:
+    """A recording as a source: answers what was recorded, and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        """Read ``path``; raises ``UserError`` where it is no recording or is damaged."""
+        self._path = path
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise UserError(f"cannot read the recording {path}: {error.strerror}") from error
+        try:
+            self._header, self._answers = _read(path, self._file)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        return f"replay of {self._header.name}"
+
+    @property
+    def id(self) -> str:
+        """The recorded source's: a cache cannot tell the two apart."""
+        return self._header.id
+
+    @property
+    def num_passages(self) -> int | None:
+        return self._header.num_passages
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """The hits as recorded; raises ``SourceError`` for a query (or a topk) that was not."""
+        found = [self._answers.find(query, topk) for query in queries]
+        missing = [query for query, hits in zip(queries, found, strict=True) if hits is None]
+        if missing:
+            most = self._answers.most_hits(missing[0])
+            detail = f" for more than {most} hits" if most else ""
+            raise SourceError(
+                f"{len(missing)} of {len(queries)} queries were not recorded in "
+                f"{self._path.name}{detail}, the first: {missing[0][:200]!r}",
+                is_temporary=False,
+            )
+        return [list(hits or ()) for hits in found]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Answers:
+    """Where in the file each query's answers stand; the hits stay on disk."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._places: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, query: str, topk: int, offset: int) -> None:
+        self._places.setdefault(query, []).append((topk, offset))
+
+    def most_hits(self, query: str) -> int:
+        return max((topk for topk, _ in self._places.get(query, ())), default=0)
+
+    def find(self, query: str, topk: int) -> list[Hit] | None:
+        """The first k hits of the first answer that was asked for as many, or None.
+
+        Sources promise that the first k of a longer search are the search for k, and servers rely
+        on it when they join requests, so what was recorded for 5 hits answers a request for 3.
+        """
+        for recorded_topk, offset in self._places.get(query, ()):
+            if recorded_topk >= topk:
+                self._file.seek(offset)
+                return _hits(json.loads(_decode(self._file.readline())))[:topk]
+        return None
+
+
+def _open_alone(path: Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        file = path.open("r+b")
+    except OSError as error:
+        raise UserError(f"cannot write the recording {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise UserError(
+            f"the recording {path} is being written by another process; end that one, or record "
+            "into another file"
+        ) from error
+    return file
+
+
+def _whole_lines(file: BinaryIO) -> int:
+    """Bytes up to the last line break: what a killed writer left behind it is no answer."""
+    end = file.seek(0, 2)
+    while end:
+        start = max(0, end - 2**16)
+        file.seek(start)
+        line_break = file.read(end - start).rfind(b"\n")
+        if line_break >= 0:
+            return start + line_break + 1
+        end = start
+    return 0
+
+
+def _read(path: Path, file: BinaryIO) -> tuple[RecordingHeader, _Answers]:
+    """The header and the places of all answers; raises ``UserError`` with the line number."""
+    file.seek(0)
+    try:
+        header = RecordingHeader.model_validate_json(file.readline())
+    except ValidationError:
+        raise UserError(f"{path} is not a recording (its first line is no header)") from None
+    if header.forage_recording != FORMAT_VERSION:
+        raise UserError(
+            f"{path} has format version {header.forage_recording}; this Forage reads "
+            f"{FORMAT_VERSION}"
+        )
+    answers = _Answers(file)
+    number, offset = 1, file.tell()
+    while (line := file.readline()).endswith(b"\n"):  # a torn last line is no answer
+        number += 1
+        try:
+            row = json.loads(_decode(line))
+            _hits(row)
+            answers.add(row["query"], row["topk"], offset)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path}:{number}: not an answer ({type(error).__name__}: {error}); the recording "
+                "is damaged"
+            ) from error
+        offset += len(line)
+    return header, answers
+
+
+def _to_line(query: str, topk: int, hits: Sequence[Hit]) -> bytes:
+    """One answer; Python writes the shortest text that reads back as the same float."""
+    row: dict[str, Any] = {
+        "query": query,
+        "topk": topk,
+        "hits": [[h.passage.id, h.passage.title, h.passage.text, float(h.score)] for h in hits],
+    }
+    # Not escaped: two lone surrogates side by side would be read back as one character.
+    return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _decode(line: bytes) -> str:
+    return line.decode("utf-8", "surrogatepass")
+
+
+def _hits(row: dict[str, Any]) -> list[Hit]:
+    return [Hit(Passage(str(i), str(t), str(x)), float(s)) for i, t, x, s in row["hits"]]
