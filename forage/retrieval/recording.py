@@ -8,9 +8,12 @@ it is served, is decided elsewhere.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,11 +48,12 @@ class Recorder:
         """Start or continue ``path``; raises ``UserError`` where it is of another source."""
         self._source = source
         self._path = path
-        self._file = _open_alone(path)
+        self._out = _open_alone(path)
+        self._file = path.open("rb")
         try:
             self._answers = self._continue()
         except BaseException:
-            self._file.close()
+            self._close_file()
             raise
 
     @property
@@ -79,20 +83,21 @@ class Recorder:
 
     def close(self) -> None:
         """Close the file and the source; harmless when repeated."""
-        self._file.close()
+        self._close_file()
         self._source.close()
+
+    def _close_file(self) -> None:
+        self._file.close()
+        self._out.close()
 
     def _continue(self) -> _Answers:
         """The answers of an earlier run; a new file gets its header, a torn last line goes."""
         header = RecordingHeader(
             name=self._source.name, id=self._source.id, num_passages=self._source.num_passages
         )
-        num_bytes = _whole_lines(self._file)
-        self._file.truncate(num_bytes)
-        if num_bytes == 0:
-            self._file.seek(0)
-            self._file.write(header.model_dump_json().encode() + b"\n")
-            self._file.flush()
+        self._out.truncate(_whole_lines(self._file))
+        if self._out.seek(0, 2) == 0:
+            self._write(header.model_dump_json().encode() + b"\n")
         recorded, answers = _read(self._path, self._file)
         if recorded.id != header.id:
             raise UserError(
@@ -103,13 +108,22 @@ class Recorder:
 
     def _append(self, query: str, topk: int, hits: Sequence[Hit]) -> None:
         try:
-            start = self._file.seek(0, 2)
-            self._file.write(_to_line(query, topk, hits))
-            self._file.flush()
+            offset = self._write(_to_line(query, topk, hits))
         except OSError as error:
             reason = f"cannot write the recording {self._path}: {error.strerror}"
             raise SourceError(reason, is_temporary=False) from error
-        self._answers.add(query, topk, start)
+        self._answers.add(query, topk, offset)
+
+    def _write(self, line: bytes) -> int:
+        """Add a whole line, or nothing; gives the line's offset."""
+        offset = self._out.seek(0, 2)
+        try:
+            if self._out.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self._out.truncate(offset)
+            raise
+        return offset
 
 
 class Replay:
@@ -185,11 +199,11 @@ class _Answers:
         return None
 
 
-def _open_alone(path: Path) -> BinaryIO:
+def _open_alone(path: Path) -> FileIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        file = path.open("r+b")
+        file = path.open("r+b", buffering=0)
     except OSError as error:
         raise UserError(f"cannot write the recording {path}: {error.strerror}") from error
     try:

@@ -1,0 +1,141 @@
+"""Fetches pages of the web within bounds: time, bytes, redirects, kinds of content.
+
+What may be connected to is the guard's; what a page says, ``forage.retrieval.extract``'s. Cookies,
+scripts and proxies are not used, and robots.txt is not read: a page is opened because a search
+named it, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+from forage import __version__
+from forage.retrieval.guard import Guard, RefusedAddressError
+
+_PER_HOST = 4
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HTML = ("text/html", "application/xhtml+xml")
+_PLAIN = ("text/plain", "text/markdown")
+_HEADERS = {
+    "User-Agent": f"Mozilla/5.0 (compatible; Forage/{__version__})",
+    "Accept": "text/html, application/xhtml+xml, text/plain;q=0.8",
+    "Accept-Encoding": "gzip",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A page as it came: at most the allowed bytes of it, and the charset it was said to be in."""
+
+    url: str
+    body: bytes
+    is_html: bool
+    charset: str | None
+
+
+class FetchError(Exception):
+    """A page that could not be had; a temporary failure may pass."""
+
+    def __init__(self, reason: str, is_temporary: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_temporary = is_temporary
+
+
+class Fetcher:
+    """Fetches pages, many at once; belongs to the event loop it was made on."""
+
+    def __init__(
+        self,
+        max_bytes: int,
+        max_redirects: int,
+        max_concurrent: int,
+        guard: Guard | None = None,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        """``max_bytes`` bounds what is read and, apart from it, what is unpacked of a page."""
+        self._max_bytes = max_bytes
+        self._max_redirects = max_redirects
+        self._guard = guard or Guard()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=max_concurrent,
+                limit_per_host=_PER_HOST,
+                resolver=resolver,
+                socket_factory=self._guard.open_socket,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=_HEADERS,
+            auto_decompress=False,  # unpacked here, where its size is bounded
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
+
+    async def fetch(self, url: str, timeout_s: float) -> Fetched:
+        """The page behind ``url``, redirects followed, within ``timeout_s``.
+
+        A page of more than the allowed bytes is cut. Raises ``FetchError``.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._follow(url)
+        except TimeoutError:
+            raise FetchError(f"no page within {timeout_s:.3g} s", is_temporary=True) from None
+        except aiohttp.ClientConnectorError as error:
+            is_refused = isinstance(error.os_error, RefusedAddressError)
+            reason = str(error.os_error) if is_refused else "the host cannot be reached"
+            raise FetchError(reason, is_temporary=not is_refused) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise FetchError(f"no whole reply ({type(error).__name__})", True) from None
+        except ValueError as error:  # an address that is refused, or none
+            raise FetchError(str(error)) from None
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _follow(self, url: str) -> Fetched:
+        target = self._guard.check_url(url)
+        for _ in range(self._max_redirects + 1):
+            async with self._session.get(target, allow_redirects=False) as response:
+                location = response.headers.get("Location")
+                if response.status not in _REDIRECTS or location is None:
+                    return await self._read(response)
+            target = self._guard.check_url(str(target.join(URL(location))))
+        raise FetchError(f"more than {self._max_redirects} redirects")
+
+    async def _read(self, response: aiohttp.ClientResponse) -> Fetched:
+        status = response.status
+        if status != 200:
+            raise FetchError(f"HTTP {status}", is_temporary=status in (408, 429) or status >= 500)
+        kind = response.content_type if "Content-Type" in response.headers else _HTML[0]
+        if kind not in _HTML and kind not in _PLAIN:
+            raise FetchError(f"a page of the type {kind[:50]!r}")
+        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
+            raise FetchError(f"a page in the encoding {encoding[:20]!r}")
+        body = await self._read_packed(response)
+        if encoding != "identity":
+            body = _unpack(body, self._max_bytes)
+        return Fetched(str(response.url), body, kind in _HTML, response.charset)
+
+    async def _read_packed(self, response: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for piece in response.content.iter_chunked(2**14):
+            body += piece
+            if len(body) >= self._max_bytes:
+                break
+        return bytes(body[: self._max_bytes])
+
+
+def _unpack(packed: bytes, max_bytes: int) -> bytes:
+    """The first ``max_bytes`` of what gzip or deflate data holds; a cut end is no error."""
+    try:
+        # 32: with a header of gzip or zlib, whichever it is.
+        return zlib.decompressobj(32 + zlib.MAX_WBITS).decompress(packed, max_bytes)
+    except zlib.error:
+        raise FetchError("a page whose compression is damaged") from None

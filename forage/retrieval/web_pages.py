@@ -1,0 +1,131 @@
+"""Pages of the live web as text: fetched within bounds, extracted, the last ones kept.
+
+``PageReader`` reads many at once, for a web source in page mode; ``WebPages`` answers ``/access``
+from it. Pages of a file are ``forage.retrieval.pages``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp.abc import AbstractResolver
+
+from forage.retrieval.cache import LruCache
+from forage.retrieval.extract import ExtractionError, TextExtractor
+from forage.retrieval.fetch import Fetcher, FetchError
+from forage.retrieval.guard import Guard
+from forage.retrieval.loop_thread import LoopThread
+from forage.retrieval.source import SourceError
+from forage.retrieval.web_settings import PageSettings
+from forage.retrieval.wire import Page
+
+logger = logging.getLogger(__name__)
+
+_PAGES_KEPT = 512
+_EXTRACTING_THREADS = 2
+
+
+class PageReader:
+    """Texts of pages by address; belongs to the event loop it was made on."""
+
+    def __init__(
+        self,
+        settings: PageSettings,
+        guard: Guard | None = None,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        self._settings = settings
+        self._fetcher = Fetcher(
+            settings.max_bytes, settings.max_redirects, settings.max_concurrent, guard, resolver
+        )
+        self._room = asyncio.Semaphore(settings.max_concurrent)
+        self._extractor = TextExtractor()
+        self._extracting = ThreadPoolExecutor(_EXTRACTING_THREADS, thread_name_prefix="extract")
+        self._texts: LruCache[str, str] = LruCache(_PAGES_KEPT)
+
+    async def read_all(self, urls: Sequence[str]) -> dict[str, str | FetchError]:
+        """Each address with its page's text, or why there is none, within the settings' deadline.
+
+        All are read at once; those that the deadline cuts off do not hold the others up.
+        """
+        tasks = {url: asyncio.create_task(self._try_to_read(url)) for url in dict.fromkeys(urls)}
+        if tasks:
+            _, late = await asyncio.wait(tasks.values(), timeout=self._settings.deadline_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        return {
+            url: FetchError("no text before the deadline", is_temporary=True)
+            if task.cancelled()
+            else task.result()
+            for url, task in tasks.items()
+        }
+
+    async def close(self) -> None:
+        self._extracting.shutdown(wait=False, cancel_futures=True)
+        await self._fetcher.close()
+
+    async def _try_to_read(self, url: str) -> str | FetchError:
+        try:
+            return await self._read(url)
+        except FetchError as error:
+            logger.debug("no text of %s: %s", url, error.reason)
+            return error
+
+    async def _read(self, url: str) -> str:
+        text = self._texts.get(url)
+        if text is not None:
+            return text
+        async with self._room:
+            page = await self._fetcher.fetch(url, self._settings.deadline_s)
+        loop = asyncio.get_running_loop()
+        try:
+            text = await loop.run_in_executor(self._extracting, self._extractor.text, page)
+        except ExtractionError as error:
+            raise FetchError(f"its text could not be found ({error})") from error
+        if not text:
+            raise FetchError("no text on the page")
+        self._texts.put(url, text)
+        return text
+
+
+class WebPages:
+    """Live pages for ``/access``: ``page(url)`` fetches, and remembers what it read last."""
+
+    def __init__(
+        self,
+        settings: PageSettings | None = None,
+        guard: Guard | None = None,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        self._thread = LoopThread("web-pages")
+        self._is_closed = False
+        self._reader = self._thread.run(_make_reader(settings or PageSettings(), guard, resolver))
+
+    def page(self, url: str) -> Page | None:
+        """The text behind ``url``, or None where there is no page to read (gone, refused, no text).
+
+        Raises ``SourceError`` where asking again may help (no reply in time, server errors).
+        """
+        found = self._thread.run(self._reader.read_all([url]))[url]
+        if isinstance(found, str):
+            return Page(url=url, contents=found)
+        if found.is_temporary:
+            raise SourceError(f"the page could not be read: {found.reason}")
+        return None
+
+    def close(self) -> None:
+        """End what is under way; harmless when repeated."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.run(self._reader.close())
+            self._thread.close()
+
+
+async def _make_reader(
+    settings: PageSettings, guard: Guard | None, resolver: AbstractResolver | None
+) -> PageReader:
+    return PageReader(settings, guard, resolver)

@@ -1,0 +1,226 @@
+"""The replies are cut down from what the providers document."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.retrieval.providers import (
+    BadReply,
+    Brave,
+    GoogleCustomSearch,
+    Provider,
+    SerpApi,
+    Serper,
+    WebResult,
+    fit_query,
+)
+
+SERPER = {
+    "searchParameters": {"q": "ada", "type": "search", "engine": "google"},
+    "knowledgeGraph": {"title": "Ada Lovelace"},
+    "organic": [
+        {"title": "Ada Lovelace", "link": "https://a.org/1", "snippet": "List<int>", "position": 1},
+        {"title": "No address", "snippet": "x"},
+        {"title": "Ada again", "link": "https://a.org/1", "snippet": "twice"},
+        {"title": "Two\n lines", "link": "https://a.org/2"},
+    ],
+    "credits": 1,
+}
+GOOGLE = {
+    "kind": "customsearch#search",
+    "searchInformation": {"totalResults": "2"},
+    "items": [
+        {"kind": "customsearch#result", "title": "A", "link": "https://a.org/1", "snippet": "s\nt"}
+    ],
+}
+SERPAPI = {
+    "search_metadata": {"id": "6540", "status": "Success"},
+    "organic_results": [
+        {"position": i + 1, "title": f"T{i}", "link": f"https://a.org/{i}", "snippet": "s"}
+        for i in range(12)
+    ],
+}
+BRAVE = {
+    "type": "search",
+    "query": {"original": "ada"},
+    "web": {
+        "type": "search",
+        "results": [
+            {
+                "title": "Ada &amp; Charles",
+                "url": "https://a.org/1",
+                "description": "An <strong>English</strong> mathematician&#x27;s 1 < 2",
+                "extra_snippets": ["More of it."],
+            }
+        ],
+    },
+}
+
+PROVIDERS: dict[str, Provider] = {
+    "serper": Serper("k"),
+    "google": GoogleCustomSearch("k", "c"),
+    "serpapi": SerpApi("k"),
+    "brave": Brave("k"),
+}
+REPLIES: dict[str, Any] = {"serper": SERPER, "google": GOOGLE, "serpapi": SERPAPI, "brave": BRAVE}
+NOTHING_FOUND: dict[str, Any] = {
+    "serper": {"searchParameters": {"q": "x"}, "organic": []},
+    "google": {"kind": "customsearch#search", "searchInformation": {"totalResults": "0"}},
+    "serpapi": {
+        "search_metadata": {"status": "Success"},
+        "error": "Google hasn't returned any results for this query.",
+    },
+    "brave": {"type": "search", "query": {"original": "x"}},
+}
+ERROR_DOCUMENTS: dict[str, Any] = {
+    "serper": {"message": "Unauthorized.", "statusCode": 403},
+    "google": {"error": {"code": 403, "message": "The request is missing a valid API key."}},
+    "serpapi": {"search_metadata": {"status": "Error"}, "error": "Please try again later."},
+    "brave": {
+        "type": "ErrorResponse",
+        "error": {"status": 422, "code": "SUBSCRIPTION_TOKEN_INVALID", "detail": "Invalid token."},
+    },
+}
+
+
+def test_a_serper_request_is_json_with_the_key_in_a_header():
+    request = Serper("secret", num_results=5).request("ada")
+    assert (request.method, request.url) == ("POST", "https://google.serper.dev/search")
+    assert request.headers == {"X-API-KEY": "secret"}
+    assert request.body == {"q": "ada", "num": 5}
+    assert request.params == {}
+
+
+def test_a_google_request_names_its_engine():
+    request = GoogleCustomSearch("secret", "engine", num_results=5).request("ada")
+    assert (request.method, request.url) == ("GET", "https://www.googleapis.com/customsearch/v1")
+    assert request.params == {"key": "secret", "cx": "engine", "q": "ada", "num": "5"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "query_name", "count_name"),
+    [
+        ("google", "q", "num"),
+        ("bing", "q", "count"),
+        ("yahoo", "p", None),
+        ("yandex", "text", None),
+    ],
+)
+def test_a_serpapi_request_names_the_query_as_its_engine_does(
+    engine: Any, query_name: str, count_name: str | None
+):
+    request = SerpApi("secret", engine, num_results=5).request("ada")
+    assert (request.method, request.url) == ("GET", "https://serpapi.com/search.json")
+    expected = {"engine": engine, query_name: "ada", "api_key": "secret"}
+    assert request.params == expected | ({count_name: "5"} if count_name else {})
+
+
+def test_a_brave_request_has_the_token_in_a_header():
+    request = Brave("secret", num_results=5).request("ada")
+    assert request.url == "https://api.search.brave.com/res/v1/web/search"
+    assert request.headers["X-Subscription-Token"] == "secret"
+    assert (request.params["q"], request.params["count"]) == ("ada", "5")
+
+
+def test_results_keep_their_order_and_each_address_comes_once():
+    assert Serper("k").read(SERPER) == [
+        WebResult("https://a.org/1", "Ada Lovelace", "List<int>"),
+        WebResult("https://a.org/2", "Two lines", ""),
+    ]
+    assert GoogleCustomSearch("k", "c").read(GOOGLE) == [WebResult("https://a.org/1", "A", "s\nt")]
+
+
+def test_serpapi_gives_no_more_than_asked_for_whatever_the_engine_does():
+    assert len(SerpApi("k", num_results=7).read(SERPAPI)) == 7
+
+
+def test_markup_of_brave_is_taken_off():
+    assert Brave("k").read(BRAVE) == [
+        WebResult(
+            "https://a.org/1",
+            "Ada & Charles",
+            "An English mathematician's 1 < 2\nMore of it.",
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_a_search_that_found_nothing_is_no_error(name: str):
+    assert PROVIDERS[name].read(NOTHING_FOUND[name]) == []
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_an_error_document_is_an_error_with_its_own_words(name: str):
+    with pytest.raises(BadReply, match=r"Unauthorized|valid API key|try again|Invalid token"):
+        PROVIDERS[name].read(ERROR_DOCUMENTS[name])
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize(
+    "reply",
+    [None, [], {}, "ok", 5, {"organic": 5}, {"items": {}}, {"organic_results": "x"}, {"web": []}],
+)
+def test_what_is_no_reply_of_the_provider_is_an_error(name: str, reply: Any):
+    with pytest.raises(BadReply):
+        PROVIDERS[name].read(reply)
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_the_reply_of_another_provider_is_an_error(name: str):
+    for other, reply in REPLIES.items():
+        if other != name:
+            with pytest.raises(BadReply):
+                PROVIDERS[name].read(reply)
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_the_key_is_not_in_the_texts_that_name_a_provider(name: str):
+    secret = "sk-123456"
+    made: dict[str, Provider] = {
+        "serper": Serper(secret),
+        "google": GoogleCustomSearch(secret, "c"),
+        "serpapi": SerpApi(secret),
+        "brave": Brave(secret),
+    }
+    provider = made[name]
+    assert secret not in repr(provider) + str(provider) + repr(provider.answers_depend_on)
+    assert provider.secrets == (secret,)
+
+
+def test_a_lone_surrogate_does_not_get_in():
+    reply = json.loads(
+        r'{"organic": [{"title": "\ud83d", "link": "u\ud83d", "snippet": "\ud83d"}]}'
+    )
+    assert Serper("k").read(reply) == [WebResult("u?", "?", "?")]
+
+
+@given(st.text(st.characters()))
+def test_a_query_fits_every_provider(query: str):
+    fitted = fit_query(query * 20)
+    assert len(fitted) <= 400
+    assert len(fitted.split()) <= 50
+    assert "\n" not in fitted
+    assert len(Serper("k").request(fitted).params) == 0
+    fitted.encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("query", "fitted"),
+    [
+        ("who  was\nAda?\x00", "who was Ada?"),
+        (" \n\t\x07", ""),
+        ("می‌خواهم", "می‌خواهم"),
+        ("x" * 500, "x" * 400),
+        (" ".join("w" * 60), " ".join("w" * 50)),
+        ("\ud83d ada", "ada"),
+    ],
+)
+def test_a_query_is_put_on_one_line_and_cut(query: str, fitted: str):
+    assert fit_query(query) == fitted
+
+
+def test_a_query_in_another_script_is_cut_to_what_an_address_holds():
+    assert fit_query("字" * 400) == "字" * 160

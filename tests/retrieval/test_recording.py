@@ -1,0 +1,226 @@
+import json
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.errors import UserError
+from forage.retrieval.recording import Recorder, Replay
+from forage.retrieval.source import SourceError
+from forage.types import Hit, Passage
+
+ANY_TEXT = st.text(st.characters())  # lone surrogates too
+HITS = st.lists(
+    st.builds(
+        Hit,
+        st.builds(Passage, id=ANY_TEXT, title=ANY_TEXT, text=ANY_TEXT),
+        st.floats(width=64),
+    ),
+    max_size=4,
+)
+
+
+class Library:
+    """A source that answers from a dictionary and counts what it is asked."""
+
+    name = "library"
+    num_passages = None
+
+    def __init__(self, hits_by_query: dict[str, list[Hit]], identity: str = "library-1") -> None:
+        self.id = identity
+        self.asked: list[tuple[str, int]] = []
+        self.is_closed = False
+        self._hits = hits_by_query
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        self.asked += [(query, topk) for query in queries]
+        if "down" in queries:
+            raise SourceError("the library is closed")
+        return [self._hits.get(query, [])[:topk] for query in queries]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def hit(text: str, score: float = 0.1) -> Hit:
+    return Hit(Passage("id", "Title", text), score)
+
+
+def bits(found: list[list[Hit]]) -> list[list[tuple[Passage, bytes]]]:
+    """Hits with the bits of their scores, so that NaN equals itself and 0.0 is not -0.0."""
+    return [[(h.passage, struct.pack("<d", h.score)) for h in hits] for hits in found]
+
+
+@given(library=st.dictionaries(ANY_TEXT, HITS, min_size=1, max_size=4), topk=st.integers(1, 5))
+def test_what_was_recorded_is_replayed_bit_for_bit(library: dict[str, list[Hit]], topk: int):
+    queries = list(library)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "r.jsonl"
+        recorder = Recorder(Library(library), path)
+        given_back = recorder.search(queries, topk)
+        recorder.close()
+        replay = Replay(path)
+        assert bits(replay.search(queries, topk)) == bits(given_back)
+        assert bits(given_back) == bits([library[query][:topk] for query in queries])
+        replay.close()
+
+
+def test_a_replay_goes_by_the_recorded_sources_id(tmp_path: Path):
+    source = Library({})
+    recorder = Recorder(source, tmp_path / "r.jsonl")
+    recorder.close()
+    replay = Replay(tmp_path / "r.jsonl")
+    assert replay.id == recorder.id == "library-1"
+    assert (replay.name, replay.num_passages) == ("replay of library", None)
+    assert source.is_closed
+    recorder.close()
+    replay.close()
+    replay.close()
+
+
+def test_a_query_that_was_not_recorded_is_an_error_that_says_so(tmp_path: Path):
+    path = tmp_path / "r.jsonl"
+    recorder = Recorder(Library({"a": [hit("A")]}), path)
+    recorder.search(["a"], 3)
+    recorder.close()
+    replay = Replay(path)
+    with pytest.raises(SourceError, match="1 of 2 queries were not recorded in r.jsonl.*'b'") as e:
+        replay.search(["a", "b"], 3)
+    assert not e.value.is_temporary
+    with pytest.raises(SourceError, match="not recorded in r.jsonl for more than 3 hits"):
+        replay.search(["a"], 4)
+
+
+def test_a_longer_answer_serves_shorter_requests_and_the_first_one_stays(tmp_path: Path):
+    """A server joins requests of different topk, so a replay meets others than were recorded."""
+    library = {"a": [hit("1"), hit("2"), hit("3")]}
+    source = Library(library)
+    recorder = Recorder(source, tmp_path / "r.jsonl")
+    assert recorder.search(["a"], 2) == [[hit("1"), hit("2")]]
+    library["a"][0] = hit("changed")
+    assert recorder.search(["a"], 1) == [[hit("1")]]
+    assert recorder.search(["a", "a"], 2) == [[hit("1"), hit("2")]] * 2
+    assert recorder.search(["a"], 3) == [[hit("changed"), hit("2"), hit("3")]]
+    assert source.asked == [("a", 2), ("a", 3)]
+    recorder.close()
+    replay = Replay(tmp_path / "r.jsonl")
+    assert [replay.search(["a"], k)[0] for k in (1, 2, 3)] == [
+        [hit("1")],
+        [hit("1"), hit("2")],
+        [hit("changed"), hit("2"), hit("3")],
+    ]
+
+
+def test_a_recording_goes_on_where_it_was_and_asks_for_nothing_twice(tmp_path: Path):
+    path = tmp_path / "r.jsonl"
+    first = Recorder(Library({"a": [hit("A")]}), path)
+    first.search(["a", "empty"], 3)
+    first.close()
+    source = Library({"a": [hit("other")], "b": [hit("B")]})
+    second = Recorder(source, path)
+    assert second.search(["a", "b", "empty"], 3) == [[hit("A")], [hit("B")], []]
+    assert source.asked == [("b", 3)]
+    second.close()
+    assert Replay(path).search(["b", "empty", "a"], 3) == [[hit("B")], [], [hit("A")]]
+
+
+def test_a_failed_search_is_not_recorded(tmp_path: Path):
+    recorder = Recorder(Library({"a": [hit("A")]}), tmp_path / "r.jsonl")
+    with pytest.raises(SourceError, match="the library is closed"):
+        recorder.search(["a", "down"], 3)
+    recorder.close()
+    with pytest.raises(SourceError, match="2 of 2 queries were not recorded"):
+        Replay(tmp_path / "r.jsonl").search(["a", "down"], 3)
+
+
+RECORDS_UNTIL_KILLED = """
+import sys
+from pathlib import Path
+from forage.retrieval.recording import Recorder
+from tests.retrieval.test_recording import Library, hit
+
+recorder = Recorder(Library({str(i): [hit(str(i) * 1000, i / 7)] for i in range(10**6)}), Path(sys.argv[1]))
+for i in range(10**6):
+    recorder.search([str(i)], 3)
+    if i == 20:
+        sys.stdout.write("go\\n")
+        sys.stdout.flush()
+"""
+
+
+def test_kill_9_leaves_a_file_that_replays_and_goes_on(tmp_path: Path):
+    path = tmp_path / "r.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", RECORDS_UNTIL_KILLED, str(path)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"go\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    replay = Replay(path)
+    for i in range(21):
+        assert replay.search([str(i)], 3) == [[hit(str(i) * 1000, i / 7)]]
+    recorder = Recorder(Library({"new": [hit("N")]}), path)
+    assert recorder.search(["new", "0"], 3)[0] == [hit("N")]
+    recorder.close()
+
+
+@pytest.mark.parametrize("num_cut", [1, 5, 30])
+def test_a_torn_last_line_is_no_answer_and_is_written_over(tmp_path: Path, num_cut: int):
+    path = tmp_path / "r.jsonl"
+    recorder = Recorder(Library({"a": [hit("A")], "b": [hit("B")]}), path)
+    recorder.search(["a"], 3)
+    recorder.search(["b"], 3)
+    recorder.close()
+    path.write_bytes(path.read_bytes()[:-num_cut])
+    with pytest.raises(SourceError, match="not recorded"):
+        Replay(path).search(["b"], 3)
+    again = Recorder(Library({"b": [hit("B2")]}), path)
+    assert again.search(["a", "b"], 3) == [[hit("A")], [hit("B2")]]
+    again.close()
+    assert Replay(path).search(["a", "b"], 3) == [[hit("A")], [hit("B2")]]
+
+
+def test_two_recorders_do_not_write_one_file(tmp_path: Path):
+    recorder = Recorder(Library({}), tmp_path / "r.jsonl")
+    with pytest.raises(UserError, match="is being written by another process"):
+        Recorder(Library({}), tmp_path / "r.jsonl")
+    recorder.close()
+    Recorder(Library({}), tmp_path / "r.jsonl").close()
+
+
+def test_a_recording_of_another_source_is_refused_and_both_are_named(tmp_path: Path):
+    Recorder(Library({}), tmp_path / "r.jsonl").close()
+    with pytest.raises(UserError, match=r"of library \(library-1\), not of library \(library-2\)"):
+        Recorder(Library({}, "library-2"), tmp_path / "r.jsonl")
+
+
+def test_what_is_no_recording_is_told(tmp_path: Path):
+    path = tmp_path / "r.jsonl"
+    with pytest.raises(UserError, match="cannot read the recording .*No such file"):
+        Replay(path)
+    path.write_text("hello\n")
+    with pytest.raises(UserError, match="is not a recording"):
+        Replay(path)
+    with pytest.raises(UserError, match="is not a recording"):
+        Recorder(Library({}), path)
+    assert path.read_text() == "hello\n"
+
+
+def test_a_damaged_line_is_named_by_number(tmp_path: Path):
+    path = tmp_path / "r.jsonl"
+    recorder = Recorder(Library({"a": [hit("A")]}), path)
+    recorder.search(["a"], 3)
+    recorder.close()
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], json.dumps({"query": "b"}), lines[1]]) + "\n")
+    with pytest.raises(UserError, match=r"r.jsonl:2: not an answer \(KeyError: 'hits'\)"):
+        Replay(path)

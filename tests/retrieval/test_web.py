@@ -1,0 +1,431 @@
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from forage.retrieval.guard import Guard
+from forage.retrieval.recording import Recorder, Replay
+from forage.retrieval.source import SourceError
+from forage.retrieval.web import WebSource, open_web_source
+from forage.retrieval.web_pages import WebPages
+from forage.retrieval.web_settings import PLANS, PageSettings, ProviderName, read_web_settings
+from forage.retrieval.wire import Page
+from forage.types import Passage
+from tests.retrieval.test_extract import ARTICLE
+from tests.retrieval.test_providers import ERROR_DOCUMENTS, REPLIES
+from tests.retrieval.web_servers import (
+    Handler,
+    WebServer,
+    answers,
+    fails_first,
+    faulty_for,
+    hangs,
+    replies,
+    serper_reply,
+    serving,
+)
+
+KEY = "sk-Geheim/+ 0123".replace(" ", "")
+LOOPBACK = Guard(allowed_networks=["127.0.0.0/8"], allowed_ports=None)
+
+OpenSource = Callable[..., WebSource]
+
+
+@pytest.fixture
+def provider() -> Iterator[WebServer]:
+    with serving(answers) as server:
+        yield server
+
+
+@pytest.fixture
+def open_source(provider: WebServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenSource]:
+    """Sources that ask the test's own provider, fast and without retries unless told otherwise."""
+    opened: list[WebSource] = []
+
+    def open_one(*overrides: str, name: ProviderName = "serper") -> WebSource:
+        monkeypatch.setenv(PLANS[name].key_variable, KEY)
+        if name == "google":
+            overrides = ("engine_id=cx", *overrides)
+        defaults = [f"url={provider.url}/search", "requests_per_s=10000", "max_retries=0"]
+        settings = read_web_settings(name, [*defaults, *overrides])
+        opened.append(open_web_source(settings, guard=LOOPBACK))
+        return opened[-1]
+
+    yield open_one
+    for source in opened:
+        source.close()
+
+
+def texts(source: WebSource, *queries: str, topk: int = 3) -> list[list[str]]:
+    return [[hit.passage.text for hit in hits] for hits in source.search(queries, topk)]
+
+
+def failure_of(source: WebSource, *queries: str) -> SourceError:
+    with pytest.raises(SourceError) as error:
+        source.search(queries, 3)
+    return error.value
+
+
+def test_results_become_passages_best_first(open_source: OpenSource):
+    (hits,) = open_source().search(["ada"], 2)
+    assert [hit.passage for hit in hits] == [
+        Passage("https://example.org/ada/0", "ada 0", "About ada (0)."),
+        Passage("https://example.org/ada/1", "ada 1", "About ada (1)."),
+    ]
+    assert [hit.score for hit in hits] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_provider_is_asked_in_its_own_way(
+    open_source: OpenSource, provider: WebServer, name: ProviderName
+):
+    provider.behaviour = replies(json.dumps(REPLIES[name]))
+    source = open_source("num_results=7", name=name)
+    (hits,) = source.search(["who was Ada?"], 3)
+    assert hits[0].passage.id.startswith("https://a.org/")
+    (seen,) = provider.seen
+    assert seen.query == "who was Ada?"
+    assert "7" in seen.params.values() or json.loads(seen.body)["num"] == 7
+    assert KEY in {*seen.headers.values(), *seen.params.values()}
+    assert source.name == name
+    assert source.num_passages is None
+
+
+def test_the_queries_of_a_batch_go_out_together_but_not_too_many(
+    open_source: OpenSource, provider: WebServer
+):
+    queries = [f"q{i}" for i in range(20)]
+    found = texts(open_source("max_concurrent=4"), *queries, topk=1)
+    assert found == [[f"About {query} (0)."] for query in queries]
+    assert 2 <= provider.most_at_once <= 4
+    assert sorted(provider.queries) == sorted(queries)
+
+
+def test_a_query_is_paid_for_once_however_often_and_for_however_many_it_is_asked(
+    open_source: OpenSource, provider: WebServer
+):
+    source = open_source("usd_per_request=0.5")
+    assert texts(source, "a", "a", topk=1) == [["About a (0)."]] * 2
+    assert len(texts(source, " a\n", topk=3)[0]) == 3
+    assert provider.queries == ["a"]
+    assert source.spent_usd == 0.5
+
+
+def test_an_empty_query_finds_nothing_and_costs_nothing(
+    open_source: OpenSource, provider: WebServer
+):
+    source = open_source()
+    assert source.search(["", " \n"], 3) == [[], []]
+    assert source.search([], 3) == []
+    assert provider.seen == []
+    assert source.spent_usd == 0
+
+
+def test_when_one_query_fails_the_others_answers_are_kept_and_cost_nothing_again(
+    open_source: OpenSource, provider: WebServer
+):
+    provider.behaviour = faulty_for("bad", replies("oops", 500))
+    source = open_source("usd_per_request=0.5")
+    error = failure_of(source, "a", "bad", "b")
+    assert error.reason == "serper: 1 of 3 queries failed: HTTP 500"
+    assert error.is_temporary
+    provider.behaviour = answers
+    assert texts(source, "a", "bad", "b", topk=1) == [
+        ["About a (0)."],
+        ["About bad (0)."],
+        ["About b (0)."],
+    ]
+    assert sorted(provider.queries) == ["a", "b", "bad", "bad"]
+    assert source.spent_usd == 1.5
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "is_temporary"),
+    [
+        (replies("slow down", 429), "HTTP 429", True),
+        (replies('{"message": "later"}', 500), "HTTP 500: later", True),
+        (replies("<html>Bad gateway</html>", 502), "HTTP 502", True),
+        (replies("<html>Welcome</html>"), "HTTP 200, but not JSON", True),
+        (replies(""), "HTTP 200, but not JSON", True),
+        (replies("[" * 100_000), "HTTP 200, but not JSON", True),
+        (replies('{"message": "We are sorry."}'), "HTTP 200: We are sorry.", True),
+        (replies('{"message": "No.", "statusCode": 403}'), "HTTP 403: No.", False),
+        (replies('{"message": "Busy.", "statusCode": 429}'), "HTTP 429: Busy.", True),
+        (replies('{"organic": [{"link": 5}]}'), "HTTP 200: organic.0.link: ", True),
+        (replies('{"message": "Unauthorized."}', 401), "HTTP 401: Unauthorized.", False),
+        (replies("", 302, Location="http://127.0.0.1:1/"), "HTTP 302", False),
+        (replies(b"[" + b" " * (9 * 2**20)), "a reply of more than 8388608 bytes", True),
+        (replies(b"\xff\xfe\x00"), "HTTP 200, but not JSON", True),
+    ],
+)
+def test_a_providers_fault_is_a_typed_failure_and_never_an_empty_result(
+    open_source: OpenSource,
+    provider: WebServer,
+    fault: Handler,
+    reason: str,
+    is_temporary: bool,
+):
+    provider.behaviour = fault
+    error = failure_of(open_source(), "a")
+    assert error.reason.startswith(f"serper: failed: {reason}")
+    assert error.is_temporary == is_temporary
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_an_error_document_with_status_200_is_a_failure_with_every_provider(
+    open_source: OpenSource, provider: WebServer, name: ProviderName
+):
+    provider.behaviour = replies(json.dumps(ERROR_DOCUMENTS[name]))
+    assert failure_of(open_source(name=name), "a").reason.startswith(f"{name}: failed: HTTP ")
+
+
+def test_a_provider_that_says_nothing_is_given_up_on_in_time(
+    open_source: OpenSource, provider: WebServer
+):
+    provider.behaviour = hangs
+    error = failure_of(open_source("timeout_s=0.2", "deadline_s=0.5", "max_retries=9"), "a", "b")
+    assert error.reason == "serper: 2 of 2 queries failed: no reply within 0.2 s"
+    assert error.is_temporary
+
+
+def test_a_provider_that_is_gone_is_a_failure(open_source: OpenSource, provider: WebServer):
+    with serving(answers) as gone:
+        url = gone.url
+    error = failure_of(open_source(f"url={url}/"), "a")
+    assert error.reason.startswith("serper: failed: cannot be reached")
+
+
+@pytest.mark.parametrize("fault", [replies("", 429), replies("", 500), replies("<html>")])
+def test_what_may_pass_is_tried_again_and_what_may_not_is_not(
+    open_source: OpenSource, provider: WebServer, fault: Handler
+):
+    provider.behaviour = fails_first(2, fault)
+    assert texts(open_source("max_retries=2"), "a", topk=1) == [["About a (0)."]]
+    assert len(provider.seen) == 3
+    provider.behaviour = fails_first(3, fault)
+    assert failure_of(open_source("max_retries=2"), "a").is_temporary
+    provider.behaviour = fails_first(1, replies("", 401))
+    assert not failure_of(open_source("max_retries=2"), "a").is_temporary
+    assert len(provider.seen) == 3 + 3 + 1
+
+
+def test_a_provider_that_asks_for_time_gets_it(open_source: OpenSource, provider: WebServer):
+    """Until then nobody's query leaves, so a batch does not hammer a provider that is full."""
+    provider.behaviour = replies("", 429, Retry_After="3600")
+    source = open_source("max_retries=5")
+    assert failure_of(source, "a").reason == "serper: failed: HTTP 429"
+    assert "no turn within" in failure_of(source, "b").reason
+    assert len(provider.seen) == 1
+
+
+def test_a_rate_that_leaves_no_turn_before_the_deadline_is_told(
+    open_source: OpenSource, provider: WebServer
+):
+    source = open_source("requests_per_s=0.001")
+    error = failure_of(source, "a", "b")
+    assert error.reason.endswith("no turn within 25 s at 0.001 requests a second")
+    assert len(provider.seen) == 1
+    assert len(texts(source, provider.queries[0])[0]) == 3
+
+
+def test_the_spend_cap_ends_the_asking(
+    open_source: OpenSource, provider: WebServer, tmp_path: Path
+):
+    money = ("max_spend_usd=1", "usd_per_request=0.5", f"ledger={tmp_path}/ledger.jsonl")
+    source = open_source(*money)
+    error = failure_of(source, "a", "b", "c")
+    assert "the spend cap for serper is reached: 1.0000 of 1.0000 USD" in error.reason
+    assert len(provider.seen) == 2
+    error = failure_of(source, "d")
+    assert not error.is_temporary
+    assert "spend cap" in failure_of(open_source(*money), "e").reason
+    assert len(provider.seen) == 2
+
+
+def test_what_the_provider_refused_is_not_counted_and_what_it_may_have_billed_is(
+    open_source: OpenSource, provider: WebServer
+):
+    source = open_source("usd_per_request=0.5")
+    for fault, spent in [
+        (replies("", 429), 0),
+        (replies("", 500), 0),
+        (replies("", 401), 0),
+        (replies("<html>"), 0.5),
+    ]:
+        provider.behaviour = fault
+        failure_of(source, "a")
+        assert source.spent_usd == spent
+
+
+def test_the_id_tells_settings_that_change_answers_from_those_that_do_not(open_source: OpenSource):
+    plain = open_source().id
+    assert plain.startswith("serper-")
+    assert open_source("max_spend_usd=3", "timeout_s=3").id == plain
+    others = [
+        open_source("num_results=5").id,
+        open_source("mode=pages").id,
+        open_source("mode=pages", "pages.passage_chars=500").id,
+        open_source(name="serpapi").id,
+        open_source("engine=bing", name="serpapi").id,
+        open_source(name="google").id,
+    ]
+    assert len({plain, *others}) == 7
+
+
+def test_the_key_is_in_no_log_no_error_and_no_ledger(
+    open_source: OpenSource,
+    provider: WebServer,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+):
+    """Providers repeat the key in what they refuse; addresses and their errors hold it too."""
+    caplog.set_level(logging.DEBUG)
+    said: list[str] = []
+    echo = f'{{"error": {{"message": "Key {KEY} or {KEY.replace("/", "%2F")} is bad"}}}}'
+    faults = [
+        replies(echo, 403),
+        replies(echo),
+        replies("", 302, Location=f"http://127.0.0.1:1/?key={KEY}"),
+        replies(f"<html>{KEY}</html>", 500),
+    ]
+    names: list[ProviderName] = ["serper", "google", "serpapi", "brave"]
+    with serving(answers) as gone:
+        dead = gone.url
+    for name in names:
+        source = open_source(f"ledger={tmp_path}/ledger.jsonl", name=name)
+        for fault in faults:
+            provider.behaviour = fault
+            error = failure_of(source, "a")
+            said += [str(error), repr(error), repr(error.__cause__), repr(error.__context__)]
+        said.append(str(failure_of(open_source(f"url={dead}", name=name), "a")))
+        said += [repr(source), source.name, source.id]
+    said += [caplog.text, (tmp_path / "ledger.jsonl").read_text()]
+    assert any("***" in text for text in said)
+    for spelling in (KEY, KEY.replace("/", "%2F"), KEY.replace("/", "%2F").replace("+", "%2B")):
+        assert not any(spelling in text for text in said)
+
+
+def with_pages(provider: WebServer, pages: WebServer) -> None:
+    """Let the provider name pages of ``pages``."""
+
+    async def behaviour(request: web.Request) -> web.Response:
+        query = (await request.json())["q"]
+        return web.json_response(serper_reply(query, num=3, url=pages.url))
+
+    provider.behaviour = behaviour
+
+
+@pytest.fixture
+def pages(provider: WebServer) -> Iterator[WebServer]:
+    with serving(replies(ARTICLE, Content_Type="text/html")) as server:
+        with_pages(provider, server)
+        yield server
+
+
+def test_in_page_mode_a_passage_is_the_pages_text(open_source: OpenSource, pages: WebServer):
+    (hits,) = open_source("mode=pages").search(["ada"], 2)
+    assert [hit.passage.title for hit in hits] == ["ada 0", "ada 1"]
+    assert all("English mathematician" in hit.passage.text for hit in hits)
+    assert [seen.path for seen in pages.seen] == ["/ada/0", "/ada/1"], "no page beyond topk"
+    (short,) = open_source("mode=pages", "pages.passage_chars=100").search(["ada"], 1)
+    assert len(short[0].passage.text) <= 100
+
+
+def test_a_page_is_read_once_for_all_queries_that_found_it(
+    open_source: OpenSource, provider: WebServer, pages: WebServer
+):
+    provider.behaviour = replies(json.dumps(serper_reply("same", num=2, url=pages.url)))
+    source = open_source("mode=pages")
+    source.search(["a", "b"], 2)
+    source.search(["c"], 2)
+    assert len(pages.seen) == 2
+
+
+def test_the_snippet_stands_in_where_a_page_cannot_be_read(
+    open_source: OpenSource, pages: WebServer, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    bad: dict[str, Handler] = {
+        "/ada/0": replies("gone", 404),
+        "/ada/1": hangs,
+        "/ada/2": replies(ARTICLE, Content_Type="text/html"),
+    }
+
+    async def behaviour(request: web.Request) -> web.StreamResponse:
+        return await bad[request.path](request)
+
+    pages.behaviour = behaviour
+    (found,) = texts(open_source("mode=pages", "pages.deadline_s=3"), "ada")
+    assert found[:2] == ["About ada (0).", "About ada (1)."]
+    assert "English mathematician" in found[2]
+    assert "2 of 3 pages gave no text" in caplog.text
+
+
+def test_pages_of_this_machine_are_not_read_unless_a_test_says_so(
+    provider: WebServer, pages: WebServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SERPER_API_KEY", KEY)
+    settings = read_web_settings("serper", [f"url={provider.url}", "mode=pages"])
+    source = open_web_source(settings)
+    assert texts(source, "ada", topk=1) == [["About ada (0)."]]
+    assert pages.seen == []
+    source.close()
+
+
+def test_a_page_that_breaks_the_extractor_fails_no_search(
+    open_source: OpenSource, pages: WebServer, monkeypatch: pytest.MonkeyPatch
+):
+    import trafilatura
+
+    def stumbles(*_: object, **__: object) -> str:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(trafilatura, "extract", stumbles)
+    assert texts(open_source("mode=pages"), "ada", topk=1) == [["About ada (0)."]]
+
+
+def test_a_recorded_web_search_is_replayed_without_the_provider(
+    open_source: OpenSource, provider: WebServer, tmp_path: Path
+):
+    recorder = Recorder(open_source(), tmp_path / "r.jsonl")
+    found = recorder.search(["a", "b"], 3)
+    recorder.close()
+    num_asked = len(provider.seen)
+    replay = Replay(tmp_path / "r.jsonl")
+    assert replay.search(["b", "a"], 3) == found[::-1]
+    assert replay.id == open_source().id
+    assert len(provider.seen) == num_asked
+
+
+def test_closing_twice_does_no_harm(open_source: OpenSource):
+    source = open_source("mode=pages")
+    source.close()
+    source.close()
+
+
+def test_live_pages_are_opened_by_address(pages: WebServer):
+    live = WebPages(PageSettings(deadline_s=5), guard=LOOPBACK)
+    page = live.page(f"{pages.url}/a")
+    assert page is not None
+    assert "English mathematician" in page.contents
+    assert page.url == f"{pages.url}/a"
+    assert live.page("file:///etc/passwd") is None
+    pages.behaviour = replies("gone", 404)
+    assert live.page(f"{pages.url}/b") is None
+    assert live.page(f"{pages.url}/a") == Page(url=page.url, contents=page.contents)
+    pages.behaviour = replies("later", 503)
+    with pytest.raises(SourceError, match="the page could not be read: HTTP 503") as error:
+        live.page(f"{pages.url}/c")
+    assert error.value.is_temporary
+    live.close()
+    live.close()
+
+
+def test_live_pages_of_this_machine_are_not_opened(pages: WebServer):
+    live = WebPages()
+    assert live.page(f"{pages.url}/a") is None
+    assert pages.seen == []
+    live.close()

@@ -1,0 +1,83 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.errors import UserError
+from forage.retrieval.web import open_web_source
+from forage.retrieval.web_settings import PLANS, read_key, read_web_settings
+
+
+def test_settings_are_read_from_texts():
+    settings = read_web_settings(
+        "serpapi",
+        ["engine=bing", "num_results=5", "mode=pages", "pages.deadline_s=4", "key_file=k.txt"],
+    )
+    assert (settings.provider, settings.engine, settings.num_results) == ("serpapi", "bing", 5)
+    assert settings.pages.deadline_s == 4
+    assert settings.key_file == Path("k.txt")
+
+
+@pytest.mark.parametrize(
+    ("provider", "overrides", "complaint"),
+    [
+        ("serpper", [], "provider: Input should be 'serper', 'google', 'serpapi' or 'brave'"),
+        ("serper", ["num_result=5"], "unknown setting num_result; did you mean num_results"),
+        ("serper", ["mode=pages", "pages.dead_s=5"], "did you mean pages.deadline_s"),
+        ("serper", ["num_results=0"], "num_results: Input should be greater than or equal to 1"),
+        ("serper", ["num_results=101"], "serper gives at most 100"),
+        ("google", ["engine_id=x", "num_results=11"], "google gives at most 10"),
+        ("brave", ["num_results=21"], "brave gives at most 20"),
+        ("google", [], "google needs engine_id"),
+        ("serper", ["engine_id=x"], "engine_id .* is Google's alone"),
+        ("serper", ["engine=bing"], "engine is read by serpapi alone"),
+        ("serper", ["pages.deadline_s=5"], "pages.* is read with mode=pages alone"),
+        ("serper", ["timeout_s=30"], "shorter than timeout_s"),
+        ("serper", ["url=ftp://x"], "url: "),
+        ("serper", ["num_results"], "not of the form key=value"),
+        ("serper", ["provider=brave"], "not of the form key=value"),
+        ("serper", ["mode=pages", "mode.x=5"], "mode has no keys below it"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(provider: str, overrides: list[str], complaint: str):
+    with pytest.raises(UserError, match=complaint):
+        read_web_settings(provider, overrides)
+
+
+def test_prices_and_rates_are_the_plans_unless_given():
+    assert read_web_settings("serper").price_usd == 0.001
+    assert read_web_settings("serper", ["num_results=11"]).price_usd == 0.002
+    assert read_web_settings("brave", ["usd_per_request=0"]).price_usd == 0
+    assert read_web_settings("brave").rate_per_s == PLANS["brave"].requests_per_s
+    assert read_web_settings("brave", ["requests_per_s=20"]).rate_per_s == 20
+
+
+def test_a_key_comes_from_the_environment_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SERPER_API_KEY", " from-the-environment\n")
+    assert read_key(read_web_settings("serper")) == "from-the-environment"
+    (tmp_path / "key").write_text("from-a-file\n")
+    assert read_key(read_web_settings("serper", [f"key_file={tmp_path}/key"])) == "from-a-file"
+
+
+@pytest.mark.parametrize("provider", PLANS)
+def test_a_missing_key_is_told_before_anything_starts(
+    provider: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    variable = PLANS[provider].key_variable
+    monkeypatch.delenv(variable, raising=False)
+    overrides = ["engine_id=x"] if provider == "google" else []
+    with pytest.raises(UserError, match=f"no key for {provider} in {variable}; set {variable}"):
+        open_web_source(read_web_settings(provider, overrides))
+    with pytest.raises(UserError, match="cannot read the key file"):
+        open_web_source(read_web_settings(provider, [*overrides, "key_file=/nowhere/key"]))
+
+
+def test_a_key_that_is_none_is_refused_without_being_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SERPER_API_KEY", "secret\nX-Other: 1")
+    with pytest.raises(UserError, match="the key in SERPER_API_KEY holds white space") as error:
+        read_key(read_web_settings("serper"))
+    assert "secret" not in str(error.value)
