@@ -84,6 +84,7 @@ class Guard:
             or inner.is_link_local
             or inner.is_private
             or inner.is_unspecified
+            or (isinstance(inner, IPv6Address) and inner.is_site_local)
         )
 
 

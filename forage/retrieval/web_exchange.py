@@ -9,8 +9,8 @@ target. When to try again, and what may be spent, is the source's.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from urllib.parse import quote, quote_plus
 
 import aiohttp
 
@@ -96,8 +96,8 @@ def _clean(reason: str, provider: Provider) -> str:
 
 
 def hide(text: str, secrets: Sequence[str]) -> str:
-    """``text`` with each secret, as it is and as addresses spell it, blotted out."""
+    """``text`` with each secret blotted out, also where an address spells some of it in percent."""
     for secret in secrets:
-        for spelling in {secret, quote(secret), quote(secret, safe=""), quote_plus(secret)}:
-            text = text.replace(spelling, "***")
+        spellings = (f"(?:{re.escape(c)}|%{ord(c):02X}|%{ord(c):02x})" for c in secret)
+        text = re.sub("".join(spellings), "***", text)
     return text

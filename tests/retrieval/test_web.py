@@ -1,3 +1,4 @@
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -97,10 +98,17 @@ def test_every_provider_is_asked_in_its_own_way(
 def test_the_queries_of_a_batch_go_out_together_but_not_too_many(
     open_source: OpenSource, provider: WebServer
 ):
+    gate = asyncio.Barrier(4)
+
+    async def waits_for_three_others(request: web.Request) -> web.Response:
+        await gate.wait()
+        return await answers(request)
+
+    provider.behaviour = waits_for_three_others
     queries = [f"q{i}" for i in range(20)]
     found = texts(open_source("max_concurrent=4"), *queries, topk=1)
     assert found == [[f"About {query} (0)."] for query in queries]
-    assert 2 <= provider.most_at_once <= 4
+    assert provider.most_at_once == 4
     assert sorted(provider.queries) == sorted(queries)
 
 

@@ -70,7 +70,7 @@ def serving(behaviour: Handler, host: str = "127.0.0.1") -> Iterator[WebServer]:
     async def start() -> web.AppRunner:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", server.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.01)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
         await runner.setup()
         sock = bind_port(host, 0)
         server.port = sock.getsockname()[1]
