@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, cast
@@ -48,6 +48,10 @@ class Pages(Protocol):
         """The page behind ``url``, or None where there is none; raises ``SourceError``."""
         ...
 
+    def pages(self, urls: Sequence[str]) -> list[Page | None]:
+        """``page`` of each address, in the order asked; raises ``SourceError``."""
+        ...
+
     def close(self) -> None:
         """Let go of files and connections; harmless when repeated."""
         ...
@@ -55,7 +59,7 @@ class Pages(Protocol):
 
 def read_pages(pages: Pages, request: AccessRequest) -> AccessReply:
     """Answer ``/access``: each address its page, in the order asked; raises ``SourceError``."""
-    found = [pages.page(url) for url in request.urls]
+    found = pages.pages(request.urls)
     if request.max_chars is None:
         return AccessReply(result=list(found))
     cut = [page and cut_page(page, request.chunk, request.max_chars) for page in found]
@@ -166,6 +170,10 @@ class PageStore:
         if page is None and "#" in url:
             page = self._find(page_key(url.partition("#")[0]))
         return page
+
+    def pages(self, urls: Sequence[str]) -> list[Page | None]:
+        """``page`` of each address, in the order asked."""
+        return [self.page(url) for url in urls]
 
     def _find(self, key: str) -> Page | None:
         wanted = np.uint64(_hash(key))

@@ -61,8 +61,7 @@ class BadReply(ValueError):
 class Provider(Protocol):
     """One way of searching the web."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
 
     @property
     def secrets(self) -> Sequence[str]:

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 8.0
+_REFUSED_FOR_S = 60.0
 
 
 def open_web_source(
@@ -72,9 +73,10 @@ class WebSource:
     """A provider as a source.
 
     A batch in which one query fails raises, yet loses nothing that was paid for: each answer is
-    kept by its query as it arrives, so asking the batch again costs only what failed. Scores are
-    1 / rank, since no provider gives any; at most ``num_results`` hits a query are found, however
-    many are asked for. A query without a visible character finds nothing and costs nothing.
+    kept by its query as it arrives, so asking the batch again, or its queries one by one, costs
+    only what failed. What the provider refused for good is refused again for a minute without
+    asking. Scores are 1 / rank, since no provider gives any; at most ``num_results`` hits a query
+    are found, however many are asked for. An empty query finds nothing and costs nothing.
     """
 
     def __init__(
@@ -91,9 +93,14 @@ class WebSource:
         self._rate = RateLimit(settings.rate_per_s)
         self._room = asyncio.Semaphore(settings.max_concurrent)
         self._answers: LruCache[str, tuple[WebResult, ...]] = LruCache(settings.cache_size)
+        self._refusals: LruCache[str, tuple[float, SourceError]] = LruCache(settings.cache_size)
         self._is_closed = False
         self._thread = LoopThread(f"web-{provider.name}")
-        self._session, self._reader = self._thread.run(self._connect(guard, resolver))
+        try:
+            self._reader, self._session = self._thread.run(self._connect(guard, resolver))
+        except BaseException:
+            self._thread.close()
+            raise
 
     @property
     def name(self) -> str:
@@ -137,11 +144,10 @@ class WebSource:
 
     async def _connect(
         self, guard: Guard | None, resolver: AbstractResolver | None
-    ) -> tuple[aiohttp.ClientSession, PageReader | None]:
-        session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        if self._settings.mode == "snippets":
-            return session, None
-        return session, PageReader(self._settings.pages, guard, resolver)
+    ) -> tuple[PageReader | None, aiohttp.ClientSession]:
+        with_pages = self._settings.mode == "pages"
+        reader = PageReader(self._settings.pages, guard, resolver) if with_pages else None
+        return reader, aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
 
     async def _disconnect(self) -> None:
         await self._session.close()
@@ -185,7 +191,10 @@ class WebSource:
     async def _answer(self, query: str, deadline: float) -> tuple[WebResult, ...] | SourceError:
         """Ask until there is an answer, tries and time run out, or asking is pointless."""
         loop = asyncio.get_running_loop()
-        reason = "no time to ask"
+        until, refusal = self._refusals.get(query) or (0.0, None)
+        if refusal is not None and loop.time() < until:
+            return refusal
+        reason = "not asked"
         for attempt in range(self._settings.max_retries + 1):
             async with self._room:
                 outcome = await self._ask(query, deadline)
@@ -196,7 +205,9 @@ class WebSource:
                 return outcome
             reason = outcome.detail
             if outcome.is_final:
-                return SourceError(reason, is_temporary=False)
+                refusal = SourceError(reason, is_temporary=False)
+                self._refusals.put(query, (loop.time() + _REFUSED_FOR_S, refusal))
+                return refusal
             wait_s = random.random() * min(_FIRST_BACKOFF_S * 2**attempt, _MAX_BACKOFF_S)
             if outcome.retry_after_s:
                 self._rate.pause_until(loop.time() + outcome.retry_after_s)
@@ -231,8 +242,8 @@ class WebSource:
         return outcome
 
     def _joined(self, failures: Sequence[SourceError], num_asked: int) -> SourceError:
-        """One error for a batch: temporary where any of it is worth asking again."""
-        is_temporary = len(failures) < num_asked or any(f.is_temporary for f in failures)
+        """One error for a batch: temporary where anything in it is."""
+        is_temporary = any(failure.is_temporary for failure in failures)
         which = f"{len(failures)} of {num_asked} queries failed" if num_asked > 1 else "failed"
         logger.warning("%s: %s: %s", self.name, which, failures[0].reason)
         return SourceError(f"{self.name}: {which}: {failures[0].reason}", is_temporary)

@@ -38,11 +38,11 @@ class PageReader:
         resolver: AbstractResolver | None = None,
     ) -> None:
         self._settings = settings
+        self._extractor = TextExtractor()
         self._fetcher = Fetcher(
             settings.max_bytes, settings.max_redirects, settings.max_concurrent, guard, resolver
         )
         self._room = asyncio.Semaphore(settings.max_concurrent)
-        self._extractor = TextExtractor()
         self._extracting = ThreadPoolExecutor(_EXTRACTING_THREADS, thread_name_prefix="extract")
         self._texts: LruCache[str, str] = LruCache(_PAGES_KEPT)
 
@@ -103,19 +103,33 @@ class WebPages:
     ) -> None:
         self._thread = LoopThread("web-pages")
         self._is_closed = False
-        self._reader = self._thread.run(_make_reader(settings or PageSettings(), guard, resolver))
+        try:
+            reader = _make_reader(settings or PageSettings(), guard, resolver)
+            self._reader = self._thread.run(reader)
+        except BaseException:
+            self._thread.close()
+            raise
 
     def page(self, url: str) -> Page | None:
         """The text behind ``url``, or None where there is no page to read (gone, refused, no text).
 
         Raises ``SourceError`` where asking again may help (no reply in time, server errors).
         """
-        found = self._thread.run(self._reader.read_all([url]))[url]
-        if isinstance(found, str):
-            return Page(url=url, contents=found)
-        if found.is_temporary:
-            raise SourceError(f"the page could not be read: {found.reason}")
-        return None
+        return self.pages([url])[0]
+
+    def pages(self, urls: Sequence[str]) -> list[Page | None]:
+        """``page`` of each address, read at the same time.
+
+        Those that were read are kept, so that after a ``SourceError`` they are not fetched again.
+        """
+        texts = self._thread.run(self._reader.read_all(urls))
+        for url, text in texts.items():
+            if isinstance(text, FetchError) and text.is_temporary:
+                raise SourceError(f"{url[:200]} could not be read: {text.reason}")
+        return [
+            Page(url=url, contents=text) if isinstance(text := texts[url], str) else None
+            for url in urls
+        ]
 
     def close(self) -> None:
         """End what is under way; harmless when repeated."""

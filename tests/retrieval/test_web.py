@@ -150,6 +150,21 @@ def test_when_one_query_fails_the_others_answers_are_kept_and_cost_nothing_again
     assert source.spent_usd == 1.5
 
 
+def test_a_refused_query_leaves_its_companions_for_the_asking(
+    open_source: OpenSource, provider: WebServer
+):
+    """A server that splits a refused batch pays nothing more, and asks for nothing in vain."""
+    provider.behaviour = faulty_for("bad", replies('{"message": "No such words."}', 400))
+    source = open_source()
+    error = failure_of(source, "a", "bad", "b")
+    assert error.reason == "serper: 1 of 3 queries failed: HTTP 400: No such words."
+    assert not error.is_temporary
+    assert texts(source, "a", topk=1) == [["About a (0)."]]
+    assert texts(source, "b", topk=1) == [["About b (0)."]]
+    assert failure_of(source, "bad").reason == "serper: failed: HTTP 400: No such words."
+    assert sorted(provider.queries) == ["a", "b", "bad"]
+
+
 @pytest.mark.parametrize(
     ("fault", "reason", "is_temporary"),
     [
@@ -260,8 +275,8 @@ def test_what_the_provider_refused_is_not_counted_and_what_it_may_have_billed_is
     for fault, spent in [
         (replies("", 429), 0),
         (replies("", 500), 0),
-        (replies("", 401), 0),
         (replies("<html>"), 0.5),
+        (replies("", 401), 0.5),
     ]:
         provider.behaviour = fault
         failure_of(source, "a")
@@ -304,9 +319,9 @@ def test_the_key_is_in_no_log_no_error_and_no_ledger(
         dead = gone.url
     for name in names:
         source = open_source(f"ledger={tmp_path}/ledger.jsonl", name=name)
-        for fault in faults:
+        for number, fault in enumerate(faults):
             provider.behaviour = fault
-            error = failure_of(source, "a")
+            error = failure_of(source, f"query {number}")
             said += [str(error), repr(error), repr(error.__cause__), repr(error.__context__)]
         said.append(str(failure_of(open_source(f"url={dead}", name=name), "a")))
         said += [repr(source), source.name, source.id]
@@ -425,9 +440,11 @@ def test_live_pages_are_opened_by_address(pages: WebServer):
     assert live.page(f"{pages.url}/b") is None
     assert live.page(f"{pages.url}/a") == Page(url=page.url, contents=page.contents)
     pages.behaviour = replies("later", 503)
-    with pytest.raises(SourceError, match="the page could not be read: HTTP 503") as error:
+    with pytest.raises(SourceError, match="/c could not be read: HTTP 503") as error:
         live.page(f"{pages.url}/c")
     assert error.value.is_temporary
+    found = live.pages(["file:///x", f"{pages.url}/a", f"{pages.url}/a"])
+    assert found == [None, page, page]
     live.close()
     live.close()
 
