@@ -1,12 +1,14 @@
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from forage.doctor import how_to_install
 from forage.retrieval.guard import Guard
 from forage.retrieval.recording import Recorder, Replay
 from forage.retrieval.source import SourceError
@@ -44,6 +46,7 @@ def provider() -> Iterator[WebServer]:
 @pytest.fixture
 def open_source(provider: WebServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenSource]:
     """Sources that ask the test's own provider, fast and without retries unless told otherwise."""
+    monkeypatch.setattr("forage.retrieval.web._FIRST_BACKOFF_S", 0.001)
     opened: list[WebSource] = []
 
     def open_one(*overrides: str, name: ProviderName = "serper") -> WebSource:
@@ -120,6 +123,17 @@ def test_a_query_is_paid_for_once_however_often_and_for_however_many_it_is_asked
     assert len(texts(source, " a\n", topk=3)[0]) == 3
     assert provider.queries == ["a"]
     assert source.spent_usd == 0.5
+
+
+def test_an_answer_that_the_cache_has_no_room_for_is_paid_for_again(
+    open_source: OpenSource, provider: WebServer
+):
+    source = open_source("cache_size=256", "max_spend_usd=100")
+    source.search([str(i) for i in range(257)], 1)
+    source.search(["256"], 1)
+    assert len(provider.seen) == 257
+    source.search(["0"], 1)
+    assert len(provider.seen) == 258
 
 
 def test_an_empty_query_finds_nothing_and_costs_nothing(
@@ -385,6 +399,50 @@ def test_the_snippet_stands_in_where_a_page_cannot_be_read(
     assert found[:2] == ["About ada (0).", "About ada (1)."]
     assert "English mathematician" in found[2]
     assert "2 of 3 pages gave no text" in caplog.text
+
+
+def test_the_bounds_of_pages_are_those_of_the_settings(open_source: OpenSource, pages: WebServer):
+    long = ARTICLE.replace("</article>", f"<p>{'More about engines. ' * 200}</p></article>")
+
+    async def redirects_once(request: web.Request) -> web.Response:
+        if "there" in request.query:
+            return web.Response(text=long, content_type="text/html")
+        return web.Response(status=302, headers={"Location": "?there=1"})
+
+    pages.behaviour = redirects_once
+    (whole,) = texts(open_source("mode=pages"), "ada", topk=1)
+    (cut,) = texts(open_source("mode=pages", "pages.max_bytes=1024"), "ada", topk=1)
+    (unread,) = texts(open_source("mode=pages", "pages.max_redirects=0"), "ada", topk=1)
+    assert len(whole[0]) > 1000 > len(cut[0])
+    assert unread == ["About ada (0)."]
+
+
+def test_pages_are_read_at_the_same_time_but_not_too_many(
+    open_source: OpenSource, pages: WebServer
+):
+    gate = asyncio.Barrier(3)
+
+    async def waits_for_two_others(_: web.Request) -> web.Response:
+        await gate.wait()
+        return web.Response(text=ARTICLE, content_type="text/html")
+
+    pages.behaviour = waits_for_two_others
+    assert "mathematician" in texts(open_source("mode=pages"), "a")[0][2]
+    assert pages.most_at_once == 3
+    pages.behaviour = replies(ARTICLE, Content_Type="text/html")
+    pages.most_at_once = 0
+    assert "mathematician" in texts(open_source("mode=pages", "pages.max_concurrent=1"), "b")[0][2]
+    assert pages.most_at_once == 1
+
+
+def test_page_mode_without_the_extractor_names_the_extra_to_install(
+    open_source: OpenSource, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    with pytest.raises(ModuleNotFoundError) as error:
+        open_source("mode=pages")
+    assert how_to_install(error.value.name or "") == "pip install -e '.[web]'"
+    assert len(texts(open_source(), "ada")[0]) == 3
 
 
 def test_pages_of_this_machine_are_not_read_unless_a_test_says_so(
