@@ -72,7 +72,7 @@ class PageReader:
         try:
             return await self._read(url)
         except FetchError as error:
-            logger.debug("no text of %s: %s", url, error.reason)
+            logger.debug("no text of %.200r: %s", url, error.reason)
             return error
 
     async def _read(self, url: str) -> str:
