@@ -22,13 +22,13 @@ from forage.retrieval.exchange import Failure
 from forage.retrieval.extract import passage_around
 from forage.retrieval.guard import Guard
 from forage.retrieval.loop_thread import LoopThread
+from forage.retrieval.provider_replies import WebResult
 from forage.retrieval.providers import (
     Brave,
     GoogleCustomSearch,
     Provider,
     SerpApi,
     Serper,
-    WebResult,
     fit_query,
 )
 from forage.retrieval.source import SourceError

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import aiohttp
 
 from forage.retrieval.exchange import Failure, retry_after_seconds
-from forage.retrieval.providers import BadReply, Provider, WebResult
+from forage.retrieval.provider_replies import BadReply, WebResult
+from forage.retrieval.providers import Provider
 from forage.types import FailureKind
 
 _MAX_REPLY_BYTES = 8 * 2**20

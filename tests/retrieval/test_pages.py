@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -37,6 +37,7 @@ def written(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+@settings(max_examples=40)  # each writes and indexes a file
 @given(rows=ROWS, is_gzip=st.booleans(), ends_with_a_line_break=st.booleans())
 def test_every_address_gives_the_last_page_that_stands_under_it(
     rows: list[tuple[str, str]], is_gzip: bool, ends_with_a_line_break: bool

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage.retrieval.provider_replies import BadReply, WebResult
 from forage.retrieval.providers import (
-    BadReply,
     Brave,
     GoogleCustomSearch,
     Provider,
     SerpApi,
     Serper,
-    WebResult,
     fit_query,
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage.errors import UserError
@@ -58,6 +58,7 @@ def bits(found: list[list[Hit]]) -> list[list[tuple[Passage, bytes]]]:
     return [[(h.passage, struct.pack("<d", h.score)) for h in hits] for hits in found]
 
 
+@settings(max_examples=40)  # each writes a file
 @given(library=st.dictionaries(ANY_TEXT, HITS, min_size=1, max_size=4), topk=st.integers(1, 5))
 def test_what_was_recorded_is_replayed_bit_for_bit(library: dict[str, list[Hit]], topk: int):
     queries = list(library)
