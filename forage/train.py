@@ -247,7 +247,8 @@ class _Run:
         if checkpoint is None:
             self.records.truncate_to({})
             return 0
-        state = load_checkpoint(checkpoint, self.trainer)
+        with self.engine.weights_lock:  # the engine tries the weights out when it starts
+            state = load_checkpoint(checkpoint, self.trainer)
         if state.seed != self.config.seed:
             raise UserError(
                 f"{checkpoint} was made with seed {state.seed}, the config says "
