@@ -176,6 +176,8 @@ def _requirements() -> Iterator[tuple[str, Requirement]]:
         return
     for line in lines:
         requirement = Requirement(line)
+        if requirement.name == "forage":  # an extra that names other extras of ours
+            continue
         for extra in ("", *extras):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 yield extra, requirement
