@@ -187,7 +187,8 @@ def _data_world(args: Namespace) -> int:
 
 def _data_squad(args: Namespace) -> int:
     from forage.data.corpus import write_corpus
-    from forage.data.questions import read_questions, squad_passages, write_questions
+    from forage.data.questions import read_questions, write_questions
+    from forage.data.squad import squad_passages
 
     passages = squad_passages(args.file)
     questions = read_questions(args.file)
