@@ -6,7 +6,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from forage.environment.codec import Codec
-from forage.environment.prompt import BUILT_IN, PromptTemplate, encode_prompt
+from forage.environment.prompt import encode_prompt
+from forage.environment.template import BUILT_IN, PromptTemplate
 from forage.errors import UserError
 from forage.types import Question
 from tests.environment.test_codec import CODECS, added_ids, hostile_text, shapes
