@@ -241,3 +241,10 @@ def test_the_real_files_are_read_whole():
         (gold,) = question.gold_passage_ids
         assert any(answer in texts[gold] for answer in question.golden_answers)
     assert len(read_questions(SHARED / "nq_open.dev.jsonl")) == 3610
+
+
+def test_a_long_question_is_read_whole(tmp_path: Path):
+    """Whether it fits a prompt is for the run to say, which knows the tokenizer and the budget."""
+    text = "who " * 25_000
+    path = write_lines(tmp_path / "long.jsonl", {"question": text, "answers": ["A"]})
+    assert read_questions(path)[0].text == text
