@@ -56,7 +56,7 @@ def prepare(
         merged.replace(out)
     for path in files:
         path.unlink()
-    return Counter(question.source for question in questions)
+    return _counted(questions, out)
 
 
 def convert(
@@ -79,7 +79,7 @@ def convert(
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text("".join(map(to_line, questions)), encoding="utf-8")
-    return Counter(question.source for question in questions)
+    return _counted(questions, out)
 
 
 def _prepare_part(name: str, part: Part, out: Path, source: str | None, bar: Bar) -> Path:
@@ -160,6 +160,12 @@ def _counts_in(partial: Path) -> Counter[str]:
     with partial.open("r+b") as file:
         file.truncate(len(whole) + 1 if whole else 0)
     return Counter(json.loads(line)["data_source"] for line in lines)
+
+
+def _counted(questions: Sequence[Question], out: Path) -> Counter[str]:
+    counts = Counter(question.source for question in questions)
+    LOG.info("wrote %d questions to %s: %s", len(questions), out, _say(counts))
+    return counts
 
 
 def _say(counts: dict[str, int] | Counter[str]) -> str:

@@ -29,7 +29,7 @@ SOURCE_FILE = "source.json"
 _TIMEOUT_S = 30.0
 _BYTES_PER_STEP = 10**6
 # Pieces of one file as `split` names them: part_aa, part_ab, ... or name.part_aa.
-_PIECE = re.compile(r"^(?P<whole>.*?)[._-]?part[._-]?(?P<letters>[a-z]{2})$")
+_PIECE = re.compile(r"^(?P<whole>.*?)[._-]?part[._-]?[a-z]{2}$")
 _NO_DATA = (".gitattributes", ".gitignore", "README.md")
 
 
