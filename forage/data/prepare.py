@@ -95,11 +95,17 @@ def _prepare_part(name: str, part: Part, out: Path, source: str | None, bar: Bar
     if num_there:
         LOG.info("%s: going on after %d questions", name, num_there)
         bar.progress.advance(bar.task, num_there)
-    with partial.open("a", encoding="utf-8") as file:
-        for question in _questions(name, part, source, num_there):
-            file.write(to_line(question))
-            counts[question.source] += 1
-            bar.advance(name)
+    try:
+        with partial.open("a", encoding="utf-8") as file:
+            for question in _questions(name, part, source, num_there):
+                file.write(to_line(question))
+                counts[question.source] += 1
+                bar.advance(name)
+    finally:
+        if not counts:
+            partial.unlink(missing_ok=True)
+    if not counts:
+        raise UserError(f"{name}: {source or part.hub_id} holds no question of it")
     if part.counts and counts != part.counts:
         partial.unlink()
         raise UserError(

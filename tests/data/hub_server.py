@@ -43,8 +43,8 @@ class Hub:
 
             do_HEAD = do_GET
 
-            def log_message(self, *_: object) -> None:
-                pass
+            def log_message(self, format: str, *args: object) -> None:
+                del format, args
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()

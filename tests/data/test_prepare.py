@@ -174,6 +174,7 @@ def test_a_source_that_is_not_there_says_how_to_go_on(tmp_path: Path):
         prepare(
             ["bamboogle"], "test", tmp_path / "o.jsonl", str(tmp_path / "no" / "where"), TEMPLATE
         )
+    assert not list(tmp_path.iterdir()), "nothing is left of nothing"
 
 
 def test_files_of_any_form_are_converted_into_one(tmp_path: Path):
