@@ -176,6 +176,30 @@ def _data_arguments(parser: ArgumentParser) -> None:
     squad.add_argument("file", type=Path, metavar="FILE")
     squad.add_argument("--out", type=Path, required=True, metavar="DIR")
     squad.set_defaults(run=_data_squad, usage=squad.format_usage)
+    prepare = kinds.add_parser("prepare", help="published question sets", allow_abbrev=False)
+    prepare.add_argument("sets", metavar="NAMES", help="nq,hotpotqa; seven: the seven test sets")
+    prepare.add_argument("--split", choices=["train", "test"], required=True)
+    prepare.add_argument("--source", metavar="ID_OR_DIR", help="another hub id, or a local copy")
+    _add_question_output(prepare)
+    prepare.set_defaults(run=_data_prepare, usage=prepare.format_usage)
+    convert = kinds.add_parser("convert", help="question files of any form", allow_abbrev=False)
+    convert.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    convert.add_argument("--form", help="of the files, where they fit more than one")
+    convert.add_argument("--split", default="train", help="to write into Search-R1's rows")
+    _add_question_output(convert)
+    convert.set_defaults(run=_data_convert, usage=convert.format_usage)
+    corpus = kinds.add_parser("corpus", help="a published corpus", allow_abbrev=False)
+    corpus.add_argument("name", metavar="NAME_OR_URL", help="wiki-18, wiki-18-e5, ... or http://")
+    corpus.add_argument("--out", type=Path, required=True, metavar="DIR")
+    corpus.add_argument("--sha256", help="of the file at the address")
+    corpus.add_argument("--hub", metavar="URL", help="a mirror of the hub")
+    corpus.add_argument("--revision", help="branch, tag or commit; main if left out")
+    corpus.set_defaults(run=_data_corpus, usage=corpus.format_usage)
+
+
+def _add_question_output(parser: ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl|FILE.parquet")
+    parser.add_argument("--prompt", default="search-r1", help="template of Search-R1's parquet")
 
 
 def _data_world(args: Namespace) -> int:
@@ -187,12 +211,38 @@ def _data_world(args: Namespace) -> int:
 
 def _data_squad(args: Namespace) -> int:
     from forage.data.corpus import write_corpus
-    from forage.data.questions import read_questions, squad_passages, write_questions
+    from forage.data.questions import read_questions, write_questions
+    from forage.data.squad import squad_passages
 
     passages = squad_passages(args.file)
     questions = read_questions(args.file)
     write_corpus(args.out / "corpus.jsonl", passages)
     write_questions(args.out / "questions.jsonl", questions)
+    return 0
+
+
+def _data_prepare(args: Namespace) -> int:
+    from forage.data.benchmarks import names_of
+    from forage.data.prepare import prepare
+    from forage.environment.template import PromptTemplate
+
+    template = PromptTemplate.load(args.prompt).text
+    prepare(names_of(args.sets), args.split, args.out, args.source, template)
+    return 0
+
+
+def _data_convert(args: Namespace) -> int:
+    from forage.data.prepare import convert
+    from forage.environment.template import PromptTemplate
+
+    convert(args.files, args.form, args.out, args.split, PromptTemplate.load(args.prompt).text)
+    return 0
+
+
+def _data_corpus(args: Namespace) -> int:
+    from forage.data.published_corpora import fetch
+
+    fetch(args.name, args.out, args.hub, args.revision, args.sha256)
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -31,25 +31,79 @@ class ModelConfig(_Frozen):
 
 
 class DataConfig(_Frozen):
-    """Question files (any format that ``forage.data.questions`` reads), and an index.
+    """Question files (any form that ``forage.data.questions`` reads), their order, and an index.
 
-    ``index`` is a directory of ``forage index``: the arms gold and random take passages from it.
+    ``train_form`` and ``test_form`` name the form of a file that fits more than one. ``weights``
+    is the share of each data source in training; ``difficulty`` an episode file that says how
+    often each question was answered, for the order ``easy_first`` (the first epoch runs from easy
+    to hard) and for keeping those from ``min_success`` to ``max_success``. ``index`` is a
+    directory of ``forage index``: the arms gold and random take passages from it.
     """
 
     train: Path | None = None
     test: Path | None = None
+    train_form: str | None = None
+    test_form: str | None = None
+    order: Literal["shuffled", "easy_first"] = "shuffled"
+    weights: dict[str, Annotated[float, Field(ge=0)]] = {}
+    difficulty: Path | None = None
+    min_success: float = Field(default=0.0, ge=0, le=1)
+    max_success: float = Field(default=1.0, ge=0, le=1)
     index: Path | None = None
+
+    @property
+    def has_band(self) -> bool:
+        """Whether questions are kept by their measured success."""
+        return (self.min_success, self.max_success) != (0.0, 1.0)
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        for form, file in (("train_form", self.train), ("test_form", self.test)):
+            if getattr(self, form) is not None and file is None:
+                name = form.removesuffix("_form")
+                raise ValueError(f"data.{form} does nothing without data.{name}; remove it")
+        is_used = self.order == "easy_first" or self.has_band
+        if self.difficulty is not None and not is_used:
+            raise ValueError(
+                "data.difficulty does nothing by itself: set data.order to easy_first, or "
+                "data.min_success and data.max_success"
+            )
+        if self.difficulty is None and is_used:
+            raise ValueError(
+                "data.order: easy_first, data.min_success and data.max_success need measured "
+                "success rates: set data.difficulty to a file of episodes"
+            )
+        if self.min_success > self.max_success:
+            raise ValueError(
+                f"data.min_success ({self.min_success}) is above data.max_success "
+                f"({self.max_success})"
+            )
+        if self.weights and not any(self.weights.values()):
+            raise ValueError("data.weights are all 0: no question would be left")
+        return self
 
 
 class EnvironmentConfig(_Frozen):
-    """The tags protocol and the budgets of an episode (tokens, turns)."""
+    """The protocol and the budgets of an episode (tokens, turns).
 
+    ``protocol``: ``tags`` in the policy's own text, or native ``tools`` through the tokenizer's
+    chat template. ``prompt`` is a built-in template or a file, by default that of the protocol.
+    """
+
+    protocol: Literal["tags", "tools"] = "tags"
     prompt: str = "search-r1"
     max_turns: int = Field(default=4, ge=1)
     has_final_turn: bool = True
     max_turn_tokens: int = Field(default=500, ge=1)
     max_observation_tokens: int = Field(default=500, ge=16)
     max_tokens: int = Field(default=4096, ge=64)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prompt_of_the_protocol(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("protocol") == "tools":
+            return {"prompt": "tools", **values}
+        return values
 
 
 class SearchConfig(_Frozen):
@@ -219,6 +273,13 @@ class RunConfig(_Frozen):
                 f"reward.structure_score ({self.reward.structure_score}) and final_format_score "
                 f"({self.reward.final_format_score}) add up to more than 1: a wrong answer would "
                 "earn more than a right one; lower one of them"
+            )
+        if env.protocol == "tools" and (
+            self.reward.structure_score or self.reward.final_format_score
+        ):
+            raise ValueError(
+                "reward.structure_score and final_format_score judge the form of the tags "
+                "protocol: set both to 0 with environment.protocol: tools"
             )
         if self.reward.retrieval_score and not self.reward.structure_score:
             raise ValueError(

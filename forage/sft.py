@@ -46,10 +46,12 @@ def run_sft(config: RunConfig, out: Path) -> None:
         episodes = [record.episode for record in read_episodes(settings.episodes)]
     else:
         num_episodes = settings.num_steps * settings.sequences_per_step
-        questions = _questions_with_hops(config.data.train, "data.train")
+        form = config.data.train_form
+        questions = _questions_with_hops(config.data.train, form, "data.train")
         episodes = asyncio.run(demonstrate(config, player, questions, num_episodes))
         if config.data.test is not None:
-            questions = _questions_with_hops(config.data.test, "data.test")
+            form = config.data.test_form
+            questions = _questions_with_hops(config.data.test, form, "data.test")
             held_out = asyncio.run(demonstrate(config, player, questions, NUM_HELD_OUT))
     if not episodes:
         raise UserError("there is no episode to learn from: the file of episodes is empty")
@@ -76,6 +78,11 @@ async def demonstrate(
     config: RunConfig, player: Player, questions: Sequence[Question], num_episodes: int
 ) -> list[Episode]:
     """Scripted episodes of questions drawn at random; raises ``UserError``."""
+    if config.environment.protocol != "tags":
+        raise UserError(
+            "demonstrations are written in tags: set environment.protocol to tags, or "
+            "warm_start.episodes to recorded episodes"
+        )
     settings = config.warm_start
     writer = ScriptWriter(questions, settings.poor_share)
     num_short = round(settings.single_passage_share * num_episodes)
@@ -108,10 +115,10 @@ async def demonstrate(
     return answered
 
 
-def _questions_with_hops(path: Path | None, key: str) -> Sequence[Question]:
+def _questions_with_hops(path: Path | None, form: str | None, key: str) -> Sequence[Question]:
     if path is None:
         raise UserError(f"{key} is missing: name a file of questions")
-    questions = [question for question in read_questions(path) if question.hops]
+    questions = [question for question in read_questions(path, form) if question.hops]
     if not questions:
         raise UserError(
             f"no question of {path} says how it is solved (metadata.hops), so none "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import signal
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ from typing import TypeVar
 from forage.algorithms.advantages import grpo_advantages, rloo_advantages
 from forage.algorithms.packing import pack
 from forage.config import AlgorithmConfig, RunConfig, to_yaml
-from forage.data.questions import read_questions
+from forage.data.training import training_questions
 from forage.errors import UserError
 from forage.evaluation.evaluate import Evaluator, open_passages, questions_to_evaluate
 from forage.hardware import choose_matmul_kernel
@@ -70,7 +69,7 @@ class _Run:
     def __init__(self, config: RunConfig) -> None:
         assert config.data.train is not None, "checked by check_trainable"
         self.config = config
-        self.questions = read_questions(config.data.train)
+        self.questions, self.order = training_questions(config.data, config.seed)
         if len(self.questions) < config.trainer.questions_per_step:
             raise UserError(
                 f"{config.data.train} holds {len(self.questions)} questions, fewer than "
@@ -156,14 +155,8 @@ class _Run:
         )
 
     def _questions_of_step(self, step: int) -> Sequence[Question]:
-        """Question by question through seeded shuffles of the whole file, one an epoch."""
-        size, chosen = self.config.trainer.questions_per_step, []
-        for position in range(step * size, (step + 1) * size):
-            epoch, index = divmod(position, len(self.questions))
-            order = list(range(len(self.questions)))
-            random.Random(f"{self.config.seed}/{epoch}").shuffle(order)
-            chosen.append(self.questions[order[index]])
-        return chosen
+        """A function of the step and the seed alone, so that a resumed run asks the same."""
+        return self.order.of_step(step, self.config.trainer.questions_per_step)
 
     def _advantages(self, group: Group, algorithm: AlgorithmConfig) -> tuple[float | None, ...]:
         rewards_G = [self._reward(episode) for episode in group.episodes_G]

@@ -31,7 +31,10 @@ RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 EXCEPTIONS = {("retrieval", "forage.data.corpus")}
 
 # Packages that only one file wraps, so that the rest runs, and is read, without them.
-HEAVY = {"faiss", "qdrant_client", "ray", "sentence_transformers", "sglang", "vllm", "wandb"}
+HEAVY = {
+    *("datasets", "faiss", "pyarrow", "qdrant_client", "ray", "sentence_transformers", "sglang"),
+    *("vllm", "wandb"),
+}
 
 
 def imported_modules(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:

@@ -1,9 +1,9 @@
 """The corpus: passages in and out of jsonl, and a store that finds one by row or by id.
 
-``read_corpus`` streams any corpus file (jsonl, gzip too) that Search-R1 and its reproductions use.
-``CorpusStore`` is the plain copy of such a file that an index keeps beside itself: memory-mapped,
-with an offset per row, so that a passage costs one seek however large the corpus is. Nothing here
-knows how passages are searched.
+``read_corpus`` streams any corpus that Search-R1 and its reproductions use: jsonl, gzip too, in
+one file or several. ``CorpusStore`` is the plain copy of such a corpus that an index keeps beside
+itself: memory-mapped, with an offset per row, so that a passage costs one seek however large the
+corpus is. Nothing here knows how passages are searched.
 """
 
 from __future__ import annotations
@@ -50,9 +50,12 @@ def parse_contents(contents: str) -> tuple[str, str]:
 
 
 def read_corpus(path: Path) -> Iterator[Passage]:
-    """The passages of a jsonl file, plain or gzip; raises ``UserError`` with the line number."""
-    for number, line in _read_lines(path):
-        yield _parse_line(line, path, number)
+    """The passages of a corpus; raises ``UserError`` with the line number.
+
+    A corpus is a jsonl file, plain or gzip, or a directory of such files, read by name.
+    """
+    for row, (file, number, line) in enumerate(_read_lines(path)):
+        yield _parse_line(line, file, number, row)
 
 
 def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
@@ -71,8 +74,24 @@ def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
             out.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers (from 1) and stripped lines, blank ones left out."""
+def corpus_files(path: Path) -> list[Path]:
+    """The files that a corpus is made of; raises ``UserError`` for a directory without any."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(f for f in path.iterdir() if f.name.endswith((".jsonl", ".jsonl.gz")))
+    if not files:
+        raise UserError(f"the directory {path} holds no .jsonl or .jsonl.gz file")
+    return files
+
+
+def _read_lines(path: Path) -> Iterator[tuple[Path, int, bytes]]:
+    """File, line number (from 1) and stripped line of each row, blank ones left out."""
+    for file in corpus_files(path):
+        for number, line in _file_lines(file):
+            yield file, number, line
+
+
+def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         with path.open("rb") as raw:
@@ -93,10 +112,15 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise UserError(f"cannot read the corpus {path}: {reason}; check the path") from error
 
 
-def _parse_line(line: bytes, path: Path, number: int) -> Passage:
-    """The passage on a line: ``id`` and ``contents``, or ``id`` and ``text`` with a ``title``."""
+def _parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
+    """The passage on a line: ``id`` and ``contents``, or ``id`` and ``text`` with a ``title``.
+
+    ASearcher's rows have ``url`` and no ``id``: theirs is the address with the row's index behind.
+    """
     row = _parse_object(line, path, number)
     identity = row.get("id")
+    if "id" not in row and isinstance(row.get("url"), str):
+        identity = f"{row['url']}#{index}"
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
         raise UserError(f"{path}:{number}: {_what_is_wrong(row, 'id', 'a text or whole number')}")
     contents, text, title = row.get("contents"), row.get("text"), row.get("title")
@@ -160,10 +184,12 @@ def build_store(
     ``on_passage`` sees every passage once, in the order of its row.
     """
     offsets, hashes, numbers = array("Q", [0]), array("Q"), array("Q")
+    first_rows: dict[Path, int] = {}
     digest = sha256()
     with (directory / LINES_FILE).open("wb") as out:
-        for number, line in _read_lines(corpus):
-            passage = _parse_line(line, corpus, number)
+        for file, number, line in _read_lines(corpus):
+            first_rows.setdefault(file, len(hashes))
+            passage = _parse_line(line, file, number, len(hashes))
             out.write(line + b"\n")
             digest.update(line + b"\n")
             offsets.append(offsets[-1] + len(line) + 1)
@@ -175,7 +201,7 @@ def build_store(
     np.save(directory / OFFSETS_FILE, np.frombuffer(offsets, dtype=np.uint64))
     _save_id_table(np.frombuffer(hashes, dtype=np.uint64), directory)
     with CorpusStore(directory) as store:
-        store.refuse_repeated_ids(hashes, corpus, numbers)
+        store.refuse_repeated_ids(hashes, first_rows, numbers)
     return StoredCorpus(len(hashes), offsets[-1], digest.hexdigest())
 
 
@@ -236,7 +262,7 @@ class CorpusStore:
         """The passage at ``row`` (0 <= row < len)."""
         assert 0 <= row < len(self), f"row {row} is outside a corpus of {len(self)} passages"
         line = self._lines[int(self._offsets[row]) : int(self._offsets[row + 1])]
-        return _parse_line(line.strip(), self._path, row + 1)
+        return _parse_line(line.strip(), self._path, row + 1, row)
 
     def row_of(self, identity: str) -> int | None:
         """The row of the passage with this id, or None."""
@@ -255,15 +281,24 @@ class CorpusStore:
     def __iter__(self) -> Iterator[Passage]:
         return (self.passage(row) for row in range(len(self)))
 
-    def refuse_repeated_ids(self, hashes: array[int], corpus: Path, numbers: array[int]) -> None:
-        """Raise ``UserError`` for an id that two lines of ``corpus`` share."""
+    def refuse_repeated_ids(
+        self, hashes: array[int], first_rows: dict[Path, int], numbers: array[int]
+    ) -> None:
+        """Raise ``UserError`` for an id that two lines share; files begin at ``first_rows``."""
         by_hash = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
         ordered = np.frombuffer(hashes, dtype=np.uint64)[by_hash]
         for place in np.flatnonzero(ordered[1:] == ordered[:-1]).tolist():
             first, second = int(by_hash[place]), int(by_hash[place + 1])
             identity = self.passage(second).id
             if self.passage(first).id == identity:
+                of_first, of_second = (_file_of(row, first_rows) for row in (first, second))
+                other = "" if of_first == of_second else f" of {of_first}"
                 raise UserError(
-                    f"{corpus}:{numbers[second]}: the id {identity!r} is already that of line "
-                    f"{numbers[first]}; ids must be unique"
+                    f"{of_second}:{numbers[second]}: the id {identity!r} is already that of line "
+                    f"{numbers[first]}{other}; ids must be unique"
                 )
+
+
+def _file_of(row: int, first_rows: dict[Path, int]) -> Path:
+    """The file that a row came from, given the first row of each."""
+    return next(file for file, first in reversed(first_rows.items()) if first <= row)

@@ -28,9 +28,14 @@ INVALID_ACTION_MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The policy asks the search engine."""
+    """The policy asks the search engine; a native tool call may ask several things at once."""
 
     query: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        return (self.query, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +52,17 @@ class Invalid:
     reason: str
 
 
+Action = Search | Answer | Invalid
+
+
 def parse_action(text: str) -> Search | Answer | Invalid:
     """The first complete block decides: ``<(search|answer)>(.*?)</\\1>`` over lines, stripped.
 
     Found by plain searches rather than by that expression, which takes quadratic time on a turn
     full of opening tags: if the first opening tag of a kind is never closed, no later one is.
     """
-    search = _first_block(text, SEARCH_OPEN, SEARCH_CLOSE)
-    answer = _first_block(text, ANSWER_OPEN, ANSWER_CLOSE)
+    search = first_block(text, SEARCH_OPEN, SEARCH_CLOSE)
+    answer = first_block(text, ANSWER_OPEN, ANSWER_CLOSE)
     if search and (answer is None or search[0] < answer[0]):
         query = search[1].strip()
         return Search(query) if query else Invalid("The search query is empty.")
@@ -63,7 +71,7 @@ def parse_action(text: str) -> Search | Answer | Invalid:
     return Invalid(_why_invalid(text))
 
 
-def _first_block(text: str, opening: str, closing: str) -> tuple[int, str] | None:
+def first_block(text: str, opening: str, closing: str) -> tuple[int, str] | None:
     """Where the first block starts and what it holds, or None."""
     start = text.find(opening)
     end = text.find(closing, start + len(opening)) if start >= 0 else -1

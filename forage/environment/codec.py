@@ -26,10 +26,8 @@ _TAG_START = re.compile(
 )
 # Chat formats' markers, also where the tokenizer at hand does not know them as tokens.
 _CHAT_MARKER = re.compile(r"<(?=\|\w{1,40}\|>|</?SYS>>)|\[(?=/?INST\])")
-_END_OF_TEXT = (
-    *("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"),
-    *("<end_of_turn>", "<eos>", "</s>"),
-)
+_END_OF_MESSAGE = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+_END_OF_TEXT = (*_END_OF_MESSAGE, "<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")
 _CHARACTERS_PER_TOKEN = 16
 _CACHED_TEXTS = 65_536
 _CACHED_FIXED_TEXTS = 256
@@ -46,18 +44,23 @@ class Codec:
                 f"{type(tokenizer).__name__} is a slow tokenizer; Forage needs a fast one: save "
                 "the model directory with a tokenizer.json"
             )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._plain = _without_added_tokens(tokenizer.backend_tokenizer)
         added = tokenizer.added_tokens_decoder
         self._added_ids = frozenset(added) | frozenset(tokenizer.all_special_ids)
         self._added_text = _any_of([token.content for token in added.values()])
         self.eos_ids: tuple[int, ...] = _eos_ids(tokenizer)
+        self.message_end_ids = _ids_of(tokenizer, _END_OF_MESSAGE)
         self._encode_cached = lru_cache(maxsize=_CACHED_TEXTS)(self._encode_untrusted)
         self._encode_fixed = lru_cache(maxsize=_CACHED_FIXED_TEXTS)(self._encode_trusted)
 
     def encode_trusted(self, text: str) -> list[int]:
         """Our own fixed text as tokens; added tokens in it are recognised, none are put around."""
         return list(self._encode_fixed(text))
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether the tokenizer added this token beside its vocabulary (tags, chat markers)."""
+        return token_id in self._added_ids
 
     def encode_untrusted(self, text: str, max_tokens: int | None = None) -> list[int]:
         """Anyone's text as at most ``max_tokens`` tokens, of which none is an added token.
@@ -73,7 +76,7 @@ class Codec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, added tokens included, spaces as they are."""
-        text = self._tokenizer.decode(
+        text = self.tokenizer.decode(
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         assert isinstance(text, str), "one sequence of tokens decodes to one string"
@@ -91,7 +94,7 @@ class Codec:
         return kept
 
     def _encode_trusted(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _encode_untrusted(self, text: str) -> tuple[int, ...]:
         """Encode, read back, and neutralise again until the text read back is harmless.
@@ -165,10 +168,15 @@ def _any_of(contents: list[str]) -> re.Pattern[str] | None:
 
 def _eos_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
     """The ids that end a text: the tokenizer's own, and well-known ends of turns beside it."""
-    ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
     own = tokenizer.eos_token_id
-    known = [ids[content] for content in _END_OF_TEXT if content in ids]
-    return tuple(dict.fromkeys(([own] if isinstance(own, int) else []) + known))
+    known = _ids_of(tokenizer, _END_OF_TEXT)
+    return tuple(dict.fromkeys(([own] if isinstance(own, int) else []) + list(known)))
+
+
+def _ids_of(tokenizer: PreTrainedTokenizerFast, contents: Sequence[str]) -> tuple[int, ...]:
+    """The ids of those contents that are added tokens of this tokenizer."""
+    ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
+    return tuple(ids[content] for content in contents if content in ids)
 
 
 def _mend_surrogates(text: str) -> str:

@@ -1,9 +1,9 @@
 """One question, played to its end: sample, act, observe, until an answer or a budget ends it.
 
-The protocol of Search-R1 ("tags"): a turn is sampled up to a closing tag; a search is answered
-with passages, anything else that is no answer with a fixed message; after ``max_turns`` turns one
-last turn may be sampled in which a search is not run. The engine and the retriever are passed in.
-Nothing here scores, batches or trains.
+A turn is sampled up to what ends it; a search is answered with passages, anything else that is no
+answer with a fixed message; after ``max_turns`` turns one last turn may be sampled in which a
+search is not run. How actions and replies are written is the protocol's (``protocol.py``). The
+engine and the retriever are passed in. Nothing here scores, batches or trains.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from forage.config import EnvironmentConfig
 from forage.environment import actions
@@ -19,9 +20,11 @@ from forage.environment.codec import Codec
 from forage.environment.observation import (
     Observation,
     build_observation,
+    empty_observation,
     failed_observation,
-    invalid_observation,
+    message_observation,
 )
+from forage.environment.protocol import make_protocol
 from forage.environment.transcript import Transcript
 from forage.types import (
     ActionKind,
@@ -29,6 +32,7 @@ from forage.types import (
     Episode,
     FailureKind,
     Generate,
+    Hit,
     Question,
     Sampling,
     Search,
@@ -50,12 +54,16 @@ class EpisodeSetting:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class Environment:
     """The rules, and the tokenizer they are written with."""
 
-    config: EnvironmentConfig
-    codec: Codec
+    def __init__(self, config: EnvironmentConfig, codec: Codec) -> None:
+        """Raises ``UserError`` for a budget or a chat template that cannot work."""
+        self.config = config
+        self.codec = codec
+        self.protocol = make_protocol(config.protocol, codec)
+        for frame in self.protocol.frames():
+            empty_observation(codec, config.max_observation_tokens, frame)
 
     async def play(
         self,
@@ -87,6 +95,7 @@ class _Player:
     ) -> None:
         self._config = environment.config
         self._codec = environment.codec
+        self._protocol = environment.protocol
         self._question = question
         self._transcript = transcript
         self._setting = setting
@@ -116,7 +125,7 @@ class _Player:
             if max_turn_tokens < 1:
                 return Status.OUT_OF_TOKENS
             try:
-                turn = await self._sample_turn(max_turn_tokens)
+                turn, action = await self._sample_turn(max_turn_tokens)
             except (EngineError, TimeoutError):
                 return Status.ENGINE_FAILED
             if turn.kind is ActionKind.ANSWER:
@@ -126,7 +135,7 @@ class _Player:
             if is_last:
                 self._turns.append(turn)
                 return Status.OUT_OF_TURNS if self._tokens_left() else Status.OUT_OF_TOKENS
-            turn, observation = await self._observe(turn)
+            turn, observation = await self._observe(turn, action)
             if len(observation.token_ids) >= self._tokens_left():
                 # What the policy could not answer after is not worth showing.
                 self._turns.append(replace(turn, observation="", passage_ids_K=()))
@@ -138,11 +147,11 @@ class _Player:
                 return Status.SEARCH_FAILED
         raise AssertionError("the last turn ends the episode")
 
-    async def _sample_turn(self, max_tokens: int) -> Turn:
+    async def _sample_turn(self, max_tokens: int) -> tuple[Turn, actions.Action]:
         setting = self._setting
         sampling = Sampling(
             max_tokens=max_tokens,
-            stop=actions.STOP_STRINGS,
+            stop=self._protocol.stop,
             stop_ids=self._codec.eos_ids,
             episode_key=setting.key,
             seed=setting.seed,
@@ -155,26 +164,33 @@ class _Player:
         self._transcript.append_sampled(completion)
         sampled = self._codec.decode(completion.token_ids_T)
         seconds = time.monotonic() - started
-        match actions.parse_action(sampled):
-            case actions.Search(query):
-                return Turn(sampled, ActionKind.SEARCH, query, generate_s=seconds)
+        action = self._protocol.parse(sampled)
+        match action:
+            case actions.Search():
+                kind, argument = ActionKind.SEARCH, "\n".join(action.queries)
             case actions.Answer(text):
-                return Turn(sampled, ActionKind.ANSWER, text, generate_s=seconds)
+                kind, argument = ActionKind.ANSWER, text
             case actions.Invalid(reason):
-                return Turn(sampled, ActionKind.INVALID, reason, generate_s=seconds)
+                kind, argument = ActionKind.INVALID, reason
+        return Turn(sampled, kind, argument, generate_s=seconds), action
 
-    async def _observe(self, turn: Turn) -> tuple[Turn, Observation]:
+    async def _observe(self, turn: Turn, action: actions.Action) -> tuple[Turn, Observation]:
         """The observation that ``turn`` earns, and the turn with it written in."""
-        budget = self._config.max_observation_tokens
-        if turn.kind is ActionKind.INVALID:
-            observation = invalid_observation(self._codec, budget)
+        codec, budget = self._codec, self._config.max_observation_tokens
+        last_id = self._transcript.last_id
+        if not isinstance(action, actions.Search):
+            frame = self._protocol.message_frame(last_id)
+            message = self._protocol.invalid_message
+            message = message if frame is None else message.strip()
+            observation = message_observation(message, codec, budget, frame)
             return replace(turn, observation=observation.text), observation
+        frame = self._protocol.results_frame(last_id)
         started = time.monotonic()
-        reply = await self._reply_to(turn.argument)
+        reply = _merge(await asyncio.gather(*map(self._reply_to, action.queries)))
         if reply.failure is not None:
-            observation = failed_observation(self._codec, budget)
+            observation = failed_observation(codec, budget, frame)
         else:
-            observation = build_observation(reply.hits_K, self._codec, budget)
+            observation = build_observation(reply.hits_K, codec, budget, frame)
         turn = replace(
             turn,
             observation=observation.text,
@@ -196,3 +212,18 @@ class _Player:
 
     def _seconds_left(self) -> float:
         return self._setting.deadline_s - (time.monotonic() - self._started)
+
+
+def _merge(replies: Sequence[SearchReply]) -> SearchReply:
+    """One reply to several queries: their hits in turn, each passage once; a failure stays one."""
+    if len(replies) == 1:
+        return replies[0]
+    failed = next((reply for reply in replies if reply.failure is not None), None)
+    if failed is not None:
+        return failed
+    hits: dict[str, Hit] = {}
+    for row in zip_longest(*(reply.hits_K for reply in replies)):
+        for hit in row:
+            if hit is not None:
+                hits.setdefault(hit.passage.id, hit)
+    return SearchReply(tuple(hits.values()))

@@ -7,6 +7,7 @@ record shows what the policy saw. Which observation a turn gets is decided in th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,21 +20,37 @@ from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.types import Hit
 
-__all__ = [
-    "Codec",
-    "Observation",
-    "build_observation",
-    "empty_observation",
-    "failed_observation",
-    "invalid_observation",
-]
-
 _OPENING = f"\n\n{INFORMATION_OPEN}"
 _CLOSING = f"{INFORMATION_CLOSE}\n\n"
 _NOTHING_FOUND = "Nothing was found.\n"
 _SEARCH_FAILED = "The search failed.\n"
 # A remnant shorter than this holds a passage's head and nothing to read: it is left out.
 _MIN_REMNANT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Our own tokens around the body of an observation.
+
+    ``closing_after_line`` is ``closing`` less the line break it begins with, for a body that ends
+    in one: encoded with the text before it, as the model would. ``is_json``: the body stands in a
+    JSON string, and is escaped for it.
+    """
+
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+    closing_after_line: tuple[int, ...]
+    is_json: bool = False
+
+    @classmethod
+    def of(cls, opening: Sequence[int], closing: str, codec: Codec, is_json: bool = False) -> Frame:
+        rest = closing.removeprefix("\n")
+        return cls(
+            tuple(opening),
+            tuple(codec.encode_trusted(closing)),
+            tuple(codec.encode_trusted(rest)),
+            is_json,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,64 +62,93 @@ class Observation:
     passage_ids: tuple[str, ...] = ()
 
 
-def build_observation(hits: Sequence[Hit], codec: Codec, max_tokens: int) -> Observation:
-    """The passages, best first, in an information block of at most ``max_tokens`` tokens.
+def information_frame(codec: Codec) -> Frame:
+    """The information tags of the tags protocol."""
+    return Frame.of(codec.encode_trusted(_OPENING), _CLOSING, codec)
+
+
+def build_observation(
+    hits: Sequence[Hit], codec: Codec, max_tokens: int, frame: Frame | None = None
+) -> Observation:
+    """The passages, best first, inside ``frame`` (the information tags), in ``max_tokens`` tokens.
 
     A passage that does not fit is cut, and those after it are left out. Without hits it is the
     observation of a search that found nothing. Raises ``UserError`` for a budget below the frame.
     """
+    frame = frame or information_frame(codec)
     if not hits:
-        return empty_observation(codec, max_tokens)
-    room = _room(codec, max_tokens)
+        return empty_observation(codec, max_tokens, frame)
+    room = _room(frame, max_tokens)
     body: list[int] = []
     shown: list[str] = []
+    is_whole = True
     for number, hit in enumerate(hits, start=1):
         passage = hit.passage
         text = f"Doc {number}(Title: {passage.title}) {passage.text}\n"
         # The whole budget, not the rest of it, so that the codec's cache sees the same text again.
-        ids = codec.encode_untrusted(text, max_tokens)
+        ids = codec.encode_untrusted(_escaped(text, frame), max_tokens)
         left = room - len(body)
         kept = ids if len(ids) <= left else codec.cut(ids, left)
         if kept and (len(kept) == len(ids) or not shown or left >= _MIN_REMNANT_TOKENS):
             body += kept
             shown.append(passage.id)
+            is_whole = len(kept) == len(ids) and codec.decode(kept[-1:]).endswith("\n")
         if len(kept) < len(ids):
             break
-    return _framed(body, codec, tuple(shown))
+    return _framed(body, is_whole, codec, frame, tuple(shown))
 
 
-def empty_observation(codec: Codec, max_tokens: int) -> Observation:
+def empty_observation(codec: Codec, max_tokens: int, frame: Frame | None = None) -> Observation:
     """What a search that found nothing shows; also what the closed-book arms show."""
-    return _fixed(_NOTHING_FOUND, codec, max_tokens)
+    return _fixed(_NOTHING_FOUND, codec, max_tokens, frame)
 
 
-def failed_observation(codec: Codec, max_tokens: int) -> Observation:
+def failed_observation(codec: Codec, max_tokens: int, frame: Frame | None = None) -> Observation:
     """What a search that failed for good shows, whatever the reason."""
-    return _fixed(_SEARCH_FAILED, codec, max_tokens)
+    return _fixed(_SEARCH_FAILED, codec, max_tokens, frame)
 
 
-def invalid_observation(codec: Codec, max_tokens: int) -> Observation:
-    """The fixed message after a turn without an action, cut where the budget ends."""
-    ids = codec.cut(codec.encode_trusted(INVALID_ACTION_MESSAGE), max_tokens)
+def message_observation(
+    message: str, codec: Codec, max_tokens: int, frame: Frame | None
+) -> Observation:
+    """Our fixed message after a turn without an action, cut where the budget ends."""
+    if frame is not None:
+        return _fixed(message, codec, max_tokens, frame)
+    ids = codec.cut(codec.encode_trusted(message), max_tokens)
     return Observation(tuple(ids), codec.decode(ids))
 
 
-def _fixed(text: str, codec: Codec, max_tokens: int) -> Observation:
-    body = codec.cut(codec.encode_trusted(text), _room(codec, max_tokens))
-    return _framed(body, codec, ())
+def invalid_observation(codec: Codec, max_tokens: int) -> Observation:
+    """The message of the tags protocol, which goes on in the assistant's own message."""
+    return message_observation(INVALID_ACTION_MESSAGE, codec, max_tokens, None)
 
 
-def _framed(body: list[int], codec: Codec, passage_ids: tuple[str, ...]) -> Observation:
-    ids = [*codec.encode_trusted(_OPENING), *body, *codec.encode_trusted(_CLOSING)]
+def _fixed(text: str, codec: Codec, max_tokens: int, frame: Frame | None) -> Observation:
+    frame = frame or information_frame(codec)
+    ids = codec.encode_trusted(_escaped(text, frame))
+    body = codec.cut(ids, _room(frame, max_tokens))
+    ends_line = text.endswith("\n") and len(body) == len(ids) and not frame.is_json
+    return _framed(body, ends_line, codec, frame, ())
+
+
+def _framed(
+    body: list[int], ends_line: bool, codec: Codec, frame: Frame, passage_ids: tuple[str, ...]
+) -> Observation:
+    closing = frame.closing_after_line if ends_line else frame.closing
+    ids = [*frame.opening, *body, *closing]
     return Observation(tuple(ids), codec.decode(ids), passage_ids)
 
 
-def _room(codec: Codec, max_tokens: int) -> int:
-    """Tokens left for what stands between the tags; raises ``UserError`` if there are none."""
-    frame = len(codec.encode_trusted(_OPENING)) + len(codec.encode_trusted(_CLOSING))
-    if max_tokens < frame:
+def _escaped(text: str, frame: Frame) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1] if frame.is_json else text
+
+
+def _room(frame: Frame, max_tokens: int) -> int:
+    """Tokens left for what stands inside the frame; raises ``UserError`` if there are none."""
+    num_around = len(frame.opening) + len(frame.closing)
+    if max_tokens < num_around:
         raise UserError(
             f"environment.max_observation_tokens is {max_tokens}, but this tokenizer needs "
-            f"{frame} for the information tags alone; raise it, to hold the passages as well"
+            f"{num_around} for what stands around the passages alone; raise it"
         )
-    return max_tokens - frame
+    return max_tokens - num_around

@@ -7,53 +7,18 @@ and open no tag. What the policy does with the prompt is none of this file's bus
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
-from typing import Self
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
+from forage.environment.chat import ToolSchema, render
 from forage.environment.codec import Codec
+from forage.environment.template import SLOT, PromptTemplate
 from forage.errors import UserError
 from forage.types import Question
 
-BUILT_IN = ("search-r1", "brief")
-_SLOT = "{question}"
 # Stands for the question while the chat format is applied; no template contains it by chance.
 _PLACEHOLDER = "QUESTIONx7Kq29GOESxHERE"
-
-
-@dataclass(frozen=True, slots=True)
-class PromptTemplate:
-    """A text with one ``{question}`` in it; other braces mean nothing."""
-
-    name: str
-    text: str
-
-    def __post_init__(self) -> None:
-        if self.text.count(_SLOT) != 1:
-            raise UserError(
-                f"the prompt template {self.name} holds {_SLOT} {self.text.count(_SLOT)} times; "
-                "write it exactly once, where the question belongs"
-            )
-
-    @classmethod
-    def load(cls, name_or_path: str | Path) -> Self:
-        """A built-in template by name, or one from a file; raises ``UserError``."""
-        if name_or_path in BUILT_IN:
-            folder = resources.files("forage.environment") / "prompts"
-            text = (folder / f"{name_or_path}.txt").read_text(encoding="utf-8")
-            return cls(str(name_or_path), text)
-        try:
-            return cls(str(name_or_path), Path(name_or_path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(
-                f"environment.prompt is {str(name_or_path)!r}, which is neither a built-in "
-                f"template ({', '.join(BUILT_IN)}) nor a readable file: {error.strerror}"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"the prompt template {name_or_path} is not UTF-8 text") from error
 
 
 def encode_prompt(
@@ -62,13 +27,14 @@ def encode_prompt(
     tokenizer: PreTrainedTokenizerFast,
     template: PromptTemplate,
     max_tokens: int,
+    tools: Sequence[ToolSchema] = (),
 ) -> list[int]:
-    """The prompt's tokens, in the tokenizer's chat format where it has one.
+    """The prompt's tokens, in the tokenizer's chat format where it has one, ``tools`` described.
 
     A question without a question mark gets one. Raises ``UserError`` for a prompt of more than
     ``max_tokens`` tokens: cutting it would ask something else.
     """
-    before, after = _around_the_question(tokenizer, template)
+    before, after = _around_the_question(tokenizer, template, tools)
     ids = [
         *_leading_ids(tokenizer),
         *codec.encode_trusted(before.rstrip()),
@@ -100,15 +66,14 @@ def _with_neighbouring_space(before: str, text: str, after: str) -> str:
 
 
 def _around_the_question(
-    tokenizer: PreTrainedTokenizerFast, template: PromptTemplate
+    tokenizer: PreTrainedTokenizerFast, template: PromptTemplate, tools: Sequence[ToolSchema]
 ) -> tuple[str, str]:
     """The text before and after the question, chat format included."""
     if not tokenizer.chat_template:
-        before, _, after = template.text.partition(_SLOT)
+        before, _, after = template.text.partition(SLOT)
         return before, after
-    message = {"role": "user", "content": template.text.replace(_SLOT, _PLACEHOLDER)}
-    rendered = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-    assert isinstance(rendered, str), "an untokenised chat template gives text"
+    message = {"role": "user", "content": template.text.replace(SLOT, _PLACEHOLDER)}
+    rendered = render(tokenizer, [message], tools)
     if rendered.count(_PLACEHOLDER) != 1:
         raise UserError(
             "the tokenizer's chat template shows the user's message "

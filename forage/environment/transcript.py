@@ -43,6 +43,11 @@ class Transcript:
         return tuple(self._token_ids)
 
     @property
+    def last_id(self) -> int:
+        """The last token so far."""
+        return self._token_ids[-1]
+
+    @property
     def segments(self) -> tuple[Segment, ...]:
         return tuple(self._segments)
 

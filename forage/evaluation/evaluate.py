@@ -108,7 +108,8 @@ def questions_to_evaluate(config: RunConfig) -> list[Question]:
     """The first ``evaluation.num_questions`` of ``data.test``; raises ``UserError``."""
     if config.data.test is None:
         raise UserError("data.test is missing: name a file of questions to evaluate on")
-    return read_questions(config.data.test)[: config.evaluation.num_questions]
+    questions = read_questions(config.data.test, config.data.test_form)
+    return questions[: config.evaluation.num_questions]
 
 
 def open_passages(config: RunConfig) -> CorpusStore | None:

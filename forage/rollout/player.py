@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from forage.config import EnvironmentConfig, RolloutConfig
 from forage.environment.codec import Codec
 from forage.environment.episode import Environment, EpisodeSetting
-from forage.environment.observation import empty_observation
-from forage.environment.prompt import PromptTemplate, encode_prompt
+from forage.environment.prompt import encode_prompt
+from forage.environment.template import PromptTemplate, check_template
 from forage.rollout.scheduler import Job
 from forage.types import Episode, Generate, Question, Search
 
@@ -37,7 +37,7 @@ class Player:
         self._template = PromptTemplate.load(environment.prompt)
         self._seed = seed
         self._prompts: dict[str, list[int]] = {}
-        empty_observation(self.codec, environment.max_observation_tokens)
+        check_template(self._template, self._environment.protocol)
 
     def check_prompts(self, questions: Iterable[Question]) -> None:
         """Encode every prompt now; raises ``UserError`` for the first that is too long."""
@@ -73,6 +73,7 @@ class Player:
                 self._tokenizer,
                 self._template,
                 environment.max_tokens - 1,
+                self._environment.protocol.tools,
             )
         return self._prompts[question.id]
 

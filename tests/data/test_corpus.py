@@ -176,3 +176,37 @@ def test_a_store_whose_corpus_was_cut_is_refused(tmp_path: Path):
     lines.write_bytes(lines.read_bytes()[:-3])
     with pytest.raises(UserError, match="but its offsets describe"):
         CorpusStore(tmp_path / "store")
+
+
+def test_a_directory_of_files_is_one_corpus_read_by_name(tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    write_corpus(parts / "b.jsonl", [Passage("3", "C", "c")])
+    write_corpus(parts / "a.jsonl.gz", [Passage("1", "A", "a"), Passage("2", "B", "b")])
+    (parts / "source.json").write_text("{}")
+    assert [passage.id for passage in read_corpus(parts)] == ["1", "2", "3"]
+    (tmp_path / "store").mkdir()
+    build_store(parts, tmp_path / "store")
+    with CorpusStore(tmp_path / "store") as store:
+        assert [passage.id for passage in store] == ["1", "2", "3"]
+    write_corpus(parts / "c.jsonl", [Passage("9", "I", "i"), Passage("2", "B", "b")])
+    with pytest.raises(UserError, match=r"c\.jsonl:2: the id '2' is already that of line 2 of .*a"):
+        build_store(parts, tmp_path / "store")
+
+
+def test_a_directory_without_a_corpus_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no .jsonl"):
+        list(read_corpus(tmp_path))
+
+
+def test_rows_with_an_address_and_no_id_are_numbered_behind_it(tmp_path: Path) -> None:
+    """ASearcher's pages are cut into passages that share their address."""
+    path = tmp_path / "corpus.jsonl"
+    rows = [{"contents": '"Rome"\nOne.', "url": "w/Rome"}, {"contents": "Two.", "url": "w/Rome"}]
+    path.write_text("\n\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    ids = ["w/Rome#0", "w/Rome#1"]
+    assert [passage.id for passage in read_corpus(path)] == ids
+    (tmp_path / "store").mkdir()
+    build_store(path, tmp_path / "store")
+    with CorpusStore(tmp_path / "store") as store:
+        assert [passage.id for passage in store] == ids
+        assert store.by_id("w/Rome#1") == Passage("w/Rome#1", "", "Two.")

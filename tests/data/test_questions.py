@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from forage.data.questions import read_questions, squad_passages, write_questions
+from forage.data.questions import read_questions, write_questions
+from forage.data.squad import squad_passages
 from forage.errors import UserError
 from forage.types import Hop, Question
 
@@ -202,7 +203,7 @@ def test_a_bad_line_is_an_error_with_its_number(tmp_path: Path, line: str, messa
         (b"\n\n", "holds no questions"),
         (b'{"question": "caf\xe9"}', "is not UTF-8 text"),
         (b'[{"question": "x"},', "mine.json:1: this is no JSON"),
-        (b'[{"question": "x"}]', "mine.json: record 1: a question without answers"),
+        (b'[{"question": "x"}]', "mine.json: record 1: no known form .* has these keys: question"),
         (b'{"data": []}', "holds no questions"),
         (b'{"data": [{"paragraphs": [{}]}]}', "paragraph 0: an object with a text"),
         (
@@ -240,3 +241,10 @@ def test_the_real_files_are_read_whole():
         (gold,) = question.gold_passage_ids
         assert any(answer in texts[gold] for answer in question.golden_answers)
     assert len(read_questions(SHARED / "nq_open.dev.jsonl")) == 3610
+
+
+def test_a_long_question_is_read_whole(tmp_path: Path):
+    """Whether it fits a prompt is for the run to say, which knows the tokenizer and the budget."""
+    text = "who " * 25_000
+    path = write_lines(tmp_path / "long.jsonl", {"question": text, "answers": ["A"]})
+    assert read_questions(path)[0].text == text

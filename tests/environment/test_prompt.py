@@ -6,7 +6,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from forage.environment.codec import Codec
-from forage.environment.prompt import BUILT_IN, PromptTemplate, encode_prompt
+from forage.environment.prompt import encode_prompt
+from forage.environment.template import BUILT_IN, PromptTemplate
 from forage.errors import UserError
 from forage.types import Question
 from tests.environment.test_codec import CODECS, added_ids, hostile_text, shapes
@@ -133,3 +134,9 @@ def test_a_chat_template_that_drops_the_message_is_refused():
     tokenizer.chat_template = "hello"
     with pytest.raises(UserError, match="shows the user's message 0 times"):
         encode_prompt(Question("q", "who", ("x",), "t"), Codec(tokenizer), tokenizer, BRIEF, 100)
+
+
+@pytest.mark.parametrize("text", ["who is it " * 10_000, "<search>" * 12_500, "誰" * 34_000])
+def test_a_question_of_100_kilobytes_is_refused_by_its_id_before_anything_is_played(text: str):
+    with pytest.raises(UserError, match=r"question q7 has \d+ tokens .* 4096; .* leave .* out"):
+        encode(text, "chat", PROTOCOL)

@@ -1,0 +1,180 @@
+"""``forage data prepare``: published question sets into one file of ours, checked and resumable.
+
+Each set is streamed into a part of its own beside the result. A part that was interrupted goes on
+after its last whole line; a part that is complete has been counted. The result appears whole, at
+the end, and its ids have their source in front, since each set numbers its own from 0.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from forage.data.benchmarks import Part, published
+from forage.data.fields import mend
+from forage.data.forms import questions_of, recognise
+from forage.data.hub import stream_rows
+from forage.data.questions import read_questions, to_line, write_search_r1
+from forage.data.rows import read_rows
+from forage.errors import UserError
+from forage.progress import Bar, progress_bar
+from forage.types import Question
+
+LOG = logging.getLogger(__name__)
+
+
+def prepare(
+    names: Sequence[str], split: str, out: Path, source: str | None, template: str
+) -> Counter[str]:
+    """Write the questions of published sets to ``out``; the number of questions by data source.
+
+    ``source`` replaces the hub id: another repository, or a local directory (files such as
+    ``nq/train.jsonl``, a copy of the repository, or what ``datasets`` saved). ``out`` is JSON
+    lines, or Search-R1's parquet (with ``template`` around the question) where it ends so. Raises
+    ``UserError``, also for a number of questions that is not the published one.
+    """
+    parts = {name: published(name, split) for name in names}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    total = sum(sum(part.counts.values()) for part in parts.values())
+    with progress_bar(f"preparing {split}", total) as bar:
+        files = [_prepare_part(name, part, out, source, bar) for name, part in parts.items()]
+    merged = out.with_name(f".{out.name}.merged.jsonl")
+    with merged.open("wb") as file:
+        for path in files:
+            with path.open("rb") as part_file:
+                shutil.copyfileobj(part_file, file)
+    questions = read_questions(merged)
+    if out.suffix == ".parquet":
+        write_search_r1(out, questions, split, template)
+        merged.unlink()
+    else:
+        merged.replace(out)
+    for path in files:
+        path.unlink()
+    return _counted(questions, out)
+
+
+def convert(
+    files: Sequence[Path], form: str | None, out: Path, split: str, template: str
+) -> Counter[str]:
+    """Read question files of any form and write them to ``out`` as one, in ours or Search-R1's.
+
+    Ids that two files share get their source in front. Raises ``UserError``.
+    """
+    read = [question for file in files for question in read_questions(file, form)]
+    times = Counter(question.id for question in read)
+    questions = [_prefixed(question) if times[question.id] > 1 else question for question in read]
+    if repeated := [i for i, count in Counter(q.id for q in questions).items() if count > 1]:
+        raise UserError(
+            f"the id {repeated[0]!r} stands in two files (and {len(repeated) - 1} more do); is a "
+            "file named twice?"
+        )
+    if out.suffix == ".parquet":
+        write_search_r1(out, questions, split, template)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("".join(map(to_line, questions)), encoding="utf-8")
+    return _counted(questions, out)
+
+
+def _prepare_part(name: str, part: Part, out: Path, source: str | None, bar: Bar) -> Path:
+    """The file of one set, complete and counted; what an earlier run left is gone on with."""
+    done = out.with_name(f".{out.name}.{name}.jsonl")
+    if done.exists():
+        LOG.info("%s: already there", name)
+        bar.progress.advance(bar.task, sum(part.counts.values()))
+        return done
+    partial = done.with_name(done.name + ".partial")
+    counts = _counts_in(partial)
+    num_there = sum(counts.values())
+    if num_there:
+        LOG.info("%s: going on after %d questions", name, num_there)
+        bar.progress.advance(bar.task, num_there)
+    try:
+        with partial.open("a", encoding="utf-8") as file:
+            for question in _questions(name, part, source, num_there):
+                file.write(to_line(question))
+                counts[question.source] += 1
+                bar.advance(name)
+    finally:
+        if not counts:
+            partial.unlink(missing_ok=True)
+    if not counts:
+        raise UserError(f"{name}: {source or part.hub_id} holds no question of it")
+    if part.counts and counts != part.counts:
+        partial.unlink()
+        raise UserError(
+            f"{name}: {_say(counts)} questions came, but {_say(part.counts)} are published; is "
+            f"{source or part.hub_id} the whole set? Nothing was kept of it"
+        )
+    partial.replace(done)
+    return done
+
+
+def _questions(name: str, part: Part, source: str | None, start: int) -> Iterator[Question]:
+    form = None
+    for number, (place, row) in enumerate(_rows(name, part, source, start), start=start):
+        form = form or recognise(place, row)
+        for _, question in questions_of(form, place, row, f"{part.hub_split}_{number}", name):
+            yield _prefixed(question)
+
+
+def _rows(
+    name: str, part: Part, source: str | None, start: int
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """The rows of a set from number ``start`` on, each with its place."""
+    file = _local_file(part, source)
+    if file is not None:
+        yield from (row for number, row in enumerate(read_rows(file)) if number >= start)
+        return
+    where = source or part.hub_id
+    rows = stream_rows(where, part.config, part.hub_split, start)
+    for number, row in enumerate(rows, start=start):
+        yield f"{where}: {name}, row {number}", row
+
+
+def _local_file(part: Part, source: str | None) -> Path | None:
+    """``SOURCE/nq/train.jsonl`` and its like, as the hub's repositories lay their files out."""
+    if source is None:
+        return None
+    folder = Path(source) / (part.config or "")
+    for suffix in (".jsonl", ".jsonl.gz", ".json", ".parquet"):
+        file = folder / f"{part.hub_split}{suffix}"
+        if file.is_file():
+            return file
+    return None
+
+
+def _prefixed(question: Question) -> Question:
+    prefix = f"{question.source}/"
+    if question.id.startswith(prefix):
+        return question
+    return replace(question, id=mend(prefix + question.id))
+
+
+def _counts_in(partial: Path) -> Counter[str]:
+    """Whole lines of an interrupted part by source; a torn last line is cut off."""
+    if not partial.exists():
+        return Counter()
+    whole = partial.read_bytes().rpartition(b"\n")[0]
+    lines = whole.split(b"\n") if whole else []
+    with partial.open("r+b") as file:
+        file.truncate(len(whole) + 1 if whole else 0)
+    return Counter(json.loads(line)["data_source"] for line in lines)
+
+
+def _counted(questions: Sequence[Question], out: Path) -> Counter[str]:
+    counts = Counter(question.source for question in questions)
+    LOG.info("wrote %d questions to %s: %s", len(questions), out, _say(counts))
+    return counts
+
+
+def _say(counts: dict[str, int] | Counter[str]) -> str:
+    if len(counts) == 1:
+        return f"{next(iter(counts.values())):,}"
+    return ", ".join(f"{source} {count:,}" for source, count in counts.items()) or "no"

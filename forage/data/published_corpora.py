@@ -1,0 +1,178 @@
+"""``forage data corpus``: the published corpora and their indexes, from the hub or by address.
+
+What a hub repository holds, how long each file is and what it hashes to is asked of the hub, at
+one revision that is written down; bringing the bytes is ``download.py``'s business. ``forage
+index`` takes the corpus as it comes (gzip too).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forage.data.download import Piece, download
+from forage.errors import UserError
+from forage.progress import progress_bar
+
+LOG = logging.getLogger(__name__)
+
+HUB = "https://huggingface.co"
+SOURCE_FILE = "source.json"
+
+_TIMEOUT_S = 30.0
+_BYTES_PER_STEP = 10**6
+# Pieces of one file as `split` names them: part_aa, part_ab, ... or name.part_aa.
+_PIECE = re.compile(r"^(?P<whole>.*?)[._-]?part[._-]?[a-z]{2}$")
+_NO_DATA = (".gitattributes", ".gitignore", "README.md")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A hub repository, and the name of the file that its pieces make up, where it has pieces."""
+
+    hub_id: str
+    whole: str = ""
+
+
+CORPORA = {
+    "wiki-18": Published("PeterJinGo/wiki-18-corpus"),
+    "wiki-18-e5": Published("PeterJinGo/wiki-18-e5-index", "e5_Flat.index"),
+    "wiki-18-e5-hnsw64": Published("PeterJinGo/wiki-18-e5-index-HNSW64", "e5_HNSW64.index"),
+    "wiki-18-bm25": Published("PeterJinGo/wiki-18-bm25-index"),
+    "asearcher": Published("inclusionAI/ASearcher-Local-Knowledge"),
+}
+
+
+def fetch(
+    name: str, out: Path, hub: str | None, revision: str | None, sha256: str | None
+) -> list[Path]:
+    """Bring every file of a published corpus, or one from an address, into ``out``.
+
+    The commit behind ``revision`` is written to ``source.json`` and used again by a run that goes
+    on, so that a change on the hub cannot mix two versions. Raises ``UserError``.
+    """
+    if name.startswith(("http://", "https://")):
+        if hub or revision:
+            raise UserError("--hub and --revision go with a corpus by name, not with an address")
+        files = _file_at(name, sha256 or "")
+    else:
+        if sha256:
+            raise UserError("--sha256 goes with an address; a corpus by name has its own checksums")
+        corpus = CORPORA.get(name)
+        if corpus is None:
+            raise UserError(f"there is no corpus {name!r}; there are {', '.join(CORPORA)}")
+        hub = (hub or HUB).rstrip("/")
+        commit = _commit(corpus.hub_id, out, hub, revision or "main")
+        files = _listing(corpus, hub, commit)
+    paths = _fetch(files, out, Path(name).name)
+    LOG.info("complete and verified: %s", ", ".join(map(str, paths)))
+    return paths
+
+
+def _file_at(address: str, sha256: str) -> dict[str, list[Piece]]:
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise UserError(f"--sha256 is {sha256!r}; the 64 hexadecimal digits of the file are needed")
+    name = Path(urllib.parse.urlsplit(address).path).name
+    if not name:
+        raise UserError(f"{address} is no address of a file; write http(s)://host/path/name")
+    return {name: [Piece(address, _length(address), sha256)]}
+
+
+def _fetch(files: dict[str, list[Piece]], out: Path, label: str) -> list[Path]:
+    total = sum(piece.num_bytes for pieces in files.values() for piece in pieces)
+    done = 0
+    with progress_bar(f"{label} (MB)", -(-total // _BYTES_PER_STEP)) as bar:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            bar.progress.update(bar.task, completed=done / _BYTES_PER_STEP)
+
+        for name, pieces in files.items():
+            bar.progress.update(bar.task, note=name)
+            download(pieces, out / name, on_bytes)
+    return [out / name for name in files]
+
+
+def _commit(hub_id: str, out: Path, hub: str, revision: str) -> str:
+    """The commit to fetch: the one that an earlier run wrote down, else the hub's answer."""
+    source_file = out / SOURCE_FILE
+    if source_file.exists():
+        source = json.loads(source_file.read_text(encoding="utf-8"))
+        if source["hub_id"] != hub_id or source["revision"] != revision:
+            raise UserError(
+                f"{out} holds {source['hub_id']} at {source['revision']}, not {hub_id} at "
+                f"{revision}; choose another --out"
+            )
+        LOG.info("%s at commit %s, as before", hub_id, source["commit"])
+        return source["commit"]
+    answer, _ = _ask(f"{hub}/api/datasets/{hub_id}/revision/{revision}")
+    commit = answer["sha"]
+    out.mkdir(parents=True, exist_ok=True)
+    source = {"hub": hub, "hub_id": hub_id, "revision": revision, "commit": commit}
+    source_file.write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
+    return commit
+
+
+def _listing(corpus: Published, hub: str, commit: str) -> dict[str, list[Piece]]:
+    """Each file with its pieces, from the hub's list of the repository."""
+    hub_id = corpus.hub_id
+    entries: list[dict[str, Any]] = []
+    page: str | None = f"{hub}/api/datasets/{hub_id}/tree/{commit}?recursive=true"
+    while page:
+        rows, page = _ask(page)
+        entries += rows
+    files: dict[str, list[Piece]] = {}
+    for entry in sorted(entries, key=lambda entry: entry["path"]):
+        path = entry["path"]
+        if entry["type"] != "file" or path in _NO_DATA:
+            continue
+        if ".." in Path(path).parts or path.startswith("/"):
+            raise UserError(f"{hub_id} lists a file outside its own folder: {path!r}")
+        url = f"{hub}/datasets/{hub_id}/resolve/{commit}/{urllib.parse.quote(path)}"
+        checksum = {"sha256": entry["lfs"]["oid"]} if "lfs" in entry else {"sha1": entry["oid"]}
+        files.setdefault(_whole(path, corpus), []).append(Piece(url, entry["size"], **checksum))
+    if not files:
+        raise UserError(f"{hub_id} at {commit} holds no file; is --revision right?")
+    return files
+
+
+def _whole(path: str, corpus: Published) -> str:
+    """The file that ``path`` is a piece of; itself where it is none."""
+    piece = _PIECE.match(path)
+    return path if piece is None else piece["whole"] or corpus.whole or "whole"
+
+
+def _ask(url: str) -> tuple[Any, str | None]:
+    """The hub's answer, and the address of its next page where there is one."""
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:
+            more = re.search(r'<([^>]+)>;\s*rel="next"', reply.headers.get("Link") or "")
+            return json.load(reply), more[1] if more else None
+    except urllib.error.HTTPError as error:
+        raise UserError(f"{url}: the hub answers {error.code} {error.reason}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UserError(
+            f"cannot ask {url}: {reason}; without a way to the hub, name a mirror with --hub, or "
+            "fetch the files elsewhere and give them to: forage index --corpus FILE"
+        ) from error
+
+
+def _length(address: str) -> int:
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
+            length = reply.headers.get("Content-Length")
+    except OSError as error:
+        raise UserError(f"cannot reach {address}: {error}") from error
+    if length is None:
+        raise UserError(f"{address}: the server does not say how long the file is")
+    return int(length)

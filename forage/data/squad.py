@@ -1,0 +1,71 @@
+"""SQuAD v1.1 JSON: questions under their paragraphs, and the paragraphs as a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forage.data.fields import golden_answers, mend, question_text, row_id
+from forage.data.rows import Row, read_rows, shorten, stem
+from forage.errors import UserError
+from forage.types import Passage, Question
+
+_TITLE_WORDS = 6
+
+
+def squad_questions(place: str, tree: Row, file_stem: str) -> Iterator[tuple[str, Question]]:
+    """Each question with its place; answers once each, in the file's order."""
+    for passage, paragraph in _paragraphs(place, tree, file_stem):
+        for number, row in enumerate(paragraph.get("qas") or ()):
+            here = f"{place}: paragraph {passage.id}, question {number}"
+            if not isinstance(row, dict):
+                raise UserError(f"{here}: a JSON object is needed, not {shorten(row)}")
+            answers = golden_answers(here, row, _texts(row.get("answers")), '"answers"')
+            yield (
+                here,
+                Question(
+                    id=row_id(row) or f"{passage.id}-{number}",
+                    text=question_text(here, row, row.get("question")),
+                    golden_answers=answers,
+                    source=file_stem,
+                    gold_passage_ids=(passage.id,),
+                ),
+            )
+
+
+def squad_passages(path: Path | str) -> list[Passage]:
+    """The paragraphs of a SQuAD file as a corpus; ids are those in ``gold_passage_ids``."""
+    path = Path(path)
+    rows = read_rows(path)
+    place, tree = next(rows, ("", {}))
+    if not is_squad(tree):
+        raise UserError(f'{path} is no SQuAD file: a JSON object with "data" is needed')
+    return [passage for passage, _ in _paragraphs(place, tree, stem(path))]
+
+
+def is_squad(row: Row) -> bool:
+    return isinstance(row.get("data"), list)
+
+
+def _paragraphs(place: str, tree: Row, file_stem: str) -> Iterator[tuple[Passage, Row]]:
+    """Each paragraph as a passage, and as it stands in the file; numbered through the file."""
+    number = 0
+    articles: list[Any] = tree.get("data") or []
+    for article in articles:
+        for paragraph in article.get("paragraphs") or () if isinstance(article, dict) else ():
+            if not isinstance(paragraph, dict) or not isinstance(paragraph.get("context"), str):
+                raise UserError(
+                    f'{place}: paragraph {number}: an object with a text under "context" is needed'
+                )
+            context = mend(paragraph["context"])
+            title = str(article.get("title") or "").replace("_", " ").strip()
+            title = title or " ".join(context.split()[:_TITLE_WORDS])
+            yield Passage(id=f"{file_stem}-{number}", title=title, text=context), paragraph
+            number += 1
+
+
+def _texts(value: object) -> list[object]:
+    """The texts of ``[{"text", "answer_start"}]``; none for anything else."""
+    answers = value if isinstance(value, list) else []
+    return [answer.get("text") if isinstance(answer, dict) else answer for answer in answers]

@@ -1,0 +1,25 @@
+"""The questions of a training run in their order, as ``data.*`` of the recipe says."""
+
+from __future__ import annotations
+
+from forage.config import DataConfig
+from forage.data.difficulty import measure_difficulty
+from forage.data.order import QuestionOrder
+from forage.data.questions import read_questions
+from forage.types import Question
+
+
+def training_questions(config: DataConfig, seed: int) -> tuple[list[Question], QuestionOrder]:
+    """The questions that may be asked, and the order to ask them in; raises ``UserError``."""
+    assert config.train is not None, "checked by check_trainable"
+    questions = read_questions(config.train, config.train_form)
+    difficulty = None
+    if config.difficulty is not None:
+        difficulty = measure_difficulty(config.difficulty, questions)
+        if config.has_band:
+            questions = difficulty.keep_band(questions, config.min_success, config.max_success)
+    by_difficulty = difficulty if config.order == "easy_first" else None
+    order = QuestionOrder(questions, seed, config.weights, by_difficulty)
+    if config.weights:
+        questions = [question for question in questions if config.weights[question.source] > 0]
+    return questions, order

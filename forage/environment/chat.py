@@ -1,0 +1,100 @@
+"""A tokenizer's chat template, asked once what it writes between one sampled turn and the next.
+
+The template is rendered around placeholders, and what stands between them is kept as tokens: the
+end of the turn, the header of the next message, the start of the assistant's. Turns are never
+rendered again: a template may trim them, strip their reasoning or spell them otherwise, and the
+tokens that were sampled would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from forage.environment.codec import Codec
+from forage.environment.observation import Frame
+from forage.errors import UserError
+
+Message = dict[str, Any]
+ToolSchema = dict[str, Any]
+
+# Some templates write today's date into the system message: the same run would get another prompt
+# tomorrow. This is the date that those templates fall back on.
+_DATE = "26 Jul 2024"
+_TURN = "TURNx4Lm81PLACEx"
+_LEFT, _RIGHT = "LEFTx9Rk27PLACEx", "RIGHTx3Vd65PLACEx"
+
+
+def render(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], tools: Sequence[ToolSchema]
+) -> str:
+    """The messages as text, with the start of the assistant's next; raises ``UserError``."""
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            add_generation_prompt=True,
+            tokenize=False,
+            date_string=_DATE,
+        )
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise UserError(
+            f"the tokenizer's chat template cannot show these messages ({roles}): {error}"
+        ) from error
+    assert isinstance(text, str), "an untokenised chat template gives text"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Glue:
+    """What stands around a message of one role that follows a sampled turn.
+
+    ``after_end`` is for a turn that the policy ended with one of ``end_ids``; ``after_cut`` for
+    one that stopped at a tag or was cut, and writes the end of the turn itself.
+    """
+
+    end_ids: frozenset[int]
+    after_end: Frame
+    after_cut: Frame
+
+    def frame(self, last_id: int) -> Frame:
+        """The frame behind a turn whose last token is ``last_id``."""
+        return self.after_end if last_id in self.end_ids else self.after_cut
+
+
+def derive_glue(
+    codec: Codec, role: Literal["user", "tool"], tools: Sequence[ToolSchema] = ()
+) -> Glue:
+    """Read the glue off the chat template; raises ``UserError`` where it shows no such message."""
+    rendered = render(
+        codec.tokenizer,
+        [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": _TURN},
+            {"role": role, "content": f"{_LEFT}\n{_RIGHT}"},
+        ],
+        tools,
+    )
+    _, turn, after_turn = rendered.rpartition(_TURN)
+    opening, left, after_left = after_turn.partition(_LEFT)
+    between, right, closing = after_left.partition(_RIGHT)
+    if not (turn and left and right) or between not in ("\n", "\\n"):
+        raise UserError(
+            f"the tokenizer's chat template shows no {role} message after an assistant's as it is"
+            + ("; use environment.protocol: tags" if role == "tool" else "")
+        )
+    is_json = between == "\\n"
+    ids = codec.encode_trusted(opening)
+    end = next((index for index, i in enumerate(ids) if codec.is_added(i)), None)
+    if end is None:  # a format without control tokens: whatever ends a text ends the turn
+        end_ids, rest = frozenset(codec.eos_ids), ids
+    else:
+        end_ids, rest = frozenset({ids[end], *codec.message_end_ids}), ids[end + 1 :]
+    return Glue(
+        end_ids, Frame.of(rest, closing, codec, is_json), Frame.of(ids, closing, codec, is_json)
+    )

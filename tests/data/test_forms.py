@@ -1,0 +1,291 @@
+"""Every published form of question file, as its trainer ships it, and what is said of others."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.data.chat import bare_question, search_r1_row
+from forage.data.questions import read_questions, write_search_r1
+from forage.environment.prompt import PromptTemplate
+from forage.errors import UserError
+from forage.types import Hop, Question
+
+# Wordings of the two published prompts in outline: what matters is where the tags stand.
+SEARCH_R1_PROMPT = (
+    "Reason between <think> and </think>. To search, write <search> query </search>; results come "
+    "between <information> and </information>. For example, <answer> Beijing </answer>. "
+    "Question: {question}\n"
+)
+VERL_PROMPT = SEARCH_R1_PROMPT.replace("search>", "tool_call>").replace(
+    "information>", "tool_response>"
+)
+FEW_SHOT_PROMPT = (
+    "Question: Who wrote it? <think> Ann did. </think> <answer> Ann </answer>\nQuestion: {question}"
+)
+TEMPLATES = (SEARCH_R1_PROMPT, VERL_PROMPT, FEW_SHOT_PROMPT, "Question: {question}", "{question}")
+WHO = "who was it?"
+
+
+def chat(text: str, system: str | None = None) -> list[dict[str, str]]:
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]
+
+
+def search_r1(source: str, index: int, **columns: Any) -> dict[str, Any]:
+    return {
+        "data_source": source,
+        "prompt": chat(SEARCH_R1_PROMPT.format(question=WHO)),
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ann", "A. Lee"]}},
+        "extra_info": {"split": "train", "index": index},
+        **columns,
+    }
+
+
+def verl(source: str, index: int) -> dict[str, Any]:
+    """As veRL's own preprocessing writes it."""
+    row = search_r1(f"searchR1_{source}", index)
+    row["prompt"] = chat(VERL_PROMPT.format(question=WHO), "Question: be helpful.")
+    create = {"ground_truth": {"target": ["Ann"]}, "question": WHO, "data_source": source}
+    row["extra_info"] |= {
+        "need_tools_kwargs": True,
+        "tools_kwargs": {"search": {"create_kwargs": create}},
+    }
+    return row
+
+
+FORMS: list[tuple[str, dict[str, Any], Question]] = [
+    (
+        "search-r1",
+        search_r1("nq", 0),
+        Question("nq/train_0", WHO, ("Ann", "A. Lee"), "nq"),
+    ),
+    (
+        "search-r1",
+        search_r1("nq", 0, id="train_0", question=WHO, golden_answers=["Ann"]),
+        Question("nq/train_0", WHO, ("Ann", "A. Lee"), "nq"),
+    ),
+    (
+        "search-r1",
+        verl("hotpotqa", 7),
+        Question("hotpotqa/train_7", WHO, ("Ann", "A. Lee"), "hotpotqa"),
+    ),
+    ("rlinf", {"prompt": WHO, "solutions": ["Ann"]}, Question("f-1", WHO, ("Ann",), "f")),
+    (
+        "rlinf",
+        {"prompt": chat(SEARCH_R1_PROMPT.format(question=WHO)), "solutions": "Ann", "id": 3},
+        Question("3", WHO, ("Ann",), "f"),
+    ),
+    (
+        "slime",
+        {"prompt": chat(SEARCH_R1_PROMPT.format(question=WHO)), "label": "Ann"},
+        Question("f-1", WHO, ("Ann",), "f"),
+    ),
+    (
+        "slime",
+        {"prompt": WHO, "label": {"ground_truth": {"target": ["Ann", "Bo"]}}},
+        Question("f-1", WHO, ("Ann", "Bo"), "f"),
+    ),
+    (
+        "asearcher",
+        {"question": WHO, "answer": "Ann", "aug_answer": ["Ann Lee", "Ann"], "qid": "q9"},
+        Question("q9", WHO, ("Ann", "Ann Lee"), "f"),
+    ),
+    (
+        "asearcher",
+        {"question": WHO, "answer": ["Ann"], "aug_answer": None, "idx": 4, "source": "HotpotQA"},
+        Question("4", WHO, ("Ann",), "HotpotQA"),
+    ),
+    (
+        "flat",
+        {"id": "test_0", "question": WHO, "golden_answers": ["Ann"], "metadata": {"type": "x"}},
+        Question("test_0", WHO, ("Ann",), "f"),
+    ),
+    ("flat", {"question": WHO, "answer": ["Ann"]}, Question("f-1", WHO, ("Ann",), "f")),
+    ("flat", {"question": WHO, "answers": ["Ann"]}, Question("f-1", WHO, ("Ann",), "f")),
+]
+
+
+def write(path: Path, row: dict[str, Any]) -> Path:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    else:
+        path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(("form", "row", "expected"), FORMS)
+def test_each_published_form_is_recognised_and_named_in_the_log(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    suffix: str,
+    form: str,
+    row: dict[str, Any],
+    expected: Question,
+):
+    caplog.set_level(logging.INFO)
+    path = write(tmp_path / f"f{suffix}", row)
+    assert read_questions(path) == [expected]
+    assert f"{path}: questions in the form {form} (recognised)" in caplog.messages
+
+
+def test_a_form_that_is_given_by_name_is_used_instead(tmp_path: Path):
+    row = {
+        "question": WHO,
+        "answer": "Ann",
+        "aug_answer": ["Bo"],
+        "solutions": ["Cy"],
+        "prompt": WHO,
+    }
+    path = write(tmp_path / "f.jsonl", row)
+    answers = {form: read_questions(path, form)[0].golden_answers for form in ("flat", "asearcher")}
+    assert answers == {"flat": ("Ann",), "asearcher": ("Ann", "Bo")}
+    assert read_questions(path)[0].golden_answers == ("Cy",)
+    with pytest.raises(
+        UserError, match="'alpaca' is no form of question file; there are search-r1"
+    ):
+        read_questions(path, "alpaca")
+
+
+def test_index_is_no_group_id(tmp_path: Path):
+    """``index`` starts again in each source: two questions of one number stay two questions."""
+    path = tmp_path / "train.parquet"
+    rows = [search_r1("nq", 0), search_r1("hotpotqa", 0), search_r1("nq", 1)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    ids = [question.id for question in read_questions(path)]
+    assert ids == ["nq/train_0", "hotpotqa/train_0", "nq/train_1"]
+
+
+@given(
+    st.sampled_from(TEMPLATES),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(
+        lambda text: text.strip() and "Question:" not in text and "<|" not in text
+    ),
+)
+def test_the_bare_question_comes_out_of_every_prompt_that_it_is_put_in(template: str, text: str):
+    prompt = template.replace("{question}", text)
+    assert bare_question(prompt) == text.strip()
+    assert bare_question(chat(prompt, "system")) == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (SEARCH_R1_PROMPT.format(question="Is Question: M a film?"), "Is Question: M a film?"),
+        (SEARCH_R1_PROMPT.format(question="What does <think> mean?"), "What does <think> mean?"),
+        ("<|im_start|>system\nhi<|im_end|>\n<|im_start|>user\nQuestion: who?<|im_end|>\n"
+         "<|im_start|>assistant\n", "who?"),
+        ("Use <answer> and </answer>.\n\nwho?", None),
+        ([{"role": "assistant", "content": "Question: no"}], None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_prompts_that_are_hard_to_read(prompt: object, expected: str | None):
+    assert bare_question(prompt) == expected
+
+
+def test_a_prompt_without_a_place_to_read_the_question_from_is_an_error(tmp_path: Path):
+    row = {"prompt": "Use <answer> and </answer>.\n\nwho?", "solutions": ["Ann"]}
+    with pytest.raises(UserError, match=r'f\.jsonl:1: no question; .*"prompt", behind "Question:"'):
+        read_questions(write(tmp_path / "f.jsonl", row))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_another_schema_is_told_with_the_keys_found_and_those_needed(tmp_path: Path, suffix: str):
+    path = write(tmp_path / f"f{suffix}", {"instruction": "who?", "output": "Ann"})
+    with pytest.raises(UserError) as error:
+        read_questions(path)
+    said = str(error.value)
+    assert "has these keys: instruction, output" in said
+    for needed in ("reward_model", "solutions", "label", "aug_answer", "golden_answers"):
+        assert needed in said
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": WHO, "answers": []}, r"f\.parquet: row 1: a question without answers"),
+        ({"question": WHO, "answers": [""]}, r"row 1: the answer '' is no text"),
+        ({"question": WHO, "answers": None}, r"row 1: a question without answers.*found: question"),
+        ({"prompt": WHO, "solutions": []}, r'a question without answers.*"solutions"'),
+    ],
+)
+def test_a_row_without_answers_is_an_error_with_its_number(
+    tmp_path: Path, row: dict[str, Any], message: str
+):
+    with pytest.raises(UserError, match=message):
+        read_questions(write(tmp_path / "f.parquet", row))
+
+
+def test_a_file_that_is_no_parquet_is_an_error(tmp_path: Path):
+    path = tmp_path / "f.parquet"
+    path.write_text("hello")
+    with pytest.raises(UserError, match="cannot read the parquet file"):
+        read_questions(path)
+    with pytest.raises(UserError, match="cannot read the parquet file .*none"):
+        read_questions(tmp_path / "none.parquet")
+
+
+QUESTIONS = [
+    Question("nq/train_0", "who was it", ("Ann", "A. Lee"), "nq"),
+    Question("mine-7", "  Où ?", ("là",), "mine"),
+    Question(
+        "nq/train_1",
+        "whose town?",
+        ("Tavi",),
+        "nq",
+        ("w1", "w2"),
+        (Hop("Acme", "founder", "Bo", "w1"), Hop("Bo", "birthplace", "Tavi", "w2")),
+    ),
+]
+
+
+def test_what_is_written_as_search_r1s_parquet_is_read_back_equal(tmp_path: Path):
+    path = tmp_path / "new" / "train.parquet"
+    write_search_r1(path, QUESTIONS, "train", PromptTemplate.load("search-r1").text)
+    assert read_questions(path) == QUESTIONS
+
+
+def test_search_r1s_parquet_holds_what_its_trainers_read(tmp_path: Path):
+    path = tmp_path / "train.parquet"
+    write_search_r1(path, QUESTIONS, "train", "Question: {question}")
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    assert [row["extra_info"]["index"] for row in rows] == [0, 0, 1]
+    assert rows[0]["prompt"] == [{"role": "user", "content": "Question: who was it?"}]
+    assert rows[0]["reward_model"] == {
+        "style": "rule",
+        "ground_truth": {"target": ["Ann", "A. Lee"]},
+    }
+    assert (rows[0]["data_source"], rows[0]["ability"]) == ("nq", "fact-reasoning")
+    assert (rows[0]["id"], rows[1]["id"]) == ("train_0", "mine-7")
+
+
+def test_a_written_row_is_understood_from_its_published_columns_alone(tmp_path: Path):
+    row = search_r1_row(QUESTIONS[0], 0, "train", SEARCH_R1_PROMPT)
+    published = {key: row[key] for key in ("data_source", "prompt", "ability", "reward_model")}
+    published["extra_info"] = {"split": "train", "index": 0}
+    (question,) = read_questions(write(tmp_path / "f.jsonl", published))
+    assert question == Question("nq/train_0", "who was it?", ("Ann", "A. Lee"), "nq")
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path):
+    path = tmp_path / "train.parquet"
+    write_search_r1(path, QUESTIONS, "train", "{question}")
+    before = path.read_bytes()
+
+    def broken():
+        yield QUESTIONS[0]
+        raise UserError("the source broke")
+
+    with pytest.raises(UserError, match="the source broke"):
+        write_search_r1(path, broken(), "train", "{question}")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
