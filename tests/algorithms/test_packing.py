@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,15 +9,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.advantages import grpo_advantages
-from forage.algorithms.losses import clipped_loss, sequence_mean, token_mean
+from forage.algorithms.aggregation import sequence_mean, token_mean
+from forage.algorithms.losses import clipped_loss
 from forage.algorithms.packing import first_fit, lay_end_to_end, pack
-from forage.types import Batch, Episode, Group, Origin, Segment
-from tests.fakes import line_episode, line_group, make_question
+from forage.types import Batch, Episode, Origin, Segment
+from tests.fakes import line_episode, line_group
+from tests.training.sequences import weighed
+
+
+def pack_group(
+    episodes: Sequence[Episode], advantages: Sequence[float | None], max_tokens: int
+) -> Batch:
+    """A group with one advantage an episode; None leaves it out."""
+    each = zip(episodes, advantages, strict=True)
+    return pack([weighed(e, a) for e, a in each if a is not None], max_tokens)
 
 
 def pack_lines(*lines: str, advantage: float = 0.5, max_tokens: int = 100) -> Batch:
     group = line_group(*lines, version=4)
-    return pack([group], [[advantage] * len(lines)], max_tokens)
+    return pack_group(group.episodes_G, [advantage] * len(lines), max_tokens)
 
 
 def number_line(numbers: Tensor) -> str:
@@ -39,7 +50,7 @@ def test_only_sampled_tokens_are_marked():
 
 def test_episodes_lie_end_to_end_each_with_its_own_positions_and_advantage():
     group = line_group("P 1 2  S 3  O 4 5  S 6", "P 1 2  S 7")
-    batch = pack([group], [[1.0, -1.0]], 100)
+    batch = pack_group(group.episodes_G, [1.0, -1.0], 100)
     (rows,) = batch.rows
     assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5 6 1 2 7"
     assert number_line(rows.packed.positions_N) == "0 1 2 3 4 5 0 1 2"
@@ -62,7 +73,7 @@ def test_an_advantage_of_nothing_is_still_trained_on_and_counted():
 
 def test_an_episode_without_an_advantage_is_left_out_and_not_counted():
     group = line_group("P 1  S 2 3", "P 1  S 4", "P 1  S 5")
-    batch = pack([group], [[1.0, None, -1.0]], 100)
+    batch = pack_group(group.episodes_G, [1.0, None, -1.0], 100)
     (rows,) = batch.rows
     assert number_line(rows.packed.token_ids_N) == "1 2 3 1 5"
     assert (batch.num_sampled_tokens, batch.num_sequences) == (3, 2)
@@ -74,7 +85,7 @@ def test_an_episode_in_which_nothing_was_sampled_is_left_out_and_not_counted():
 
 
 def test_a_batch_of_nothing_has_no_rows():
-    assert pack([], [], 100) == Batch((), 0, 0)
+    assert pack([], 100) == Batch((), 0, 0)
     assert pack_lines("P 1 2").rows == ()
 
 
@@ -198,10 +209,7 @@ def test_observations_inserted_anywhere_change_nothing_of_what_is_trained(group,
     rewards = data.draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=4, max_size=4))
     advantages = grpo_advantages(rewards[: len(group)], normalise_by_std=True)
     longer = [data.draw(with_observations(episode)) for episode in group]
-    plain, padded = (
-        pack([Group(make_question(), tuple(members))], [advantages], 500)
-        for members in (group, longer)
-    )
+    plain, padded = (pack_group(members, advantages, 500) for members in (group, longer))
     assert what_is_trained(padded) == what_is_trained(plain)
     assert padded.num_sampled_tokens == plain.num_sampled_tokens
     assert padded.num_sequences == plain.num_sequences
@@ -214,11 +222,11 @@ def test_observations_inserted_anywhere_change_nothing_of_what_is_trained(group,
 @given(groups, st.sampled_from([40, 60, 100, 500]), st.randoms(use_true_random=False))
 def test_the_size_of_a_micro_batch_and_the_order_of_episodes_change_no_loss(group, size, rng):
     advantages = [0.5 - i for i in range(len(group))]
-    whole = pack([Group(make_question(), tuple(group))], [advantages], 500)
+    whole = pack_group(group, advantages, 500)
     order = list(range(len(group)))
     rng.shuffle(order)
     members = tuple(group[i] for i in order)
-    split = pack([Group(make_question(), members)], [[advantages[i] for i in order]], size)
+    split = pack_group(members, [advantages[i] for i in order], size)
     assert what_is_trained(split) == what_is_trained(whole)
     assert losses_of(split) == pytest.approx(losses_of(whole), abs=1e-12)
     assert all(len(rows.packed.token_ids_N) <= size for rows in split.rows)

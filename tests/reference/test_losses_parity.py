@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.advantages import grpo_advantages, rloo_advantages
-from forage.algorithms.losses import (
-    clipped_loss,
-    mismatch_metrics,
-    reinforce_loss,
-    sequence_mean,
-    token_mean,
-)
+from forage.algorithms.aggregation import sequence_mean, token_mean
+from forage.algorithms.losses import clipped_loss, reinforce_loss
 
 rewards = st.lists(st.floats(-3, 3).map(lambda r: round(r, 3)), min_size=2, max_size=16)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage.config import AlgorithmConfig, TrainerConfig
+from forage.algorithm_config import AlgorithmConfig
+from forage.config import TrainerConfig
 from forage.errors import UserError
 from forage.training.checkpoint import (
     CHECKPOINTS_DIR,
@@ -285,4 +286,5 @@ def test_the_state_is_json_that_one_can_read(tmp_path: Path):
         "num_steps_done": 0,
         "seed": 42,
         "record_offsets": {"metrics.jsonl": 0},
+        "baseline": None,
     }

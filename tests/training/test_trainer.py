@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.config import AlgorithmConfig, EngineConfig, TrainerConfig
+from forage.algorithm_config import AlgorithmConfig
+from forage.config import EngineConfig, TrainerConfig
 from forage.rollout.torch_engine import TorchEngine
 from forage.training.trainer import Trainer
 from forage.types import Batch, Episode, Origin, Segment
