@@ -3,8 +3,8 @@
 A checkpoint is a directory: an ordinary Hugging Face model, ``trainer.pt`` (the optimizers and what
 else the trainer carries on), ``critic.safetensors`` where there is a critic, and ``state.json``
 (the step, which gives data position, schedule and sampling seeds, the running baseline, and how
-long the records were). It is written beside its final place, flushed, and moved there in one rename, so a
-killed run or a full disk leaves the previous one as it was.
+long the records were). It is written beside its final place, flushed, and moved there in one
+rename, so a killed run or a full disk leaves the previous one as it was.
 """
 
 from __future__ import annotations

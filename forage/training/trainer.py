@@ -110,6 +110,7 @@ class Trainer:
         is the first one's, before the weights moved.
         """
         updates: list[dict[str, float]] = []
+        batches = [batch for batch in batches if batch.rows] or batches[:1]
         for batch in list(batches) * self._config.num_epochs:
             metrics: dict[str, float] = {}
             if self.critic is not None:
@@ -224,13 +225,18 @@ class Trainer:
         return loss, (metrics, logprobs_M.detach())
 
 
-_COMPARED = frozenset(mismatch(*[torch.zeros(0)] * 2, torch.zeros(0, dtype=torch.int64), 0))
+def _no_mismatch() -> dict[str, float]:
+    empty = torch.zeros(0)
+    return mismatch(empty, empty, empty.long(), 0)
+
+
+_COMPARED = frozenset(_no_mismatch())
 
 
 def _compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
     """How the trainer's log-probabilities differ from the sampler's, over the whole batch."""
     if not batch.rows:
-        return mismatch(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.int64), 0)
+        return _no_mismatch()
     tokens = [Tokens.of(rows, logprobs[0].device) for rows in batch.rows]
     sequences: list[Tensor] = []
     num_sequences = 0
@@ -255,12 +261,13 @@ def _merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:
 def _flops_shape(model: PreTrainedModel) -> tuple[int, int]:
     """Weights that multiply every token, and layers x heads x head size."""
     config = model.config
-    embedding = model.get_input_embeddings().weight
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding), "a causal model looks its tokens up"
     num_parameters = sum(p.numel() for p in model.parameters())
     head = model.get_output_embeddings()
-    is_tied = head is not None and head.weight is embedding
+    is_tied = head is not None and head.weight is embedding.weight
     # A tied matrix is looked up and multiplied with; one of its own for looking up costs nothing.
-    num_multiplied = num_parameters - (0 if is_tied else embedding.numel())
+    num_multiplied = num_parameters - (0 if is_tied else embedding.weight.numel())
     head_dim = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
     )
