@@ -8,6 +8,7 @@ from torch import Tensor
 
 from forage.algorithms.corrections import (
     MAX_LOG_RATIO,
+    Level,
     importance_weights,
     log_ratio_at,
     normalised,
@@ -31,11 +32,12 @@ def weights(bound, level="token", low=0.5, high=2.0):
 
 def test_the_three_levels_of_a_ratio():
     log_ratio_M = logs(4.0, 1.0, 2.0, 3.0)
-    for level, expected in (
-        ("token", [4.0, 1.0, 2.0, 3.0]),
-        ("sequence", [8.0, 8.0, 8.0, 3.0]),
-        ("geometric", [2.0, 2.0, 2.0, 3.0]),
-    ):
+    ratios: dict[Level, list[float]] = {
+        "token": [4.0, 1.0, 2.0, 3.0],
+        "sequence": [8.0, 8.0, 8.0, 3.0],
+        "geometric": [2.0, 2.0, 2.0, 3.0],
+    }
+    for level, expected in ratios.items():
         at_level = log_ratio_at(level, log_ratio_M, SEQUENCES, 2)
         assert at_level.exp().tolist() == pytest.approx(expected), level
 

@@ -131,10 +131,9 @@ def _losses_by_definition(
 ) -> Tensor:
     ids = torch.tensor([each.token_ids_T])
     logprobs_TV = torch.log_softmax(model(input_ids=ids).logits[0] / temperature, dim=-1)
-    if reference is not None:
-        with torch.no_grad():
-            logits_TV = reference(input_ids=ids).logits[0]
-        reference_TV = torch.log_softmax(logits_TV / temperature, dim=-1)
+    with torch.no_grad():
+        logits_TV = (reference or model)(input_ids=ids).logits[0]
+    reference_TV = torch.log_softmax(logits_TV / temperature, dim=-1)
     turns: list[list[tuple[Tensor, float, Tensor]]] = []
     position = 0
     for segment in each.segments:
@@ -246,6 +245,61 @@ def test_an_episode_kept_out_of_the_loss_changes_nothing():
     _, gradient = step(new_trainer(), batch_of(EPISODES, advantages))
     for name, value in gradient.items():
         assert torch.equal(value, expected[name]), name
+
+
+# --- several optimizer steps a step ---------------------------------------------------------------
+
+
+def halves(max_tokens: int = 4096) -> list[Batch]:
+    return [
+        batch_of(EPISODES[:3], ADVANTAGES[:3], max_tokens),
+        batch_of(EPISODES[3:], ADVANTAGES[3:], max_tokens),
+    ]
+
+
+def test_each_mini_batch_is_an_optimizer_step_in_each_epoch():
+    config = TrainerConfig(learning_rate=1e-3, max_grad_norm=1e9, num_epochs=2)
+    trainer, by_hand = new_trainer(config=config), new_trainer()
+    metrics = trainer.learn(halves(), nullcontext())
+    each = [step(by_hand, batch)[0] for batch in halves() * 2]
+    assert trainer.version == by_hand.version == 4
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, by_hand.model.state_dict()[name]), name
+    losses = [one["loss/total"] for one in each]
+    assert metrics["loss/total"] == pytest.approx(sum(losses) / 4)
+    assert metrics["policy/staleness"] == pytest.approx(1.5)
+
+
+def test_what_compares_sampler_and_trainer_is_from_before_the_first_update():
+    trainer = new_trainer(config=TrainerConfig(learning_rate=1e-2, num_epochs=3))
+    first, _ = step(new_trainer(), halves()[0])
+    metrics = trainer.learn(halves(), nullcontext())
+    for name in ("policy/kl", "policy/logprob_diff_max", "policy/ess"):
+        assert metrics[name] == first[name], name
+
+
+def test_a_mini_batch_of_which_everything_was_kept_out_is_passed_over():
+    trainer = new_trainer()
+    empty = batch_of(EPISODES[:2], [None, None])
+    metrics = trainer.learn([empty, halves()[0]], nullcontext())
+    assert trainer.version == 1
+    assert metrics["policy/kl"] > 0
+    assert trainer.learn([empty, empty], nullcontext())["loss/total"] == 0
+    assert trainer.version == 2
+
+
+def test_the_leash_is_tightened_while_the_policy_is_too_far_away():
+    kl = KlConfig(coefficient=0.1, target=1e-6, horizon=6)
+    algorithm = AlgorithmConfig(kl=kl)
+    model, reference = make_model(), make_model(seed=1)
+    trainer = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
+    views, _ = trainer.look([[weighed(each, 0.5)] for each in EPISODES])
+    metrics = trainer.learn([pack([each for (each,) in views], 4096)], nullcontext())
+    assert metrics["kl/reference"] > 1e-6
+    assert metrics["kl/coefficient"] == trainer.kl_coefficient == pytest.approx(0.1 * 1.2)
+    resumed = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
+    resumed.load_state_dict(trainer.state_dict())
+    assert resumed.kl_coefficient == trainer.kl_coefficient
 
 
 # --- promise 8 ------------------------------------------------------------------------------------
