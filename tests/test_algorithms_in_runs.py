@@ -148,6 +148,19 @@ def test_the_critic_may_learn_alone_first(tmp_path: Path):
     assert set(versions) == {0}
 
 
+def test_the_critic_may_start_from_another_model(tmp_path: Path):
+    out = tmp_path / "run"
+    critic = {"path": str(random_model()), "learning_rate": 1e-3}
+    algorithm = {"advantage": "gae", "critic": critic}
+    config = make_config(out, trainer={**TWICE, "num_steps": 1}, algorithm=algorithm)
+    run_training(config, resume=False)
+    mine, theirs = (
+        load_file(run / "checkpoints" / "step_000001" / "critic.safetensors")
+        for run in (out, run_of("gae"))
+    )
+    assert not torch.equal(mine["base.embed_tokens.weight"], theirs["base.embed_tokens.weight"])
+
+
 def test_a_critic_that_is_missing_from_the_checkpoint_is_said(tmp_path: Path):
     out = tmp_path / "run"
     run_training(make_config(out, trainer={**STEPS, "num_steps": 1}), resume=False)
@@ -171,7 +184,7 @@ def test_the_reference_is_the_start_of_the_run_or_what_a_path_names(tmp_path: Pa
 def test_a_reference_with_other_tokens_is_refused(tmp_path: Path):
     other = tmp_path / "other"
     world = world_dir()
-    shape = ModelShape(vocabulary=420, hidden_size=32, num_layers=1, max_tokens=MAX_TOKENS)
+    shape = ModelShape(vocabulary=420, hidden_size=64, num_layers=1, max_tokens=MAX_TOKENS)
     make_model(world / "corpus.jsonl", world / "train.jsonl", other, shape, seed=0)
     for algorithm in (
         {"kl": {"coefficient": 0.1, "reference": str(other)}},

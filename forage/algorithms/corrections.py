@@ -4,7 +4,7 @@ The reasons are other kernels in a serving engine, staleness, or both. The ratio
 probability over the sampler's, at one of three levels; it is bounded in one of three ways, and what
 lies too far out may be rejected, alone or as well. The names are those of slime and veRL; the
 truncation is https://fengyao.notion.site/off-policy-rl (TIS), the mask IcePop's
-(https://arxiv.org/abs/2510.18855, section 3.2).
+(https://arxiv.org/abs/2510.18855).
 
 Weights are computed once a step, over the whole batch, and are constants of the loss. Pure tensor
 functions; suffix ``_M``: the sampled tokens of the batch, ``sequence_of_M`` the sequence of each.

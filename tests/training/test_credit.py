@@ -7,6 +7,7 @@ and no loss of a sampled token. Promise 6: nor do micro-batches and their order.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -394,15 +395,86 @@ def test_neither_micro_batches_nor_their_order_change_the_loss(
     assert split == pytest.approx(whole, rel=1e-5, abs=1e-6)
 
 
+MEMBERS = [
+    episode("P 1  S 2 30  O 4  S 5", 1.0, search("gold"), ANSWER),
+    episode("P 1  S 7  O 4 4  S 9 6 2", 0.0, search(), ANSWER),
+    episode("P 1  S 3 8  O 4  S 5", 0.2, search(), ANSWER),
+    episode("P 1  S 12  O 4  S 25 6", 0.0, search("gold"), ANSWER),
+    episode("P 1  S 11  O 4  S 2 7", 0.6, search("gold"), ANSWER),
+]
+
+
 @pytest.mark.parametrize("algorithm", EVERYTHING.values(), ids=EVERYTHING)
 def test_the_made_up_models_make_every_algorithm_do_something(algorithm: AlgorithmConfig):
     """The two tests above would hold of a loss that is always 0."""
-    members = [
-        episode("P 1  S 2 30  O 4  S 5", 1.0, search("gold"), ANSWER),
-        episode("P 1  S 7  O 4 4  S 9 6 2", 0.0, search(), ANSWER),
-        episode("P 1  S 3 8  O 4  S 5", 0.2, search(), ANSWER),
-        episode("P 1  S 12  O 4  S 25 6", 0.0, search("gold"), ANSWER),
-    ]
-    advantages, loss = learn(algorithm, groups_of(members, members[1]), 500, range(5))
+    advantages, loss = learn(algorithm, groups_of(MEMBERS, MEMBERS[1]), 500, range(5))
     assert any(value for each in advantages for value in each)
     assert abs(loss) > 1e-4
+
+
+GAE: dict[str, Any] = {"advantage": "gae"}
+TURN: dict[str, Any] = {"advantage": "turn_level"}
+RUNNING: dict[str, Any] = {"advantage": "reinforce", "baseline": "running"}
+WEIGHTS: dict[str, Any] = {
+    "decoupled": True,
+    "correction": {"weights": "clip", "low": 0.8, "high": 1.2, "reject": "token", "veto": 0.1},
+}
+KNOBS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"advantage": "rloo"}),
+    ({}, {"normalise_by_std": False}),
+    (RUNNING, {"baseline": "none"}),
+    (RUNNING, {"baseline": "group"}),
+    ({"advantage": "pass_at_k", "pass_k": 2}, {"pass_k": 3}),
+    (GAE, {"discount": 0.9}),
+    (GAE, {"gae_lambda": 0.5}),
+    (GAE, {"whiten": False}),
+    (GAE, {"turns": {"search_cost": 0.5}}),
+    (GAE, {"turns": {"retrieval_bonus": 0.5}}),
+    (TURN, {"turns": {"discount": 0.5}}),
+    (TURN, {"turns": {"retrieval_bonus": 0.5}}),
+    ({}, {"loss": "cispo"}),
+    ({}, {"clip_low": 0.05}),
+    ({}, {"clip_high": 0.05}),
+    ({}, {"dual_clip": 1.05}),
+    ({}, {"decoupled": True}),
+    ({}, {"aggregate": "sequence_mean"}),
+    ({"aggregate": "constant", "constant_tokens": 5}, {"constant_tokens": 6}),
+    ({}, {"entropy_coefficient": 0.1}),
+    ({}, {"kl": {"coefficient": 0.1}}),
+    ({"kl": {"coefficient": 0.1}}, {"kl": {"coefficient": 0.1, "form": "k2"}}),
+    ({"kl": {"coefficient": 0.1}}, {"kl": {"coefficient": 0.1, "place": "reward"}}),
+    ({}, {"likelihood_protection": {"coefficient": 0.5}}),
+    ({}, {"overlong": {"max_tokens": 4, "buffer_tokens": 2}}),
+    (
+        {"overlong": {"max_tokens": 4, "buffer_tokens": 2}},
+        {"overlong": {"max_tokens": 4, "buffer_tokens": 3}},
+    ),
+    (
+        {"overlong": {"max_tokens": 4, "buffer_tokens": 2}},
+        {"overlong": {"max_tokens": 4, "buffer_tokens": 2, "penalty": 0.5}},
+    ),
+    *(
+        (WEIGHTS, {"correction": {**WEIGHTS["correction"], **change}})
+        for change in (
+            {"weights": "mask"},
+            {"level": "sequence"},
+            {"low": 0.5},
+            {"high": 1.5},
+            {"normalise": True},
+            {"reject": "geometric"},
+            {"reject_low": 0.9},
+            {"reject_high": 1.1},
+            {"veto": 0.7},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "change"), KNOBS)
+def test_each_knob_changes_the_loss(settings: dict[str, Any], change: dict[str, Any]):
+    groups = groups_of(MEMBERS, MEMBERS[1])
+    before, after = (
+        learn(AlgorithmConfig.model_validate(tree), groups, 500, range(5))[1]
+        for tree in (settings, settings | change)
+    )
+    assert abs(after - before) > 1e-6
