@@ -30,7 +30,7 @@ from forage.records import METRICS_FILE, RunRecords
 from forage.retrieval.client import SearchClient
 from forage.rewards.scoring import score_episode
 from forage.rollout.player import Player
-from forage.rollout.refill import Refilled, refill
+from forage.rollout.refill import GroupSource, NothingToLearn, Refilled, num_oversampled
 from forage.rollout.scheduler import GroupScheduler, Scheduler
 from forage.rollout.stopping import StopTable
 from forage.rollout.torch_engine import TorchEngine
@@ -52,10 +52,6 @@ T = TypeVar("T")
 
 class Stopped(Exception):
     """Somebody asked the run to end; what was learnt is in the checkpoint."""
-
-
-class NothingToLearn(UserError):
-    """All groups of a step were flat, also those played in their place."""
 
 
 def run_training(config: RunConfig, resume: bool) -> None:
@@ -119,6 +115,7 @@ class _Run:
     async def _loop(self, start: int) -> None:
         config = self.config
         scheduler = self._group_scheduler(start)
+        source = self._group_source(scheduler)
         num_mini_batches = config.trainer.num_mini_batches
         max_tokens = config.trainer.max_tokens_per_micro_batch
         try:
@@ -126,7 +123,7 @@ class _Run:
                 bar.progress.update(bar.task, completed=start)
                 for step in range(start, config.trainer.num_steps):
                     clock = _Clock()
-                    rollout = await self._or_stop(self._next_groups(scheduler, step))
+                    rollout = await self._or_stop(source.groups_of(step))
                     clock.lap("rollout")
                     groups = rollout.chosen
                     views_P, seen = await asyncio.to_thread(
@@ -154,39 +151,6 @@ class _Run:
             await scheduler.close()
         self._checkpoint(config.trainer.num_steps)
 
-    async def _next_groups(self, scheduler: GroupScheduler, step: int) -> Refilled:
-        """The groups to learn in this step, flat ones replaced where the algorithm asks for it."""
-        groups = await scheduler.next_groups()
-        dynamic = self.config.algorithm.dynamic_sampling
-        if not dynamic.is_enabled:
-            return Refilled(tuple(groups), tuple(groups), num_rounds=0)
-        spare = self._spare_questions(step)[self._num_oversampled :]
-        rollout = await refill(
-            groups,
-            self.config.trainer.questions_per_step,
-            self.credit.is_flat,
-            spare,
-            lambda questions, number: scheduler.more_groups(questions, f"{step}+{number}"),
-            dynamic.max_rounds,
-            dynamic.oversampling,
-        )
-        if not rollout.chosen:
-            raise NothingToLearn(
-                f"in each of the {len(rollout.played)} groups of step {step} (after "
-                f"{rollout.num_rounds} rounds of algorithm.dynamic_sampling) all episodes earned "
-                "the same: the questions are all too hard or all too easy for the policy, or the "
-                "reward tells nothing apart. Change data.train, reward or trainer.group_size, and "
-                "go on with --resume"
-            )
-        if len(rollout.chosen) < self.config.trainer.questions_per_step:
-            LOG.warning(
-                "step %d learns from %d groups: no more of %d varied",
-                step,
-                len(rollout.chosen),
-                len(rollout.played),
-            )
-        return rollout
-
     def _group_scheduler(self, start: int) -> GroupScheduler:
         config = self.config
         scheduler = Scheduler(
@@ -204,23 +168,27 @@ class _Run:
             has_greedy=config.algorithm.advantage == "remax",
         )
 
+    def _group_source(self, scheduler: GroupScheduler) -> GroupSource:
+        return GroupSource(
+            self.config.algorithm.dynamic_sampling,
+            scheduler,
+            self.config.trainer.questions_per_step,
+            self._spare_questions,
+            self.credit.is_flat,
+            self.credit.is_learnable,
+        )
+
     def _questions_to_play(self, step: int) -> Sequence[Question]:
         """The step's own questions, and more where it is oversampled."""
-        num_more = self._num_oversampled
-        return [*self._questions_of_step(step), *self._spare_questions(step)[:num_more]]
-
-    @property
-    def _num_oversampled(self) -> int:
-        oversampling = self.config.algorithm.dynamic_sampling.oversampling
-        return round(self.config.trainer.questions_per_step * (oversampling - 1.0))
+        config = self.config
+        num_more = num_oversampled(
+            config.algorithm.dynamic_sampling, config.trainer.questions_per_step
+        )
+        more = self._spare_questions(step)[:num_more] if num_more else []
+        return [*self._questions_of_step(step), *more]
 
     def _spare_questions(self, step: int) -> list[Question]:
-        """What may be played in place of flat groups: all other questions, in an order of the step.
-
-        A function of the step alone, so that a resumed run plays the same.
-        """
-        if not self.config.algorithm.dynamic_sampling.is_enabled:
-            return []
+        """All questions but the step's own, in an order that is a function of the step alone."""
         own = {question.id for question in self._questions_of_step(step)}
         spare = [question for question in self.questions if question.id not in own]
         random.Random(f"{self.config.seed}/spare/{step}").shuffle(spare)

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from forage.errors import UserError
 from forage.new import ModelShape, make_model
 from forage.records import read_episodes
-from forage.train import NothingToLearn, run_training
+from forage.rollout.refill import NothingToLearn
+from forage.train import run_training
 from tests.tiny_runs import (
     MAX_TOKENS,
     SETTINGS,

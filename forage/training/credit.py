@@ -8,7 +8,7 @@ the episodes (``views.py``), and fills in advantages and the critic's targets. T
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -24,30 +24,15 @@ from forage.algorithms.advantages import (
 from forage.algorithms.dynamic_sampling import is_flat
 from forage.algorithms.gae import discounted_returns, gae
 from forage.algorithms.kl import kl_estimate
-from forage.algorithms.overlong import overlong_penalty
 from forage.algorithms.packing import unweighed
 from forage.algorithms.pass_at_k import pass_at_k, pass_at_k_advantages
 from forage.algorithms.turn_credit import (
     at_turn_ends,
     over_tokens,
-    turn_lengths,
     turn_level_advantages,
-    turn_rewards,
 )
-from forage.rewards.answers import cover_match
-from forage.types import ActionKind, Episode, Group, Question, Status, Turn, Weighed
-
-
-@dataclass(frozen=True, slots=True)
-class Earned:
-    """What an episode earned turn by turn (``_T`` are turns), before any baseline."""
-
-    rewards_T: tuple[float, ...]
-    lengths_T: tuple[int, ...]
-
-    @property
-    def total(self) -> float:
-        return sum(self.rewards_T)
+from forage.training.earnings import Earned, Ledger
+from forage.types import Episode, Group, Weighed
 
 
 class Credit:
@@ -62,17 +47,17 @@ class Credit:
         self.baseline = baseline
         """The running baseline; None before the first step, or where none is kept."""
         self._algorithm = algorithm
-        self._train_on_failed_searches = train_on_failed_searches
+        self._ledger = Ledger(algorithm, train_on_failed_searches)
 
     def is_learnable(self, episode: Episode) -> bool:
-        """Whether an episode may enter the loss: nothing around the policy failed it."""
-        if episode.status is Status.ENGINE_FAILED or not episode.num_sampled_tokens:
-            return False
-        return self._train_on_failed_searches or episode.status is not Status.SEARCH_FAILED
+        """Whether an episode may enter the loss."""
+        return self._ledger.is_learnable(episode)
 
     def is_flat(self, group: Group) -> bool:
         """Whether the group's episodes earned the same, so that it teaches nothing."""
-        return is_flat([None if e is None else e.total for e in self._earned(group)])
+        return is_flat(
+            [None if e is None else e.total for e in self._ledger.earned_by_group(group)]
+        )
 
     def unweighed(self, groups: Sequence[Group]) -> list[list[Weighed]]:
         """The learnable episodes of each group, with nothing known of them yet."""
@@ -92,7 +77,7 @@ class Credit:
         weighed_P: list[list[Weighed]] = []
         totals: list[float] = []
         for group, views in zip(groups, views_P, strict=True):
-            earned_G = self._earned(group)
+            earned_G = self._ledger.earned_by_group(group)
             kept = [earned for earned in earned_G if earned is not None]
             penalties = [self._kl_penalties(view, kl_coefficient) for view in views]
             weighed_P.append(self._weigh_group(group, kept, penalties, views))
@@ -102,42 +87,6 @@ class Credit:
         if self._has_running_baseline:
             self.baseline = next_baseline(self.baseline, totals, self._algorithm.baseline_decay)
         return weighed_P, self._metrics(groups, weighed_P, totals)
-
-    # What was earned.
-
-    def _earned(self, group: Group) -> list[Earned | None]:
-        return [
-            self._earned_by(episode) if self.is_learnable(episode) else None
-            for episode in group.episodes_G
-        ]
-
-    def _earned_by(self, episode: Episode) -> Earned:
-        assert episode.reward is not None, "the scheduler scores every episode"
-        lengths_T = turn_lengths(episode.segments)
-        outcome = episode.reward.value - self._overlong(episode)
-        if not self._algorithm.tells_tokens_apart:
-            return Earned((outcome,), (sum(lengths_T),))
-        turns = self._algorithm.turns
-        assert len(lengths_T) == len(episode.turns), "a turn is one stretch of sampled tokens"
-        rewards_T = turn_rewards(
-            outcome,
-            [_has_searched(turn) for turn in episode.turns],
-            [_surfaces_gold(turn, episode.question) for turn in episode.turns],
-            turns.retrieval_bonus,
-            turns.search_cost,
-        )
-        return Earned(tuple(rewards_T), tuple(lengths_T))
-
-    def _overlong(self, episode: Episode) -> float:
-        overlong = self._algorithm.overlong
-        if overlong.max_tokens is None:
-            return 0.0
-        return overlong_penalty(
-            episode.num_sampled_tokens,
-            overlong.max_tokens,
-            overlong.buffer_tokens,
-            overlong.penalty,
-        )
 
     def _kl_penalties(self, view: Weighed, kl_coefficient: float) -> list[float]:
         """What the leash takes off the reward, a token each."""
@@ -284,7 +233,7 @@ class Credit:
         assert group.greedy is not None, "the scheduler plays a greedy episode a question"
         if not self.is_learnable(group.greedy):
             return None
-        return self._earned_by(group.greedy).total
+        return self._ledger.earned_by(group.greedy).total
 
     def _metrics(
         self,
@@ -312,7 +261,10 @@ class Credit:
 
     def _best_of_k(self, groups: Sequence[Group]) -> dict[str, float]:
         k = self._algorithm.pass_k
-        totals_P = [[e.total for e in self._earned(group) if e is not None] for group in groups]
+        totals_P = [
+            [e.total for e in self._ledger.earned_by_group(group) if e is not None]
+            for group in groups
+        ]
         best = [pass_at_k(totals, k) for totals in totals_P if len(totals) >= k]
         return {"return/best_of_k": fmean(best)} if best else {}
 
@@ -337,17 +289,3 @@ def _whitened(weighed_P: Sequence[Sequence[Weighed]]) -> list[list[Weighed]]:
 def _mean_abs_advantage(weighed_P: Sequence[Sequence[Weighed]]) -> float:
     advantages = [each.advantages_M for weighed in weighed_P for each in weighed]
     return torch.cat(advantages).abs().mean().item() if advantages else 0.0
-
-
-def _has_searched(turn: Turn) -> bool:
-    """Whether the turn's search was run (one refused by the last, forced turn is not)."""
-    return turn.kind is ActionKind.SEARCH and bool(turn.observation)
-
-
-def _surfaces_gold(turn: Turn, question: Question) -> bool:
-    """Whether the turn's search showed a gold passage; where none is known, a golden answer."""
-    if not turn.passage_ids_K:
-        return False
-    if question.gold_passage_ids:
-        return not set(turn.passage_ids_K).isdisjoint(question.gold_passage_ids)
-    return cover_match(turn.observation, question.golden_answers)

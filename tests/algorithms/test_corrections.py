@@ -8,6 +8,7 @@ from torch import Tensor
 
 from forage.algorithms.corrections import (
     MAX_LOG_RATIO,
+    Bound,
     Level,
     importance_weights,
     log_ratio_at,
@@ -25,7 +26,9 @@ def logs(*ratios: float) -> Tensor:
     return torch.tensor(ratios, dtype=torch.float64).log()
 
 
-def weights(bound, level="token", low=0.5, high=2.0):
+def weights(
+    bound: Bound, level: Level = "token", low: float = 0.5, high: float = 2.0
+) -> tuple[list[float], float]:
     found = importance_weights(logs(*RATIOS), SEQUENCES, 2, level, bound, low, high)
     return found.weights_M.tolist(), found.cut_fraction
 
