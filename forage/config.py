@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from forage.algorithm_config import AlgorithmConfig, Settings
 from forage.errors import UserError
 
 
@@ -158,33 +159,11 @@ class RewardConfig(_Frozen):
     retrieval_score: float = Field(default=0.0, ge=0, le=1)
 
 
-class AlgorithmConfig(_Frozen):
-    """How rewards become advantages and advantages become a loss."""
-
-    advantage: Literal["grpo", "reinforce", "rloo"] = "grpo"
-    normalise_by_std: bool = True
-    loss: Literal["clipped", "reinforce"] = "clipped"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.2, gt=0)
-    aggregate: Literal["token_mean", "sequence_mean"] = "token_mean"
-
-    @model_validator(mode="after")
-    def _no_dead_keys(self) -> Self:
-        given = self.model_fields_set
-        if self.loss != "clipped" and given & {"clip_low", "clip_high"}:
-            raise ValueError(
-                f"algorithm.clip_low and clip_high do nothing with loss: {self.loss}; remove them"
-            )
-        if self.advantage != "grpo" and "normalise_by_std" in given:
-            raise ValueError(
-                "algorithm.normalise_by_std is read by advantage: grpo alone, "
-                f"not by {self.advantage}; remove it"
-            )
-        return self
-
-
 class TrainerConfig(_Frozen):
-    """Batch shape, optimizer and cadence of the loop."""
+    """Batch shape, optimizer and cadence of the loop.
+
+    A step's groups are learnt in ``num_mini_batches`` optimizer steps, ``num_epochs`` times over.
+    """
 
     num_steps: int = Field(default=100, ge=1)
     questions_per_step: int = Field(default=8, ge=1)
@@ -194,6 +173,8 @@ class TrainerConfig(_Frozen):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_tokens_per_micro_batch: int = Field(default=16_384, ge=256)
+    num_mini_batches: int = Field(default=1, ge=1)
+    num_epochs: int = Field(default=1, ge=1)
     checkpoint_every: int = Field(default=50, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
 
@@ -288,6 +269,39 @@ class RunConfig(_Frozen):
             )
         return self
 
+    @model_validator(mode="after")
+    def _algorithm_fits_the_run(self) -> Self:
+        algorithm, trainer, env = self.algorithm, self.trainer, self.environment
+        if algorithm.advantage == "pass_at_k" and algorithm.pass_k > trainer.group_size:
+            raise ValueError(
+                f"algorithm.pass_k ({algorithm.pass_k}) is above trainer.group_size "
+                f"({trainer.group_size}): no k episodes can be drawn; lower pass_k"
+            )
+        if trainer.num_mini_batches > trainer.questions_per_step:
+            raise ValueError(
+                f"trainer.num_mini_batches ({trainer.num_mini_batches}) is above "
+                f"questions_per_step ({trainer.questions_per_step}): groups are not split; lower it"
+            )
+        is_learnt_once = trainer.num_mini_batches * trainer.num_epochs == 1
+        is_fresh = algorithm.decoupled or self.rollout.max_staleness == 0
+        if algorithm.likelihood_protection.coefficient and is_learnt_once and is_fresh:
+            raise ValueError(
+                "algorithm.likelihood_protection does nothing where each batch is learnt once: "
+                "set trainer.num_mini_batches or trainer.num_epochs above 1, or remove it"
+            )
+        if algorithm.dynamic_sampling.is_enabled and trainer.group_size < 2:
+            raise ValueError(
+                "algorithm.dynamic_sampling compares the episodes of a group: set "
+                f"trainer.group_size above {trainer.group_size}"
+            )
+        longest = algorithm.overlong.max_tokens
+        if longest is not None and longest - algorithm.overlong.buffer_tokens >= env.max_tokens:
+            raise ValueError(
+                f"algorithm.overlong.max_tokens ({longest}) less its buffer_tokens is not below "
+                f"environment.max_tokens ({env.max_tokens}): no episode could reach it; lower it"
+            )
+        return self
+
     def check_trainable(self) -> None:
         """Refuse what an evaluation may use but a training run may not; raises ``UserError``."""
         if self.rollout.temperature <= 0:
@@ -301,7 +315,7 @@ class RunConfig(_Frozen):
             )
         if self.data.train is None:
             raise UserError("data.train is missing: name a file of questions")
-        if self.trainer.group_size < 2:
+        if self.trainer.group_size < 2 and self.algorithm.needs_groups:
             raise UserError(
                 f"trainer.group_size is {self.trainer.group_size}: a group baseline needs at "
                 "least 2 episodes of a question"
@@ -337,14 +351,19 @@ def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfi
 def to_yaml(config: RunConfig) -> str:
     """The whole config, defaults included, as YAML that ``load_config`` reads back equal."""
     tree = config.model_dump(mode="json", exclude_defaults=False)
-    algorithm = config.algorithm
-    if algorithm.loss != "clipped":
-        del tree["algorithm"]["clip_low"], tree["algorithm"]["clip_high"]
-    if algorithm.advantage != "grpo":
-        del tree["algorithm"]["normalise_by_std"]
+    _drop_dead_keys(config.algorithm, tree["algorithm"])
     if config.warm_start.episodes is not None:
         del tree["warm_start"]["poor_share"], tree["warm_start"]["single_passage_share"]
     return yaml.safe_dump(tree, sort_keys=False)
+
+
+def _drop_dead_keys(section: Settings, tree: dict[str, Any]) -> None:
+    for name in type(section).model_fields:
+        child = getattr(section, name)
+        if name in section.dead_keys():
+            del tree[name]
+        elif isinstance(child, Settings):
+            _drop_dead_keys(child, tree[name])
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import signal
 import time
 from collections import Counter
@@ -18,9 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from forage.algorithms.advantages import grpo_advantages, rloo_advantages
-from forage.algorithms.packing import pack
-from forage.config import AlgorithmConfig, RunConfig, to_yaml
+from forage.algorithms.packing import pack_mini_batches
+from forage.config import RunConfig, to_yaml
 from forage.data.training import training_questions
 from forage.errors import UserError
 from forage.evaluation.evaluate import Evaluator, open_passages, questions_to_evaluate
@@ -30,6 +30,7 @@ from forage.records import METRICS_FILE, RunRecords
 from forage.retrieval.client import SearchClient
 from forage.rewards.scoring import score_episode
 from forage.rollout.player import Player
+from forage.rollout.refill import GroupSource, NothingToLearn, Refilled, num_oversampled
 from forage.rollout.scheduler import GroupScheduler, Scheduler
 from forage.rollout.stopping import StopTable
 from forage.rollout.torch_engine import TorchEngine
@@ -39,9 +40,10 @@ from forage.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from forage.training.credit import Credit
 from forage.training.model import load_model, load_tokenizer
-from forage.training.trainer import Trainer
-from forage.types import Episode, Group, Question, Status
+from forage.training.trainer import build_trainer
+from forage.types import Episode, Question, Status
 
 LOG = logging.getLogger(__name__)
 
@@ -80,9 +82,9 @@ class _Run:
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
         self.player.check_prompts(self.questions)
         model = load_model(config.model)
-        self.trainer = Trainer(
-            model, config.trainer, config.algorithm, temperature=config.rollout.temperature
-        )
+        self.trainer = build_trainer(model, config)
+        self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
+        self.num_steps_done = 0
         self.engine = TorchEngine(
             model,
             StopTable.of(self.tokenizer),
@@ -107,32 +109,43 @@ class _Run:
             if config.note:
                 LOG.info("%s", config.note)
             await self._or_stop(self.search.wait_until_ready())
-            await self.engine.receive_weights(start)
+            await self.engine.receive_weights(self.trainer.version)
             await self._loop(start)
 
     async def _loop(self, start: int) -> None:
         config = self.config
         scheduler = self._group_scheduler(start)
-        algorithm, max_tokens = config.algorithm, config.trainer.max_tokens_per_micro_batch
+        source = self._group_source(scheduler)
+        num_mini_batches = config.trainer.num_mini_batches
+        max_tokens = config.trainer.max_tokens_per_micro_batch
         try:
             with progress_bar("training", config.trainer.num_steps) as bar:
                 bar.progress.update(bar.task, completed=start)
                 for step in range(start, config.trainer.num_steps):
                     clock = _Clock()
-                    groups = await self._or_stop(scheduler.next_groups())
+                    rollout = await self._or_stop(source.groups_of(step))
                     clock.lap("rollout")
-                    advantages_P = [self._advantages(group, algorithm) for group in groups]
-                    batch = pack(groups, advantages_P, max_tokens)
-                    metrics = await asyncio.to_thread(
-                        self.trainer.step, batch, self.engine.weights_lock
+                    groups = rollout.chosen
+                    views_P, seen = await asyncio.to_thread(
+                        self.trainer.look, self.credit.unweighed(groups)
                     )
+                    weighed_P, credited = self.credit.weigh(
+                        groups, views_P, self.trainer.kl_coefficient
+                    )
+                    batches = pack_mini_batches(
+                        weighed_P, num_mini_batches, max_tokens, self.trainer.cost_of
+                    )
+                    learnt = await asyncio.to_thread(
+                        self.trainer.learn, batches, self.engine.weights_lock
+                    )
+                    self.num_steps_done = step + 1
                     clock.lap("train")
-                    await self.engine.receive_weights(version=step + 1)
+                    await self.engine.receive_weights(version=self.trainer.version)
                     clock.lap("publish")
-                    await self._after_step(step, groups, metrics, clock, bar)
-        except Stopped:
+                    await self._after_step(step, rollout, learnt | seen | credited, clock, bar)
+        except (Stopped, NothingToLearn):
             await scheduler.close()
-            self._checkpoint(self.trainer.version)  # a stop may come before or after the step's own
+            self._checkpoint(self.num_steps_done)  # it may come before or after the step's own
             raise
         finally:
             await scheduler.close()
@@ -147,51 +160,59 @@ class _Run:
         )
         return GroupScheduler(
             scheduler,
-            self._questions_of_step,
+            self._questions_to_play,
             config.trainer.group_size,
             start,
             config.trainer.num_steps,
             config.rollout.max_staleness,
+            has_greedy=config.algorithm.advantage == "remax",
         )
+
+    def _group_source(self, scheduler: GroupScheduler) -> GroupSource:
+        return GroupSource(
+            self.config.algorithm.dynamic_sampling,
+            scheduler,
+            self.config.trainer.questions_per_step,
+            self._spare_questions,
+            self.credit.is_flat,
+            self.credit.is_learnable,
+        )
+
+    def _questions_to_play(self, step: int) -> Sequence[Question]:
+        """The step's own questions, and more where it is oversampled."""
+        config = self.config
+        num_more = num_oversampled(
+            config.algorithm.dynamic_sampling, config.trainer.questions_per_step
+        )
+        more = self._spare_questions(step)[:num_more] if num_more else []
+        return [*self._questions_of_step(step), *more]
+
+    def _spare_questions(self, step: int) -> list[Question]:
+        """All questions but the step's own, in an order that is a function of the step alone."""
+        own = {question.id for question in self._questions_of_step(step)}
+        spare = [question for question in self.questions if question.id not in own]
+        random.Random(f"{self.config.seed}/spare/{step}").shuffle(spare)
+        return spare
 
     def _questions_of_step(self, step: int) -> Sequence[Question]:
         """A function of the step and the seed alone, so that a resumed run asks the same."""
         return self.order.of_step(step, self.config.trainer.questions_per_step)
 
-    def _advantages(self, group: Group, algorithm: AlgorithmConfig) -> tuple[float | None, ...]:
-        rewards_G = [self._reward(episode) for episode in group.episodes_G]
-        match algorithm.advantage:
-            case "grpo":
-                return grpo_advantages(rewards_G, algorithm.normalise_by_std)
-            case "reinforce":
-                return grpo_advantages(rewards_G, normalise_by_std=False)
-            case "rloo":
-                return rloo_advantages(rewards_G)
-
-    def _reward(self, episode: Episode) -> float | None:
-        """The reward to learn from; None keeps the episode out of the loss."""
-        assert episode.reward is not None, "the scheduler scores every episode"
-        if episode.status is Status.ENGINE_FAILED:
-            return None
-        if (
-            episode.status is Status.SEARCH_FAILED
-            and not self.config.rollout.train_on_failed_searches
-        ):
-            return None
-        return episode.reward.value
-
     async def _after_step(
         self,
         step: int,
-        groups: Sequence[Group],
+        rollout: Refilled,
         metrics: dict[str, float],
         clock: _Clock,
         bar: Bar,
     ) -> None:
         config = self.config
-        episodes = [episode for group in groups for episode in group.episodes_G]
-        num_excluded = sum(self._reward(episode) is None for episode in episodes)
-        metrics = metrics | episode_metrics(episodes) | {"episodes/excluded": num_excluded}
+        episodes = [episode for group in rollout.played for episode in group.episodes_G]
+        metrics = metrics | episode_metrics(episodes)
+        if config.algorithm.dynamic_sampling.is_enabled:
+            metrics["groups/played"] = float(len(rollout.played))
+            metrics["groups/learnt"] = float(len(rollout.chosen))
+            metrics["groups/rounds"] = float(rollout.num_rounds)
         metrics["transcript/violations"] = self.engine.counters.transcript_violations
         metrics["rollout/tokens_per_s"] = (
             sum(episode.num_sampled_tokens for episode in episodes) / clock.seconds["rollout"]
@@ -202,11 +223,13 @@ class _Run:
                 clock.lap("evaluate")
         finally:  # the weights have taken the step: it is recorded, also when a stop comes here
             self.records.write_episodes(step, episodes)
+            greedy = [group.greedy for group in rollout.played if group.greedy is not None]
+            self.records.write_episodes(step, greedy, arm="greedy")
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
         if (step + 1) % config.trainer.checkpoint_every == 0:
             self._checkpoint(step + 1)
-        if num_excluded == len(episodes) and metrics["search/failures"]:
+        if metrics["search/failures"] and not any(map(self.credit.is_learnable, episodes)):
             LOG.warning("every episode of step %d met a failed search; waiting for search", step)
             await self._or_stop(self.search.wait_until_ready())
         bar.advance(f"reward {metrics['reward/mean']:.2f}  EM {metrics['em/mean']:.2f}")
@@ -223,7 +246,9 @@ class _Run:
 
     def _checkpoint(self, num_steps_done: int) -> None:
         self.records.sync()
-        state = RunState(num_steps_done, self.config.seed, self.records.offsets())
+        state = RunState(
+            num_steps_done, self.config.seed, self.records.offsets(), self.credit.baseline
+        )
         save_checkpoint(
             self.config.output_dir,
             self.trainer,
@@ -248,6 +273,8 @@ class _Run:
                 f"{self.config.seed}: set seed={state.seed} to go on"
             )
         self.records.truncate_to(state.record_offsets)
+        self.credit.baseline = state.baseline
+        self.num_steps_done = state.num_steps_done
         LOG.info("resuming after step %d from %s", state.num_steps_done, checkpoint)
         return state.num_steps_done
 

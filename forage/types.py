@@ -199,10 +199,37 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The G episodes of one question that share a baseline."""
+    """The G episodes of one question that share a baseline.
+
+    ``greedy`` is one more episode of it, played without noise where the baseline asks for it; it
+    is never trained on.
+    """
 
     question: Question
     episodes_G: tuple[Episode, ...]
+    greedy: Episode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """An episode on its way into the loss: what is known of each of its M sampled tokens, in order.
+
+    It starts neutral (``packing.unweighed``) and each stage fills in its part. All float32 [M] but
+    ``is_kept_M`` (bool): ``old_logprobs_M`` of the policy that the loss's ratio is taken to,
+    ``reference_logprobs_M`` of the reference model (the old ones where there is none),
+    ``weights_M`` that correct for the sampler (1), ``is_kept_M`` false where the correction
+    rejects (true), ``values_M`` of the critic before the update (0), ``returns_M`` that it learns
+    (0), ``advantages_M`` (0).
+    """
+
+    episode: Episode
+    old_logprobs_M: Tensor
+    reference_logprobs_M: Tensor
+    weights_M: Tensor
+    is_kept_M: Tensor
+    values_M: Tensor
+    returns_M: Tensor
+    advantages_M: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,23 +247,30 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A micro-batch: packed episodes and what the loss needs to know about each token.
+    """A micro-batch: packed episodes, whole, and what the loss needs to know about each token.
 
     At index i the fields describe token i itself (which is predicted at i - 1). ``is_sampled_N``
-    is true where the policy chose the token; log-probabilities (the sampler's), advantages and
-    policy versions are 0 elsewhere.
+    is true where the policy chose the token and no correction has rejected it; the others are 0
+    elsewhere. ``logprobs_N`` are the sampler's, ``turns_N`` number the turns of the whole row, and
+    the rest is ``Weighed``'s.
     """
 
     packed: Packed
     is_sampled_N: Tensor
     logprobs_N: Tensor
+    old_logprobs_N: Tensor
+    reference_logprobs_N: Tensor
+    weights_N: Tensor
+    values_N: Tensor
+    returns_N: Tensor
     advantages_N: Tensor
     versions_N: Tensor
+    turns_N: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Groups packed for the trainer: micro-batches and the global counts that losses divide by."""
+    """What one optimizer step learns: micro-batches, and the global counts to divide losses by."""
 
     rows: tuple[Rows, ...]
     num_sampled_tokens: int

@@ -81,11 +81,46 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
     ("sections", "expected"),
     [
         ({"search": {"timeout_s": 10, "deadline_s": 5}}, "deadline_s (5.0) is shorter"),
-        ({"algorithm": {"loss": "reinforce", "clip_low": 0.2}}, "do nothing with loss: reinforce"),
-        ({"algorithm": {"loss": "reinforce", "clip_high": 0.2}}, "do nothing with loss: reinforce"),
+        ({"algorithm": {"aggregate": "constant"}}, "constant needs algorithm.constant_tokens"),
         (
-            {"algorithm": {"advantage": "rloo", "normalise_by_std": False}},
-            "read by advantage: grpo alone",
+            {"algorithm": {"advantage": "dr_grpo"}},
+            "dr_grpo is made for algorithm.aggregate: constant, not token_mean",
+        ),
+        (
+            {"algorithm": {"loss": "gspo"}},
+            "set algorithm.aggregate: sequence_mean instead of token_mean",
+        ),
+        (
+            {"algorithm": {"advantage": "gae", "turns": {"discount": 0.9}}},
+            "gae discounts over tokens, set algorithm.discount",
+        ),
+        (
+            {"algorithm": {"correction": {"weights": "clip"}}},
+            "algorithm.correction.weights needs algorithm.decoupled: true",
+        ),
+        (
+            {"algorithm": {"overlong": {"max_tokens": 10, "buffer_tokens": 20}}},
+            "buffer_tokens (20) is above max_tokens (10)",
+        ),
+        (
+            {"algorithm": {"overlong": {"max_tokens": 5000}}},
+            "not below environment.max_tokens (4096): no episode could reach it",
+        ),
+        (
+            {"algorithm": {"advantage": "pass_at_k", "pass_k": 9}},
+            "pass_k (9) is above trainer.group_size (8)",
+        ),
+        (
+            {"algorithm": {"likelihood_protection": {"coefficient": 0.1}}},
+            "set trainer.num_mini_batches or trainer.num_epochs above 1",
+        ),
+        (
+            {"trainer": {"group_size": 1}, "algorithm": {"dynamic_sampling": {"is_enabled": True}}},
+            "set trainer.group_size above 1",
+        ),
+        (
+            {"trainer": {"num_mini_batches": 9}},
+            "above questions_per_step (8): groups are not split",
         ),
         (
             {"environment": {"max_tokens": 900, "max_turn_tokens": 500}},
@@ -136,6 +171,100 @@ def test_settings_at_the_edge_of_a_check_are_accepted(sections: dict[str, Any]) 
         read[key] == value or (isinstance(value, dict) and value.items() <= read[key].items())
         for key, value in values.items()
     )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        (
+            {"loss": "reinforce", "clip_low": 0.2},
+            "algorithm.clip_low does nothing: it is read with",
+        ),
+        ({"loss": "reinforce", "clip_high": 0.2}, "algorithm.loss: clipped or gspo or cispo, not"),
+        ({"loss": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip does nothing"),
+        (
+            {"advantage": "rloo", "normalise_by_std": False},
+            "advantage: grpo or turn_level, not rloo",
+        ),
+        ({"baseline": "none"}, "advantage: reinforce or reinforce_plus_plus, not grpo"),
+        ({"advantage": "reinforce", "baseline_decay": 0.5}, "algorithm.baseline: running"),
+        ({"pass_k": 2}, "algorithm.advantage: pass_at_k"),
+        ({"discount": 0.9}, "algorithm.advantage: gae or reinforce_plus_plus"),
+        ({"gae_lambda": 0.9}, "algorithm.advantage: gae"),
+        ({"whiten": False}, "algorithm.advantage: gae"),
+        ({"turns": {"search_cost": 0.1}}, "turn_level or gae or reinforce_plus_plus, not grpo"),
+        ({"critic": {"learning_rate": 0.1}}, "algorithm.critic does nothing"),
+        ({"constant_tokens": 9}, "algorithm.aggregate: constant, not token_mean"),
+        ({"kl": {"form": "k1"}}, "set algorithm.kl.coefficient above 0"),
+        ({"kl": {"coefficient": 0.1, "horizon": 9}}, "set algorithm.kl.target"),
+        ({"overlong": {"penalty": 2.0}}, "set algorithm.overlong.max_tokens"),
+        ({"dynamic_sampling": {"max_rounds": 2}}, "dynamic_sampling.is_enabled: true"),
+        ({"likelihood_protection": {"gate": "turn"}}, "likelihood_protection.coefficient above 0"),
+        ({"correction": {"level": "token"}}, "set algorithm.correction.weights to truncate"),
+        ({"correction": {"reject_low": 0.5}}, "set algorithm.correction.reject to token"),
+        (
+            {"decoupled": True, "correction": {"weights": "truncate", "low": 0.5}},
+            "truncation has no lower bound",
+        ),
+    ],
+)
+def test_a_key_that_would_do_nothing_is_refused_with_the_key_to_set(
+    algorithm: dict[str, Any], expected: str
+) -> None:
+    said = message(tree(algorithm=algorithm))
+    assert expected in said
+    assert "or remove it" in said
+
+
+FULL_ALGORITHMS: list[dict[str, Any]] = [
+    {"advantage": "gae", "critic": {"num_warmup_steps": 3}, "turns": {"search_cost": 0.1}},
+    {"advantage": "reinforce", "baseline": "running", "baseline_decay": 0.5},
+    {"advantage": "dr_grpo", "aggregate": "constant", "constant_tokens": 64},
+    {
+        "advantage": "turn_level",
+        "turns": {"discount": 0.5},
+        "loss": "gspo",
+        "aggregate": "sequence_mean",
+    },
+    {"advantage": "pass_at_k", "pass_k": 3, "loss": "cispo", "clip_low": 1.0},
+    {"kl": {"coefficient": 0.1, "target": 0.2, "horizon": 5}, "dual_clip": 3.0},
+    {
+        "dynamic_sampling": {"is_enabled": True, "oversampling": 1.5},
+        "overlong": {"max_tokens": 100, "buffer_tokens": 50},
+    },
+    {
+        "decoupled": True,
+        "correction": {
+            "weights": "truncate",
+            "high": 3.0,
+            "reject": "token",
+            "reject_high": 5.0,
+            "veto": 1e-4,
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("algorithm", FULL_ALGORITHMS)
+def test_an_algorithm_written_as_yaml_is_read_back_equal(
+    tmp_path: Path, algorithm: dict[str, Any]
+) -> None:
+    """Dead keys are left out of what is written: they would be refused when it is read."""
+    config = build_config(tree(algorithm=algorithm))
+    path = tmp_path / "round_trip.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"advantage": "remax"}, {"advantage": "gae"}, {"advantage": "reinforce", "baseline": "none"}],
+)
+def test_without_a_groups_baseline_one_episode_a_question_is_enough(
+    algorithm: dict[str, Any],
+) -> None:
+    sections = {"data": {"train": "questions.jsonl"}, "trainer": {"group_size": 1}}
+    build_config(tree(algorithm=algorithm, **sections)).check_trainable()
 
 
 @pytest.mark.parametrize(
@@ -218,8 +347,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     seed=st.integers(0, 2**40),
     learning_rate=st.floats(1e-12, 1, exclude_min=True),
     note=st.text(st.characters(exclude_categories=["Cs", "Cc"])),
-    loss=st.sampled_from(["clipped", "reinforce"]),
-    advantage=st.sampled_from(["grpo", "reinforce", "rloo"]),
+    loss=st.sampled_from(["clipped", "cispo", "reinforce"]),
+    advantage=st.sampled_from(["grpo", "reinforce", "rloo", "remax", "gae", "turn_level"]),
     arms=st.lists(st.sampled_from(["normal", "closed_book", "gold", "random"])),
     train=st.none() | st.just("questions.jsonl"),
 )
@@ -272,7 +401,8 @@ def attributes_read(paths: list[Path]) -> set[str]:
 
 def test_every_key_of_the_config_is_read_by_some_room() -> None:
     """A setting that does nothing is an error: ours too."""
-    rooms = [path for path in FORAGE.rglob("*.py") if path != FORAGE / "config.py"]
+    configs = {FORAGE / "config.py", FORAGE / "algorithm_config.py"}
+    rooms = [path for path in FORAGE.rglob("*.py") if path not in configs]
     read = attributes_read(rooms)
     assert [key for key in leaf_keys(RunConfig) if key.rpartition(".")[2] not in read] == []
 

@@ -18,6 +18,7 @@ from forage.retrieval.port import bind_port
 from forage.retrieval.process import ServerProcess
 from forage.train import run_training
 from forage.training.checkpoint import latest_checkpoint
+from forage.training.trainer import Trainer
 from forage.types import Episode, Question, Reward, Status
 from tests.tiny_runs import (
     assert_same_run,
@@ -278,7 +279,7 @@ def test_a_bug_is_raised_and_leaves_no_thread_behind(
         case "record":
             monkeypatch.setattr(RunRecords, "write_metrics", bug)
         case "train":
-            monkeypatch.setattr(train.Trainer, "step", bug)
+            monkeypatch.setattr(Trainer, "learn", bug)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         run_training(make_config(tmp_path / "run"), resume=False)
     assert not [thread for thread in threading.enumerate() if thread.name == "forage-engine"]

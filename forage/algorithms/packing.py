@@ -1,4 +1,4 @@
-"""Groups to batch: episodes laid end to end in micro-batches of a token budget.
+"""Groups to batches: episodes laid end to end in micro-batches of a token budget.
 
 Every mask, log-probability and advantage is derived from the segments of the transcript; nothing
 is padded, so nothing is told from padding. Which rows share a micro-batch changes no gradient.
@@ -8,36 +8,91 @@ A worked example: prompt 1 2, sampled 3 4, observation 5, sampled 6, with advant
     token_ids   1    2    3    4    5    6
     is_sampled  .    .    x    x    .    x
     advantages  0    0   .5   .5    0   .5
+    turns       0    0    0    0    0    1
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
+from torch import Tensor
 
-from forage.types import Batch, Episode, Group, Origin, Packed, Rows
+from forage.types import Batch, Episode, Origin, Packed, Rows, Weighed
+
+CostOf = Callable[[int], float]
+"""What a sequence of so many tokens costs to learn, in any unit."""
 
 
-def pack(
-    groups: Sequence[Group],
-    advantages_P: Sequence[Sequence[float | None]],
-    max_tokens: int,
-) -> Batch:
-    """Lay the episodes that have an advantage into micro-batches of at most ``max_tokens``.
+def unweighed(episode: Episode) -> Weighed:
+    """An episode of which nothing is known yet: no advantage, full weight, the sampler's word."""
+    logprobs_M = torch.tensor(
+        [p for segment in episode.segments for p in segment.logprobs_T], dtype=torch.float32
+    )
+    zeros_M = torch.zeros_like(logprobs_M)
+    return Weighed(
+        episode=episode,
+        old_logprobs_M=logprobs_M,
+        reference_logprobs_M=logprobs_M,
+        weights_M=torch.ones_like(logprobs_M),
+        is_kept_M=torch.ones_like(logprobs_M, dtype=torch.bool),
+        values_M=zeros_M,
+        returns_M=zeros_M,
+        advantages_M=zeros_M,
+    )
+
+
+def pack(weighed: Sequence[Weighed], max_tokens: int, cost_of: CostOf = float) -> Batch:
+    """Lay the episodes of which a token is trained into micro-batches of at most ``max_tokens``.
 
     Raises ``AssertionError`` for an episode longer than that (the config rules it out).
     """
-    weighed = [
-        (episode, advantage)
-        for group, advantages_G in zip(groups, advantages_P, strict=True)
-        for episode, advantage in zip(group.episodes_G, advantages_G, strict=True)
-        if advantage is not None and episode.num_sampled_tokens > 0
+    trained = [each for each in weighed if bool(each.is_kept_M.any())]
+    sizes = [each.episode.num_tokens for each in trained]
+    bins = balanced_bins(sizes, max_tokens, cost_of)
+    return Batch(
+        rows=tuple(lay([trained[i] for i in bin_]) for bin_ in bins),
+        num_sampled_tokens=sum(int(each.is_kept_M.sum()) for each in trained),
+        num_sequences=len(trained),
+    )
+
+
+def pack_mini_batches(
+    weighed_P: Sequence[Sequence[Weighed]],
+    num_mini_batches: int,
+    max_tokens: int,
+    cost_of: CostOf = float,
+) -> list[Batch]:
+    """One batch an optimizer step: consecutive groups, as many to each as can be, none split."""
+    edges = [len(weighed_P) * i // num_mini_batches for i in range(num_mini_batches + 1)]
+    return [
+        pack([each for group in weighed_P[start:end] for each in group], max_tokens, cost_of)
+        for start, end in pairwise(edges)
     ]
-    sizes = [episode.num_tokens for episode, _ in weighed]
-    rows = tuple(_lay([weighed[i] for i in bin_]) for bin_ in first_fit(sizes, max_tokens))
-    num_sampled_tokens = sum(episode.num_sampled_tokens for episode, _ in weighed)
-    return Batch(rows, num_sampled_tokens, len(weighed))
+
+
+def balanced_bins(
+    sizes: Sequence[int], max_tokens: int, cost_of: CostOf = float
+) -> list[list[int]]:
+    """As few bins as ``first_fit`` needs, filled so that they cost about the same.
+
+    The dearest sequence goes to the cheapest bin that has room (longest processing time first,
+    https://doi.org/10.1137/0117039); where that leaves a sequence without room, first fit serves.
+    """
+    fallback = first_fit(sizes, max_tokens)
+    bins: list[list[int]] = [[] for _ in fallback]
+    room = [max_tokens] * len(bins)
+    costs = [0.0] * len(bins)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        with_room = [i for i, left in enumerate(room) if left >= sizes[index]]
+        if not with_room:
+            return fallback
+        bin_ = min(with_room, key=lambda i: costs[i])
+        bins[bin_].append(index)
+        room[bin_] -= sizes[index]
+        costs[bin_] += cost_of(sizes[index])
+    return bins
 
 
 def first_fit(sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -57,6 +112,16 @@ def first_fit(sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
     return bins
 
 
+def estimated_flops(num_tokens: int, num_parameters: int, attention_width: int) -> float:
+    """Floating-point operations of a forward pass over one sequence that sees itself causally.
+
+    ``attention_width`` is layers x heads x head size. Two operations a weight and token, and four
+    an attended pair (score and sum), half the pairs being masked: https://arxiv.org/abs/2001.08361,
+    section 2.1. A backward pass costs twice that, which changes no proportion.
+    """
+    return 2.0 * num_parameters * num_tokens + 2.0 * attention_width * num_tokens**2
+
+
 def lay_end_to_end(sequences: Sequence[Sequence[int]]) -> Packed:
     """Token sequences one after the other, each with positions of its own."""
     starts = [0]
@@ -71,23 +136,45 @@ def lay_end_to_end(sequences: Sequence[Sequence[int]]) -> Packed:
     )
 
 
-def _lay(weighed: Sequence[tuple[Episode, float]]) -> Rows:
-    is_sampled: list[bool] = []
+def sequence_numbers(packed: Packed) -> Tensor:
+    """The number of each token's sequence within its row [N]."""
+    lengths = torch.tensor(packed.starts_S1).diff()
+    return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+
+
+def lay(weighed: Sequence[Weighed]) -> Rows:
+    """One micro-batch of these episodes, in their order."""
+    was_sampled: list[bool] = []
     logprobs: list[float] = []
-    advantages: list[float] = []
     versions: list[int] = []
-    for episode, advantage in weighed:
-        for segment in episode.segments:
-            size = len(segment.token_ids_T)
-            was_sampled = segment.origin is Origin.SAMPLED
-            is_sampled.extend([was_sampled] * size)
-            logprobs.extend(segment.logprobs_T if was_sampled else [0.0] * size)
-            advantages.extend([advantage if was_sampled else 0.0] * size)
-            versions.extend(segment.versions_T if was_sampled else [0] * size)
+    turns: list[int] = []
+    num_turns = 0
+    for segment in (segment for each in weighed for segment in each.episode.segments):
+        size = len(segment.token_ids_T)
+        is_turn = segment.origin is Origin.SAMPLED
+        was_sampled.extend([is_turn] * size)
+        logprobs.extend(segment.logprobs_T)
+        versions.extend(segment.versions_T)
+        turns.extend([num_turns] * size if is_turn else [])
+        num_turns += is_turn
+    was_sampled_N = torch.tensor(was_sampled, dtype=torch.bool)
+    is_kept_M = torch.cat([each.is_kept_M for each in weighed])
+
+    def spread(values_M: Tensor) -> Tensor:
+        values_N = torch.zeros(len(was_sampled), dtype=values_M.dtype)
+        values_N[was_sampled_N] = torch.where(is_kept_M, values_M, torch.zeros_like(values_M))
+        return values_N
+
     return Rows(
-        packed=lay_end_to_end([episode.token_ids_T for episode, _ in weighed]),
-        is_sampled_N=torch.tensor(is_sampled, dtype=torch.bool),
-        logprobs_N=torch.tensor(logprobs, dtype=torch.float32),
-        advantages_N=torch.tensor(advantages, dtype=torch.float32),
-        versions_N=torch.tensor(versions, dtype=torch.int64),
+        packed=lay_end_to_end([each.episode.token_ids_T for each in weighed]),
+        is_sampled_N=spread(is_kept_M),
+        logprobs_N=spread(torch.tensor(logprobs, dtype=torch.float32)),
+        old_logprobs_N=spread(torch.cat([each.old_logprobs_M for each in weighed])),
+        reference_logprobs_N=spread(torch.cat([each.reference_logprobs_M for each in weighed])),
+        weights_N=spread(torch.cat([each.weights_M for each in weighed])),
+        values_N=spread(torch.cat([each.values_M for each in weighed])),
+        returns_N=spread(torch.cat([each.returns_M for each in weighed])),
+        advantages_N=spread(torch.cat([each.advantages_M for each in weighed])),
+        versions_N=spread(torch.tensor(versions, dtype=torch.int64)),
+        turns_N=spread(torch.tensor(turns, dtype=torch.int64)),
     )

@@ -53,6 +53,7 @@ class Player:
     ) -> Episode:
         """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
         rollout = self._rollout
+        temperature = 0.0 if job.is_greedy else temperature
         setting = EpisodeSetting(
             member=job.member,
             key=job.key,

@@ -23,6 +23,7 @@ class Job:
     question: Question
     member: int
     key: str
+    is_greedy: bool = False
 
 
 Play = Callable[[Job], Awaitable[Episode]]
@@ -77,6 +78,23 @@ class Scheduler:
         return replace(episode, reward=self._score(episode))
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A group in flight: its episodes, and the greedy one where there is one."""
+
+    question: Question
+    tasks_G: list[asyncio.Task[Episode]]
+    greedy: asyncio.Task[Episode] | None
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Episode]]:
+        return [*self.tasks_G, *([self.greedy] if self.greedy else [])]
+
+    def group(self) -> Group:
+        episodes_G = tuple(task.result() for task in self.tasks_G)
+        return Group(self.question, episodes_G, self.greedy.result() if self.greedy else None)
+
+
 class GroupScheduler:
     """The groups of one training step after another, started ahead as staleness allows."""
 
@@ -88,14 +106,17 @@ class GroupScheduler:
         first_step: int,
         num_steps: int,
         max_staleness: int,
+        has_greedy: bool = False,
     ) -> None:
+        """``has_greedy`` plays one more episode a question, without noise, beside each group."""
         self._scheduler = scheduler
         self._questions_of_step = questions_of_step
         self._group_size = group_size
         self._step = first_step
         self._num_steps = num_steps
         self._max_staleness = max_staleness
-        self._started: dict[int, list[tuple[Question, list[asyncio.Task[Episode]]]]] = {}
+        self._has_greedy = has_greedy
+        self._started: dict[int, list[_Started]] = {}
 
     async def next_groups(self, on_done: Callable[[Episode], None] = lambda _: None) -> list[Group]:
         """The groups of the next step, in the order of its questions.
@@ -105,35 +126,47 @@ class GroupScheduler:
         """
         for step in range(self._step, min(self._step + self._max_staleness + 1, self._num_steps)):
             if step not in self._started:
-                self._started[step] = self._start(step)
+                self._started[step] = self._start(self._questions_of_step(step), f"{step}")
         started = self._started.pop(self._step)
         self._step += 1
-        tasks = [task for _, tasks_G in started for task in tasks_G]
-        try:
-            for finished in asyncio.as_completed(tasks):
-                on_done(await finished)
-        except BaseException:
-            await self._scheduler.close()
-            raise
-        return [
-            Group(question, tuple(task.result() for task in tasks_G))
-            for question, tasks_G in started
-        ]
+        return await self._finish(started, on_done)
+
+    async def more_groups(self, questions: Sequence[Question], key: str) -> list[Group]:
+        """Groups beyond those of a step; ``key`` tells their episodes from all others."""
+        return await self._finish(self._start(questions, key), lambda _: None)
 
     async def close(self) -> None:
         """Cancel the groups in flight."""
         await self._scheduler.close()
 
-    def _start(self, step: int) -> list[tuple[Question, list[asyncio.Task[Episode]]]]:
-        started: list[tuple[Question, list[asyncio.Task[Episode]]]] = []
+    async def _finish(
+        self, started: Sequence[_Started], on_done: Callable[[Episode], None]
+    ) -> list[Group]:
+        try:
+            for finished in asyncio.as_completed([t for each in started for t in each.tasks]):
+                on_done(await finished)
+        except BaseException:
+            await self._scheduler.close()
+            raise
+        return [each.group() for each in started]
+
+    def _start(self, questions: Sequence[Question], key: str) -> list[_Started]:
+        started: list[_Started] = []
         num_times: Counter[str] = Counter()
-        for question in self._questions_of_step(step):
+        for question in questions:
             # Where two epochs meet in a step a question may come twice; keys must not.
             first = num_times[question.id] * self._group_size
+            greedy = Job(question, 0, f"{key}/{question.id}/greedy{first}", is_greedy=True)
             num_times[question.id] += 1
             jobs_G = [
-                Job(question, member, f"{step}/{question.id}/{first + member}")
+                Job(question, member, f"{key}/{question.id}/{first + member}")
                 for member in range(self._group_size)
             ]
-            started.append((question, [self._scheduler.start(job) for job in jobs_G]))
+            started.append(
+                _Started(
+                    question,
+                    [self._scheduler.start(job) for job in jobs_G],
+                    self._scheduler.start(greedy) if self._has_greedy else None,
+                )
+            )
         return started

@@ -1,9 +1,10 @@
 """Checkpoints: everything that makes the next step, written whole or not at all.
 
-A checkpoint is a directory: an ordinary Hugging Face model, ``trainer.pt`` (the optimizer) and
-``state.json`` (the step, which gives data position, schedule and sampling seeds, and how long the
-records were). It is written beside its final place, flushed, and moved there in one rename, so a
-killed run or a full disk leaves the previous one as it was.
+A checkpoint is a directory: an ordinary Hugging Face model, ``trainer.pt`` (the optimizers and what
+else the trainer carries on), ``critic.safetensors`` where there is a critic, and ``state.json``
+(the step, which gives data position, schedule and sampling seeds, the running baseline, and how
+long the records were). It is written beside its final place, flushed, and moved there in one
+rename, so a killed run or a full disk leaves the previous one as it was.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from forage.errors import UserError
+from forage.training.critic import CriticTrainer
 from forage.training.model import save_model
 from forage.training.trainer import Trainer
 
@@ -29,15 +31,20 @@ CHECKPOINTS_DIR = "checkpoints"
 _PREFIX = "step_"
 _PARTIAL = ".partial"
 _STATE, _TRAINER, _WEIGHTS = "state.json", "trainer.pt", "model.safetensors"
+_CRITIC = "critic.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a checkpoint says besides weights: steps done, the run's seed, lengths of records."""
+    """What a checkpoint says besides weights: steps done, the run's seed, lengths of records.
+
+    ``baseline`` is the running one of the advantages, None where none is kept.
+    """
 
     num_steps_done: int
     seed: int
     record_offsets: dict[str, int]
+    baseline: float | None = None
 
 
 def save_checkpoint(
@@ -55,11 +62,14 @@ def save_checkpoint(
         _sweep(folder)
         partial.mkdir(parents=True)
         save_model(trainer.model, tokenizer, partial)
-        torch.save(trainer.optimizer.state_dict(), partial / _TRAINER)
+        torch.save(trainer.state_dict(), partial / _TRAINER)
+        if trainer.critic is not None:
+            save_file(trainer.critic.critic.state_dict(), partial / _CRITIC)
         row = {
             "num_steps_done": state.num_steps_done,
             "seed": state.seed,
             "record_offsets": state.record_offsets,
+            "baseline": state.baseline,
         }
         (partial / _STATE).write_text(json.dumps(row), encoding="utf-8")
         _flush(partial)
@@ -81,12 +91,14 @@ def save_checkpoint(
 
 
 def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
-    """Put weights and optimizer back as they were; raises ``UserError`` if files are damaged."""
+    """Put weights and optimizers back as they were; raises ``UserError`` if files are damaged."""
     try:
         row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
         weights = load_file(checkpoint / _WEIGHTS)
-        optimizer = torch.load(checkpoint / _TRAINER, weights_only=True)
-        state = RunState(row["num_steps_done"], row["seed"], row["record_offsets"])
+        trainer_state = torch.load(checkpoint / _TRAINER, weights_only=True)
+        has_critic = trainer.critic is not None and (checkpoint / _CRITIC).exists()
+        critic_weights = load_file(checkpoint / _CRITIC) if has_critic else None
+        state = RunState(row["num_steps_done"], row["seed"], row["record_offsets"], row["baseline"])
     except Exception as error:  # whatever a damaged file makes a reader raise
         reason = str(error).partition("\n")[0]
         raise UserError(
@@ -103,9 +115,27 @@ def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
             f"the checkpoint {checkpoint} is of another model: missing {missing[:3]}, "
             f"unexpected {unexpected[:3]}"
         )
-    trainer.optimizer.load_state_dict(optimizer)
-    trainer.version = state.num_steps_done
+    if trainer.critic is not None:
+        _load_critic(checkpoint, trainer.critic, critic_weights)
+    trainer.load_state_dict(trainer_state)
     return state
+
+
+def _load_critic(
+    checkpoint: Path, critic: CriticTrainer, weights: dict[str, torch.Tensor] | None
+) -> None:
+    if weights is None:
+        raise UserError(
+            f"the checkpoint {checkpoint} holds no critic: its run had another "
+            "algorithm.advantage; set that one, or train into a new output_dir"
+        )
+    try:
+        critic.critic.load_state_dict(weights)
+    except RuntimeError as error:  # torch's for missing names and for other sizes
+        raise UserError(
+            f"the critic of the checkpoint {checkpoint} is of another model; set "
+            f"algorithm.critic.path to the one that it started from ({error})"
+        ) from error
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
@@ -126,7 +156,7 @@ def export_model(run_dir: Path, out: Path, step: int | None) -> Path:
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} exists and is not empty; choose another --out")
     shutil.copytree(
-        source, out, ignore=shutil.ignore_patterns(_STATE, _TRAINER), dirs_exist_ok=True
+        source, out, ignore=shutil.ignore_patterns(_STATE, _TRAINER, _CRITIC), dirs_exist_ok=True
     )
     LOG.info("wrote %s", out)
     return out

@@ -1,4 +1,4 @@
-"""The gradient of a batch, micro-batch by micro-batch: one at a time on a GPU, one a core on a CPU.
+"""A batch, micro-batch by micro-batch: one at a time on a GPU, one a core on a CPU.
 
 Operations of small models are too short to be shared between cores; whole micro-batches are not.
 The parts are added in their order, so the result does not depend on how many cores there are.
@@ -32,16 +32,13 @@ def accumulate(model: nn.Module, losses: Sequence[Loss[T]]) -> list[tuple[float,
     if not losses:
         return []
     keep_freed_memory()
-    is_on_cpu = parameters[0].device.type == "cpu"
 
     def differentiate(loss_of: Loss[T]) -> tuple[float, T, Sequence[Tensor]]:
-        if is_on_cpu:
-            torch.set_num_threads(1)
         loss, report = loss_of()
         return loss.item(), report, torch.autograd.grad(loss, parameters)
 
     results: list[tuple[float, T]] = []
-    with ThreadPoolExecutor(num_cores() if is_on_cpu else 1) as pool:
+    with _pool(parameters[0].device) as pool:
         for value, report, gradients in pool.map(differentiate, losses):
             results.append((value, report))
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -50,3 +47,20 @@ def accumulate(model: nn.Module, losses: Sequence[Loss[T]]) -> list[tuple[float,
                 else:
                     parameter.grad += gradient
     return results
+
+
+def evaluate(device: torch.device, functions: Sequence[Callable[[], T]]) -> list[T]:
+    """What each function gives, without gradients, in order. Raises what a function raises."""
+
+    def run(function: Callable[[], T]) -> T:
+        with torch.no_grad():  # which is a thread's own
+            return function()
+
+    with _pool(device) as pool:
+        return list(pool.map(run, functions))
+
+
+def _pool(device: torch.device) -> ThreadPoolExecutor:
+    if device.type == "cpu":
+        return ThreadPoolExecutor(num_cores(), initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(1)

@@ -19,20 +19,29 @@ LOGITS_PER_CHUNK = 1 << 22
 
 
 def token_logprobs(
-    model: PreTrainedModel, packed: Packed, is_wanted_N: Tensor, temperature: float
+    model: PreTrainedModel,
+    packed: Packed,
+    is_wanted_N: Tensor,
+    temperature: float,
+    has_entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy (nats) of each wanted token: [M] and [M], in order.
 
     ``is_wanted_N`` marks tokens of ``packed``; a token is predicted at the position before it, so
-    the first token of a sequence cannot be wanted. Temperature 0 stands for 1.
+    the first token of a sequence cannot be wanted. Temperature 0 stands for 1. The entropy has a
+    gradient only where one is asked for: it costs memory.
     """
-    device = next(model.parameters()).device
-    hidden_NH = hidden_states(model, packed)
+    hidden_MH = hidden_before(model, packed, is_wanted_N)
+    targets_M = packed.token_ids_N[is_wanted_N].to(hidden_MH.device)
+    return head_logprobs(model, hidden_MH, targets_M, temperature or 1.0, has_entropy_gradient)
+
+
+def hidden_before(model: PreTrainedModel, packed: Packed, is_wanted_N: Tensor) -> Tensor:
+    """The hidden states [M, H] from which the wanted tokens are predicted."""
     wanted_M = is_wanted_N.nonzero()[:, 0]
     assert not bool((packed.positions_N[wanted_M] == 0).any()), "no token predicts a first token"
-    hidden_MH = hidden_NH[(wanted_M - 1).to(device)]
-    targets_M = packed.token_ids_N[wanted_M].to(device)
-    return head_logprobs(model, hidden_MH, targets_M, temperature or 1.0)
+    hidden_NH = hidden_states(model, packed)
+    return hidden_NH[(wanted_M - 1).to(hidden_NH.device)]
 
 
 def hidden_states(model: PreTrainedModel, packed: Packed) -> Tensor:
@@ -48,7 +57,11 @@ def hidden_states(model: PreTrainedModel, packed: Packed) -> Tensor:
 
 
 def head_logprobs(
-    model: PreTrainedModel, hidden_MH: Tensor, targets_M: Tensor, temperature: float
+    model: PreTrainedModel,
+    hidden_MH: Tensor,
+    targets_M: Tensor,
+    temperature: float,
+    has_entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``log_softmax(head(hidden) / temperature)`` at the targets, and the entropy, by chunks."""
     head = model.get_output_embeddings()
@@ -58,7 +71,7 @@ def head_logprobs(
 
     def one_chunk(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_CV = torch.log_softmax(head(hidden_CH).float() / temperature, dim=-1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(has_entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
         return logprobs_CV.gather(1, targets_C[:, None])[:, 0], entropy_C
 

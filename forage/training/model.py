@@ -58,6 +58,33 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     return model
 
 
+def load_reference(config: ModelConfig, path: str | None) -> PreTrainedModel:
+    """A frozen model beside the policy: of ``path``, or the weights that the run starts with.
+
+    Raises ``UserError`` where it has other tokens than the policy.
+    """
+    model = _load_beside(config, path, "algorithm.kl.reference")
+    model.requires_grad_(False)
+    return model
+
+
+def load_critic_base(config: ModelConfig, path: str | None) -> PreTrainedModel:
+    """The model that a critic is made of; raises ``UserError`` as ``load_reference`` does."""
+    return _load_beside(config, path, "algorithm.critic.path")
+
+
+def _load_beside(config: ModelConfig, path: str | None, key: str) -> PreTrainedModel:
+    model = load_model(config.model_copy(update={"path": path or config.path}))
+    if path is not None:
+        mine, its = load_tokenizer(config), load_tokenizer(config.model_copy(update={"path": path}))
+        if mine.get_vocab() != its.get_vocab():
+            raise UserError(
+                f"{key} ({path}) has other tokens than model.path ({config.path}): it would read "
+                "other words; name a model of the same family"
+            )
+    return model
+
+
 def _check_path(path: str) -> None:
     """Refuse at once what can be no hub id, instead of asking the hub for it."""
     is_local = path.startswith(("/", ".", "~")) or path.count("/") != 1

@@ -1,31 +1,51 @@
-"""One optimizer step on one batch.
+"""Looks at a step's episodes, then learns them: one optimizer step a batch.
 
-Owns the model's gradients, the optimizer and its schedule. It knows advantages and masks, not
-rewards, questions or engines; the lock it is given keeps samplers away while weights change.
+Owns the model's gradients, the optimizer and its schedule, and beside them the reference model and
+the critic where the algorithm has them. It knows advantages and masks, not rewards, questions or
+engines; the lock it is given keeps samplers away while weights change.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forage import attention
-from forage.algorithms.losses import (
-    clipped_loss,
-    mismatch_metrics,
-    reinforce_loss,
-    sequence_mean,
-    token_mean,
-)
-from forage.config import AlgorithmConfig, TrainerConfig
+from forage.algorithm_config import AlgorithmConfig
+from forage.algorithms.diagnostics import mismatch
+from forage.algorithms.kl import next_coefficient
+from forage.algorithms.packing import estimated_flops
+from forage.config import RunConfig, TrainerConfig
+from forage.training.critic import Critic, CriticTrainer
 from forage.training.gradients import accumulate
 from forage.training.logprobs import token_logprobs
-from forage.types import Batch, Rows
+from forage.training.model import load_critic_base, load_reference
+from forage.training.objective import Metrics, Tokens, aggregate, token_losses
+from forage.training.views import Viewer
+from forage.types import Batch, Rows, Weighed
+
+
+def build_trainer(model: PreTrainedModel, config: RunConfig) -> Trainer:
+    """The trainer of a run, with the reference and the critic that its algorithm asks for.
+
+    Raises ``UserError`` where one of their models cannot be loaded.
+    """
+    algorithm = config.algorithm
+    reference, critic = None, None
+    if algorithm.kl.coefficient:
+        reference = load_reference(config.model, algorithm.kl.reference)
+    if algorithm.advantage == "gae":
+        critic = Critic(load_critic_base(config.model, algorithm.critic.path))
+    temperature = config.rollout.temperature
+    return Trainer(model, config.trainer, algorithm, temperature, reference, critic)
 
 
 class Trainer:
@@ -37,17 +57,82 @@ class Trainer:
         config: TrainerConfig,
         algorithm: AlgorithmConfig,
         temperature: float,
+        reference: PreTrainedModel | None = None,
+        critic: Critic | None = None,
     ) -> None:
         attention.install(model)
+        if reference is not None:
+            attention.install(reference)
         self.model = model
         self.version = 0
         """Optimizer steps taken: the policy version of the weights as they are."""
+        self.kl_coefficient = algorithm.kl.coefficient
+        self.critic = CriticTrainer(critic, algorithm.critic) if critic is not None else None
+        self._num_learnt = 0
         self._config = config
         self._algorithm = algorithm
         self._temperature = temperature
+        self._flops_shape = _flops_shape(model)
+        self._viewer = Viewer(
+            policy=model,
+            reference=reference,
+            critic=critic,
+            algorithm=algorithm,
+            temperature=temperature,
+            max_tokens=config.max_tokens_per_micro_batch,
+            cost_of=self.cost_of,
+        )
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
+
+    def cost_of(self, num_tokens: int) -> float:
+        """Estimated operations of a sequence of so many tokens, to balance micro-batches by."""
+        num_parameters, attention_width = self._flops_shape
+        return estimated_flops(num_tokens, num_parameters, attention_width)
+
+    def look(
+        self, weighed_P: Sequence[Sequence[Weighed]]
+    ) -> tuple[list[list[Weighed]], dict[str, float]]:
+        """What policy, reference and critic say of a step's episodes, and what was corrected."""
+        flat = [each for weighed in weighed_P for each in weighed]
+        needs_logprobs = self._algorithm.needs_recomputed_logprobs or self._is_critic_alone
+        seen, metrics = self._viewer.look(flat, needs_logprobs)
+        in_order = iter(seen)
+        return [[next(in_order) for _ in weighed] for weighed in weighed_P], metrics
+
+    def learn(
+        self, batches: Sequence[Batch], weights_lock: AbstractContextManager[object]
+    ) -> dict[str, float]:
+        """Take a step's batches in, one optimizer step each, as often as the config says.
+
+        Metrics are means over the optimizer steps, but for what compares trainer and sampler: that
+        is the first one's, before the weights moved.
+        """
+        updates: list[dict[str, float]] = []
+        batches = [batch for batch in batches if batch.rows] or batches[:1]
+        for batch in list(batches) * self._config.num_epochs:
+            metrics: dict[str, float] = {}
+            if self.critic is not None:
+                metrics |= self.critic.step(batch)
+            if not self._is_critic_alone:
+                metrics |= self.step(batch, weights_lock)
+            updates.append(metrics)
+        self._num_learnt += 1
+        merged = _merge(updates)
+        target = self._algorithm.kl.target
+        if target is not None and "kl/reference" in merged:
+            num_episodes = sum(batch.num_sequences for batch in batches)
+            self.kl_coefficient = next_coefficient(
+                self.kl_coefficient,
+                merged["kl/reference"],
+                target,
+                num_episodes,
+                self._algorithm.kl.horizon,
+            )
+        if self._algorithm.kl.coefficient:
+            merged["kl/coefficient"] = self.kl_coefficient
+        return merged
 
     def step(self, batch: Batch, weights_lock: AbstractContextManager[object]) -> dict[str, float]:
         """Accumulate the gradient of the whole batch, then update the weights once.
@@ -59,11 +144,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         shares = accumulate(self.model, [partial(self._loss, rows, batch) for rows in batch.rows])
-        sums: dict[str, float] = {}
-        largest = 0.0
-        for loss, metrics in shares:
-            largest = max(largest, metrics.pop("policy/logprob_diff_max").max().item())
-            sums["loss/total"] = sums.get("loss/total", 0.0) + loss
+        sums = {"loss/total": sum(loss for loss, _ in shares)}
+        for _, (metrics, _) in shares:
             for name, values_M in metrics.items():
                 sums[name] = sums.get(name, 0.0) + values_M.sum().item() / batch.num_sampled_tokens
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
@@ -77,41 +159,116 @@ class Trainer:
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
-        return sums | {
-            "policy/logprob_diff_max": largest,
-            "optimizer/grad_norm": grad_norm.item(),
-            "optimizer/learning_rate": learning_rate,
+        compared = _compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
+        return (
+            sums
+            | compared
+            | {"optimizer/grad_norm": grad_norm.item(), "optimizer/learning_rate": learning_rate}
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but weights that the next step depends on, for ``torch.save``."""
+        state: dict[str, Any] = {
+            "optimizer": self.optimizer.state_dict(),
+            "version": self.version,
+            "num_learnt": self._num_learnt,
+            "kl_coefficient": self.kl_coefficient,
         }
+        if self.critic is not None:
+            state["critic_optimizer"] = self.critic.optimizer.state_dict()
+            state["critic_updates"] = self.critic.num_updates
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what ``state_dict`` gave; raises ``KeyError`` where something is missing."""
+        critic = self.critic
+        critic_state = (
+            None if critic is None else (state["critic_optimizer"], state["critic_updates"])
+        )
+        self.version, self._num_learnt = state["version"], state["num_learnt"]
+        if self._algorithm.kl.target is not None:
+            self.kl_coefficient = state["kl_coefficient"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        if critic is not None and critic_state is not None:
+            optimizer, critic.num_updates = critic_state
+            critic.optimizer.load_state_dict(optimizer)
+
+    @property
+    def _is_critic_alone(self) -> bool:
+        return self.critic is not None and (
+            self._num_learnt < self._algorithm.critic.num_warmup_steps
+        )
 
     def _learning_rate(self) -> float:
         warmup = self._config.warmup_steps
         return self._config.learning_rate * min(1.0, (self.version + 1) / max(warmup, 1))
 
-    def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
+        """A micro-batch's share of the loss, its metrics a token, and its log-probabilities."""
         algorithm = self._algorithm
-        device = next(self.model.parameters()).device
         logprobs_M, entropy_M = token_logprobs(
-            self.model, rows.packed, rows.is_sampled_N, self._temperature
+            self.model,
+            rows.packed,
+            rows.is_sampled_N,
+            self._temperature,
+            has_entropy_gradient=algorithm.entropy_coefficient > 0,
         )
-        sampler_M = rows.logprobs_N[rows.is_sampled_N].to(device)
-        advantages_M = rows.advantages_N[rows.is_sampled_N].to(device)
-        if algorithm.loss == "clipped":
-            loss_M, metrics = clipped_loss(
-                logprobs_M, sampler_M, advantages_M, algorithm.clip_low, algorithm.clip_high
-            )
-        else:
-            loss_M, metrics = reinforce_loss(logprobs_M, sampler_M, advantages_M)
-        if algorithm.aggregate == "token_mean":
-            loss = token_mean(loss_M, batch.num_sampled_tokens)
-        else:
-            sequence_of_M = _sequence_of_tokens(rows)[rows.is_sampled_N].to(device)
-            num_here = len(rows.packed.starts_S1) - 1
-            loss = sequence_mean(loss_M, sequence_of_M, num_here, batch.num_sequences)
-        staleness_M = self.version - rows.versions_N[rows.is_sampled_N].float()
-        metrics |= mismatch_metrics(logprobs_M.detach(), sampler_M)
-        return loss, metrics | {"policy/entropy": entropy_M, "policy/staleness": staleness_M}
+        tokens = Tokens.of(rows, logprobs_M.device)
+        loss_M, metrics = token_losses(
+            algorithm, logprobs_M, entropy_M, tokens, self.kl_coefficient
+        )
+        metrics |= {
+            "policy/entropy": entropy_M.detach(),
+            "policy/staleness": self.version - tokens.versions_M.float(),
+        }
+        loss = aggregate(algorithm, loss_M, tokens, batch)
+        return loss, (metrics, logprobs_M.detach())
 
 
-def _sequence_of_tokens(rows: Rows) -> Tensor:
-    lengths = torch.tensor(rows.packed.starts_S1).diff()
-    return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+def _no_mismatch() -> dict[str, float]:
+    empty = torch.zeros(0)
+    return mismatch(empty, empty, empty.long(), 0)
+
+
+_COMPARED = frozenset(_no_mismatch())
+
+
+def _compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
+    """How the trainer's log-probabilities differ from the sampler's, over the whole batch."""
+    if not batch.rows:
+        return _no_mismatch()
+    tokens = [Tokens.of(rows, logprobs[0].device) for rows in batch.rows]
+    sequences: list[Tensor] = []
+    num_sequences = 0
+    for each in tokens:
+        sequences.append(each.sequence_of_M + num_sequences)
+        num_sequences += each.num_sequences
+    sampler_M = torch.cat([each.sampler_logprobs_M for each in tokens])
+    return mismatch(torch.cat(list(logprobs)), sampler_M, torch.cat(sequences), num_sequences)
+
+
+def _merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over the optimizer steps of a step; what compares policies is the first one's."""
+    names = dict.fromkeys(name for metrics in updates for name in metrics)
+    return {
+        name: updates[0][name]
+        if name in _COMPARED
+        else fmean(metrics[name] for metrics in updates if name in metrics)
+        for name in names
+    }
+
+
+def _flops_shape(model: PreTrainedModel) -> tuple[int, int]:
+    """Weights that multiply every token, and layers x heads x head size."""
+    config = model.config
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding), "a causal model looks its tokens up"
+    num_parameters = sum(p.numel() for p in model.parameters())
+    head = model.get_output_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight
+    # A tied matrix is looked up and multiplied with; one of its own for looking up costs nothing.
+    num_multiplied = num_parameters - (0 if is_tied else embedding.weight.numel())
+    head_dim = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    return num_multiplied, config.num_hidden_layers * config.num_attention_heads * head_dim

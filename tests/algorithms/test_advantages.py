@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.advantages import STD_EPSILON, grpo_advantages, rloo_advantages
+from forage.algorithms.advantages import (
+    STD_EPSILON,
+    advantages_over,
+    grpo_advantages,
+    next_baseline,
+    rloo_advantages,
+    whiten,
+)
 
 rewards = st.floats(-10, 10).map(lambda reward: round(reward, 3))
 groups = st.lists(rewards | st.none(), max_size=12)
@@ -99,3 +106,39 @@ def test_the_epsilon_keeps_a_hair_of_difference_from_becoming_a_mountain():
     advantages = grpo_advantages([1.0, 1.0 + 1e-9], normalise_by_std=True)
     assert all(advantage is not None and abs(advantage) < 1e-3 for advantage in advantages)
     assert STD_EPSILON == 1e-6
+
+
+# Baselines that the group has no part in.
+
+
+def test_a_greedy_episode_is_the_baseline_of_remax():
+    assert advantages_over([1.0, 0.0, None], 0.75) == (0.25, -0.75, None)
+
+
+def test_without_a_baseline_nobody_gets_an_advantage():
+    assert advantages_over([1.0, None], None) == (None, None)
+
+
+def test_the_running_baseline_starts_with_the_first_step_and_then_follows():
+    first = next_baseline(None, [1.0, 0.0, None], decay=0.9)
+    assert first == 0.5
+    assert next_baseline(first, [1.0, 1.0], decay=0.9) == pytest.approx(0.9 * 0.5 + 0.1)
+    assert next_baseline(first, [1.0, 1.0], decay=0.0) == 1.0
+
+
+def test_a_step_of_which_nothing_is_kept_leaves_the_baseline():
+    assert next_baseline(0.3, [None], decay=0.9) == 0.3
+    assert next_baseline(None, [], decay=0.9) is None
+
+
+def test_whitening_counts_tokens_and_not_episodes():
+    """Mean of 0, 0, 0, 4 is 1 and the population deviation sqrt(3)."""
+    whitened = whiten([[0.0, 0.0, 0.0], [4.0]])
+    assert whitened[0] == pytest.approx([-1 / 3**0.5] * 3)
+    assert whitened[1] == pytest.approx([3**0.5])
+
+
+def test_whitening_of_little_or_nothing_is_nothing():
+    assert whiten([[5.0]]) == [[0.0]]
+    assert whiten([[2.0, 2.0], []]) == [[0.0, 0.0], []]
+    assert whiten([]) == []

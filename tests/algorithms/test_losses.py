@@ -1,15 +1,13 @@
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.losses import (
+    cispo_loss,
     clipped_loss,
-    mismatch_metrics,
+    gspo_loss,
+    likelihood_protection,
     reinforce_loss,
-    sequence_mean,
-    token_mean,
 )
 
 
@@ -84,67 +82,116 @@ def test_at_staleness_zero_both_losses_have_the_same_gradient():
     torch.testing.assert_close(gradients[1], -advantages)
 
 
-def test_the_two_means_weigh_a_long_sequence_differently():
-    """Sequence 0 has one token, sequence 1 has three."""
-    loss_M, sequence_of_M = column(4.0, 1.0, 1.0, 1.0), torch.tensor([0, 1, 1, 1])
-    assert token_mean(loss_M, 4).item() == pytest.approx(7 / 4)
-    assert sequence_mean(loss_M, sequence_of_M, 2, 2).item() == pytest.approx((4 + 1) / 2)
+# Dual clip: a bad token that became likely is pushed down, but not without bound.
 
 
-# Promise 6: how tokens are split into micro-batches changes nothing.
-
-sequences = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=6), min_size=1, max_size=8)
-
-
-@given(sequences, st.data())
-@settings(max_examples=100)
-def test_the_aggregates_do_not_depend_on_the_micro_batches(losses_S, data):
-    num_sequences = len(losses_S)
-    num_tokens = sum(len(losses) for losses in losses_S)
-    bins = data.draw(st.lists(st.integers(0, 3), min_size=num_sequences, max_size=num_sequences))
-    by_token, by_sequence = column(0.0).sum(), column(0.0).sum()
-    for bin_ in set(bins):
-        here = [losses for losses, b in zip(losses_S, bins, strict=True) if b == bin_]
-        here = data.draw(st.permutations(here))
-        loss_M = column(*(loss for losses in here for loss in losses))
-        sequence_of_M = torch.tensor([i for i, losses in enumerate(here) for _ in losses])
-        by_token += token_mean(loss_M, num_tokens)
-        by_sequence += sequence_mean(loss_M, sequence_of_M, len(here), num_sequences)
-    whole = sum(sum(losses) for losses in losses_S) / num_tokens
-    assert by_token.item() == pytest.approx(whole, abs=1e-12)
-    means = [sum(losses) / len(losses) for losses in losses_S]
-    assert by_sequence.item() == pytest.approx(sum(means) / num_sequences, abs=1e-12)
+def dual(ratio: float, advantage: float, dual_clip: float = 3.0) -> tuple[float, float, float]:
+    """The loss of one token, whether the floor holds, and the gradient by its log-probability."""
+    old = column(-5.0)
+    logprob = (old + column(ratio).log()).requires_grad_()
+    loss, metrics = clipped_loss(logprob, old, column(advantage), 0.2, 0.2, dual_clip)
+    (gradient,) = torch.autograd.grad(loss.sum(), logprob)
+    return loss.item(), metrics["loss/dual_clip_fraction"].item(), gradient.item()
 
 
-def test_a_micro_batch_with_nothing_in_it_adds_nothing():
-    empty, no_sequence = column(), torch.tensor([], dtype=torch.int64)
-    assert token_mean(empty, 5).item() == 0.0
-    assert sequence_mean(empty, no_sequence, 0, 5).item() == 0.0
+def test_dual_clip_bounds_the_loss_of_a_bad_token_and_stops_its_gradient():
+    assert dual(2.0, -1.0) == pytest.approx((2.0, 0.0, 2.0))
+    assert dual(5.0, -1.0) == pytest.approx((3.0, 1.0, 0.0))
+    assert dual(5.0, -1.0, dual_clip=4.0)[0] == pytest.approx(4.0)
 
 
-def test_equal_policies_show_no_mismatch():
-    metrics = mismatch_metrics(column(-1.0, -2.0), column(-1.0, -2.0))
-    assert metrics["policy/logprob_diff_max"].tolist() == [0.0, 0.0]
-    assert metrics["policy/kl"].tolist() == [0.0, 0.0]
+def test_dual_clip_leaves_good_tokens_alone():
+    assert dual(0.1, 1.0) == pytest.approx((-0.1, 0.0, -0.1))
+    assert dual(5.0, 1.0) == pytest.approx((-1.2, 0.0, 0.0))
 
 
-@given(st.floats(-8, 0), st.floats(-8, 0))
-def test_the_mismatch_is_never_negative(trainer: float, sampler: float):
-    metrics = mismatch_metrics(column(trainer), column(sampler))
-    assert metrics["policy/kl"].item() >= 0.0
-    assert metrics["policy/logprob_diff_max"].item() == pytest.approx(abs(trainer - sampler))
+# GSPO: one ratio a sequence.
 
 
-def test_a_tiny_mismatch_is_measured_and_not_rounded_away():
-    """In float32, exp(x) - 1 - x once gave 0 or 6e-8, of either sign, for x = 1e-4."""
-    sampler = torch.tensor([-1e-4], dtype=torch.float32)
-    kl = mismatch_metrics(torch.zeros(1), sampler)["policy/kl"]
-    assert kl.item() == pytest.approx(0.5e-8, rel=0.01)
+def test_gspo_clips_whole_sequences_by_the_geometric_mean_of_their_ratios():
+    """Sequence 0 has ratios 1.5 and 1/1.5, mean 1; sequence 1 has 1.2 and 1.3."""
+    old, advantages = column(-2.0, -2.0, -2.0, -2.0), column(1.0, 1.0, 1.0, 1.0)
+    logprobs = (old + column(1.5, 1 / 1.5, 1.2, 1.3).log()).requires_grad_()
+    sequence_of = torch.tensor([0, 0, 1, 1])
+    loss, metrics = gspo_loss(logprobs, old, advantages, sequence_of, 2, 0.1, 0.1)
+    assert loss.tolist() == pytest.approx([-1.0, -1.0, -1.1, -1.1])
+    assert metrics["loss/clip_fraction"].tolist() == [0.0, 0.0, 1.0, 1.0]
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    assert gradient.tolist() == pytest.approx([-1.0, -1.0, 0.0, 0.0])
 
 
-def test_the_mismatch_estimates_the_divergence_of_the_sampler_from_the_trainer():
-    """The mean over the sampler's distribution is KL(sampler || trainer) exactly."""
-    sampler, trainer = column(0.7, 0.2, 0.1), column(0.3, 0.3, 0.4)
-    kl = (sampler * (sampler / trainer).log()).sum()
-    estimates = mismatch_metrics(trainer.log(), sampler.log())["policy/kl"]
-    torch.testing.assert_close((sampler * estimates).sum(), kl)
+def test_a_sequence_of_one_token_has_the_clipped_loss_under_gspo():
+    old, advantages = column(-1.0, -0.5), column(0.7, -0.3)
+    logprobs = column(-0.8, -0.9)
+    sequence_of = torch.tensor([0, 1])
+    by_sequence, _ = gspo_loss(logprobs, old, advantages, sequence_of, 2, 0.2, 0.3)
+    by_token, _ = clipped_loss(logprobs, old, advantages, 0.2, 0.3)
+    torch.testing.assert_close(by_sequence, by_token)
+
+
+# CISPO: a bounded weight, and a gradient for every token.
+
+
+@pytest.mark.parametrize(
+    ("ratio", "weight", "is_clipped"), [(1.0, 1.0, 0.0), (1.5, 1.3, 1.0), (0.5, 0.8, 1.0)]
+)
+def test_cispo_clips_the_weight_and_never_the_gradient(ratio, weight, is_clipped):
+    old = column(-2.0)
+    logprob = (old + column(ratio).log()).requires_grad_()
+    loss, metrics = cispo_loss(logprob, old, column(2.0), 0.2, 0.3)
+    (gradient,) = torch.autograd.grad(loss.sum(), logprob)
+    assert gradient.item() == pytest.approx(-weight * 2.0)
+    assert metrics["loss/clip_fraction"].item() == is_clipped
+
+
+def test_cispo_with_a_lower_bound_of_one_leaves_the_lower_side_free():
+    loss, metrics = cispo_loss(column(-9.0), column(-2.0), column(1.0), 1.0, 0.3)
+    assert loss.item() == pytest.approx(9.0 * torch.exp(column(-7.0)).item())
+    assert metrics["loss/clip_fraction"].item() == 0.0
+
+
+# LLDS: what was good may not become less likely.
+
+
+def protection(old, new, advantages, parts):
+    logprobs = column(*new).requires_grad_()
+    loss, metrics = likelihood_protection(
+        logprobs, column(*old), column(*advantages), torch.tensor(parts)
+    )
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    return loss.tolist(), gradient.tolist(), metrics
+
+
+def test_only_tokens_that_lost_likelihood_are_held_and_only_where_the_whole_part_lost_some():
+    """Part 0 lost 0.3 in all, by its first token; part 1 gained more than it lost."""
+    loss, gradient, metrics = protection(
+        old=(-1.0, -1.0, -1.0, -1.0),
+        new=(-1.5, -0.8, -1.5, -0.1),
+        advantages=(1.0, 1.0, 1.0, 1.0),
+        parts=(0, 0, 1, 1),
+    )
+    assert loss == pytest.approx([0.5, 0.0, 0.0, 0.0])
+    assert gradient == [-1.0, 0.0, 0.0, 0.0]
+    assert metrics["loss/protected_fraction"].tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_bad_episode_may_become_less_likely():
+    loss, gradient, _ = protection((-1.0, -1.0), (-2.0, -2.0), (-1.0, 0.0), (0, 1))
+    assert loss == pytest.approx([0.0, 1.0])
+    assert gradient == [0.0, -1.0]
+
+
+def test_the_gate_of_turns_is_finer_than_that_of_episodes():
+    """The second turn gained what the first one lost: the episode as a whole lost nothing."""
+    old, new = (-1.0, -1.0), (-1.4, -0.6)
+    by_turn, _, _ = protection(old, new, (1.0, 1.0), (0, 1))
+    by_episode, _, _ = protection(old, new, (1.0, 1.0), (0, 0))
+    assert by_turn == pytest.approx([0.4, 0.0])
+    assert by_episode == [0.0, 0.0]
+
+
+def test_protection_of_nothing_is_nothing():
+    loss, metrics = likelihood_protection(
+        column(), column(), column(), torch.zeros(0, dtype=torch.int64)
+    )
+    assert loss.tolist() == metrics["loss/protection"].tolist() == []

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,15 +9,33 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.advantages import grpo_advantages
-from forage.algorithms.losses import clipped_loss, sequence_mean, token_mean
-from forage.algorithms.packing import first_fit, lay_end_to_end, pack
-from forage.types import Batch, Episode, Group, Origin, Segment
-from tests.fakes import line_episode, line_group, make_question
+from forage.algorithms.aggregation import sequence_mean, token_mean
+from forage.algorithms.losses import clipped_loss
+from forage.algorithms.packing import (
+    balanced_bins,
+    estimated_flops,
+    first_fit,
+    lay_end_to_end,
+    pack,
+    pack_mini_batches,
+    unweighed,
+)
+from forage.types import Batch, Episode, Origin, Rows, Segment
+from tests.fakes import line_episode, line_group
+from tests.training.sequences import weighed
+
+
+def pack_group(
+    episodes: Sequence[Episode], advantages: Sequence[float | None], max_tokens: int
+) -> Batch:
+    """A group with one advantage an episode; None leaves it out."""
+    each = zip(episodes, advantages, strict=True)
+    return pack([weighed(e, a) for e, a in each if a is not None], max_tokens)
 
 
 def pack_lines(*lines: str, advantage: float = 0.5, max_tokens: int = 100) -> Batch:
     group = line_group(*lines, version=4)
-    return pack([group], [[advantage] * len(lines)], max_tokens)
+    return pack_group(group.episodes_G, [advantage] * len(lines), max_tokens)
 
 
 def number_line(numbers: Tensor) -> str:
@@ -39,7 +58,7 @@ def test_only_sampled_tokens_are_marked():
 
 def test_episodes_lie_end_to_end_each_with_its_own_positions_and_advantage():
     group = line_group("P 1 2  S 3  O 4 5  S 6", "P 1 2  S 7")
-    batch = pack([group], [[1.0, -1.0]], 100)
+    batch = pack_group(group.episodes_G, [1.0, -1.0], 100)
     (rows,) = batch.rows
     assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5 6 1 2 7"
     assert number_line(rows.packed.positions_N) == "0 1 2 3 4 5 0 1 2"
@@ -62,7 +81,7 @@ def test_an_advantage_of_nothing_is_still_trained_on_and_counted():
 
 def test_an_episode_without_an_advantage_is_left_out_and_not_counted():
     group = line_group("P 1  S 2 3", "P 1  S 4", "P 1  S 5")
-    batch = pack([group], [[1.0, None, -1.0]], 100)
+    batch = pack_group(group.episodes_G, [1.0, None, -1.0], 100)
     (rows,) = batch.rows
     assert number_line(rows.packed.token_ids_N) == "1 2 3 1 5"
     assert (batch.num_sampled_tokens, batch.num_sequences) == (3, 2)
@@ -74,7 +93,7 @@ def test_an_episode_in_which_nothing_was_sampled_is_left_out_and_not_counted():
 
 
 def test_a_batch_of_nothing_has_no_rows():
-    assert pack([], [], 100) == Batch((), 0, 0)
+    assert pack([], 100) == Batch((), 0, 0)
     assert pack_lines("P 1 2").rows == ()
 
 
@@ -114,6 +133,118 @@ def test_every_episode_is_in_exactly_one_bin_and_no_bin_overflows(sizes, max_tok
     assert all(0 < total <= max_tokens for total in totals)
     for first, second in pairwise(totals):
         assert first + second > max_tokens, "two neighbours would have fitted one bin"
+
+
+@given(st.lists(st.integers(1, 20), max_size=30), st.integers(20, 60))
+def test_balanced_bins_hold_everything_once_overflow_never_and_are_as_few(sizes, max_tokens):
+    bins = balanced_bins(sizes, max_tokens, lambda size: size**2)
+    assert sorted(i for bin_ in bins for i in bin_) == list(range(len(sizes)))
+    assert all(0 < sum(sizes[i] for i in bin_) <= max_tokens for bin_ in bins)
+    assert len(bins) == len(first_fit(sizes, max_tokens))
+
+
+def test_balanced_bins_cost_about_the_same():
+    """First fit leaves the last bin nearly empty: one core would wait for the other."""
+    sizes = [50, 40, 30, 20, 20, 10]
+    assert [sum(sizes[i] for i in bin_) for bin_ in first_fit(sizes, 100)] == [100, 70]
+    assert [sum(sizes[i] for i in bin_) for bin_ in balanced_bins(sizes, 100)] == [90, 80]
+
+
+def test_what_a_sequence_costs_decides_who_shares_a_bin():
+    """By tokens 60 goes with nothing and 20, 20, 20 together; by squares they are no balance."""
+    sizes = [60, 30, 30, 20, 20, 20]
+    linear = balanced_bins(sizes, 100, float)
+    square = balanced_bins(sizes, 100, lambda size: size**2)
+    assert linear != square
+    costs = [sum(sizes[i] ** 2 for i in bin_) for bin_ in square]
+    assert max(costs) - min(costs) <= 1800
+
+
+def test_where_balance_leaves_no_room_first_fit_serves():
+    sizes = [6, 4, 4, 3, 3]
+    assert balanced_bins(sizes, 10) == first_fit(sizes, 10)
+
+
+def test_the_flops_of_a_sequence_grow_with_its_length_and_with_its_square():
+    """Counted by hand: two operations a weight and token; pairs (i, j <= i), four a channel, of
+    which half of the square is masked."""
+    assert estimated_flops(10, num_parameters=7, attention_width=0) == 2 * 7 * 10
+    assert estimated_flops(10, num_parameters=0, attention_width=3) == 4 * 3 * (10 * 10 / 2)
+
+
+# What else travels with a token, and what is left out.
+
+
+def columns(*lines: str) -> tuple[Rows, ...]:
+    each = [
+        replace(
+            unweighed(episode),
+            **{
+                name: torch.arange(episode.num_sampled_tokens) + 10.0 * place
+                for place, name in enumerate(NAMES, start=1)
+            },
+        )
+        for episode in line_group(*lines).episodes_G
+    ]
+    return pack(each, 100).rows
+
+
+NAMES = (
+    "old_logprobs_M",
+    "reference_logprobs_M",
+    "weights_M",
+    "values_M",
+    "returns_M",
+    "advantages_M",
+)
+
+
+def test_every_column_stands_at_its_token():
+    (rows,) = columns("P 1 2  S 3 4  O 5  S 6", "P 1  S 7")
+    assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5 6 1 7"
+    for place, name in enumerate(NAMES, start=1):
+        field = getattr(rows, name.removesuffix("_M") + "_N")
+        a, b, c = (10 * place + i for i in range(3))
+        assert number_line(field) == f"0 0 {a} {b} 0 {c} 0 {a}", name
+    assert number_line(rows.turns_N) == "0 0 0 0 0 1 0 2"
+
+
+def test_an_episode_of_which_nothing_is_known_has_full_weight_and_the_samplers_word():
+    (episode,) = line_group("P 1 2  S 3 4  O 5  S 6").episodes_G
+    each = unweighed(episode)
+    assert number_line(each.old_logprobs_M * 8) == "-3 -4 -6"
+    assert torch.equal(each.reference_logprobs_M, each.old_logprobs_M)
+    assert number_line(each.weights_M) == "1 1 1"
+    assert each.is_kept_M.all()
+    for neutral in (each.values_M, each.returns_M, each.advantages_M):
+        assert number_line(neutral) == "0 0 0"
+
+
+def test_a_rejected_token_is_seen_by_the_others_and_neither_trained_nor_counted():
+    first, second = line_group("P 1  S 2 3  O 4  S 5", "P 1  S 6").episodes_G
+    kept = replace(weighed(first, 0.5), is_kept_M=torch.tensor([True, False, True]))
+    gone = replace(weighed(second, 0.5), is_kept_M=torch.tensor([False]))
+    batch = pack([kept, gone], 100)
+    (rows,) = batch.rows
+    assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5"
+    assert number_line(rows.is_sampled_N.int()) == "0 1 0 0 1"
+    assert number_line(rows.advantages_N) == "0 0.5 0 0 0.5"
+    assert (batch.num_sampled_tokens, batch.num_sequences) == (2, 1)
+
+
+def test_mini_batches_are_whole_groups_in_order_as_even_as_can_be():
+    groups = [
+        [weighed(e, 1.0) for e in line_group(f"P 1  S {i}", f"P 1  S {i} {i}").episodes_G]
+        for i in range(5)
+    ]
+    batches = pack_mini_batches(groups, 2, 100)
+    seen = [
+        sorted({i for rows in b.rows for i in rows.packed.token_ids_N.tolist()} - {1})
+        for b in batches
+    ]
+    assert seen == [[0], [2, 3, 4]]
+    assert [b.num_sequences for b in batches] == [4, 6]
+    assert len(pack_mini_batches(groups, 1, 100)) == 1
 
 
 # Promise 2: observations change nothing of what is trained.
@@ -198,10 +329,7 @@ def test_observations_inserted_anywhere_change_nothing_of_what_is_trained(group,
     rewards = data.draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=4, max_size=4))
     advantages = grpo_advantages(rewards[: len(group)], normalise_by_std=True)
     longer = [data.draw(with_observations(episode)) for episode in group]
-    plain, padded = (
-        pack([Group(make_question(), tuple(members))], [advantages], 500)
-        for members in (group, longer)
-    )
+    plain, padded = (pack_group(members, advantages, 500) for members in (group, longer))
     assert what_is_trained(padded) == what_is_trained(plain)
     assert padded.num_sampled_tokens == plain.num_sampled_tokens
     assert padded.num_sequences == plain.num_sequences
@@ -214,11 +342,11 @@ def test_observations_inserted_anywhere_change_nothing_of_what_is_trained(group,
 @given(groups, st.sampled_from([40, 60, 100, 500]), st.randoms(use_true_random=False))
 def test_the_size_of_a_micro_batch_and_the_order_of_episodes_change_no_loss(group, size, rng):
     advantages = [0.5 - i for i in range(len(group))]
-    whole = pack([Group(make_question(), tuple(group))], [advantages], 500)
+    whole = pack_group(group, advantages, 500)
     order = list(range(len(group)))
     rng.shuffle(order)
     members = tuple(group[i] for i in order)
-    split = pack([Group(make_question(), members)], [[advantages[i] for i in order]], size)
+    split = pack_group(members, [advantages[i] for i in order], size)
     assert what_is_trained(split) == what_is_trained(whole)
     assert losses_of(split) == pytest.approx(losses_of(whole), abs=1e-12)
     assert all(len(rows.packed.token_ids_N) <= size for rows in split.rows)

@@ -319,3 +319,41 @@ async def test_closing_cancels_the_groups_in_flight():
     assert not stage.playing
     assert len(stage.cancelled) == 4
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_greedy_episode_is_played_beside_each_group_where_one_is_asked_for():
+    keys: list[tuple[str, bool]] = []
+
+    async def play(job: Job) -> Episode:
+        keys.append((job.key, job.is_greedy))
+        return episode_of(job)
+
+    groups = GroupScheduler(
+        Scheduler(play, score, 64),
+        lambda _: [question(0), question(0)],
+        GROUP_SIZE,
+        0,
+        1,
+        0,
+        has_greedy=True,
+    )
+    played = await groups.next_groups()
+    assert [len(group.episodes_G) for group in played] == [GROUP_SIZE, GROUP_SIZE]
+    assert all(group.greedy is not None and group.greedy.reward is not None for group in played)
+    assert [is_greedy for _, is_greedy in keys] == [False, False, True] * 2
+    assert len({key for key, _ in keys}) == 6
+
+
+async def test_more_groups_are_played_at_once_under_keys_of_their_own():
+    keys: list[str] = []
+
+    async def play(job: Job) -> Episode:
+        keys.append(job.key)
+        return episode_of(job)
+
+    groups = group_scheduler(Scheduler(play, score, 64), max_staleness=0, num_steps=2)
+    await groups.next_groups()
+    more = await groups.more_groups([question(0), question(9)], "0+1")
+    assert [group.question.id for group in more] == ["q0", "q9"]
+    assert len(set(keys)) == len(keys) == (STEP_SIZE + 2) * GROUP_SIZE
+    assert len(await groups.next_groups()) == STEP_SIZE

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.algorithms.packing import lay_end_to_end, pack
-from forage.types import Batch, Episode, Group, Origin, Packed, Question, Segment, Status
+from forage.algorithms.packing import lay_end_to_end, pack, unweighed
+from forage.types import Batch, Episode, Origin, Packed, Question, Segment, Status, Weighed
 from tests.rollout.tiny_models import VOCABULARY, plain_logprobs, twin
 
 QUESTION = Question("q", "which?", ("that",), "test")
@@ -60,13 +63,20 @@ def sampled_by(model: PreTrainedModel, drawn: Episode, temperature: float = 1.0)
     return Episode(QUESTION, 0, tuple(segments), (), Status.ANSWERED)
 
 
+def weighed(episode: Episode, advantage: float, **columns: Tensor) -> Weighed:
+    """An episode with one advantage for all its tokens, and other columns as given."""
+    neutral = unweighed(episode)
+    advantages_M = torch.full_like(neutral.old_logprobs_M, advantage)
+    return replace(neutral, advantages_M=advantages_M, **columns)
+
+
 def batch_of(
     episodes: Sequence[Episode],
     advantages: Sequence[float | None],
     max_tokens: int = 4096,
     order: Sequence[int] | None = None,
 ) -> Batch:
-    """Groups of one episode each, packed in ``order``."""
+    """Episodes with their advantages (None: left out), packed in ``order``."""
     order = order or range(len(episodes))
-    groups = [Group(QUESTION, (episodes[index],)) for index in order]
-    return pack(groups, [[advantages[index]] for index in order], max_tokens)
+    each = [(episodes[index], advantages[index]) for index in order]
+    return pack([weighed(e, a) for e, a in each if a is not None], max_tokens)

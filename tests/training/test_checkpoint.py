@@ -4,13 +4,16 @@ import json
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage.config import AlgorithmConfig, TrainerConfig
+from forage.algorithm_config import AlgorithmConfig, CriticConfig
+from forage.algorithms.packing import pack, unweighed
+from forage.config import TrainerConfig
 from forage.errors import UserError
 from forage.training.checkpoint import (
     CHECKPOINTS_DIR,
@@ -20,6 +23,7 @@ from forage.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from forage.training.critic import Critic
 from forage.training.model import new_model
 from forage.training.trainer import Trainer
 from forage.types import Batch
@@ -248,6 +252,64 @@ def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
     assert_same_weights(resumed, trainer)
 
 
+# --- the critic -----------------------------------------------------------------------------------
+
+PPO = AlgorithmConfig(advantage="gae", critic=CriticConfig(learning_rate=1e-3, warmup_steps=2))
+
+
+def new_ppo_trainer(seed: int = 0) -> Trainer:
+    return Trainer(tiny_model(seed), CONFIG, PPO, 1.0, critic=Critic(tiny_model(seed + 1)))
+
+
+def learn_ppo(trainer: Trainer, *steps: int) -> None:
+    for step in steps:
+        played = [unweighed(episode(step * 2)), unweighed(episode(step * 2 + 1))]
+        returns = [replace(each, returns_M=torch.ones_like(each.returns_M)) for each in played]
+        trainer.learn([pack(returns, 4096)], nullcontext())
+
+
+def test_the_critic_its_optimizer_and_its_warm_up_are_in_the_checkpoint(tmp_path: Path):
+    straight, first = new_ppo_trainer(), new_ppo_trainer()
+    learn_ppo(straight, 0, 1, 2)
+    learn_ppo(first, 0)
+    save(tmp_path, first)
+    resumed = new_ppo_trainer(seed=9)
+    latest = latest_checkpoint(tmp_path)
+    assert latest is not None
+    load_checkpoint(latest, resumed)
+    learn_ppo(resumed, 1, 2)
+    assert_same_weights(resumed, straight)
+    assert resumed.critic is not None
+    assert straight.critic is not None
+    expected = straight.critic.critic.state_dict()
+    assert any(bool(weight.any()) for name, weight in expected.items() if "head" in name)
+    for name, weight in resumed.critic.critic.state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def test_a_checkpoint_without_a_critic_or_with_another_is_an_error_that_says_which(tmp_path: Path):
+    save(tmp_path / "plain", new_trainer())
+    plain = latest_checkpoint(tmp_path / "plain")
+    assert plain is not None
+    with pytest.raises(
+        UserError, match=r"holds no critic: its run had another algorithm\.advantage"
+    ):
+        load_checkpoint(plain, new_ppo_trainer())
+    save(tmp_path / "ppo", new_ppo_trainer())
+    ppo = latest_checkpoint(tmp_path / "ppo")
+    assert ppo is not None
+    wide = new_model(len(tiny_tokenizer()), 64, 2, 2, 1, 512, seed=0)
+    other = Trainer(tiny_model(), CONFIG, PPO, 1.0, critic=Critic(wide))
+    with pytest.raises(UserError, match=r"is of another model; set algorithm\.critic\.path"):
+        load_checkpoint(ppo, other)
+
+
+def test_an_export_leaves_the_critic_behind(tmp_path: Path):
+    save(tmp_path / "run", new_ppo_trainer())
+    out = export_model(tmp_path / "run", tmp_path / "out", None)
+    assert not (out / "critic.safetensors").exists()
+
+
 # --- export ---------------------------------------------------------------------------------------
 
 
@@ -285,4 +347,5 @@ def test_the_state_is_json_that_one_can_read(tmp_path: Path):
         "num_steps_done": 0,
         "seed": 42,
         "record_offsets": {"metrics.jsonl": 0},
+        "baseline": None,
     }

@@ -13,23 +13,45 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.config import AlgorithmConfig, EngineConfig, TrainerConfig
+from forage.algorithm_config import AlgorithmConfig, KlConfig, LikelihoodProtectionConfig
+from forage.algorithms.packing import pack
+from forage.config import EngineConfig, TrainerConfig
 from forage.rollout.torch_engine import TorchEngine
 from forage.training.trainer import Trainer
 from forage.types import Batch, Episode, Origin, Segment
 from tests.rollout.engines import LETTERS, Plan, play
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
-from tests.training.sequences import QUESTION, batch_of, episode, sampled_by
+from tests.training.sequences import QUESTION, batch_of, episode, sampled_by, weighed
 
 NO_CLIPPING = TrainerConfig(learning_rate=1e-3, max_grad_norm=1e9)
 ADVANTAGES = (1.0, -0.5, 0.25, -1.5, 0.75, 2.0)
 EPISODES = tuple(episode(seed) for seed in range(6))
 LOSSES = (
     AlgorithmConfig(),
-    AlgorithmConfig(aggregate="sequence_mean"),
-    AlgorithmConfig(loss="reinforce"),
-    AlgorithmConfig(loss="reinforce", aggregate="sequence_mean"),
+    AlgorithmConfig(dual_clip=1.1, aggregate="sequence_mean"),
+    AlgorithmConfig(loss="gspo", clip_low=0.05, aggregate="sequence_mean"),
+    AlgorithmConfig(loss="cispo", clip_high=0.3, aggregate="sequence_sum"),
+    AlgorithmConfig(loss="reinforce", aggregate="constant", constant_tokens=50),
+    AlgorithmConfig(entropy_coefficient=0.1),
+    AlgorithmConfig(loss="reinforce", kl=KlConfig(coefficient=0.2, form="k3")),
+    AlgorithmConfig(likelihood_protection=LikelihoodProtectionConfig(coefficient=0.5)),
+    AlgorithmConfig(
+        loss="reinforce",
+        aggregate="sequence_mean",
+        likelihood_protection=LikelihoodProtectionConfig(coefficient=0.5, gate="episode"),
+    ),
 )
+
+
+def name_of(algorithm: AlgorithmConfig) -> str:
+    extras = {
+        "entropy": algorithm.entropy_coefficient,
+        "kl": algorithm.kl.coefficient,
+        "protection": algorithm.likelihood_protection.coefficient,
+    }
+    return "-".join(
+        [algorithm.loss, algorithm.aggregate, *(name for name, value in extras.items() if value)]
+    )
 
 
 def new_trainer(
@@ -39,6 +61,16 @@ def new_trainer(
     model: PreTrainedModel | None = None,
 ) -> Trainer:
     return Trainer(model or make_model(), config, algorithm or AlgorithmConfig(), temperature)
+
+
+def near(each: Episode, seed: int) -> Episode:
+    """The same episode as if a sampler that is a little off had drawn it."""
+    rng = random.Random(seed)
+    segments = tuple(
+        replace(segment, logprobs_T=tuple(p + rng.gauss(0, 0.25) for p in segment.logprobs_T))
+        for segment in each.segments
+    )
+    return replace(each, segments=segments)
 
 
 def step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
@@ -70,42 +102,97 @@ def loss_by_definition(
     advantages: Sequence[float],
     algorithm: AlgorithmConfig,
     temperature: float = 1.0,
+    reference: PreTrainedModel | None = None,
 ) -> Tensor:
     """The published formulas over episodes one by one, with plain forwards."""
-    per_sequence: list[Tensor] = []
-    for each, advantage in zip(episodes, advantages, strict=True):
-        ids = torch.tensor([each.token_ids_T])
-        logprobs_TV = torch.log_softmax(model(input_ids=ids).logits[0] / temperature, dim=-1)
-        losses: list[Tensor] = []
-        position = 0
-        for segment in each.segments:
-            for index, token in enumerate(segment.token_ids_T):
-                if segment.origin is not Origin.SAMPLED:
-                    continue
-                logprob = logprobs_TV[position + index - 1, token]
-                ratio = torch.exp(logprob - segment.logprobs_T[index])
-                if algorithm.loss == "clipped":
-                    low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
-                    clipped = ratio.clamp(low, high)
-                    losses.append(-torch.minimum(ratio * advantage, clipped * advantage))
-                else:
-                    losses.append(-ratio.detach() * advantage * logprob)
-            position += len(segment.token_ids_T)
-        per_sequence.append(torch.stack(losses))
-    if algorithm.aggregate == "sequence_mean":
-        return torch.stack([losses.mean() for losses in per_sequence]).mean()
-    return torch.cat(per_sequence).mean()
+    per_sequence = [
+        _losses_by_definition(model, each, advantage, algorithm, temperature, reference)
+        for each, advantage in zip(episodes, advantages, strict=True)
+    ]
+    match algorithm.aggregate:
+        case "token_mean":
+            return torch.cat(per_sequence).mean()
+        case "sequence_mean":
+            return torch.stack([losses.mean() for losses in per_sequence]).mean()
+        case "sequence_sum":
+            return torch.stack([losses.sum() for losses in per_sequence]).mean()
+        case "constant":
+            sums = torch.stack([losses.sum() for losses in per_sequence])
+            return sums.mean() / (algorithm.constant_tokens or 0)
+
+
+def _losses_by_definition(
+    model: PreTrainedModel,
+    each: Episode,
+    advantage: float,
+    algorithm: AlgorithmConfig,
+    temperature: float,
+    reference: PreTrainedModel | None,
+) -> Tensor:
+    ids = torch.tensor([each.token_ids_T])
+    logprobs_TV = torch.log_softmax(model(input_ids=ids).logits[0] / temperature, dim=-1)
+    with torch.no_grad():
+        logits_TV = (reference or model)(input_ids=ids).logits[0]
+    reference_TV = torch.log_softmax(logits_TV / temperature, dim=-1)
+    turns: list[list[tuple[Tensor, float, Tensor]]] = []
+    position = 0
+    for segment in each.segments:
+        if segment.origin is Origin.SAMPLED:
+            turns.append([])
+        for index, token in enumerate(segment.token_ids_T):
+            if segment.origin is Origin.SAMPLED:
+                row_V = logprobs_TV[position + index - 1]
+                extra = -algorithm.entropy_coefficient * -(row_V.exp() * row_V).sum()
+                if reference is not None:
+                    gap = row_V[token] - reference_TV[position + index - 1, token]
+                    extra = extra + algorithm.kl.coefficient * ((-gap).exp() - 1 + gap)
+                turns[-1].append((row_V[token], segment.logprobs_T[index], extra))
+        position += len(segment.token_ids_T)
+    tokens = [token for turn in turns for token in turn]
+    mean_gap = sum((new - old).item() for new, old, _ in tokens) / len(tokens)
+    protection = algorithm.likelihood_protection
+    low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
+    losses: list[Tensor] = []
+    for turn in turns:
+        gate = turn if protection.gate == "turn" else tokens
+        has_lost = advantage >= 0 and sum((old - new).item() for new, old, _ in gate) > 0
+        for new, old, extra in turn:
+            ratio = torch.exp(new - old)
+            match algorithm.loss:
+                case "clipped":
+                    gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+                    if algorithm.dual_clip and advantage < 0:
+                        gain = gain.clamp(min=algorithm.dual_clip * advantage)
+                    loss = -gain
+                case "gspo":
+                    shared = math.exp(mean_gap) * torch.exp(new - new.detach())
+                    loss = -torch.minimum(shared * advantage, shared.clamp(low, high) * advantage)
+                case "cispo":
+                    loss = -ratio.detach().clamp(low, high) * advantage * new
+                case "reinforce":
+                    loss = -ratio.detach() * advantage * new
+            if has_lost:
+                loss = loss + protection.coefficient * (old - new).clamp(min=0)
+            losses.append(loss + extra)
+    return torch.stack(losses)
 
 
 # --- promise 6 ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", LOSSES, ids=lambda a: f"{a.loss}-{a.aggregate}")
+@pytest.mark.parametrize("algorithm", LOSSES, ids=name_of)
 def test_the_gradient_is_that_of_the_published_formula(algorithm: AlgorithmConfig):
-    trainer = new_trainer(algorithm, temperature=0.8)
-    plain = twin(trainer.model)
-    metrics, gradient = step(trainer, batch_of(EPISODES, ADVANTAGES, max_tokens=256))
-    loss = loss_by_definition(plain, EPISODES, ADVANTAGES, algorithm, 0.8)
+    """Episodes by a policy a little off the trainer's, so that every bound is met by some token."""
+    model = make_model()
+    episodes = [near(sampled_by(model, each, 0.8), seed) for seed, each in enumerate(EPISODES)]
+    reference = make_model(seed=1) if algorithm.kl.coefficient else None
+    trainer = Trainer(model, NO_CLIPPING, algorithm, 0.8, reference)
+    plain = twin(model)
+    other = twin(reference) if reference is not None else None
+    views, _ = trainer.look([[weighed(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)])
+    batch = pack([each for group in views for each in group], max_tokens=256)
+    metrics, gradient = step(trainer, batch)
+    loss = loss_by_definition(plain, episodes, ADVANTAGES, algorithm, 0.8, other)
     loss.backward()
     assert metrics["loss/total"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-5)
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
@@ -158,6 +245,61 @@ def test_an_episode_kept_out_of_the_loss_changes_nothing():
     _, gradient = step(new_trainer(), batch_of(EPISODES, advantages))
     for name, value in gradient.items():
         assert torch.equal(value, expected[name]), name
+
+
+# --- several optimizer steps a step ---------------------------------------------------------------
+
+
+def halves(max_tokens: int = 4096) -> list[Batch]:
+    return [
+        batch_of(EPISODES[:3], ADVANTAGES[:3], max_tokens),
+        batch_of(EPISODES[3:], ADVANTAGES[3:], max_tokens),
+    ]
+
+
+def test_each_mini_batch_is_an_optimizer_step_in_each_epoch():
+    config = TrainerConfig(learning_rate=1e-3, max_grad_norm=1e9, num_epochs=2)
+    trainer, by_hand = new_trainer(config=config), new_trainer()
+    metrics = trainer.learn(halves(), nullcontext())
+    each = [step(by_hand, batch)[0] for batch in halves() * 2]
+    assert trainer.version == by_hand.version == 4
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, by_hand.model.state_dict()[name]), name
+    losses = [one["loss/total"] for one in each]
+    assert metrics["loss/total"] == pytest.approx(sum(losses) / 4)
+    assert metrics["policy/staleness"] == pytest.approx(1.5)
+
+
+def test_what_compares_sampler_and_trainer_is_from_before_the_first_update():
+    trainer = new_trainer(config=TrainerConfig(learning_rate=1e-2, num_epochs=3))
+    first, _ = step(new_trainer(), halves()[0])
+    metrics = trainer.learn(halves(), nullcontext())
+    for name in ("policy/kl", "policy/logprob_diff_max", "policy/ess"):
+        assert metrics[name] == first[name], name
+
+
+def test_a_mini_batch_of_which_everything_was_kept_out_is_passed_over():
+    trainer = new_trainer()
+    empty = batch_of(EPISODES[:2], [None, None])
+    metrics = trainer.learn([empty, halves()[0]], nullcontext())
+    assert trainer.version == 1
+    assert metrics["policy/kl"] > 0
+    assert trainer.learn([empty, empty], nullcontext())["loss/total"] == 0
+    assert trainer.version == 2
+
+
+def test_the_leash_is_tightened_while_the_policy_is_too_far_away():
+    kl = KlConfig(coefficient=0.1, target=1e-6, horizon=6)
+    algorithm = AlgorithmConfig(kl=kl)
+    model, reference = make_model(), make_model(seed=1)
+    trainer = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
+    views, _ = trainer.look([[weighed(each, 0.5)] for each in EPISODES])
+    metrics = trainer.learn([pack([each for (each,) in views], 4096)], nullcontext())
+    assert metrics["kl/reference"] > 1e-6
+    assert metrics["kl/coefficient"] == trainer.kl_coefficient == pytest.approx(0.1 * 1.2)
+    resumed = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
+    resumed.load_state_dict(trainer.state_dict())
+    assert resumed.kl_coefficient == trainer.kl_coefficient
 
 
 # --- promise 8 ------------------------------------------------------------------------------------

@@ -1,0 +1,131 @@
+"""Importance weights and rejection for tokens that the trainer sees otherwise than the sampler did.
+
+The reasons are other kernels in a serving engine, staleness, or both. The ratio is the trainer's
+probability over the sampler's, at one of three levels; it is bounded in one of three ways, and what
+lies too far out may be rejected, alone or as well. The names are those of slime and veRL; the
+truncation is https://fengyao.notion.site/off-policy-rl (TIS), the mask IcePop's
+(https://arxiv.org/abs/2510.18855).
+
+Weights are computed once a step, over the whole batch, and are constants of the loss. Pure tensor
+functions; suffix ``_M``: the sampled tokens of the batch, ``sequence_of_M`` the sequence of each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from forage.algorithms.aggregation import sequence_means, sequence_sums
+
+Level = Literal["token", "sequence", "geometric"]
+Bound = Literal["truncate", "clip", "mask"]
+
+MAX_LOG_RATIO = 20.0
+"""Ratios are kept within exp(20) either way, so that their squares stay finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A weight a token, and the share of tokens whose ratio was bounded."""
+
+    weights_M: Tensor
+    cut_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Which tokens stay in the loss, and the shares of tokens and sequences that do not."""
+
+    is_kept_M: Tensor
+    token_fraction: float
+    sequence_fraction: float
+
+
+def log_ratio_at(
+    level: Level, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int
+) -> Tensor:
+    """The log ratio of each token [M]: its own, its sequence's sum, or its sequence's mean."""
+    match level:
+        case "token":
+            at_level_M = log_ratio_M
+        case "sequence":
+            at_level_M = sequence_sums(log_ratio_M, sequence_of_M, num_sequences)[sequence_of_M]
+        case "geometric":
+            at_level_M = sequence_means(log_ratio_M, sequence_of_M, num_sequences)[sequence_of_M]
+    return at_level_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def importance_weights(
+    log_ratio_M: Tensor,
+    sequence_of_M: Tensor,
+    num_sequences: int,
+    level: Level,
+    bound: Bound,
+    low: float,
+    high: float,
+) -> Weights:
+    """Ratios at ``level``: truncated above ``high``, clipped to both bounds, or 0 outside."""
+    ratio_M = log_ratio_at(level, log_ratio_M, sequence_of_M, num_sequences).exp()
+    is_above_M, is_below_M = ratio_M > high, ratio_M < low
+    match bound:
+        case "truncate":
+            weights_M, is_cut_M = ratio_M.clamp(max=high), is_above_M
+        case "clip":
+            weights_M, is_cut_M = ratio_M.clamp(low, high), is_above_M | is_below_M
+        case "mask":
+            is_cut_M = is_above_M | is_below_M
+            weights_M = ratio_M.masked_fill(is_cut_M, 0.0)
+    return Weights(weights_M, _share(is_cut_M))
+
+
+def normalised(
+    weights_M: Tensor, is_kept_M: Tensor, sequence_of_M: Tensor, num_sequences: int, level: Level
+) -> Tensor:
+    """Weights over their mean in the whole batch: over its kept tokens, or, where a sequence has
+    one weight, over the sequences of which something is kept. All 0 stays all 0."""
+    if level == "token":
+        counted = weights_M[is_kept_M]
+    else:
+        kept_weights_M = torch.where(is_kept_M, weights_M, 0.0)
+        num_kept_S = sequence_sums(is_kept_M.to(weights_M.dtype), sequence_of_M, num_sequences)
+        sums_S = sequence_sums(kept_weights_M, sequence_of_M, num_sequences)
+        counted = (sums_S / num_kept_S)[num_kept_S > 0]
+    mean = counted.mean() if len(counted) else weights_M.new_zeros(())
+    return weights_M / mean if mean > 0 else weights_M
+
+
+def reject(
+    log_ratio_M: Tensor,
+    sequence_of_M: Tensor,
+    num_sequences: int,
+    level: Level,
+    low: float,
+    high: float,
+) -> Rejection:
+    """Leave out what has a ratio outside of the bounds at ``level``: tokens, or whole sequences."""
+    at_level_M = log_ratio_at(level, log_ratio_M, sequence_of_M, num_sequences)
+    log_low = math.log(low) if low > 0 else -math.inf
+    is_kept_M = (at_level_M >= log_low) & (at_level_M <= math.log(high))
+    return _rejection(is_kept_M, sequence_of_M, num_sequences)
+
+
+def veto(
+    log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int, threshold: float
+) -> Rejection:
+    """Leave out every sequence in which some token's ratio is below ``threshold``."""
+    is_bad_M = log_ratio_M < math.log(threshold)
+    num_bad_S = sequence_sums(is_bad_M.to(log_ratio_M.dtype), sequence_of_M, num_sequences)
+    return _rejection((num_bad_S == 0)[sequence_of_M], sequence_of_M, num_sequences)
+
+
+def _rejection(is_kept_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Rejection:
+    num_kept_S = sequence_sums(is_kept_M.double(), sequence_of_M, num_sequences)
+    return Rejection(is_kept_M, _share(~is_kept_M), _share(num_kept_S == 0))
+
+
+def _share(is_so: Tensor) -> float:
+    return is_so.double().mean().item() if len(is_so) else 0.0

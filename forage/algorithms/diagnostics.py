@@ -1,0 +1,61 @@
+"""How far sampler and trainer disagree about the tokens that were sampled, in several measures.
+
+Computed on the log-probabilities of a whole step's batch, before its first update. At staleness 0
+with the in-process engine all divergences are 0 and all ratios 1, but for rounding. Nothing here
+changes a loss: that is ``corrections``'s.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forage.algorithms.aggregation import sequence_means, sequence_sums
+from forage.algorithms.corrections import MAX_LOG_RATIO
+
+
+def mismatch(
+    logprobs_M: Tensor, sampler_logprobs_M: Tensor, sequence_of_M: Tensor, num_sequences: int
+) -> dict[str, float]:
+    """Divergences between trainer and sampler, estimated on tokens that the sampler chose.
+
+    With r = trainer / sampler and d = log r: ``kl`` is KL(sampler || trainer) by k3, the mean of
+    r - 1 - d, ``kl_reverse`` is KL(trainer || sampler), the mean of r d - (r - 1)
+    (http://joschu.net/blog/kl-approx.html); ``chi2`` is the mean of r^2 less 1, over tokens and
+    over sequences (r their product); ``perplexity_ratio`` is the trainer's perplexity over the
+    sampler's, mean over sequences; ``ess`` is (sum r)^2 / (n sum r^2), over tokens and sequences
+    (https://artowen.su.domains/mc/Ch-var-is.pdf, section 9.3). Without tokens nothing differs.
+    """
+    if not len(logprobs_M):
+        return {
+            "policy/logprob_diff_max": 0.0,
+            "policy/kl": 0.0,
+            "policy/kl_reverse": 0.0,
+            "policy/chi2": 0.0,
+            "policy/chi2_sequence": 0.0,
+            "policy/perplexity_ratio": 1.0,
+            "policy/ess": 1.0,
+            "policy/ess_sequence": 1.0,
+        }
+    d_M = (logprobs_M - sampler_logprobs_M).double()
+    bounded_M = d_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_M = bounded_M.exp()
+    # expm1, because exp(x) - 1 of a tiny difference is rounding and nothing else.
+    grown_M = torch.expm1(bounded_M)
+    d_S = sequence_sums(d_M, sequence_of_M, num_sequences).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    mean_d_S = sequence_means(d_M, sequence_of_M, num_sequences)
+    return {
+        "policy/logprob_diff_max": d_M.abs().max().item(),
+        "policy/kl": (grown_M - bounded_M).mean().item(),
+        "policy/kl_reverse": (ratio_M * bounded_M - grown_M).mean().item(),
+        "policy/chi2": torch.expm1(2 * bounded_M).mean().item(),
+        "policy/chi2_sequence": torch.expm1(2 * d_S).mean().item(),
+        "policy/perplexity_ratio": (-mean_d_S).exp().mean().item(),
+        "policy/ess": effective_share(ratio_M).item(),
+        "policy/ess_sequence": effective_share(d_S.exp()).item(),
+    }
+
+
+def effective_share(weights_M: Tensor) -> Tensor:
+    """The effective sample size over the sample size: 1 where all weights are equal."""
+    return weights_M.sum().square() / (len(weights_M) * weights_M.square().sum())

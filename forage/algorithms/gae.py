@@ -1,0 +1,77 @@
+"""Returns and advantages token by token, and what the critic learns from them.
+
+The tokens here are the sampled ones of one episode in their order: an observation is no step of
+the policy, so the value after a turn's last token is that of the next turn's first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Metrics = dict[str, Tensor]
+
+
+def discounted_returns(rewards_M: Sequence[float], discount: float) -> list[float]:
+    """What each token still leads to: its reward and the discounted ones after it."""
+    returns_M = [0.0] * len(rewards_M)
+    later = 0.0
+    for i in reversed(range(len(rewards_M))):
+        later = rewards_M[i] + discount * later
+        returns_M[i] = later
+    return returns_M
+
+
+def gae(
+    rewards_M: Sequence[float], values_M: Sequence[float], discount: float, gae_lambda: float
+) -> tuple[list[float], list[float]]:
+    """Generalised advantages and the critic's targets (advantage plus value), a token each.
+
+    ``values_M`` are the critic's before each token; after the last one the episode is over and
+    worth 0. Source: https://arxiv.org/abs/1506.02438, equations 11 and 16.
+    """
+    assert len(rewards_M) == len(values_M), "each sampled token has a reward and a value"
+    advantages_M = [0.0] * len(rewards_M)
+    advantage = next_value = 0.0
+    for i in reversed(range(len(rewards_M))):
+        delta = rewards_M[i] + discount * next_value - values_M[i]
+        advantage = delta + discount * gae_lambda * advantage
+        advantages_M[i] = advantage
+        next_value = values_M[i]
+    returns_M = [a + value for a, value in zip(advantages_M, values_M, strict=True)]
+    return advantages_M, returns_M
+
+
+def value_loss(
+    values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, value_clip: float | None
+) -> tuple[Tensor, Metrics]:
+    """Half the squared error of the critic, the worse of the clipped and the free one; a token [M].
+
+    A value may move by ``value_clip`` from the one before the update (None: freely). Source: PPO's
+    reference implementation, described in https://arxiv.org/abs/2005.12729.
+    """
+    free_M = (values_M - returns_M).square()
+    worst_M = free_M
+    if value_clip is not None:
+        near_M = old_values_M + (values_M - old_values_M).clamp(-value_clip, value_clip)
+        worst_M = torch.maximum(free_M, (near_M - returns_M).square())
+    metrics = {
+        "critic/clip_fraction": (worst_M > free_M).float(),
+        "critic/value_mean": values_M.detach(),
+        "critic/return_mean": returns_M,
+    }
+    return 0.5 * worst_M, metrics
+
+
+def explained_variance(values_M: Tensor, returns_M: Tensor) -> float:
+    """1 - Var(return - value) / Var(return): 1 is a perfect critic, 0 one that knows nothing.
+
+    0 where all returns are equal.
+    """
+    variance = returns_M.double().var(unbiased=False)
+    if variance == 0:
+        return 0.0
+    rest = (returns_M.double() - values_M.double()).var(unbiased=False)
+    return (1.0 - rest / variance).item()

@@ -1,0 +1,45 @@
+"""How far the policy has gone from a reference model, token by token, and how strong the leash is.
+
+Pure functions. Suffix ``_M``: the M sampled tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KlForm = Literal["k1", "k2", "k3", "absolute"]
+
+
+def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) -> Tensor:
+    """Estimates of KL(policy || reference) at tokens that the policy sampled, one a token [M].
+
+    With d = log policy - log reference: k1 is d, k2 is d^2 / 2, k3 is exp(-d) - 1 + d, all of
+    http://joschu.net/blog/kl-approx.html, and absolute is |d|. k1 and k3 are unbiased as values; as
+    a term of the loss k2 has the gradient of the divergence, k1 none on average, and k3 that of the
+    divergence the other way round (https://arxiv.org/abs/2510.01555).
+    """
+    difference_M = logprobs_M - reference_logprobs_M
+    match form:
+        case "k1":
+            return difference_M
+        case "k2":
+            return 0.5 * difference_M.square()
+        case "k3":
+            return torch.expm1(-difference_M) + difference_M
+        case "absolute":
+            return difference_M.abs()
+
+
+def next_coefficient(
+    coefficient: float, kl: float, target: float, num_episodes: int, horizon: int
+) -> float:
+    """The coefficient after a step in which ``kl`` was measured: up where it is above ``target``.
+
+    The error is relative and held within 0.2; ``horizon`` episodes of it make one fold. Source:
+    https://arxiv.org/abs/1909.08593, section 2.2.
+    """
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coefficient * (1.0 + error * num_episodes / horizon)

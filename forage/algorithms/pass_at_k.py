@@ -1,0 +1,44 @@
+"""Advantages for the best of k episodes: what an episode adds to the draws that it is part of.
+
+A policy that is judged by its best attempt of k may keep several ways of searching alive, where
+the mean reward would have it settle on one. Pure functions of a group's rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb
+
+
+def pass_at_k(rewards_G: Sequence[float], k: int) -> float:
+    """The unbiased estimate of the best reward among k episodes, from a group of at least k.
+
+    For rewards of 0 and 1 this is pass@k, 1 - C(G - c, k) / C(G, k), of
+    https://arxiv.org/abs/2107.03374 (equation 1).
+    """
+    ordered = sorted(rewards_G)
+    assert len(ordered) >= k >= 1, f"{k} episodes cannot be drawn from {len(ordered)}"
+    return sum(comb(i, k - 1) * reward for i, reward in enumerate(ordered)) / comb(len(ordered), k)
+
+
+def pass_at_k_advantages(rewards_G: Sequence[float | None], k: int) -> tuple[float | None, ...]:
+    """What each episode adds to the best of the draws of k that hold it, times the group's size.
+
+    The gradient of the expected best of k is the mean of these times the gradient of the episode's
+    log-probability. Source: https://arxiv.org/abs/2505.15201 (PKPO), the estimator ``s^(loo-1)``:
+    the sum over draws with i of (the best with i) - (the best without i), over the number of draws.
+    Where fewer than k of the group are kept, k is their number; a group of one gets 0.
+    """
+    kept = sorted((reward, i) for i, reward in enumerate(rewards_G) if reward is not None)
+    size = len(kept)
+    k = min(k, size)
+    advantages: list[float | None] = [None] * len(rewards_G)
+    if k < 2:
+        return tuple(None if reward is None else 0.0 for reward in rewards_G)
+    num_draws = comb(size, k)
+    for rank, (reward, i) in enumerate(kept):
+        others = [other for j, (other, _) in enumerate(kept) if j != rank]
+        # With the others in order, number j is the best of k - 1 of them in C(j, k - 2) draws.
+        added = sum(comb(j, k - 2) * max(reward - other, 0.0) for j, other in enumerate(others))
+        advantages[i] = size * added / num_draws
+    return tuple(advantages)

@@ -1,0 +1,107 @@
+"""The critic of PPO: a model of the policy's family with one number for a head, and its optimizer.
+
+Its value at a sampled token is what it expects of the episode before that token is chosen, read
+from the same position that predicts the token. The trainer asks it for values before a step and
+lets it learn the returns; estimators and losses are ``algorithms``'s.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from forage import attention
+from forage.algorithm_config import CriticConfig
+from forage.algorithms.aggregation import token_mean
+from forage.algorithms.gae import explained_variance, value_loss
+from forage.training.gradients import accumulate
+from forage.training.logprobs import hidden_before
+from forage.types import Batch, Packed, Rows
+
+
+class Critic(nn.Module):
+    """A causal model without its vocabulary: hidden states, and a value head that starts at 0."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        attention.install(model)
+        base = model.base_model
+        assert isinstance(base, PreTrainedModel), "a causal model has a base without the head"
+        self.base = base
+        parameter = next(base.parameters())
+        self.head = nn.Linear(
+            base.config.hidden_size, 1, device=parameter.device, dtype=parameter.dtype
+        )
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def values(self, packed: Packed, is_wanted_N: Tensor) -> Tensor:
+        """The value before each wanted token [M], float32."""
+        return self.head(hidden_before(self.base, packed, is_wanted_N))[:, 0].float()
+
+
+class CriticTrainer:
+    """Holds the critic's weights and lets them learn returns, one batch at a time."""
+
+    def __init__(self, critic: Critic, config: CriticConfig) -> None:
+        self.critic = critic
+        self.num_updates = 0
+        self._config = config
+        self.optimizer = torch.optim.AdamW(
+            critic.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """One optimizer step on the clipped squared error, mean over the batch's sampled tokens."""
+        config = self._config
+        rate = config.learning_rate * min(1.0, (self.num_updates + 1) / max(config.warmup_steps, 1))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        shares = accumulate(self.critic, [partial(self._loss, rows, batch) for rows in batch.rows])
+        grad_norm = nn.utils.clip_grad_norm_(self.critic.parameters(), config.max_grad_norm).item()
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"the norm of the critic's gradient is {grad_norm} at its update "
+                f"{self.num_updates}; lower algorithm.critic.learning_rate"
+            )
+        if batch.rows:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.num_updates += 1
+        metrics = {
+            "critic/loss": sum(loss for loss, _ in shares),
+            "critic/grad_norm": grad_norm,
+            "critic/learning_rate": rate,
+            "critic/explained_variance": _explained_variance(batch),
+        }
+        for _, report in shares:
+            for name, values_M in report.items():
+                share = values_M.sum().item() / batch.num_sampled_tokens
+                metrics[name] = metrics.get(name, 0.0) + share
+        return metrics
+
+    def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen = rows.is_sampled_N
+        values_M = self.critic.values(rows.packed, chosen)
+        old_values_M = rows.values_N[chosen].to(values_M.device)
+        returns_M = rows.returns_N[chosen].to(values_M.device)
+        loss_M, metrics = value_loss(values_M, old_values_M, returns_M, self._config.value_clip)
+        return token_mean(loss_M, batch.num_sampled_tokens), metrics
+
+
+def _explained_variance(batch: Batch) -> float:
+    """How well the values from before the step foretold the returns."""
+    if not batch.rows:
+        return 0.0
+    values, returns = (
+        torch.cat([field[rows.is_sampled_N] for rows, field in fields])
+        for fields in (
+            [(rows, rows.values_N) for rows in batch.rows],
+            [(rows, rows.returns_N) for rows in batch.rows],
+        )
+    )
+    return explained_variance(values, returns)

@@ -1,0 +1,91 @@
+"""What each episode earned, turn by turn, before any baseline: reward, turn rewards, penalties.
+
+The first half of credit. It reads what the environment and the rewards wrote down of an episode;
+which episodes may be learnt from at all is decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forage.algorithm_config import AlgorithmConfig
+from forage.algorithms.overlong import overlong_penalty
+from forage.algorithms.turn_credit import turn_lengths, turn_rewards
+from forage.rewards.answers import cover_match
+from forage.types import ActionKind, Episode, Group, Question, Status, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Earned:
+    """What an episode earned turn by turn (``_T`` are turns), before any baseline."""
+
+    rewards_T: tuple[float, ...]
+    lengths_T: tuple[int, ...]
+
+    @property
+    def total(self) -> float:
+        return sum(self.rewards_T)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Says what episodes earned, by the settings."""
+
+    algorithm: AlgorithmConfig
+    train_on_failed_searches: bool
+
+    def is_learnable(self, episode: Episode) -> bool:
+        """Whether an episode may enter the loss: nothing around the policy failed it."""
+        if episode.status is Status.ENGINE_FAILED or not episode.num_sampled_tokens:
+            return False
+        return self.train_on_failed_searches or episode.status is not Status.SEARCH_FAILED
+
+    def earned_by_group(self, group: Group) -> list[Earned | None]:
+        """One a member; None for those that are kept out of the loss."""
+        return [
+            self.earned_by(episode) if self.is_learnable(episode) else None
+            for episode in group.episodes_G
+        ]
+
+    def earned_by(self, episode: Episode) -> Earned:
+        """What a scored episode earned: all in one where its tokens are not told apart."""
+        assert episode.reward is not None, "the scheduler scores every episode"
+        lengths_T = turn_lengths(episode.segments)
+        outcome = episode.reward.value - self._overlong(episode)
+        if not self.algorithm.tells_tokens_apart:
+            return Earned((outcome,), (sum(lengths_T),))
+        turns = self.algorithm.turns
+        assert len(lengths_T) == len(episode.turns), "a turn is one stretch of sampled tokens"
+        rewards_T = turn_rewards(
+            outcome,
+            [_has_searched(turn) for turn in episode.turns],
+            [_surfaces_gold(turn, episode.question) for turn in episode.turns],
+            turns.retrieval_bonus,
+            turns.search_cost,
+        )
+        return Earned(tuple(rewards_T), tuple(lengths_T))
+
+    def _overlong(self, episode: Episode) -> float:
+        overlong = self.algorithm.overlong
+        if overlong.max_tokens is None:
+            return 0.0
+        return overlong_penalty(
+            episode.num_sampled_tokens,
+            overlong.max_tokens,
+            overlong.buffer_tokens,
+            overlong.penalty,
+        )
+
+
+def _has_searched(turn: Turn) -> bool:
+    """Whether the turn's search was run (one refused by the last, forced turn is not)."""
+    return turn.kind is ActionKind.SEARCH and bool(turn.observation)
+
+
+def _surfaces_gold(turn: Turn, question: Question) -> bool:
+    """Whether the turn's search showed a gold passage; where none is known, a golden answer."""
+    if not turn.passage_ids_K:
+        return False
+    if question.gold_passage_ids:
+        return not set(turn.passage_ids_K).isdisjoint(question.gold_passage_ids)
+    return cover_match(turn.observation, question.golden_answers)

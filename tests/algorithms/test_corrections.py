@@ -1,0 +1,137 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from forage.algorithms.corrections import (
+    MAX_LOG_RATIO,
+    Bound,
+    Level,
+    importance_weights,
+    log_ratio_at,
+    normalised,
+    reject,
+    veto,
+)
+
+# Two sequences: ratios 4, 1/4 and 1; then 3.
+RATIOS = (4.0, 0.25, 1.0, 3.0)
+SEQUENCES = torch.tensor([0, 0, 0, 1])
+
+
+def logs(*ratios: float) -> Tensor:
+    return torch.tensor(ratios, dtype=torch.float64).log()
+
+
+def weights(
+    bound: Bound, level: Level = "token", low: float = 0.5, high: float = 2.0
+) -> tuple[list[float], float]:
+    found = importance_weights(logs(*RATIOS), SEQUENCES, 2, level, bound, low, high)
+    return found.weights_M.tolist(), found.cut_fraction
+
+
+def test_the_three_levels_of_a_ratio():
+    log_ratio_M = logs(4.0, 1.0, 2.0, 3.0)
+    ratios: dict[Level, list[float]] = {
+        "token": [4.0, 1.0, 2.0, 3.0],
+        "sequence": [8.0, 8.0, 8.0, 3.0],
+        "geometric": [2.0, 2.0, 2.0, 3.0],
+    }
+    for level, expected in ratios.items():
+        at_level = log_ratio_at(level, log_ratio_M, SEQUENCES, 2)
+        assert at_level.exp().tolist() == pytest.approx(expected), level
+
+
+def test_truncation_bounds_above_and_clipping_on_both_sides_and_the_mask_drops():
+    assert weights("truncate") == (pytest.approx([2.0, 0.25, 1.0, 2.0]), 0.5)
+    assert weights("clip") == (pytest.approx([2.0, 0.5, 1.0, 2.0]), 0.75)
+    assert weights("mask") == (pytest.approx([0.0, 0.0, 1.0, 0.0]), 0.75)
+
+
+def test_a_weight_of_a_sequence_is_shared_by_its_tokens():
+    assert weights("truncate", level="sequence") == (pytest.approx([1.0, 1.0, 1.0, 2.0]), 0.25)
+    assert weights("mask", level="geometric", high=4.0) == (pytest.approx([1.0, 1.0, 1.0, 3.0]), 0)
+
+
+def test_each_bound_does_something():
+    assert weights("clip", low=0.2)[0][1] == pytest.approx(0.25)
+    assert weights("clip", high=3.5)[0][0] == pytest.approx(3.5)
+
+
+def test_rejection_leaves_out_tokens_or_whole_sequences():
+    by_token = reject(logs(*RATIOS), SEQUENCES, 2, "token", 0.5, 2.0)
+    assert by_token.is_kept_M.tolist() == [False, False, True, False]
+    assert (by_token.token_fraction, by_token.sequence_fraction) == (0.75, 0.5)
+    by_sequence = reject(logs(*RATIOS), SEQUENCES, 2, "geometric", 0.5, 2.0)
+    assert by_sequence.is_kept_M.tolist() == [True, True, True, False]
+    assert (by_sequence.token_fraction, by_sequence.sequence_fraction) == (0.25, 0.5)
+
+
+def test_a_lower_bound_of_nothing_rejects_nothing_below():
+    kept = reject(logs(1e-8, 1.0), torch.tensor([0, 0]), 1, "token", 0.0, 2.0).is_kept_M
+    assert kept.tolist() == [True, True]
+
+
+def test_one_impossible_token_vetoes_its_sequence():
+    log_ratio_M = logs(1.0, 9e-5, 1.0, 1.0)
+    found = veto(log_ratio_M, SEQUENCES, 2, threshold=1e-4)
+    assert found.is_kept_M.tolist() == [False, False, False, True]
+    assert (found.token_fraction, found.sequence_fraction) == (0.75, 0.5)
+    assert veto(log_ratio_M, SEQUENCES, 2, threshold=1e-5).is_kept_M.all()
+
+
+def test_ratios_are_kept_where_their_squares_are_finite():
+    found = importance_weights(
+        torch.tensor([900.0]), torch.tensor([0]), 1, "token", "truncate", 0.5, math.inf
+    )
+    assert found.weights_M.item() == pytest.approx(math.exp(MAX_LOG_RATIO))
+
+
+def test_normalised_weights_of_tokens_have_mean_one_over_what_is_kept():
+    weights_M = torch.tensor([2.0, 4.0, 6.0, 100.0])
+    is_kept_M = torch.tensor([True, True, True, False])
+    found = normalised(weights_M, is_kept_M, SEQUENCES, 2, "token")
+    assert found[is_kept_M].tolist() == pytest.approx([0.5, 1.0, 1.5])
+
+
+def test_normalised_weights_of_sequences_have_mean_one_over_sequences_however_long():
+    weights_M = torch.tensor([1.0, 1.0, 1.0, 3.0])
+    is_kept_M = torch.ones(4, dtype=torch.bool)
+    found = normalised(weights_M, is_kept_M, SEQUENCES, 2, "geometric")
+    assert found.tolist() == pytest.approx([0.5, 0.5, 0.5, 1.5])
+
+
+def test_weights_that_are_all_masked_stay_so():
+    zeros, nothing = torch.zeros(4), torch.zeros(4, dtype=torch.bool)
+    for level in ("token", "sequence"):
+        for is_kept_M in (nothing, ~nothing):
+            assert normalised(zeros, is_kept_M, SEQUENCES, 2, level).tolist() == [0.0] * 4
+
+
+@given(
+    st.lists(st.lists(st.floats(-4, 4), min_size=1, max_size=5), min_size=1, max_size=5),
+    st.sampled_from(["token", "sequence", "geometric"]),
+    st.randoms(use_true_random=False),
+)
+def test_the_order_of_sequences_changes_no_weight_and_no_rejection(log_ratios_S, level, rng):
+    def found(order):
+        log_ratio_M = torch.tensor([x for i in order for x in log_ratios_S[i]]).double()
+        lengths = [len(log_ratios_S[i]) for i in order]
+        sequence_of_M = torch.repeat_interleave(torch.tensor(lengths))
+        num = len(lengths)
+        kept = reject(log_ratio_M, sequence_of_M, num, level, 0.5, 2.0).is_kept_M
+        raw = importance_weights(log_ratio_M, sequence_of_M, num, level, "clip", 0.3, 3.0)
+        scaled = normalised(raw.weights_M, kept, sequence_of_M, num, level)
+        parts = zip(scaled.split(lengths), kept.split(lengths), strict=True)
+        by_sequence = dict(zip(order, parts, strict=True))
+        return [by_sequence[i] for i in range(num)]
+
+    order = list(range(len(log_ratios_S)))
+    straight = found(order)
+    rng.shuffle(order)
+    for (mine, kept), (theirs, theirs_kept) in zip(found(order), straight, strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert torch.equal(kept, theirs_kept)

@@ -1,0 +1,28 @@
+from forage.algorithms.dynamic_sampling import choose, is_flat
+from forage.algorithms.overlong import overlong_penalty
+
+
+def test_a_group_that_earned_the_same_everywhere_is_flat():
+    assert is_flat([1.0, 1.0, 1.0])
+    assert not is_flat([1.0, 0.0, 1.0])
+
+
+def test_episodes_that_are_kept_out_tell_nothing_apart():
+    assert is_flat([1.0, None, 1.0])
+    assert is_flat([None, None])
+    assert is_flat([0.5])
+    assert not is_flat([1.0, None, 0.5])
+
+
+def test_the_first_groups_that_vary_are_chosen_in_order():
+    assert choose([False, True, False, False], 2) == [0, 2]
+    assert choose([True, True], 2) == []
+    assert choose([False], 3) == [0]
+
+
+def test_the_penalty_grows_through_the_buffer_and_not_beyond():
+    at = {
+        n: overlong_penalty(n, max_tokens=100, buffer_tokens=20, penalty=0.5)
+        for n in (0, 80, 90, 100, 500)
+    }
+    assert at == {0: 0.0, 80: 0.0, 90: 0.25, 100: 0.5, 500: 0.5}

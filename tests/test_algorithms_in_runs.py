@@ -1,0 +1,244 @@
+"""Every estimator, loss and correction through the whole loop: a tiny run that learns something.
+
+What each computes is tested beside it; here it is asked for in a config, and must change what is
+learnt and resume where it was stopped.
+"""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forage.errors import UserError
+from forage.new import ModelShape, make_model
+from forage.records import read_episodes
+from forage.rollout.refill import NothingToLearn
+from forage.train import run_training
+from tests.tiny_runs import (
+    MAX_TOKENS,
+    SETTINGS,
+    assert_same_run,
+    episodes_of,
+    make_config,
+    metrics_of,
+    random_model,
+    scratch,
+    weights_of,
+    world_dir,
+)
+
+pytestmark = pytest.mark.slow
+
+STEPS = {"num_steps": 2, "checkpoint_every": 1, "warmup_steps": 0}
+TWICE = {**STEPS, "num_mini_batches": 2, "num_epochs": 2}
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo without std": {"advantage": "grpo", "normalise_by_std": False},
+    "dr_grpo": {"advantage": "dr_grpo", "aggregate": "constant", "constant_tokens": 100},
+    "rloo": {"advantage": "rloo"},
+    "reinforce": {"advantage": "reinforce", "loss": "reinforce"},
+    "reinforce, running": {"advantage": "reinforce", "baseline": "running", "loss": "reinforce"},
+    "reinforce, no baseline": {"advantage": "reinforce", "baseline": "none", "loss": "reinforce"},
+    "reinforce++": {"advantage": "reinforce_plus_plus", "baseline": "none"},
+    "reinforce++, group": {"advantage": "reinforce_plus_plus"},
+    "remax": {"advantage": "remax"},
+    "pass_at_k": {"advantage": "pass_at_k", "pass_k": 2},
+    "turn_level": {
+        "advantage": "turn_level",
+        "turns": {"discount": 0.9, "retrieval_bonus": 0.5, "search_cost": 0.1},
+    },
+    "gae": {"advantage": "gae", "critic": {"learning_rate": 1e-3}},
+    "gae, turns": {"advantage": "gae", "gae_lambda": 0.9, "turns": {"search_cost": 0.1}},
+    "gspo": {"loss": "gspo", "aggregate": "sequence_mean"},
+    "cispo": {"loss": "cispo", "aggregate": "sequence_sum"},
+    "dual clip": {"dual_clip": 3.0},
+    "entropy": {"entropy_coefficient": 0.05},
+    "kl in the loss": {"kl": {"coefficient": 0.1}},
+    "kl in the reward": {"kl": {"coefficient": 0.1, "place": "reward", "form": "k1"}},
+    "kl, adaptive": {"kl": {"coefficient": 0.1, "target": 0.01, "horizon": 100}},
+    "protection": {"likelihood_protection": {"coefficient": 1.0}},
+    "overlong": {"overlong": {"max_tokens": 40, "buffer_tokens": 20}},
+    "correction": {
+        "decoupled": True,
+        "correction": {
+            "weights": "truncate",
+            "normalise": True,
+            "reject": "geometric",
+            "reject_low": 0.9,
+            "reject_high": 1.1,
+            "veto": 1e-4,
+        },
+    },
+}
+
+
+@cache
+def run_of(name: str) -> Path:
+    """Two steps with an algorithm, four optimizer steps each; "default" is the plain one."""
+    out = scratch() / "algorithms" / name.replace(" ", "_")
+    config = make_config(out, trainer=TWICE, algorithm=ALGORITHMS.get(name, {}))
+    run_training(config, resume=False)
+    return out
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_each_algorithm_runs_and_learns_something_of_its_own(name: str):
+    out, plain = run_of(name), run_of("default")
+    rows = metrics_of(out)
+    assert [row["step"] for row in rows] == [0, 1]
+    assert all((row["policy/logprob_diff_max"] or 0) <= 1e-5 for row in rows)
+    assert sum(row["optimizer/grad_norm"] or 0 for row in rows) > 0
+    first_step = [row for row in episodes_of(out) if row["step"] == 0 and row["arm"] is None]
+    expected = [row for row in episodes_of(plain) if row["step"] == 0]
+    assert [row["segments"] for row in first_step] == [row["segments"] for row in expected]
+    # The engine's log-probabilities are the trainer's: there is nothing to correct.
+    assert (weights_of(out, 2) == weights_of(plain, 2)) == (name == "correction")
+
+
+@pytest.mark.parametrize(
+    "name", ["reinforce, running", "gae", "kl, adaptive", "remax", "correction"]
+)
+def test_a_run_that_was_stopped_between_steps_goes_on_as_if_it_had_not(tmp_path: Path, name: str):
+    """The running baseline, the critic with its optimizer, and the leash are in the checkpoint."""
+    out, straight = tmp_path / "run", run_of(name)
+    for num_steps in (1, 2):
+        trainer = {**TWICE, "num_steps": num_steps}
+        config = make_config(out, trainer=trainer, algorithm=ALGORITHMS[name])
+        run_training(config, resume=num_steps == 2)
+    assert_same_run(out, straight, steps=(1, 2))
+    if name == "gae":
+        mine, theirs = (
+            load_file(run / "checkpoints" / "step_000002" / "critic.safetensors")
+            for run in (out, straight)
+        )
+        assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+
+
+def test_a_greedy_episode_is_played_beside_each_group_and_not_learnt():
+    out = run_of("remax")
+    records = list(read_episodes(out / "episodes.jsonl"))
+    greedy = [record for record in records if record.arm == "greedy"]
+    assert len(greedy) == 2 * 2
+    assert len(records) == 2 * (2 * 4) + len(greedy)
+    rows = metrics_of(out)
+    for row in rows:
+        rewards = [
+            record.episode.reward.value
+            for record in greedy
+            if record.step == row["step"] and record.episode.reward is not None
+        ]
+        assert row["reward/greedy_mean"] == pytest.approx(sum(rewards) / 2)
+
+
+def test_the_critic_may_learn_alone_first(tmp_path: Path):
+    out = tmp_path / "run"
+    algorithm = {"advantage": "gae", "critic": {"num_warmup_steps": 1, "learning_rate": 1e-3}}
+    run_training(make_config(out, trainer=STEPS, algorithm=algorithm), resume=False)
+    first, second = metrics_of(out)
+    assert "optimizer/grad_norm" not in first
+    assert (first["policy/logprob_diff_max"] or 0) <= 1e-5
+    assert (first["critic/grad_norm"] or 0) > 0
+    assert (second["optimizer/grad_norm"] or 0) > 0
+    versions = Counter(
+        record.episode.oldest_version for record in read_episodes(out / "episodes.jsonl")
+    )
+    assert set(versions) == {0}
+
+
+def test_the_critic_may_start_from_another_model(tmp_path: Path):
+    out = tmp_path / "run"
+    critic = {"path": str(random_model()), "learning_rate": 1e-3}
+    algorithm = {"advantage": "gae", "critic": critic}
+    config = make_config(out, trainer={**TWICE, "num_steps": 1}, algorithm=algorithm)
+    run_training(config, resume=False)
+    mine, theirs = (
+        load_file(run / "checkpoints" / "step_000001" / "critic.safetensors")
+        for run in (out, run_of("gae"))
+    )
+    assert not torch.equal(mine["base.embed_tokens.weight"], theirs["base.embed_tokens.weight"])
+
+
+def test_a_critic_that_is_missing_from_the_checkpoint_is_said(tmp_path: Path):
+    out = tmp_path / "run"
+    run_training(make_config(out, trainer={**STEPS, "num_steps": 1}), resume=False)
+    config = make_config(out, trainer=STEPS, algorithm={"advantage": "gae"})
+    with pytest.raises(UserError, match="holds no critic"):
+        run_training(config, resume=True)
+
+
+def test_the_reference_is_the_start_of_the_run_or_what_a_path_names(tmp_path: Path):
+    measured: list[float | None] = []
+    for name, reference in (("start", None), ("path", str(random_model()))):
+        algorithm = {"kl": {"coefficient": 0.1, "reference": reference}}
+        trainer = {**STEPS, "num_steps": 1}
+        config = make_config(tmp_path / name, trainer=trainer, algorithm=algorithm)
+        run_training(config, resume=False)
+        measured.append(metrics_of(tmp_path / name)[0]["kl/reference"])
+    assert measured[0] == pytest.approx(0.0, abs=1e-6)
+    assert (measured[1] or 0) > 0.1
+
+
+def test_a_reference_with_other_tokens_is_refused(tmp_path: Path):
+    other = tmp_path / "other"
+    world = world_dir()
+    shape = ModelShape(vocabulary=420, hidden_size=64, num_layers=1, max_tokens=MAX_TOKENS)
+    make_model(world / "corpus.jsonl", world / "train.jsonl", other, shape, seed=0)
+    for algorithm in (
+        {"kl": {"coefficient": 0.1, "reference": str(other)}},
+        {"advantage": "gae", "critic": {"path": str(other)}},
+    ):
+        with pytest.raises(UserError, match="has other tokens than model.path"):
+            run_training(make_config(tmp_path / "run", algorithm=algorithm), resume=False)
+
+
+def test_what_a_stale_sampler_saw_otherwise_is_cut(tmp_path: Path):
+    out = tmp_path / "run"
+    correction = {"weights": "mask", "low": 1.0, "high": 1.0, "reject": "token", "veto": 1e-3}
+    config = make_config(
+        out,
+        trainer={"num_steps": 4, "warmup_steps": 0},
+        rollout={**SETTINGS["rollout"], "max_staleness": 1},
+        algorithm={"decoupled": True, "correction": correction},
+    )
+    run_training(config, resume=False)
+    rows = metrics_of(out)
+    assert rows[0]["correction/cut_fraction"] == 0
+    assert max(row["correction/cut_fraction"] or 0 for row in rows) > 0
+    stale = max(rows, key=lambda row: row["policy/kl"] or 0)
+    assert (stale["policy/kl"] or 0) > 0
+    assert (stale["policy/ess"] or 1) < 1
+
+
+# --- dynamic sampling -----------------------------------------------------------------------------
+
+
+def test_flat_groups_are_replaced_by_other_questions(tmp_path: Path):
+    out = tmp_path / "run"
+    algorithm = {"dynamic_sampling": {"is_enabled": True, "oversampling": 1.5}}
+    run_training(make_config(out, trainer={"num_steps": 4}, algorithm=algorithm), resume=False)
+    rows = metrics_of(out)
+    assert all((row["groups/learnt"] or 0) <= 2 for row in rows)
+    assert all((row["groups/played"] or 0) >= 3 for row in rows)
+    records = list(read_episodes(out / "episodes.jsonl"))
+    assert len(records) == sum(4 * (row["groups/played"] or 0) for row in rows)
+    for step in range(4):
+        played = Counter(r.episode.question.id for r in records if r.step == step)
+        assert set(played.values()) == {4}, "no question comes twice in a step"
+
+
+def test_a_step_in_which_nothing_varies_ends_the_run_with_a_clear_word_and_a_checkpoint(
+    tmp_path: Path,
+):
+    """Exact match alone: the tiny model is never right, so every group is flat."""
+    out = tmp_path / "run"
+    algorithm = {"dynamic_sampling": {"is_enabled": True, "max_rounds": 2}}
+    reward = {"structure_score": 0.0, "final_format_score": 0.0}
+    config = make_config(out, algorithm=algorithm, reward=reward)
+    with pytest.raises(NothingToLearn, match=r"each of the 6 groups of step 0 \(after 2 rounds"):
+        run_training(config, resume=False)
+    assert (out / "checkpoints" / "step_000000").is_dir()
+    assert metrics_of(out) == []

@@ -1,0 +1,480 @@
+"""From scored groups to advantages: worked groups, and two promises over every algorithm at once.
+
+Promise 2: observation tokens, however many and wherever they stand, change no advantage, no weight
+and no loss of a sampled token. Promise 6: nor do micro-batches and their order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from forage.algorithm_config import (
+    AlgorithmConfig,
+    CorrectionConfig,
+    KlConfig,
+    LikelihoodProtectionConfig,
+    OverlongConfig,
+    TurnsConfig,
+)
+from forage.algorithms.packing import pack
+from forage.training.credit import Credit
+from forage.training.objective import Tokens, aggregate, token_losses
+from forage.training.views import correct
+from forage.types import (
+    ActionKind,
+    Episode,
+    Group,
+    Origin,
+    Question,
+    Reward,
+    Segment,
+    Status,
+    Turn,
+    Weighed,
+)
+from tests.fakes import segments_of
+
+QUESTION = Question("q", "which?", ("Tiber",), "test", gold_passage_ids=("gold",))
+
+
+def search(*passage_ids: str) -> Turn:
+    return Turn("", ActionKind.SEARCH, "a query", "<information>", passage_ids or ("other",))
+
+
+ANSWER = Turn("", ActionKind.ANSWER, "Tiber")
+
+
+def episode(line: str, reward: float, *turns: Turn, status: Status = Status.ANSWERED) -> Episode:
+    return Episode(QUESTION, 0, segments_of(line), turns, status, Reward(reward, {"em": reward}))
+
+
+def weigh(
+    algorithm: AlgorithmConfig, *groups: Group, baseline: float | None = None
+) -> tuple[list[list[list[float]]], Credit]:
+    """The advantages of each token of each learnable episode of each group."""
+    credit = Credit(algorithm, train_on_failed_searches=False, baseline=baseline)
+    weighed_P, _ = credit.weigh(groups, credit.unweighed(groups), algorithm.kl.coefficient)
+    return [[each.advantages_M.tolist() for each in group] for group in weighed_P], credit
+
+
+RIGHT = episode("P 1  S 2 3  O 4  S 5", 1.0, search("gold"), ANSWER)
+WRONG = episode("P 1  S 2  O 4  S 5 6", 0.0, search(), ANSWER)
+FAILED = episode("P 1  S 2  O 4  S 5", 0.5, search(), ANSWER, status=Status.SEARCH_FAILED)
+GROUP = Group(QUESTION, (RIGHT, FAILED, WRONG))
+
+
+def test_each_sampled_token_of_an_episode_gets_its_advantage():
+    advantages, _ = weigh(AlgorithmConfig(advantage="reinforce"), GROUP)
+    assert advantages == [[[0.5] * 3, [-0.5] * 3]]
+
+
+def test_what_failed_around_the_policy_moves_no_baseline_unless_the_run_says_so():
+    algorithm = AlgorithmConfig(advantage="rloo")
+    assert weigh(algorithm, GROUP)[0] == [[[1.0] * 3, [-1.0] * 3]]
+    credit = Credit(algorithm, train_on_failed_searches=True)
+    weighed_P, metrics = credit.weigh([GROUP], credit.unweighed([GROUP]), 0.0)
+    assert [each.advantages_M.tolist() for each in weighed_P[0]] == [
+        [0.75] * 3,
+        [0.0] * 2,
+        [-0.75] * 3,
+    ]
+    assert metrics["episodes/excluded"] == 0
+
+
+def test_a_failed_engine_and_an_episode_without_a_sampled_token_are_left_out():
+    group = Group(
+        QUESTION,
+        (
+            replace(RIGHT, status=Status.ENGINE_FAILED),
+            episode("P 1", 1.0, status=Status.OUT_OF_TOKENS),
+            WRONG,
+        ),
+    )
+    credit = Credit(AlgorithmConfig(), train_on_failed_searches=True)
+    views = credit.unweighed([group])
+    assert [each.episode for each in views[0]] == [WRONG]
+    _, metrics = credit.weigh([group], views, 0.0)
+    assert metrics["episodes/excluded"] == 2
+    assert metrics["groups/flat"] == 1
+
+
+def test_a_greedy_episode_is_the_baseline_and_is_not_learnt():
+    algorithm = AlgorithmConfig(advantage="remax")
+    with_greedy = replace(GROUP, greedy=replace(WRONG, reward=Reward(0.25)))
+    assert weigh(algorithm, with_greedy)[0] == [[[0.75] * 3, [-0.25] * 3]]
+
+
+def test_a_group_whose_greedy_episode_failed_has_no_baseline_and_is_left_out():
+    credit = Credit(AlgorithmConfig(advantage="remax"), train_on_failed_searches=False)
+    group = replace(GROUP, greedy=FAILED)
+    weighed_P, metrics = credit.weigh([group], credit.unweighed([group]), 0.0)
+    assert weighed_P == [[]]
+    assert metrics["episodes/excluded"] == 3
+
+
+def test_a_running_baseline_is_the_one_from_before_the_step():
+    algorithm = AlgorithmConfig(advantage="reinforce", baseline="running", baseline_decay=0.5)
+    advantages, credit = weigh(algorithm, GROUP, baseline=0.25)
+    assert advantages == [[[0.75] * 3, [-0.25] * 3]]
+    assert credit.baseline == pytest.approx(0.5 * 0.25 + 0.5 * 0.5)
+    first, credit = weigh(algorithm, GROUP)
+    assert first == [[[0.5] * 3, [-0.5] * 3]]
+    assert credit.baseline == 0.5
+
+
+def test_without_a_baseline_the_reward_is_the_advantage():
+    algorithm = AlgorithmConfig(advantage="reinforce", baseline="none")
+    assert weigh(algorithm, GROUP)[0] == [[[1.0] * 3, [0.0] * 3]]
+
+
+def test_turn_level_credit_pays_the_turn_that_found_the_gold_passage():
+    turns = TurnsConfig(retrieval_bonus=0.5, search_cost=0.25)
+    algorithm = AlgorithmConfig(advantage="turn_level", normalise_by_std=False, turns=turns)
+    # Returns: 1.25 and 1 for the right one, -0.25 and 0 for the wrong one.
+    assert weigh(algorithm, GROUP)[0] == [[[0.75, 0.75, 0.5], [-0.75, -0.5, -0.5]]]
+
+
+def test_where_no_gold_passage_is_known_the_turn_that_showed_an_answer_found_it():
+    unknown = replace(QUESTION, gold_passage_ids=())
+    shown = replace(search(), observation="Rome lies on the Tiber.")
+    hidden = replace(search(), observation="Rome lies on a river.")
+    turns = TurnsConfig(retrieval_bonus=1.0)
+    algorithm = AlgorithmConfig(advantage="turn_level", normalise_by_std=False, turns=turns)
+    members = tuple(
+        replace(episode("P 1  S 2  O 4  S 5", 0.0, turn, ANSWER), question=unknown)
+        for turn in (shown, hidden)
+    )
+    assert weigh(algorithm, Group(unknown, members))[0] == [[[0.5, 0.0], [-0.5, 0.0]]]
+
+
+def test_a_search_that_was_not_run_costs_nothing():
+    refused = replace(search(), observation="", passage_ids_K=())
+    turns = TurnsConfig(search_cost=0.5)
+    algorithm = AlgorithmConfig(advantage="reinforce_plus_plus", baseline="none", turns=turns)
+    credit = Credit(algorithm, train_on_failed_searches=False)
+    group = Group(QUESTION, (episode("P 1  S 2", 0.0, refused), WRONG))
+    _, metrics = credit.weigh([group], credit.unweighed([group]), 0.0)
+    assert metrics["return/mean"] == pytest.approx((0.0 - 0.5) / 2)
+
+
+def test_reinforce_plus_plus_whitens_over_the_tokens_of_all_groups():
+    algorithm = AlgorithmConfig(advantage="reinforce_plus_plus", baseline="none")
+    first, second = Group(QUESTION, (RIGHT,)), Group(QUESTION, (WRONG,))
+    advantages, _ = weigh(algorithm, first, second)
+    assert advantages == [
+        [pytest.approx([1.0] * 3, abs=1e-6)],
+        [pytest.approx([-1.0] * 3, abs=1e-6)],
+    ]
+
+
+def test_gae_reads_values_in_the_order_of_sampled_tokens_and_leaves_targets_for_the_critic():
+    algorithm = AlgorithmConfig(advantage="gae", gae_lambda=0.0, whiten=False)
+    credit = Credit(algorithm, train_on_failed_searches=False)
+    views = credit.unweighed([Group(QUESTION, (RIGHT,))])
+    views = [[replace(views[0][0], values_M=torch.tensor([0.25, 0.5, 0.75]))]]
+    ((weighed,),), _ = credit.weigh([Group(QUESTION, (RIGHT,))], views, 0.0)
+    assert weighed.advantages_M.tolist() == [0.25, 0.25, 0.25]
+    assert weighed.returns_M.tolist() == [0.5, 0.75, 1.0]
+
+
+def test_the_leash_in_the_reward_takes_the_divergence_off_it():
+    kl = KlConfig(coefficient=0.5, place="reward", form="k1")
+    algorithm = AlgorithmConfig(advantage="reinforce", baseline="none", kl=kl)
+    credit = Credit(algorithm, train_on_failed_searches=False)
+    group = Group(QUESTION, (RIGHT,))
+    (view,) = credit.unweighed([group])[0]
+    far = replace(view, reference_logprobs_M=view.old_logprobs_M - 0.1)
+    ((weighed,),), _ = credit.weigh([group], [[far]], kl_coefficient=0.5)
+    assert weighed.advantages_M.tolist() == pytest.approx([1.0 - 0.5 * 0.3] * 3)
+
+
+def test_the_penalty_for_length_counts_what_the_policy_wrote():
+    overlong = OverlongConfig(max_tokens=4, buffer_tokens=2, penalty=0.5)
+    algorithm = AlgorithmConfig(advantage="reinforce", baseline="none", overlong=overlong)
+    assert weigh(algorithm, Group(QUESTION, (RIGHT,)))[0] == [[[0.75] * 3]]
+
+
+def test_a_group_is_flat_by_what_it_earned_in_all():
+    same = Group(QUESTION, (RIGHT, replace(WRONG, reward=RIGHT.reward)))
+    turns = TurnsConfig(retrieval_bonus=0.5)
+    for algorithm, expected in (
+        (AlgorithmConfig(), True),
+        (AlgorithmConfig(advantage="turn_level", turns=turns), False),
+    ):
+        assert Credit(algorithm, False).is_flat(same) == expected
+
+
+# --- promises 2 and 6, over everything ------------------------------------------------------------
+
+KL_REWARD = KlConfig(coefficient=0.3, place="reward")
+TURNS = TurnsConfig(retrieval_bonus=0.5, search_cost=0.1)
+EVERYTHING = {
+    "grpo": AlgorithmConfig(),
+    "dr_grpo": AlgorithmConfig(advantage="dr_grpo", aggregate="constant", constant_tokens=9),
+    "rloo": AlgorithmConfig(advantage="rloo", kl=KL_REWARD),
+    "reinforce": AlgorithmConfig(advantage="reinforce", baseline="running", loss="reinforce"),
+    "reinforce_plus_plus": AlgorithmConfig(
+        advantage="reinforce_plus_plus", discount=0.9, kl=KL_REWARD, turns=TURNS
+    ),
+    "remax": AlgorithmConfig(
+        advantage="remax", overlong=OverlongConfig(max_tokens=6, buffer_tokens=4)
+    ),
+    "pass_at_k": AlgorithmConfig(advantage="pass_at_k", pass_k=2),
+    "turn_level": AlgorithmConfig(
+        advantage="turn_level", turns=TurnsConfig(discount=0.8, retrieval_bonus=0.5)
+    ),
+    "gae": AlgorithmConfig(advantage="gae", discount=0.95, gae_lambda=0.8, turns=TURNS),
+    "gspo": AlgorithmConfig(loss="gspo", aggregate="sequence_mean"),
+    "cispo": AlgorithmConfig(loss="cispo", aggregate="sequence_sum"),
+    "dual clip and entropy": AlgorithmConfig(dual_clip=2.0, entropy_coefficient=0.1),
+    "kl": AlgorithmConfig(kl=KlConfig(coefficient=0.2, form="absolute")),
+    "protection by turns": AlgorithmConfig(
+        likelihood_protection=LikelihoodProtectionConfig(coefficient=0.5)
+    ),
+    "protection by episodes": AlgorithmConfig(
+        aggregate="sequence_mean",
+        likelihood_protection=LikelihoodProtectionConfig(coefficient=0.5, gate="episode"),
+    ),
+    "sequence weights": AlgorithmConfig(
+        decoupled=True,
+        correction=CorrectionConfig(weights="clip", level="sequence", normalise=True, veto=0.2),
+    ),
+    "geometric rejection": AlgorithmConfig(
+        decoupled=True,
+        aggregate="sequence_mean",
+        correction=CorrectionConfig(
+            weights="mask", level="token", normalise=True, reject="geometric", reject_low=0.9
+        ),
+    ),
+}
+
+
+def made_up(token_ids: Tensor, salt: int) -> Tensor:
+    """Numbers that a model might say of tokens: a function of the token alone."""
+    return ((token_ids * (2 * salt + 3)) % 11).float() / 8
+
+
+def token_ids_of(each: Episode) -> Tensor:
+    sampled = [s.token_ids_T for s in each.segments if s.origin is Origin.SAMPLED]
+    return torch.tensor([i for ids in sampled for i in ids])
+
+
+def look(algorithm: AlgorithmConfig, view: Weighed) -> Weighed:
+    """What made-up models say of an episode."""
+    ids_M = token_ids_of(view.episode)
+    old_M = view.old_logprobs_M
+    view = replace(view, values_M=made_up(ids_M, 4))
+    if algorithm.kl.coefficient:
+        return replace(view, reference_logprobs_M=old_M - 0.5 + made_up(ids_M, 5))
+    return view
+
+
+def learn(
+    algorithm: AlgorithmConfig, groups: Sequence[Group], max_tokens: int, order: Sequence[int]
+) -> tuple[list[list[float]], float]:
+    """The whole way with made-up models: advantages an episode, and the loss of the batch."""
+    credit = Credit(algorithm, train_on_failed_searches=False, baseline=0.25)
+    views_P = [[look(algorithm, view) for view in views] for views in credit.unweighed(groups)]
+    if algorithm.needs_recomputed_logprobs:
+        flat = [view for views in views_P for view in views]
+        trainer = [
+            view.old_logprobs_M - 0.5 + made_up(token_ids_of(view.episode), 1) for view in flat
+        ]
+        seen = iter(correct(flat, trainer, algorithm)[0])
+        views_P = [[next(seen) for _ in views] for views in views_P]
+    weighed_P, _ = credit.weigh(groups, views_P, algorithm.kl.coefficient)
+    weighed = [each for group in weighed_P for each in group]
+    batch = pack([weighed[i] for i in order if i < len(weighed)], max_tokens)
+    total = 0.0
+    for rows in batch.rows:
+        tokens = Tokens.of(rows, torch.device("cpu"))
+        ids_M = rows.packed.token_ids_N[rows.is_sampled_N]
+        logprobs_M = tokens.sampler_logprobs_M - 0.4 + made_up(ids_M, 2)
+        loss_M, _ = token_losses(
+            algorithm, logprobs_M.double(), made_up(ids_M, 3), tokens, algorithm.kl.coefficient
+        )
+        total += aggregate(algorithm, loss_M, tokens, batch).item()
+    return [each.advantages_M.tolist() for each in weighed], total
+
+
+token_lists = st.lists(st.integers(0, 50), min_size=1, max_size=4).map(tuple)
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Episode:
+    segments = [Segment(Origin.PROMPT, draw(token_lists))]
+    turns: list[Turn] = []
+    for sampled in draw(st.lists(token_lists, min_size=1, max_size=3)):
+        logprobs = tuple(-(i + 1) / 8 for i in sampled)
+        segments.append(Segment(Origin.SAMPLED, sampled, logprobs, (0,) * len(sampled)))
+        segments.append(Segment(Origin.OBSERVATION, draw(token_lists)))
+        turns.append(draw(st.sampled_from([search(), search("gold")])))
+    turns[-1] = ANSWER
+    reward = draw(st.sampled_from([0.0, 0.2, 1.0]))
+    status = draw(st.sampled_from([Status.ANSWERED] * 5 + [Status.SEARCH_FAILED]))
+    made = Episode(QUESTION, 0, tuple(segments[:-1]), tuple(turns), status)
+    return replace(made, reward=Reward(reward, {"em": reward}))
+
+
+@st.composite
+def with_observations(draw: st.DrawFn, each: Episode, may_cut: bool) -> Episode:
+    """The same episode with observations put in anywhere, inside of turns too if they may be."""
+    segments: list[Segment] = []
+    for segment in each.segments:
+        size = len(segment.token_ids_T)
+        inside = segment.origin is Origin.SAMPLED and may_cut
+        cut = draw(st.integers(0, size)) if inside else size
+        for start, end in pairwise((0, cut, size) if inside else (0, size)):
+            segments.append(
+                Segment(
+                    segment.origin,
+                    segment.token_ids_T[start:end],
+                    segment.logprobs_T[start:end],
+                    segment.versions_T[start:end],
+                )
+            )
+            if draw(st.booleans()):
+                segments.append(Segment(Origin.OBSERVATION, draw(token_lists) * 3))
+    return replace(each, segments=tuple(segments))
+
+
+def groups_of(members: Sequence[Episode], greedy: Episode) -> list[Group]:
+    half = (len(members) + 1) // 2
+    parts = [part for part in (members[:half], members[half:]) if part]
+    return [Group(QUESTION, tuple(part), greedy) for part in parts]
+
+
+def turns_may_be_cut(algorithm: AlgorithmConfig) -> bool:
+    """Where a turn's tokens are its own, an observation within it would make two turns of it."""
+    by_turns = algorithm.likelihood_protection
+    return not algorithm.tells_tokens_apart and not (
+        by_turns.coefficient and by_turns.gate == "turn"
+    )
+
+
+@pytest.mark.parametrize("algorithm", EVERYTHING.values(), ids=EVERYTHING)
+@given(st.lists(episodes(), min_size=2, max_size=5), episodes(), st.data())
+@settings(max_examples=20)
+def test_observations_put_in_anywhere_change_no_advantage_and_no_loss(
+    algorithm: AlgorithmConfig, members: list[Episode], greedy: Episode, data: st.DataObject
+):
+    may_cut = turns_may_be_cut(algorithm)
+    padded = [data.draw(with_observations(each, may_cut)) for each in members]
+    order = range(len(members))
+    expected, loss = learn(algorithm, groups_of(members, greedy), 500, order)
+    advantages, padded_loss = learn(algorithm, groups_of(padded, greedy), 500, order)
+    assert advantages == expected
+    assert padded_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", EVERYTHING.values(), ids=EVERYTHING)
+@given(
+    st.lists(episodes(), min_size=2, max_size=5),
+    episodes(),
+    st.sampled_from([40, 60, 100]),
+    st.permutations(range(5)),
+)
+@settings(max_examples=20)
+def test_neither_micro_batches_nor_their_order_change_the_loss(
+    algorithm: AlgorithmConfig,
+    members: list[Episode],
+    greedy: Episode,
+    max_tokens: int,
+    order: list[int],
+):
+    groups = groups_of(members, greedy)
+    _, whole = learn(algorithm, groups, 500, range(5))
+    _, split = learn(algorithm, groups, max_tokens, order)
+    assert split == pytest.approx(whole, rel=1e-5, abs=1e-6)
+
+
+MEMBERS = [
+    episode("P 1  S 2 30  O 4  S 5", 1.0, search("gold"), ANSWER),
+    episode("P 1  S 7  O 4 4  S 9 6 2", 0.0, search(), ANSWER),
+    episode("P 1  S 3 8  O 4  S 5", 0.2, search(), ANSWER),
+    episode("P 1  S 12  O 4  S 25 6", 0.0, search("gold"), ANSWER),
+    episode("P 1  S 11  O 4  S 2 7", 0.6, search("gold"), ANSWER),
+]
+
+
+@pytest.mark.parametrize("algorithm", EVERYTHING.values(), ids=EVERYTHING)
+def test_the_made_up_models_make_every_algorithm_do_something(algorithm: AlgorithmConfig):
+    """The two tests above would hold of a loss that is always 0."""
+    advantages, loss = learn(algorithm, groups_of(MEMBERS, MEMBERS[1]), 500, range(5))
+    assert any(value for each in advantages for value in each)
+    assert abs(loss) > 1e-4
+
+
+GAE: dict[str, Any] = {"advantage": "gae"}
+TURN: dict[str, Any] = {"advantage": "turn_level"}
+RUNNING: dict[str, Any] = {"advantage": "reinforce", "baseline": "running"}
+WEIGHTS: dict[str, Any] = {
+    "decoupled": True,
+    "correction": {"weights": "clip", "low": 0.8, "high": 1.2, "reject": "token", "veto": 0.1},
+}
+KNOBS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"advantage": "rloo"}),
+    ({}, {"normalise_by_std": False}),
+    (RUNNING, {"baseline": "none"}),
+    (RUNNING, {"baseline": "group"}),
+    ({"advantage": "pass_at_k", "pass_k": 2}, {"pass_k": 3}),
+    (GAE, {"discount": 0.9}),
+    (GAE, {"gae_lambda": 0.5}),
+    (GAE, {"whiten": False}),
+    (GAE, {"turns": {"search_cost": 0.5}}),
+    (GAE, {"turns": {"retrieval_bonus": 0.5}}),
+    (TURN, {"turns": {"discount": 0.5}}),
+    (TURN, {"turns": {"retrieval_bonus": 0.5}}),
+    ({}, {"loss": "cispo"}),
+    ({}, {"clip_low": 0.05}),
+    ({}, {"clip_high": 0.05}),
+    ({}, {"dual_clip": 1.05}),
+    ({}, {"decoupled": True}),
+    ({}, {"aggregate": "sequence_mean"}),
+    ({"aggregate": "constant", "constant_tokens": 5}, {"constant_tokens": 6}),
+    ({}, {"entropy_coefficient": 0.1}),
+    ({}, {"kl": {"coefficient": 0.1}}),
+    ({"kl": {"coefficient": 0.1}}, {"kl": {"coefficient": 0.1, "form": "k2"}}),
+    ({"kl": {"coefficient": 0.1}}, {"kl": {"coefficient": 0.1, "place": "reward"}}),
+    ({}, {"likelihood_protection": {"coefficient": 0.5}}),
+    ({}, {"overlong": {"max_tokens": 4, "buffer_tokens": 2}}),
+    (
+        {"overlong": {"max_tokens": 4, "buffer_tokens": 2}},
+        {"overlong": {"max_tokens": 4, "buffer_tokens": 3}},
+    ),
+    (
+        {"overlong": {"max_tokens": 4, "buffer_tokens": 2}},
+        {"overlong": {"max_tokens": 4, "buffer_tokens": 2, "penalty": 0.5}},
+    ),
+    *(
+        (WEIGHTS, {"correction": {**WEIGHTS["correction"], **change}})
+        for change in (
+            {"weights": "mask"},
+            {"level": "sequence"},
+            {"low": 0.5},
+            {"high": 1.5},
+            {"normalise": True},
+            {"reject": "geometric"},
+            {"reject_low": 0.9},
+            {"reject_high": 1.1},
+            {"veto": 0.7},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "change"), KNOBS)
+def test_each_knob_changes_the_loss(settings: dict[str, Any], change: dict[str, Any]):
+    groups = groups_of(MEMBERS, MEMBERS[1])
+    before, after = (
+        learn(AlgorithmConfig.model_validate(tree), groups, 500, range(5))[1]
+        for tree in (settings, settings | change)
+    )
+    assert abs(after - before) > 1e-6

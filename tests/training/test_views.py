@@ -1,0 +1,145 @@
+"""What the models say of a step's episodes: in order, whole, and whatever the packing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from forage.algorithm_config import AlgorithmConfig, CorrectionConfig, KlConfig
+from forage.algorithms.packing import unweighed
+from forage.config import TrainerConfig
+from forage.training.critic import Critic
+from forage.training.trainer import Trainer
+from forage.training.views import correct
+from forage.types import Weighed
+from tests.rollout.tiny_models import make_model, plain_logprobs, twin
+from tests.training.sequences import episode, sampled_by
+
+EPISODES = tuple(episode(seed) for seed in range(6))
+VIEWS = [[unweighed(each)] for each in EPISODES]
+
+
+def trainer(algorithm: AlgorithmConfig, max_tokens: int = 4096, **beside: object) -> Trainer:
+    config = TrainerConfig(max_tokens_per_micro_batch=max_tokens)
+    return Trainer(make_model(), config, algorithm, 0.8, **beside)  # pyright: ignore[reportArgumentType]
+
+
+def flat(views: list[list[Weighed]]) -> list[Weighed]:
+    return [each for group in views for each in group]
+
+
+def test_where_nothing_is_needed_nothing_is_asked():
+    views, metrics = trainer(AlgorithmConfig()).look(VIEWS)
+    assert views == VIEWS
+    assert metrics == {}
+
+
+@pytest.mark.parametrize("max_tokens", [256, 4096])
+def test_decoupled_the_ratio_is_taken_to_the_policy_from_before_the_update(max_tokens: int):
+    asked = trainer(AlgorithmConfig(decoupled=True), max_tokens)
+    views, metrics = asked.look(VIEWS)
+    for each, drawn in zip(flat(views), EPISODES, strict=True):
+        expected = sampled_by(asked.model, drawn, 0.8)
+        logprobs = [p for segment in expected.segments for p in segment.logprobs_T]
+        assert each.old_logprobs_M.tolist() == pytest.approx(logprobs, abs=1e-5)
+        assert each.episode is drawn
+    assert metrics["policy/kl"] > 0
+
+
+@pytest.mark.parametrize("max_tokens", [256, 4096])
+def test_the_reference_speaks_of_each_sampled_token_at_the_runs_temperature(max_tokens: int):
+    reference = make_model(seed=1)
+    kl = AlgorithmConfig(kl=KlConfig(coefficient=0.1))
+    views, _ = trainer(kl, max_tokens, reference=reference).look(VIEWS)
+    for each, drawn in zip(flat(views), EPISODES, strict=True):
+        expected = sampled_by(reference, drawn, 0.8)
+        logprobs = [p for segment in expected.segments for p in segment.logprobs_T]
+        assert each.reference_logprobs_M.tolist() == pytest.approx(logprobs, abs=1e-5)
+    assert plain_logprobs(twin(reference), EPISODES[0].token_ids_T, 0.8).isfinite().all()
+
+
+def test_the_critics_values_come_with_the_episodes_in_any_packing():
+    torch.manual_seed(0)
+    critic = Critic(make_model(seed=2))
+    torch.nn.init.normal_(critic.head.weight)
+    gae = AlgorithmConfig(advantage="gae")
+    whole, _ = trainer(gae, critic=critic).look(VIEWS)
+    split, _ = trainer(gae, 256, critic=critic).look(VIEWS)
+    for mine, theirs in zip(flat(whole), flat(split), strict=True):
+        assert mine.values_M.any()
+        torch.testing.assert_close(mine.values_M, theirs.values_M, atol=1e-5, rtol=1e-4)
+        assert not mine.values_M.requires_grad
+
+
+def test_a_step_of_which_nothing_is_left_is_looked_at_without_complaint():
+    decoupled = AlgorithmConfig(decoupled=True, kl=KlConfig(coefficient=0.1))
+    views, metrics = trainer(decoupled, reference=make_model()).look([[], []])
+    assert views == [[], []]
+    assert metrics == {}
+
+
+# --- the correction -------------------------------------------------------------------------------
+
+
+def corrected(**settings: object) -> tuple[list[Weighed], dict[str, float]]:
+    """Two episodes; the trainer finds the tokens of the first as likely, of the second thrice."""
+    first, second = flat(VIEWS)[:2]
+    logprobs = [first.old_logprobs_M, second.old_logprobs_M + torch.tensor(3.0).log()]
+    correction = CorrectionConfig.model_validate(settings)
+    algorithm = AlgorithmConfig(decoupled=True, correction=correction)
+    return correct([first, second], logprobs, algorithm)
+
+
+def test_weights_travel_with_their_episodes():
+    (first, second), metrics = corrected(weights="truncate", high=2.0)
+    assert first.weights_M.tolist() == pytest.approx([1.0] * len(first.weights_M))
+    assert second.weights_M.tolist() == pytest.approx([2.0] * len(second.weights_M))
+    num_first, num_second = len(first.weights_M), len(second.weights_M)
+    share = num_second / (num_first + num_second)
+    assert metrics["correction/cut_fraction"] == pytest.approx(share)
+    assert metrics["correction/weight_mean"] == pytest.approx(1 + share)
+
+
+def test_a_rejected_episode_is_kept_out_and_counted():
+    (first, second), metrics = corrected(reject="geometric", reject_high=2.0)
+    assert first.is_kept_M.all()
+    assert not second.is_kept_M.any()
+    assert metrics["correction/rejected_sequences"] == 0.5
+    assert "correction/cut_fraction" not in metrics
+
+
+def test_weights_are_normalised_over_what_rejection_leaves():
+    (first, _), metrics = corrected(
+        weights="clip", high=5.0, normalise=True, reject="token", reject_high=2.0
+    )
+    assert first.weights_M.tolist() == pytest.approx([1.0] * len(first.weights_M))
+    assert metrics["correction/weight_mean"] == pytest.approx(1.0)
+    (first, second), metrics = corrected(weights="clip", high=5.0, normalise=True)
+    assert metrics["correction/weight_mean"] == pytest.approx(1.0)
+    assert second.weights_M[0] / first.weights_M[0] == pytest.approx(3.0)
+
+
+def test_a_veto_alone_needs_no_weights():
+    first, second = flat(VIEWS)[:2]
+    impossible = first.old_logprobs_M.clone()
+    impossible[-1] -= 12.0
+    algorithm = AlgorithmConfig(correction=CorrectionConfig(veto=1e-4))
+    (vetoed, kept), metrics = correct(
+        [first, second], [impossible, second.old_logprobs_M], algorithm
+    )
+    assert not vetoed.is_kept_M.any()
+    assert kept.is_kept_M.all()
+    assert metrics["correction/vetoed_sequences"] == 0.5
+    # Without decoupling the loss's ratio stays the one to the sampler.
+    assert torch.equal(vetoed.old_logprobs_M, first.old_logprobs_M)
+
+
+def test_when_everything_is_rejected_nothing_is_divided_by_nothing():
+    views = [replace(each, old_logprobs_M=each.old_logprobs_M - 9.0) for each in flat(VIEWS)[:2]]
+    logprobs = [each.old_logprobs_M + 9.0 for each in views]
+    correction = CorrectionConfig(weights="mask", normalise=True, reject="sequence")
+    found, metrics = correct(
+        views, logprobs, AlgorithmConfig(decoupled=True, correction=correction)
+    )
+    assert not any(bool(each.is_kept_M.any()) for each in found)
+    assert metrics["correction/weight_mean"] == metrics["correction/weight_ess"] == 0.0
