@@ -143,7 +143,7 @@ class _Run:
                     await self.engine.receive_weights(version=self.trainer.version)
                     clock.lap("publish")
                     await self._after_step(step, rollout, learnt | seen | credited, clock, bar)
-        except (Stopped, NothingToLearn):
+        except (Stopped, NothingToLearn, UserError):
             await scheduler.close()
             self._checkpoint(self.num_steps_done)  # it may come before or after the step's own
             raise

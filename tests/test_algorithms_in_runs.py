@@ -55,7 +55,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "gae, turns": {"advantage": "gae", "gae_lambda": 0.9, "turns": {"search_cost": 0.1}},
     "gspo": {"loss": "gspo", "aggregate": "sequence_mean"},
     "cispo": {"loss": "cispo", "aggregate": "sequence_sum"},
-    "dual clip": {"dual_clip": 3.0},
+    "dual clip": {"dual_clip": 1.001},
     "entropy": {"entropy_coefficient": 0.05},
     "kl in the loss": {"kl": {"coefficient": 0.1}},
     "kl in the reward": {"kl": {"coefficient": 0.1, "place": "reward", "form": "k1"}},
