@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
@@ -188,11 +189,23 @@ class _Run:
         return [*self._questions_of_step(step), *more]
 
     def _spare_questions(self, step: int) -> list[Question]:
-        """All questions but the step's own, in an order that is a function of the step alone."""
+        """Questions beside the step's own, in the run's mixture: a function of the step alone.
+
+        They stand at positions of the order that no run gets to, as many as could be asked for.
+        """
+        trainer, dynamic = self.config.trainer, self.config.algorithm.dynamic_sampling
+        num_wanted = ceil(trainer.questions_per_step * dynamic.oversampling)
+        num_wanted *= dynamic.max_rounds + 1
+        first = random.Random(f"{self.config.seed}/spare/{step}").randrange(1 << 40, 1 << 41)
+        spare: dict[str, Question] = {}
         own = {question.id for question in self._questions_of_step(step)}
-        spare = [question for question in self.questions if question.id not in own]
-        random.Random(f"{self.config.seed}/spare/{step}").shuffle(spare)
-        return spare
+        for position in range(first, first + 2 * len(self.questions)):  # a whole epoch, at least
+            question = self.order.at(position)
+            if question.id not in own:
+                spare.setdefault(question.id, question)
+            if len(spare) == num_wanted:
+                break
+        return list(spare.values())
 
     def _questions_of_step(self, step: int) -> Sequence[Question]:
         """A function of the step and the seed alone, so that a resumed run asks the same."""

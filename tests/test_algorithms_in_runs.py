@@ -95,8 +95,8 @@ def test_each_algorithm_runs_and_learns_something_of_its_own(name: str):
     first_step = [row for row in episodes_of(out) if row["step"] == 0 and row["arm"] is None]
     expected = [row for row in episodes_of(plain) if row["step"] == 0]
     assert [row["segments"] for row in first_step] == [row["segments"] for row in expected]
-    # The engine's log-probabilities are the trainer's: there is nothing to correct.
-    assert (weights_of(out, 2) == weights_of(plain, 2)) == (name == "correction")
+    if name != "correction":  # with an engine that is exact there is nothing to correct
+        assert weights_of(out, 2) != weights_of(plain, 2)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_reference_with_other_tokens_is_refused(tmp_path: Path):
 
 def test_what_a_stale_sampler_saw_otherwise_is_cut(tmp_path: Path):
     out = tmp_path / "run"
-    correction = {"weights": "mask", "low": 1.0, "high": 1.0, "reject": "token", "veto": 1e-3}
+    correction = {"weights": "mask", "low": 0.999, "high": 1.001, "reject": "token"}
     config = make_config(
         out,
         trainer={"num_steps": 4, "warmup_steps": 0},
