@@ -11,7 +11,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+KEY_MULTIPLE = 16
 QUERY_BLOCK = 192
 """Queries are taken in blocks, so that the masked half of the scores is mostly not computed."""
 
@@ -49,15 +51,19 @@ def _attend_cpu(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Te
     _, num_heads, num_tokens, head_dim = query.shape
     num_kv_heads = key.shape[1]
     grouped = query.reshape(num_kv_heads, num_heads // num_kv_heads, num_tokens, head_dim) * scaling
-    keys_t = key.transpose(0, 1).transpose(-1, -2)
-    values = value.transpose(0, 1)
+    # Keys are padded to whole vectors: a softmax over a remainder has other last bits than the
+    # engine's, which always sums over whole buckets.
+    padding = -num_tokens % KEY_MULTIPLE
+    keys_t = pad(key.transpose(0, 1).transpose(-1, -2), (0, padding))
+    values = pad(value.transpose(0, 1), (0, 0, 0, padding))
     blocks = []
     for start in range(0, num_tokens, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, num_tokens)
-        scores = grouped[:, :, start:end] @ keys_t[..., :end]
-        is_hidden = torch.ones(end - start, end, dtype=torch.bool).triu_(start + 1)
+        width = end + -end % KEY_MULTIPLE
+        scores = grouped[:, :, start:end] @ keys_t[..., :width]
+        is_hidden = torch.ones(end - start, width, dtype=torch.bool).triu_(start + 1)
         bias = torch.zeros(is_hidden.shape, dtype=scores.dtype).masked_fill_(
             is_hidden, float("-inf")
         )
-        blocks.append((scores + bias).softmax(dim=-1) @ values[..., :end, :])
+        blocks.append((scores + bias).softmax(dim=-1) @ values[..., :width, :])
     return torch.cat(blocks, dim=2).reshape(1, num_heads, num_tokens, head_dim)
