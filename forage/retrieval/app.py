@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import SecretStr, ValidationError
 from starlette.applications import Starlette
@@ -55,7 +56,7 @@ def create_app(
     """The application over an open source; ``cache_size``: passages kept in the cache (0: none)."""
     figures = Figures()
     batcher = Batcher(source, figures, cache_size=cache_size)
-    return build_app(source, batcher, pages, settings or AppSettings(), figures, batcher.close)
+    return build_app(source, batcher, pages, settings or AppSettings(), figures, batcher)
 
 
 def build_app(
@@ -64,15 +65,18 @@ def build_app(
     pages: Pages | None,
     settings: AppSettings,
     figures: Figures,
-    on_shutdown: Callable[[], Any],
+    around: AbstractAsyncContextManager[object],
 ) -> Starlette:
-    """The application whose queries ``asks`` answers; its ``state.traffic`` is the guard's."""
+    """The application whose queries ``asks`` answers, while it is entered in ``around``.
+
+    Its ``state.traffic`` is the guard's.
+    """
     service = _Service(source, asks, pages, settings, figures)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        await on_shutdown()
+        async with around:
+            yield
 
     app = Starlette(
         routes=[

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from forage.retrieval.cache import LruCache
 from forage.retrieval.metrics import Figure, Figures
@@ -68,6 +68,17 @@ class Batcher:
         self._worker = Worker("search")
         self._draining: asyncio.Task[None] | None = None
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Closed, and no search runs any more: the source may be closed."""
+        return not self._worker.is_alive
+
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """The hits of each query, in the order asked; raises what the source raised.
 
@@ -88,11 +99,11 @@ class Batcher:
             outcome.hits.result() if isinstance(outcome, _Wanted) else outcome for outcome in found
         ]
 
-    async def close(self, timeout_s: float = 5.0) -> bool:
-        """Finish what is asked for; False if a search still runs (its source must stay open)."""
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Finish what is asked for, or give up on it after ``timeout_s``."""
         if self._draining is not None:
             await asyncio.wait([self._draining], timeout=timeout_s)
-        return await self._worker.close(timeout_s)
+        await self._worker.close(timeout_s)
 
     def _find(self, key: _Key) -> list[Hit] | _Wanted:
         """The hits, where known; else those on their way."""

@@ -35,7 +35,10 @@ class LruCache(Generic[K, V]):
         old = self._entries.pop(key, None)
         if old is not None:
             self._weight -= self._weigh(old)
+        weight = self._weigh(value)
+        if weight > self._size:
+            return
         self._entries[key] = value
-        self._weight += self._weigh(value)
+        self._weight += weight
         while self._weight > self._size:
             self._weight -= self._weigh(self._entries.popitem(last=False)[1])

@@ -22,7 +22,7 @@ from forage.retrieval.app import AppSettings, build_app
 from forage.retrieval.batcher import Batcher
 from forage.retrieval.compose import ServeSettings, open_page_store
 from forage.retrieval.link import FrontEnd, answer_front
-from forage.retrieval.metrics import ROW_SIZE, Figures
+from forage.retrieval.metrics import ROW_SIZE, Figure, Figures
 from forage.retrieval.running import HttpServer
 from forage.retrieval.source import Source
 from forage.types import Hit
@@ -53,9 +53,12 @@ def serve_with_fronts(
     source: Source,
     socks: Sequence[socket.socket],
     on_ready: Callable[[], Awaitable[None]],
-) -> None:
-    """Serve ``source`` through one front a socket until SIGTERM or Ctrl-C; raises ``UserError``."""
-    asyncio.run(_Owner(settings, source, socks, on_ready).run())
+) -> bool:
+    """Serve ``source`` through one front a socket until SIGTERM or Ctrl-C; raises ``UserError``.
+
+    False if a search still runs when the drain is over.
+    """
+    return asyncio.run(_Owner(settings, source, socks, on_ready).run())
 
 
 class _Owner:
@@ -78,7 +81,7 @@ class _Owner:
         self._stop = asyncio.Event()
         self._processes: dict[int, BaseProcess] = {}
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, self._stop.set)
@@ -100,19 +103,21 @@ class _Owner:
                 process.kill()
             await asyncio.gather(*keeping, return_exceptions=True)
             await self._batcher.close()
+        return self._batcher.is_idle
 
     async def _keep(self, place: int) -> None:
         """Run a front until the stop; one that dies is started again, unless it never was ready."""
-        while not self._stop.is_set():
-            is_ready = False
+        is_ready = False
 
-            async def on_ready() -> None:
-                nonlocal is_ready
+        async def on_ready() -> None:
+            nonlocal is_ready
+            if not is_ready:
                 is_ready = True
                 self._num_starting -= 1
                 if self._num_starting == 0:
                     await self._on_ready()
 
+        while True:
             ours, theirs = socket.socketpair()
             process = _CONTEXT.Process(
                 target=run_front,
@@ -124,16 +129,13 @@ class _Owner:
             self._processes[place] = process
             await answer_front(ours, self._batcher, on_ready)
             await asyncio.to_thread(process.join)
+            self._rows[place][Figure.IN_FLIGHT] = 0
             if self._stop.is_set():
                 return
+            status = process.exitcode
             if not is_ready:
-                raise UserError(
-                    f"an HTTP process ended with status {process.exitcode} before it was ready"
-                )
-            self._num_starting += 1
-            logger.warning(
-                "an HTTP process ended with status %s; starting it again", process.exitcode
-            )
+                raise UserError(f"an HTTP process ended with status {status} before it was ready")
+            logger.warning("an HTTP process ended with status %s; it is started again", status)
 
 
 def run_front(
@@ -157,7 +159,7 @@ def run_front(
             settings.topk, settings.token, limits.model_copy(update={"max_in_flight": share})
         ),
         Figures(rows, own=place),
-        owner.close,
+        owner.connected(link),
     )
-    server = HttpServer(app, settings.drain_s, on_ready=lambda: owner.connect(link))
+    server = HttpServer(app, settings.drain_s, owner.say_ready)
     server.run_on(sock)

@@ -12,7 +12,8 @@ import contextlib
 import itertools
 import pickle
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from forage.retrieval.batcher import AsksTogether
 from forage.retrieval.source import SourceError
@@ -32,12 +33,21 @@ class FrontEnd:
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[list[list[Hit]]]] = {}
         self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
 
-    async def connect(self, sock: socket.socket) -> None:
-        """Start to speak; the first message says that this process is ready."""
+    @asynccontextmanager
+    async def connected(self, sock: socket.socket) -> AsyncIterator[None]:
+        """Speak on ``sock`` until the body ends."""
         reader, self._writer = await asyncio.open_connection(sock=sock)
-        self._reading = asyncio.create_task(self._read(reader))
+        reading = asyncio.create_task(self._read(reader))
+        try:
+            yield
+        finally:
+            self._writer.close()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def say_ready(self) -> None:
+        """Tell the owner that this process takes requests."""
+        assert self._writer is not None, "connected before it is ready"
         self._writer.write(_packed(("ready",)))
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
@@ -54,13 +64,6 @@ class FrontEnd:
             raise
         finally:
             del self._answers[number]
-
-    async def close(self) -> None:
-        """Stop speaking."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._reading is not None:
-            await asyncio.gather(self._reading, return_exceptions=True)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while (message := await _receive(reader)) is not None:

@@ -9,12 +9,18 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import socket
+from collections.abc import Awaitable, Callable
 
-from forage.retrieval.app import AppSettings, create_app
+from forage.errors import UserError
+from forage.retrieval.app import AppSettings, build_app
+from forage.retrieval.batcher import Batcher
 from forage.retrieval.compose import ServeSettings, open_page_store, open_source
 from forage.retrieval.fronts import serve_with_fronts
+from forage.retrieval.metrics import Figures
 from forage.retrieval.port import bind_ports, explain_bind_error
 from forage.retrieval.running import HttpServer
+from forage.retrieval.source import Source
 
 logger = logging.getLogger(__name__)
 
@@ -30,37 +36,51 @@ def serve(settings: ServeSettings) -> None:
             "set one with --token-file FILE",
             settings.host,
         )
-    socks = bind_ports(settings.host, settings.port, settings.workers)
+    if settings.topk > settings.limits.max_topk:
+        raise UserError(
+            f"--topk {settings.topk} is above --max-topk {settings.limits.max_topk}: a request "
+            "that names no topk would be refused; raise one or lower the other"
+        )
     with contextlib.ExitStack() as stack:
+        socks = bind_ports(settings.host, settings.port, settings.workers)
         for sock in socks:
             stack.enter_context(contextlib.closing(sock))
         port: int = socks[0].getsockname()[1]
         source = open_source(settings)
-        stack.callback(source.close)
-        pages = open_page_store(settings)
-        if pages is not None:
-            stack.callback(pages.close)
-        passages = "" if source.num_passages is None else f"{source.num_passages} passages of "
-        name = f"[{settings.host}]" if ":" in settings.host else settings.host
-        ready = f"serving {passages}{source.name} at http://{name}:{port}"
 
         async def say_ready() -> None:
-            logger.info(ready)
+            passages = "" if source.num_passages is None else f"{source.num_passages} passages of "
+            name = f"[{settings.host}]" if ":" in settings.host else settings.host
+            logger.info("serving %s%s at http://%s:%d", passages, source.name, name, port)
 
+        is_idle = True
         try:
             if settings.workers > 1:
-                serve_with_fronts(settings, source, socks, say_ready)
+                is_idle = serve_with_fronts(settings, source, socks, say_ready)
             else:
-                app = create_app(
-                    source,
-                    pages,
-                    AppSettings(settings.topk, settings.token, settings.limits),
-                    cache_size=settings.cache_size,
-                )
-                server = HttpServer(app, settings.drain_s, say_ready)
-                server.run_on(socks[0])
+                is_idle = _serve_alone(settings, source, socks[0], say_ready)
         except OSError as error:  # another server bound the same port while both were loading
             raise explain_bind_error(error, settings.host, port) from error
+        finally:
+            if is_idle:  # closing files under a search that hangs could only make things worse
+                source.close()
+
+
+def _serve_alone(
+    settings: ServeSettings,
+    source: Source,
+    sock: socket.socket,
+    on_ready: Callable[[], Awaitable[None]],
+) -> bool:
+    """One process for everything; False if a search still runs when the drain is over."""
+    figures = Figures()
+    batcher = Batcher(source, figures, cache_size=settings.cache_size)
+    pages = open_page_store(settings)
+    with contextlib.closing(pages) if pages else contextlib.nullcontext():
+        app_settings = AppSettings(settings.topk, settings.token, settings.limits)
+        app = build_app(source, batcher, pages, app_settings, figures, batcher)
+        HttpServer(app, settings.drain_s, on_ready).run_on(sock)
+    return batcher.is_idle
 
 
 def _is_loopback(host: str) -> bool:

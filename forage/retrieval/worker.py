@@ -42,11 +42,15 @@ class Worker:
         self._calls.put(run_call)
         return await future
 
-    async def close(self, timeout_s: float) -> bool:
-        """End after the calls sent so far; False where they take longer than ``timeout_s``."""
+    @property
+    def is_alive(self) -> bool:
+        """Calls may come, or one still runs."""
+        return self._thread.is_alive()
+
+    async def close(self, timeout_s: float) -> None:
+        """End after the calls sent so far; those that take longer than ``timeout_s`` go on."""
         self._calls.put(None)
         await asyncio.to_thread(self._thread.join, timeout_s)
-        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -63,9 +63,7 @@ def start_server(index: Index) -> Iterator[StartServer]:
         cache_size: int = 100_000,
     ) -> str:
         sock = bind_port("127.0.0.1", 0)
-        settings = AppSettings(
-            token=SecretStr(token) if token else None, limits=limits or Limits()
-        )
+        settings = AppSettings(token=SecretStr(token) if token else None, limits=limits or Limits())
         app = create_app(source or index, pages, settings, cache_size)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})

@@ -16,9 +16,11 @@ from tests.retrieval.conftest import PASSAGES, StartServer
 BACKOFF_S = 0.001
 
 
-def client_of(url: str, **settings: object) -> SearchClient:
+def client_of(
+    url: str | list[str], backoff_s: float = BACKOFF_S, **settings: object
+) -> SearchClient:
     config = SearchConfig.model_validate({"url": url, **settings})
-    return SearchClient(config, backoff_s=BACKOFF_S)
+    return SearchClient(config, backoff_s)
 
 
 def echoed(query: str) -> SearchReply:
