@@ -12,7 +12,7 @@ import random
 FAILURES_TO_OPEN = 5
 # How long the first ejection lasts and the longest, in units of the client's first back-off.
 _FIRST_EJECTION = 2.0
-_LONGEST_EJECTION = 60.0
+_LONGEST_EJECTION = 20.0
 
 
 class Breaker:

@@ -179,6 +179,7 @@ class Dispatcher:
             self._open_session(), f"{server.url}/retrieve", queries, 1, timeout_s
         )
         if not isinstance(outcome, Failure):
+            server.breaker.succeed()  # whatever it did before, it is back
             return None
         if outcome.blame is Blame.ACCESS:
             raise UserError(

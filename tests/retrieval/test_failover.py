@@ -67,6 +67,18 @@ async def test_when_every_server_is_ejected_searches_fail_typed_and_send_nothing
         assert len(server.requests) == FAILURES_TO_OPEN
 
 
+async def test_a_server_that_was_waited_for_is_asked_at_once_whatever_it_did_before():
+    async with (
+        faults.running(faults.replies("no", status=500)) as server,
+        client_of(server.url, backoff_s=60, max_retries=0) as client,
+    ):
+        for i in range(FAILURES_TO_OPEN):
+            await client.search(f"q{i}")
+        server.behaviour = faults.answers
+        await client.wait_until_ready()
+        assert await client.search("q") == echoed("q")
+
+
 async def test_one_probe_decides_for_all_who_wait():
     gate = asyncio.Event()
 
