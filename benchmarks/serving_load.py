@@ -222,7 +222,9 @@ def run_lone(args: argparse.Namespace, questions: Sequence[str]) -> None:
     for name, values in medians.items():
         print(f"  {name:18} p50 of the rounds: {', '.join(f'{v:.2f}' for v in values)} ms")
     ratios = [b / a for a, b in zip(*medians.values(), strict=True)]
-    print(f"  ours / original's design, p50: {statistics.median(ratios):.2f} (median of the rounds)")
+    print(
+        f"  ours / original's design, p50: {statistics.median(ratios):.2f} (median of the rounds)"
+    )
 
 
 def run_bm25(args: argparse.Namespace, questions: Sequence[str], index_dir: Path) -> None:

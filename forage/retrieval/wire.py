@@ -16,10 +16,10 @@ from pydantic import (
     Field,
     FiniteFloat,
     StrictStr,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticSerializationError, to_json
 
 from forage.data.corpus import format_contents, parse_contents
 from forage.retrieval.query import mended
@@ -150,10 +150,13 @@ def _document(hit: Hit) -> dict[str, str]:
     return {"id": hit.passage.id, "contents": format_contents(hit.passage)}
 
 
+_JSON = TypeAdapter(Any)
+
+
 def _to_json(result: list[Any]) -> bytes:
     try:
-        return to_json({"result": result})
-    except PydanticSerializationError:  # a lone surrogate: Python's writer spells it out
+        return _JSON.dump_json({"result": result})
+    except ValueError:  # a lone surrogate: Python's writer spells it out
         return mended(json.dumps({"result": result}, ensure_ascii=False)).encode("utf-8")
 
 

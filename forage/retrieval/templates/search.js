@@ -19,7 +19,7 @@ function words(text) {
 }
 
 function marked(text, query) {
-  const wanted = new Set(words(query).filter((word) => word.length > 2));
+  const wanted = new Set(words(query).filter((word) => word.length > 2 || /\d/.test(word)));
   const paragraph = element("p", "text", "");
   for (const piece of text.split(/([\p{L}\p{N}]+)/u)) {
     const isWanted = wanted.has(piece.toLowerCase());
