@@ -1,7 +1,7 @@
 """The search service as an application: routes over a source, and pages where there are some.
 
 ``create_app`` serves a source with a batcher of its own; ``build_app`` serves whatever answers
-queries. The guard stands before every route; running, draining and processes are the server's.
+queries. The door stands before every route; running, draining and processes are the server's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from forage.retrieval.batcher import AsksTogether, Batcher
-from forage.retrieval.guard import Guard, Traffic, problem
+from forage.retrieval.door import Door, Traffic, problem
 from forage.retrieval.limits import Limits, OverLimit
 from forage.retrieval.metrics import Figures, prometheus_text
 from forage.retrieval.openapi import describe_api
@@ -69,7 +69,7 @@ def build_app(
 ) -> Starlette:
     """The application whose queries ``asks`` answers, while it is entered in ``around``.
 
-    Its ``state.traffic`` is the guard's.
+    Its ``state.traffic`` is the door's.
     """
     service = _Service(source, asks, pages, settings, figures)
 
@@ -89,7 +89,7 @@ def build_app(
             Route("/docs", service.docs),
             Route("/", service.search_page),
         ],
-        middleware=[Middleware(Guard, settings.limits, settings.token, figures, service.traffic)],
+        middleware=[Middleware(Door, settings.limits, settings.token, figures, service.traffic)],
         exception_handlers={
             HTTPException: _answer_http_error,
             OverLimit: _answer_over_limit,

@@ -20,7 +20,7 @@ from forage.config import SearchConfig
 from forage.retrieval.cache import LruCache
 from forage.retrieval.counts import SearchCounts
 from forage.retrieval.dispatch import Dispatcher
-from forage.retrieval.exchange import Blame, Failure
+from forage.retrieval.exchange import Failure
 from forage.retrieval.query import normalise_query
 from forage.types import FailureKind, Hit, SearchReply
 
@@ -164,7 +164,7 @@ class SearchClient:
             for pending, hits in zip(batch, outcome, strict=True):
                 self._cache.put(pending.query, hits)
                 self._settle(pending, SearchReply(hits))
-        elif outcome.blame is Blame.QUERIES and len(batch) > 1:
+        elif outcome.is_final and len(batch) > 1:
             # One query that the server will not have must not fail those that travel with it.
             half = len(batch) // 2
             await self._send(batch[:half])

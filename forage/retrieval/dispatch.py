@@ -58,7 +58,7 @@ class Dispatcher:
             self.num_retries += tries > 0
             self.num_failovers += tries > 0 and server not in failed
             outcome = await self._send(server, queries, timeout_s)
-            if not isinstance(outcome, Failure) or outcome.blame is Blame.QUERIES:
+            if not isinstance(outcome, Failure) or outcome.is_final:
                 return outcome
             failure = outcome
             failed.add(server)

@@ -42,7 +42,7 @@ def problem(status: int, detail: str, **headers: str) -> Response:
     return JSONResponse({"detail": detail}, status, named)
 
 
-class Guard:
+class Door:
     """ASGI middleware around the routes."""
 
     def __init__(

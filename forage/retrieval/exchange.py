@@ -41,6 +41,11 @@ class Failure:
     blame: Blame = Blame.SERVER
     retry_after_s: float = 0.0
 
+    @property
+    def is_final(self) -> bool:
+        """The same request would fail again, whoever is asked."""
+        return self.blame is Blame.QUERIES
+
 
 async def retrieve(
     session: aiohttp.ClientSession, url: str, queries: Sequence[str], topk: int, timeout_s: float

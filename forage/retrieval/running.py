@@ -1,6 +1,6 @@
 """One HTTP process of the service: runs an application on a socket until it is told to stop.
 
-A stop drains: readiness turns to 503 and new searches are refused (the guard does both), those in
+A stop drains: readiness turns to 503 and new searches are refused (the door does both), those in
 flight are answered, then the socket is closed. A second Ctrl-C ends at once.
 """
 
@@ -15,7 +15,7 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from forage.retrieval.guard import Traffic
+from forage.retrieval.door import Traffic
 
 # Longer than clients keep idle connections, so that it is they who close them.
 _KEEP_ALIVE_S = 75

@@ -1,11 +1,13 @@
 """The OpenAPI document against the server: its promises, and requests made from it at random."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 import schemathesis
 from hypothesis import given, settings
 from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -19,7 +21,7 @@ from forage.retrieval.wire import Page
 from tests.retrieval.conftest import StartServer
 
 CHECKS = [
-    schemathesis.checks.not_a_server_error,
+    not_a_server_error,
     status_code_conformance,
     content_type_conformance,
     response_schema_conformance,
@@ -27,8 +29,8 @@ CHECKS = [
 
 
 class OnePage:
-    def page(self, url: str) -> Page | None:
-        return Page(url=url, contents="text") if "a" in url else None
+    def pages(self, urls: Sequence[str]) -> list[Page | None]:
+        return [Page(url=url, contents="text") if "a" in url else None for url in urls]
 
     def close(self) -> None: ...
 

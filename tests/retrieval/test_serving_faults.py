@@ -179,6 +179,7 @@ def test_an_http_process_that_is_killed_is_started_again(index_dir: Path, tmp_pa
     log = tmp_path / "log"
     command = (*FORAGE_SERVE, "--workers", "2")
     with ServerProcess(index_dir, command=command, log_path=log) as server:
+        wait_for(log, "serving 5 passages")  # each of them is ready, and not only the first
         victim, other = fronts_of(server)
         victim.kill()
         wait_for(log, "it is started again")

@@ -46,7 +46,7 @@ def test_a_source_that_fails_is_shown_and_not_taken_for_an_empty_result(
         f"{start_server(source=GatedSource())}/?q=offline", tmp_path / "profile", script_ms=5000
     )
     assert "HTTP 503: the provider said no" in seen.dom
-    assert "<li" not in seen.dom
+    assert "<li class" not in seen.dom
     assert ">Nothing found" not in seen.dom
 
 
