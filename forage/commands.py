@@ -154,8 +154,11 @@ def _index(args: Namespace) -> int:
 
 
 def _serve_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("index_dir", type=Path, metavar="DIR")
+    parser.add_argument("source", metavar="SOURCE", help="DIR, web:PROVIDER or replay:FILE")
     _add_address(parser, port=8000)
+    text = "a provider's setting, for example num_results=5; repeat for more"
+    parser.add_argument("--web", action="append", default=[], metavar="key=value", help=text)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="keep every answer, to replay")
     parser.add_argument("--pages", type=Path, metavar="FILE", help="jsonl of pages for /access")
     parser.add_argument("--topk", type=_positive, default=3, help="when a request names none")
     parser.add_argument("--workers", type=_positive, default=1, help="HTTP processes; 1: in one")
@@ -187,7 +190,9 @@ def _serve(args: Namespace) -> int:
     )
     serve(
         ServeSettings(
-            index=args.index_dir,
+            source=args.source,
+            web=tuple(args.web),
+            record=args.record,
             host=args.host,
             port=args.port,
             pages=args.pages,

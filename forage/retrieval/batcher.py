@@ -99,10 +99,11 @@ class Batcher:
             outcome.hits.result() if isinstance(outcome, _Wanted) else outcome for outcome in found
         ]
 
-    async def close(self, timeout_s: float = 5.0) -> None:
+    async def close(self, timeout_s: float = 2.0) -> None:
         """Finish what is asked for, or give up on it after ``timeout_s``."""
         if self._draining is not None:
-            await asyncio.wait([self._draining], timeout=timeout_s)
+            _, unfinished = await asyncio.wait([self._draining], timeout=timeout_s)
+            timeout_s = 0.0 if unfinished else timeout_s
         await self._worker.close(timeout_s)
 
     def _find(self, key: _Key) -> list[Hit] | _Wanted:
