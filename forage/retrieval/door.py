@@ -1,7 +1,7 @@
 """The door of the service: who may come in, how many at once, with how much, and for how long.
 
-Runs before a request's body is read, so that what is refused costs next to nothing. Counts every
-request by path and status. What a request asks for is checked behind it, by the handlers.
+Runs before a request's body is read, so that what is refused costs next to nothing. A POST is work:
+limits and deadline are for work. Counts every request by path and status. What a request asks for is checked behind it, by the handlers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from forage.retrieval.limits import Limits
 from forage.retrieval.metrics import Figure, Figures
 from forage.retrieval.token import is_token
 
-WORK_PATHS = frozenset({"/retrieve", "/access"})
-_GUARDED_PATHS = WORK_PATHS | {"/metrics"}
+# What needs no token; everything else does, however its path is spelt.
+_OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 
 
 @dataclass(slots=True)
@@ -74,10 +74,11 @@ class Door:
             await send(message)
 
         headers = Headers(scope=scope)
-        refusal = self._refusal(path, headers)
+        is_work = scope["method"] == "POST"
+        refusal = self._refusal(path, headers, is_work)
         if refusal is not None:
             await refusal(scope, receive, send_noting_status)
-        elif path in WORK_PATHS:
+        elif is_work:
             started = time.perf_counter()
             await self._work(scope, receive, send_noting_status)
             if path == "/retrieve" and status == 200:
@@ -85,16 +86,16 @@ class Door:
         else:
             await self._app(scope, receive, send_noting_status)
 
-    def _refusal(self, path: str, headers: Headers) -> Response | None:
+    def _refusal(self, path: str, headers: Headers, is_work: bool) -> Response | None:
         """Why a request is not let in, or None."""
-        if self._token is not None and path in _GUARDED_PATHS:
+        if self._token is not None and path not in _OPEN_PATHS:
             authorization = headers.get("authorization", "").encode("utf-8", "replace")
             if not is_token(self._token, authorization):
                 what = "this token is not the server's" if authorization else "a token is needed"
                 return problem(
                     401, f"{what}: Authorization: Bearer TOKEN", WWW_Authenticate="Bearer"
                 )
-        if path not in WORK_PATHS:
+        if not is_work:
             return None
         traffic, limits = self._traffic, self._limits
         if traffic.is_draining:

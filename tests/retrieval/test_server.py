@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from yarl import URL
 
 from forage.data.corpus import format_contents
 from forage.retrieval.limits import Limits
@@ -118,17 +119,13 @@ async def test_a_request_beyond_the_limits_is_told_which(
 
 
 async def test_a_body_of_unknown_length_is_read_up_to_the_limit(start_server: StartServer):
-    async def parts():
-        for _ in range(300):
-            yield b"x" * 1000
-
-    url = start_server(TINY)
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{url}/retrieve", data=parts()) as response,
-    ):
-        assert response.status == 413
-        assert "larger than 2000 bytes" in (await response.json())["detail"]
+    port = int(start_server(TINY).rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(b"bb8\r\n" + b"x" * 3000 + b"\r\n")  # and no end
+    assert b"413" in await reader.readline()
+    assert b"larger than 2000 bytes" in await reader.read()
+    writer.close()
 
 
 @pytest.mark.parametrize(
@@ -243,6 +240,19 @@ async def test_without_the_right_token_nothing_is_told(
     assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
     assert "Authorization: Bearer TOKEN" in reply["detail"]
     assert TOKEN not in json.dumps(reply)
+
+
+@pytest.mark.parametrize(
+    "path", ["/retrieve%0A", "/retrieve/", "//retrieve", "/%72etrieve", "/./retrieve", "/nowhere"]
+)
+async def test_no_spelling_of_a_path_goes_around_the_token(start_server: StartServer, path: str):
+    """The router takes a path with a line break behind it for the path without."""
+    url = URL(start_server(token=TOKEN) + path, encoded=True)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json={"queries": ["a"]}, allow_redirects=False) as response,
+    ):
+        assert response.status == 401
 
 
 async def test_with_the_token_searches_are_answered_and_health_needs_none(
