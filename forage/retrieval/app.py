@@ -30,7 +30,7 @@ from forage.retrieval.metrics import Figures, prometheus_text
 from forage.retrieval.openapi import describe_api
 from forage.retrieval.pages import Pages, read_pages
 from forage.retrieval.site import docs_page, page_headers, search_page
-from forage.retrieval.source import Source, SourceError
+from forage.retrieval.source import Source, SourceError, SourceFacts
 from forage.retrieval.wire import AccessRequest, RetrieveRequest, Wire, write_reply
 
 logger = logging.getLogger(__name__)
@@ -56,11 +56,12 @@ def create_app(
     """The application over an open source; ``cache_size``: passages kept in the cache (0: none)."""
     figures = Figures()
     batcher = Batcher(source, figures, cache_size=cache_size)
-    return build_app(source, batcher, pages, settings or AppSettings(), figures, batcher)
+    facts = SourceFacts.of(source)
+    return build_app(facts, batcher, pages, settings or AppSettings(), figures, batcher)
 
 
 def build_app(
-    source: Source,
+    facts: SourceFacts,
     asks: AsksTogether,
     pages: Pages | None,
     settings: AppSettings,
@@ -71,7 +72,7 @@ def build_app(
 
     Its ``state.traffic`` is the door's.
     """
-    service = _Service(source, asks, pages, settings, figures)
+    service = _Service(facts, asks, pages, settings, figures)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -107,14 +108,14 @@ class _Service:
 
     def __init__(
         self,
-        source: Source,
+        facts: SourceFacts,
         asks: AsksTogether,
         pages: Pages | None,
         settings: AppSettings,
         figures: Figures,
     ) -> None:
         self.traffic = Traffic()
-        self._source = source
+        self._facts = facts
         self._asks = asks
         self._pages = pages
         self._settings = settings
@@ -142,13 +143,13 @@ class _Service:
     async def readyz(self, _: Request) -> Response:
         if self.traffic.is_draining:
             return problem(503, "the server is stopping")
-        source = self._source
+        facts = self._facts
         return JSONResponse(
-            {"status": "ready", "backend": source.name, "passages": source.num_passages}
+            {"status": "ready", "backend": facts.name, "passages": facts.num_passages}
         )
 
     async def metrics(self, _: Request) -> Response:
-        text = prometheus_text(self._figures, self._source)
+        text = prometheus_text(self._figures, self._facts)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, _: Request) -> Response:

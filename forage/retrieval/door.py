@@ -1,7 +1,8 @@
 """The door of the service: who may come in, how many at once, with how much, and for how long.
 
 Runs before a request's body is read, so that what is refused costs next to nothing. A POST is work:
-limits and deadline are for work. Counts every request by path and status. What a request asks for is checked behind it, by the handlers.
+limits and deadline are for work. Counts every request by path and status. What a request asks for
+is checked behind it, by the handlers.
 """
 
 from __future__ import annotations

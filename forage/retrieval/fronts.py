@@ -14,7 +14,6 @@ import multiprocessing
 import signal
 import socket
 from collections.abc import Awaitable, Callable, MutableSequence, Sequence
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
 from forage.errors import UserError
@@ -24,28 +23,12 @@ from forage.retrieval.compose import ServeSettings, open_page_store
 from forage.retrieval.link import FrontEnd, answer_front
 from forage.retrieval.metrics import ROW_SIZE, Figure, Figures
 from forage.retrieval.running import HttpServer
-from forage.retrieval.source import Source
-from forage.types import Hit
+from forage.retrieval.source import Source, SourceFacts
 
 logger = logging.getLogger(__name__)
 
 _CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy the source's threads, broken
 _KILL_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What a front says about the source, which it does not have."""
-
-    name: str
-    id: str
-    num_passages: int | None
-
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        raise AssertionError("the owner searches")
-
-    def close(self) -> None:
-        """Nothing is open here."""
 
 
 def serve_with_fronts(
@@ -73,7 +56,7 @@ class _Owner:
     ) -> None:
         self._settings = settings
         self._socks = socks
-        self._facts = _Facts(source.name, source.id, source.num_passages)
+        self._facts = SourceFacts.of(source)
         self._rows = [_CONTEXT.RawArray("d", ROW_SIZE) for _ in range(len(socks) + 1)]
         self._source = source
         self._on_ready = on_ready
@@ -140,7 +123,7 @@ class _Owner:
 
 def run_front(
     settings: ServeSettings,
-    facts: _Facts,
+    facts: SourceFacts,
     rows: Sequence[MutableSequence[float]],
     place: int,
     sock: socket.socket,

@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from forage.retrieval.source import Source
+from forage.retrieval.source import SourceFacts
 
 
 class Figure(IntEnum):
@@ -86,7 +86,7 @@ class Figures:
         self.row[Figure.RETRIEVE_SECONDS] += seconds
 
 
-def prometheus_text(figures: Figures, source: Source) -> bytes:
+def prometheus_text(figures: Figures, source: SourceFacts) -> bytes:
     """The figures of all processes in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Sums(figures.sums(), source))
@@ -94,7 +94,7 @@ def prometheus_text(figures: Figures, source: Source) -> bytes:
 
 
 class _Sums(Collector):
-    def __init__(self, sums: Sequence[float], source: Source) -> None:
+    def __init__(self, sums: Sequence[float], source: SourceFacts) -> None:
         self._sums = sums
         self._source = source
 

@@ -20,7 +20,7 @@ from forage.retrieval.fronts import serve_with_fronts
 from forage.retrieval.metrics import Figures
 from forage.retrieval.port import bind_ports, explain_bind_error
 from forage.retrieval.running import HttpServer
-from forage.retrieval.source import Source
+from forage.retrieval.source import Source, SourceFacts
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def _serve_alone(
     pages = open_page_store(settings)
     with contextlib.closing(pages) if pages else contextlib.nullcontext():
         app_settings = AppSettings(settings.topk, settings.token, settings.limits)
-        app = build_app(source, batcher, pages, app_settings, figures, batcher)
+        app = build_app(SourceFacts.of(source), batcher, pages, app_settings, figures, batcher)
         HttpServer(app, settings.drain_s, on_ready).run_on(sock)
     return batcher.is_idle
 
