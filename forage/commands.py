@@ -8,6 +8,7 @@ recipe is read before torch is imported, so that a misspelt key is told at once.
 from __future__ import annotations
 
 import argparse
+import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -153,15 +154,56 @@ def _index(args: Namespace) -> int:
 
 
 def _serve_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("index_dir", type=Path, metavar="DIR")
+    parser.add_argument("source", metavar="SOURCE", help="DIR, web:PROVIDER or replay:FILE")
     _add_address(parser, port=8000)
+    text = "a provider's setting, for example num_results=5; repeat for more"
+    parser.add_argument("--web", action="append", default=[], metavar="key=value", help=text)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="keep every answer, to replay")
+    parser.add_argument("--pages", type=Path, metavar="FILE", help="jsonl of pages for /access")
     parser.add_argument("--topk", type=_positive, default=3, help="when a request names none")
+    parser.add_argument("--workers", type=_positive, default=1, help="HTTP processes; 1: in one")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="or FORAGE_TOKEN")
+    parser.add_argument("--token", help="as above, but other users can see it in ps")
+    parser.add_argument("--cache-size", type=_count, default=100_000, help="passages; 0: none")
+    parser.add_argument("--max-queries", type=_positive, default=1024, help="in one request")
+    parser.add_argument("--max-topk", type=_positive, default=1000)
+    parser.add_argument("--max-query-chars", type=_positive, default=20_000)
+    parser.add_argument("--max-body-bytes", type=_positive, default=16 * 2**20)
+    parser.add_argument("--max-in-flight", type=_positive, default=1024, help="then 429")
+    parser.add_argument("--deadline", type=_seconds, default=30.0, metavar="S", help="then 504")
+    parser.add_argument("--drain", type=_seconds, default=10.0, metavar="S", help="at a stop")
 
 
 def _serve(args: Namespace) -> int:
+    from forage.retrieval.compose import ServeSettings
+    from forage.retrieval.limits import Limits
     from forage.retrieval.server import serve
+    from forage.retrieval.token import read_token
 
-    serve(args.index_dir, args.host, args.port, args.topk)
+    limits = Limits(
+        max_queries=args.max_queries,
+        max_topk=args.max_topk,
+        max_query_chars=args.max_query_chars,
+        max_body_bytes=args.max_body_bytes,
+        max_in_flight=args.max_in_flight,
+        deadline_s=args.deadline,
+    )
+    serve(
+        ServeSettings(
+            source=args.source,
+            web=tuple(args.web),
+            record=args.record,
+            host=args.host,
+            port=args.port,
+            pages=args.pages,
+            topk=args.topk,
+            workers=args.workers,
+            token=read_token(args.token_file, args.token),
+            cache_size=args.cache_size,
+            drain_s=args.drain,
+            limits=limits,
+        )
+    )
     return 0
 
 
@@ -307,6 +349,16 @@ def _count(text: str) -> int:
 
 def _port(text: str) -> int:
     return _whole_number(text, lowest=0, highest=65_535)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def _whole_number(text: str, lowest: int, highest: int = 2**63 - 1) -> int:

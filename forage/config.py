@@ -108,9 +108,14 @@ class EnvironmentConfig(_Frozen):
 
 
 class SearchConfig(_Frozen):
-    """The retriever, over HTTP, and how patient its client is."""
+    """The retriever, over HTTP, and how patient its client is.
 
-    url: str = "http://127.0.0.1:8000"
+    ``url`` may name several servers (a list, or with commas) that serve the same index: a search
+    that fails on one goes to another. Without ``token_file``, FORAGE_TOKEN is the token if set.
+    """
+
+    url: str | tuple[str, ...] = "http://127.0.0.1:8000"
+    token_file: Path | None = None
     topk: int = Field(default=3, ge=1)
     timeout_s: float = Field(default=10.0, gt=0)
     deadline_s: float = Field(default=30.0, gt=0)
@@ -119,6 +124,12 @@ class SearchConfig(_Frozen):
     max_queries_per_request: int = Field(default=64, ge=1)
     cache_size: int = Field(default=10_000, ge=0)
     startup_timeout_s: float = Field(default=60.0, gt=0)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of ``url``, one each."""
+        texts = self.url.split(",") if isinstance(self.url, str) else self.url
+        return tuple(text.strip() for text in texts)
 
     @model_validator(mode="after")
     def _deadline_covers_a_try(self) -> Self:

@@ -155,6 +155,8 @@ def check_packages() -> list[Finding]:
 
 def how_to_install(module: str) -> str | None:
     """The command that brings ``module``; None where no requirement of Forage provides it."""
+    if module == "forage":
+        return None  # the extra ``dev`` requires it, with its other extras
     name = _DISTRIBUTIONS.get(module, module).replace("_", "-").lower()
     for extra, requirement in _requirements():
         if requirement.name.replace("_", "-").lower() == name:

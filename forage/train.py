@@ -29,6 +29,7 @@ from forage.hardware import choose_matmul_kernel
 from forage.progress import Bar, progress_bar
 from forage.records import METRICS_FILE, RunRecords
 from forage.retrieval.client import SearchClient
+from forage.retrieval.counts import SearchCounts
 from forage.rewards.scoring import score_episode
 from forage.rollout.player import Player
 from forage.rollout.refill import GroupSource, NothingToLearn, Refilled, num_oversampled
@@ -94,6 +95,7 @@ class _Run:
         )
         self.passages = open_passages(config) if config.evaluation.every else None
         self.records = RunRecords(config.output_dir)
+        self.searches_logged = SearchCounts()
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -226,6 +228,8 @@ class _Run:
             metrics["groups/played"] = float(len(rollout.played))
             metrics["groups/learnt"] = float(len(rollout.chosen))
             metrics["groups/rounds"] = float(rollout.num_rounds)
+        metrics |= self.search.counts.metrics_since(self.searches_logged)
+        self.searches_logged = self.search.counts
         metrics["transcript/violations"] = self.engine.counters.transcript_violations
         metrics["rollout/tokens_per_s"] = (
             sum(episode.num_sampled_tokens for episode in episodes) / clock.seconds["rollout"]

@@ -70,6 +70,7 @@ class FailureKind(StrEnum):
     REFUSED = "refused"
     MALFORMED = "malformed"
     SERVER_ERROR = "server_error"
+    UNAVAILABLE = "unavailable"
     CLOSED = "closed"
 
 

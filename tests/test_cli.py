@@ -42,6 +42,10 @@ def _logging_stays_as_it_was() -> Iterator[None]:
         (["data", "wrld"], "'wrld'"),
         (["data", "world", "--size", "0", "--out", "x"], "'0' is not a whole number from 1 up"),
         (["serve", "x", "--port", "65536"], "'65536' is not a whole number from 0 to 65535"),
+        (["serve", "x", "--max-topk", "0"], "'0' is not a whole number from 1 up"),
+        (["serve", "x", "--deadline", "0"], "'0' is not a number of seconds above 0"),
+        (["serve", "x", "--token", "a", "--token-file", "b"], "leave one of them out"),
+        (["serve", "x", "--topk", "9", "--max-topk", "8"], "--topk 9 is above --max-topk 8"),
         (["doctor", "please"], "unknown argument 'please'"),
     ],
 )

@@ -305,6 +305,24 @@ def test_a_dotted_override_replaces_one_setting(
     assert config.model.path == "somewhere"
 
 
+@pytest.mark.parametrize(
+    ("override", "urls"),
+    [
+        ("search.url=http://a:1", ("http://a:1",)),
+        ("search.url=http://a:1, http://b:2", ("http://a:1", "http://b:2")),
+        ("search.url=[http://a:1, http://b:2]", ("http://a:1", "http://b:2")),
+    ],
+)
+def test_several_search_servers_are_a_list_or_a_text_with_commas(
+    recipe: Path, override: str, urls: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = load_config(recipe, [override])
+    assert config.search.urls == urls
+    again = tmp_path / "again.yaml"
+    again.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(again).search.urls == urls
+
+
 def test_an_override_reaches_two_levels_down_and_the_last_one_wins(recipe: Path) -> None:
     overrides = ["rollout.engine.tile_rows=8", "rollout.engine.tile_rows=4", "seed=3"]
     config = load_config(recipe, overrides)

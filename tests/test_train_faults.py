@@ -96,6 +96,8 @@ def test_a_retriever_that_dies_and_returns_costs_episodes_and_not_the_run(
         run_training(config, resume=False)
     rows = metrics_of(out)
     assert len(rows) == 10
+    assert all((row["search/queries"] or 0) >= (row["search/requests"] or 0) for row in rows)
+    assert sum(row["search/requests"] or 0 for row in rows) > 0
     failures = [row["search/failures"] or 0 for row in rows]
     assert sum(failures) == num_failures > 0
     last = max(step for step, count in enumerate(failures) if count)

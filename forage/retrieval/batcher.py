@@ -9,129 +9,185 @@ cached. HTTP, limits and formats are the server's.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 from forage.retrieval.cache import LruCache
+from forage.retrieval.metrics import Figure, Figures
+from forage.retrieval.query import normalise_query
+from forage.retrieval.source import Source, SourceError
+from forage.retrieval.worker import Worker
 from forage.types import Hit
 
 
-class SearchesPassages(Protocol):
-    """What is searched: an ``Index``, or anything with its ``search``."""
+class AsksTogether(Protocol):
+    """What the application needs: hits for queries, whoever else is asking."""
 
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class BatcherCounts:
-    """What a batcher did so far; ``seconds`` is the time its searches took."""
-
-    queries: int = 0
-    cache_hits: int = 0
-    joined: int = 0
-    searches: int = 0
-    searched_queries: int = 0
-    seconds: float = 0.0
+    async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """The hits of each query, in the order asked; raises ``SourceError``."""
+        ...
 
 
-_Key = tuple[str, int]
+# A normalised query, the number of hits wanted, and the id of the source.
+_Key = tuple[str, int, str]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """Hits on their way, and how many callers still wait for them."""
+
+    hits: asyncio.Future[list[Hit]]
+    num_waiting: int = 0
 
 
 class Batcher:
-    """One owner of an index: every search of every request passes through here."""
+    """One owner of a source: every search of every request passes through here."""
 
     def __init__(
-        self, index: SearchesPassages, max_batch: int = 256, cache_size: int = 10_000
+        self,
+        source: Source,
+        figures: Figures | None = None,
+        max_batch: int = 256,
+        cache_size: int = 100_000,
     ) -> None:
-        """``max_batch``: queries in one search; ``cache_size``: results kept (0: none)."""
+        """``max_batch``: queries in one search; ``cache_size``: passages kept (0: none)."""
         assert max_batch >= 1, "a batch holds at least one query"
-        self._index = index
+        self._source = source
+        self._figures = figures or Figures()
         self._max_batch = max_batch
-        self._cache: LruCache[_Key, list[Hit]] = LruCache(cache_size)
-        self._in_flight: dict[_Key, asyncio.Future[list[Hit]]] = {}
-        self._queue: deque[_Key] = deque()
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
+        self._cache: LruCache[_Key, list[Hit]] = LruCache(
+            cache_size, weigh=lambda hits: max(1, len(hits))
+        )
+        self._in_flight: dict[_Key, _Wanted] = {}
+        # By topk: a search for ten need not begin with the hits of a search for three.
+        self._queues: OrderedDict[int, deque[_Key]] = OrderedDict()
+        self._worker = Worker("search")
         self._draining: asyncio.Task[None] | None = None
-        self.counts = BatcherCounts()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Closed, and no search runs any more: the source may be closed."""
+        return not self._worker.is_alive
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """The hits of each query, in the order asked; raises what the index raised."""
-        found: list[list[Hit] | asyncio.Future[list[Hit]]] = [
-            self._find((query, topk)) for query in queries
-        ]
-        futures = [outcome for outcome in found if isinstance(outcome, asyncio.Future)]
-        if futures:
-            # wait(), not gather(): a caller that goes away must not cancel what others wait for.
-            await asyncio.wait(futures)
+        """The hits of each query, in the order asked; raises what the source raised.
+
+        An empty query has no hits, whatever the source. A caller that is cancelled takes nothing
+        from the others, and what nobody waits for any more is not searched.
+        """
+        source_id = self._source.id
+        found = [self._find((normalise_query(query), topk, source_id)) for query in queries]
+        waiting = [outcome for outcome in found if isinstance(outcome, _Wanted)]
+        if waiting:
+            try:
+                # wait(), not gather(): it leaves the shared futures alone when cancelled.
+                await asyncio.wait([wanted.hits for wanted in waiting])
+            finally:
+                for wanted in waiting:
+                    wanted.num_waiting -= 1
         return [
-            outcome.result() if isinstance(outcome, asyncio.Future) else outcome
-            for outcome in found
+            outcome.hits.result() if isinstance(outcome, _Wanted) else outcome for outcome in found
         ]
 
-    async def close(self) -> None:
-        """Finish what is queued, then end the worker."""
+    async def close(self, timeout_s: float = 2.0) -> None:
+        """Finish what is asked for, or give up on it after ``timeout_s``."""
         if self._draining is not None:
-            await self._draining
-        self._worker.shutdown()
+            _, unfinished = await asyncio.wait([self._draining], timeout=timeout_s)
+            timeout_s = 0.0 if unfinished else timeout_s
+        await self._worker.close(timeout_s)
 
-    def _find(self, key: _Key) -> list[Hit] | asyncio.Future[list[Hit]]:
-        """The hits, where known; else the future that will hold them."""
-        counts = self.counts
-        self.counts = replace(counts, queries=counts.queries + 1)
+    def _find(self, key: _Key) -> list[Hit] | _Wanted:
+        """The hits, where known; else those on their way."""
+        self._figures.add(Figure.QUERIES)
+        if not key[0]:
+            return []
         cached = self._cache.get(key)
         if cached is not None:
-            self.counts = replace(self.counts, cache_hits=counts.cache_hits + 1)
+            self._figures.add(Figure.CACHE_HITS)
             return cached
-        if key in self._in_flight:
-            self.counts = replace(self.counts, joined=counts.joined + 1)
-            return self._in_flight[key]
-        future = asyncio.get_running_loop().create_future()
-        self._in_flight[key] = future
-        self._queue.append(key)
-        if self._draining is None or self._draining.done():
-            self._draining = asyncio.create_task(self._drain())
-        return future
+        wanted = self._in_flight.get(key)
+        if wanted is None:
+            wanted = self._in_flight[key] = _Wanted(asyncio.get_running_loop().create_future())
+            self._queues.setdefault(key[1], deque()).append(key)
+            if self._draining is None or self._draining.done():
+                self._draining = asyncio.create_task(self._drain())
+        else:
+            self._figures.add(Figure.JOINED)
+        wanted.num_waiting += 1
+        return wanted
 
     async def _drain(self) -> None:
-        """Search until the queue is empty: what queued during a search is the next one."""
-        loop = asyncio.get_running_loop()
-        while self._queue:
-            keys = [self._queue.popleft() for _ in range(min(len(self._queue), self._max_batch))]
-            # One search serves different topk: the first k of a longer result are the result of k.
-            topk = max(k for _, k in keys)
-            queries = list(dict.fromkeys(query for query, _ in keys))
-            started = time.perf_counter()
-            try:
-                results = await loop.run_in_executor(
-                    self._worker, self._index.search, queries, topk
-                )
-            except Exception as error:  # the boundary of the backend: its callers get the error
-                for key in keys:
-                    self._settle(key, error)
+        """Search until the queues are empty: what queued during a search is the next one."""
+        while self._queues:
+            if keys := self._next_batch():
+                await self._search(keys)
+
+    def _next_batch(self) -> list[_Key]:
+        """Keys of one topk, oldest first; each topk in its turn."""
+        topk, queue = self._queues.popitem(last=False)
+        keys: list[_Key] = []
+        while queue and len(keys) < self._max_batch:
+            key = queue.popleft()
+            if self._in_flight[key].num_waiting:
+                keys.append(key)
+            else:  # its callers ran out of time
+                self._in_flight.pop(key).hits.cancel()
+        if queue:
+            self._queues[topk] = queue
+        return keys
+
+    async def _search(self, keys: Sequence[_Key]) -> None:
+        started = time.perf_counter()
+        try:
+            hits_by_key = await self._worker.run(self._call, keys)
+        except Exception as error:  # the boundary of the source: its callers get the error
+            self._count(keys, started)
+            is_passing = isinstance(error, SourceError) and error.is_temporary
+            if is_passing or len(keys) == 1:
+                self._fail(keys, error)
             else:
-                hits_by_query = dict(zip(queries, results, strict=True))
-                for key in keys:
-                    self._settle(key, hits_by_query[key[0]][: key[1]])
-            self._count_search(len(queries), time.perf_counter() - started)
-
-    def _settle(self, key: _Key, outcome: list[Hit] | Exception) -> None:
-        future = self._in_flight.pop(key)
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-            future.exception()  # seen: no complaint if every caller has gone
+                # One query that the source cannot take must not fail those that travel with it.
+                half = len(keys) // 2
+                await self._search(keys[:half])
+                await self._search(keys[half:])
         else:
-            self._cache.put(key, outcome)
-            future.set_result(outcome)
+            self._count(keys, started)
+            for key, hits in zip(keys, hits_by_key, strict=True):
+                self._cache.put(key, hits)
+                self._in_flight.pop(key).hits.set_result(hits)
 
-    def _count_search(self, num_queries: int, seconds: float) -> None:
-        counts = self.counts
-        self.counts = replace(
-            counts,
-            searches=counts.searches + 1,
-            searched_queries=counts.searched_queries + num_queries,
-            seconds=counts.seconds + seconds,
-        )
+    def _call(self, keys: Sequence[_Key]) -> list[list[Hit]]:
+        """Search, in the worker thread; what the source must never say is its failure."""
+        hits_by_key = self._source.search([query for query, _, _ in keys], keys[0][1])
+        if len(hits_by_key) != len(keys):
+            raise SourceError(
+                f"{self._source.name} gave {len(hits_by_key)} results for {len(keys)} queries",
+                is_temporary=False,
+            )
+        if not all(math.isfinite(hit.score) for hits in hits_by_key for hit in hits):
+            raise SourceError(
+                f"{self._source.name} gave a score that is not a number", is_temporary=False
+            )
+        return hits_by_key
+
+    def _fail(self, keys: Sequence[_Key], error: Exception) -> None:
+        self._figures.add(Figure.FAILED_QUERIES, len(keys))
+        for key in keys:
+            future = self._in_flight.pop(key).hits
+            future.set_exception(error)
+            future.exception()  # seen: no complaint if every caller has gone
+
+    def _count(self, keys: Sequence[_Key], started: float) -> None:
+        self._figures.add(Figure.SEARCHES)
+        self._figures.add(Figure.SEARCHED_QUERIES, len(keys))
+        self._figures.add(Figure.SEARCH_SECONDS, time.perf_counter() - started)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -11,10 +11,13 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Keeps the ``size`` entries that were used last (0: keeps nothing)."""
+    """Keeps what was used last, up to a total weight of ``size`` (0: keeps nothing)."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
+        """``weigh``: what a value counts, 1 or more; without it, ``size`` is a number of values."""
         self._size = size
+        self._weigh = weigh
+        self._weight = 0
         self._entries: OrderedDict[K, V] = OrderedDict()
 
     def __len__(self) -> int:
@@ -28,8 +31,14 @@ class LruCache(Generic[K, V]):
         return value
 
     def put(self, key: K, value: V) -> None:
-        """Remember ``value``; the least recently used entry makes room."""
+        """Remember ``value``; those used least recently make room."""
+        old = self._entries.pop(key, None)
+        if old is not None:
+            self._weight -= self._weigh(old)
+        weight = self._weigh(value)
+        if weight > self._size:
+            return
         self._entries[key] = value
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._size:
-            self._entries.popitem(last=False)
+        self._weight += weight
+        while self._weight > self._size:
+            self._weight -= self._weigh(self._entries.popitem(last=False)[1])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from enum import Enum, auto
 
 import aiohttp
 
@@ -21,17 +22,29 @@ from forage.types import FailureKind, Hit
 _PARSE_IN_THREAD_BYTES = 4 * 2**20
 
 
+class Blame(Enum):
+    """Where the reason of a failure lies, which decides who is asked next."""
+
+    SERVER = auto()  # it failed: another may do better, and so may it, later
+    LOAD = auto()  # it is well and busy
+    ACCESS = auto()  # it does not take our token
+    ADDRESS = auto()  # what answers there is no search server
+    QUERIES = auto()  # the request is wrong, and would be anywhere
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an exchange gave nothing.
-
-    ``is_final``: the same request would fail again; ``retry_after_s``: the server's own wish.
-    """
+    """Why an exchange gave nothing; ``retry_after_s`` is the server's own wish."""
 
     kind: FailureKind
     detail: str
-    is_final: bool = False
+    blame: Blame = Blame.SERVER
     retry_after_s: float = 0.0
+
+    @property
+    def is_final(self) -> bool:
+        """The same request would fail again, whoever is asked."""
+        return self.blame is Blame.QUERIES
 
 
 async def retrieve(
@@ -69,13 +82,18 @@ async def retrieve(
 
 def _failure_of_status(status: int, retry_after: str | None, body: bytes) -> Failure:
     detail = f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}"
+    wait_s = retry_after_seconds(retry_after)
     if status == 429:
-        return Failure(FailureKind.REFUSED, detail, retry_after_s=retry_after_seconds(retry_after))
+        return Failure(FailureKind.REFUSED, detail, Blame.LOAD, wait_s)
+    if status in (408, 504):
+        return Failure(FailureKind.TIMEOUT, detail, retry_after_s=wait_s)
     if status >= 500:
-        return Failure(
-            FailureKind.SERVER_ERROR, detail, retry_after_s=retry_after_seconds(retry_after)
-        )
-    return Failure(FailureKind.REFUSED, detail, is_final=True)
+        return Failure(FailureKind.SERVER_ERROR, detail, retry_after_s=wait_s)
+    if status in (401, 403):
+        return Failure(FailureKind.REFUSED, detail, Blame.ACCESS)
+    if status < 400 or status in (404, 405):
+        return Failure(FailureKind.REFUSED, detail, Blame.ADDRESS)
+    return Failure(FailureKind.REFUSED, detail, Blame.QUERIES)
 
 
 def retry_after_seconds(retry_after: str | None) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from forage.retrieval.exchange import Failure, retry_after_seconds
+from forage.retrieval.exchange import Blame, Failure, retry_after_seconds
 from forage.retrieval.provider_replies import BadReply, WebResult
 from forage.retrieval.providers import Provider
 from forage.types import FailureKind
@@ -77,7 +77,7 @@ def _failure(provider: Provider, status: int, reason: str, retry_after: str | No
         return Failure(FailureKind.REFUSED, detail, retry_after_s=wait_s)
     if status >= 500:
         return Failure(FailureKind.SERVER_ERROR, detail, retry_after_s=wait_s)
-    return Failure(FailureKind.REFUSED, detail, is_final=True)
+    return Failure(FailureKind.REFUSED, detail, Blame.QUERIES)
 
 
 def _what_it_says(body: bytes) -> str:

@@ -6,8 +6,9 @@ speak it too; so requests may carry unknown fields, and documents more than an i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -15,19 +16,23 @@ from pydantic import (
     Field,
     FiniteFloat,
     StrictStr,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
 
 from forage.data.corpus import format_contents, parse_contents
+from forage.retrieval.query import mended
 from forage.types import Hit, Passage
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
+    """Whatever travels: unknown fields are let pass and forgotten."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class RetrieveRequest(_Wire):
+class RetrieveRequest(Wire):
     """``POST /retrieve``: any number of queries, none included."""
 
     queries: list[StrictStr]
@@ -35,33 +40,33 @@ class RetrieveRequest(_Wire):
     return_scores: bool = False
 
 
-class Document(_Wire):
+class Document(Wire):
     """A passage as it travels; ``contents`` is ``'"Title"\\ntext'``."""
 
     id: str | int = ""
     contents: str
 
 
-class ScoredDocument(_Wire):
+class ScoredDocument(Wire):
     """A passage with its score."""
 
     document: Document
     score: FiniteFloat
 
 
-class ScoredReply(_Wire):
+class ScoredReply(Wire):
     """The reply to ``return_scores: true``: for each query its documents, best first."""
 
     result: list[list[ScoredDocument]]
 
 
-class PlainReply(_Wire):
+class PlainReply(Wire):
     """The reply to ``return_scores: false``."""
 
     result: list[list[Document]]
 
 
-class AccessRequest(_Wire):
+class AccessRequest(Wire):
     """``POST /access``: the pages behind these addresses, whole unless ``max_chars`` is given.
 
     With it, ``contents`` is characters ``chunk * max_chars`` to ``(chunk + 1) * max_chars``, and
@@ -79,7 +84,7 @@ class AccessRequest(_Wire):
         return self
 
 
-class Page(_Wire):
+class Page(Wire):
     """One page as it travels."""
 
     url: str
@@ -93,13 +98,13 @@ class PageChunk(Page):
     num_chunks: int
 
 
-class AccessReply(_Wire):
+class AccessReply(Wire):
     """For each address its page (or the chunk asked for), or null where there is none."""
 
     result: list[PageChunk | Page | None]
 
 
-class Problem(_Wire):
+class Problem(Wire):
     """Why a request was not answered."""
 
     detail: str
@@ -109,18 +114,16 @@ class MalformedReply(ValueError):
     """A reply that is not in the wire format, or does not fit its request."""
 
 
-def scored_reply(hits_by_query: Sequence[Sequence[Hit]]) -> ScoredReply:
-    """Hits as ``{"result": [[{"document": {...}, "score": float}]]}``."""
-    result = [
-        [ScoredDocument(document=_document(hit), score=hit.score) for hit in hits]
-        for hits in hits_by_query
-    ]
-    return ScoredReply(result=result)
-
-
-def plain_reply(hits_by_query: Sequence[Sequence[Hit]]) -> PlainReply:
-    """Hits as ``{"result": [[{"id", "contents"}]]}``."""
-    return PlainReply(result=[[_document(hit) for hit in hits] for hits in hits_by_query])
+def write_reply(hits_by_query: Sequence[Sequence[Hit]], return_scores: bool) -> bytes:
+    """Hits as JSON: ``ScoredReply`` with scores, ``PlainReply`` without."""
+    if return_scores:
+        return _to_json(
+            [
+                [{"document": _document(hit), "score": hit.score} for hit in hits]
+                for hits in hits_by_query
+            ]
+        )
+    return _to_json([[_document(hit) for hit in hits] for hits in hits_by_query])
 
 
 def read_reply(payload: bytes, num_queries: int, topk: int) -> list[tuple[Hit, ...]]:
@@ -139,12 +142,22 @@ def read_reply(payload: bytes, num_queries: int, topk: int) -> list[tuple[Hit, .
     return [tuple(_hit(document) for document in found[:topk]) for found in reply.result]
 
 
-class _AnyReply(_Wire):
+class _AnyReply(Wire):
     result: list[list[Annotated[ScoredDocument | Document, Field(union_mode="left_to_right")]]]
 
 
-def _document(hit: Hit) -> Document:
-    return Document(id=hit.passage.id, contents=format_contents(hit.passage))
+def _document(hit: Hit) -> dict[str, str]:
+    return {"id": hit.passage.id, "contents": format_contents(hit.passage)}
+
+
+_JSON = TypeAdapter(Any)
+
+
+def _to_json(result: list[Any]) -> bytes:
+    try:
+        return _JSON.dump_json({"result": result})
+    except ValueError:  # a lone surrogate: Python's writer spells it out
+        return mended(json.dumps({"result": result}, ensure_ascii=False)).encode("utf-8")
 
 
 def _hit(document: ScoredDocument | Document) -> Hit:

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from pydantic import SecretStr
 
 from forage.data.corpus import write_corpus
+from forage.retrieval.app import AppSettings, create_app
 from forage.retrieval.index import Index, build_index, open_index
+from forage.retrieval.limits import Limits
+from forage.retrieval.pages import Pages
 from forage.retrieval.port import bind_port
-from forage.retrieval.server import ServerLimits, create_app
+from forage.retrieval.source import Source
 from forage.types import Passage
 
 PASSAGES = (
@@ -48,12 +52,19 @@ StartServer = Callable[..., str]
 
 @pytest.fixture
 def start_server(index: Index) -> Iterator[StartServer]:
-    """Start a server over the small index (or another) and return its address."""
+    """Start a server over the small index (or another source) and return its address."""
     started: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(limits: ServerLimits | None = None, served: Index | None = None) -> str:
+    def start(
+        limits: Limits | None = None,
+        source: Source | None = None,
+        pages: Pages | None = None,
+        token: str | None = None,
+        cache_size: int = 100_000,
+    ) -> str:
         sock = bind_port("127.0.0.1", 0)
-        app = create_app(served or index, limits)
+        settings = AppSettings(token=SecretStr(token) if token else None, limits=limits or Limits())
+        app = create_app(source or index, pages, settings, cache_size)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         started.append((server, thread))

@@ -1,136 +1,226 @@
 import asyncio
-import threading
-from collections.abc import Sequence
 
 import pytest
 
 from forage.retrieval.batcher import Batcher
-from forage.types import Hit, Passage
-
-
-def hits_for(query: str, topk: int) -> list[Hit]:
-    return [Hit(Passage(f"{query}{row}", "", ""), float(-row)) for row in range(topk)]
-
-
-class GatedIndex:
-    """Remembers its searches; each waits at the gate while that is shut."""
-
-    def __init__(self) -> None:
-        self.searches: list[tuple[list[str], int]] = []
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Semaphore(0)
-
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        self.searches.append((list(queries), topk))
-        self.entered.release()
-        self.gate.wait()
-        if "poison" in queries:
-            raise RuntimeError("the backend broke")
-        return [hits_for(query, topk) for query in queries]
-
-    async def has_entered(self) -> None:
-        await asyncio.to_thread(self.entered.acquire)
-
-
-async def yield_often() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
+from forage.retrieval.metrics import Figure, Figures
+from forage.retrieval.source import SourceError
+from tests.retrieval.sources import GatedSource, hits_for, yield_often
 
 
 async def test_a_lone_caller_is_searched_at_once():
-    index = GatedIndex()
-    batcher = Batcher(index)
+    source = GatedSource()
+    batcher = Batcher(source)
     assert await batcher.search(["a"], 2) == [hits_for("a", 2)]
-    assert index.searches == [(["a"], 2)]
+    assert source.searches == [(["a"], 2)]
     await batcher.close()
 
 
 async def test_what_queues_during_a_search_is_the_next_search():
-    index = GatedIndex()
-    index.gate.clear()
-    batcher = Batcher(index)
+    source = GatedSource()
+    source.gate.clear()
+    batcher = Batcher(source)
     first = asyncio.create_task(batcher.search(["first"], 1))
-    await index.has_entered()
+    await source.has_entered()
     others = [asyncio.create_task(batcher.search([q, f"{q}2"], 1)) for q in "abc"]
     await yield_often()
-    index.gate.set()
+    source.gate.set()
     assert await first == [hits_for("first", 1)]
     assert [await other for other in others] == [
         [hits_for(q, 1), hits_for(f"{q}2", 1)] for q in "abc"
     ]
-    assert index.searches == [(["first"], 1), (["a", "a2", "b", "b2", "c", "c2"], 1)]
+    assert source.searches == [(["first"], 1), (["a", "a2", "b", "b2", "c", "c2"], 1)]
     await batcher.close()
 
 
 async def test_identical_queries_in_flight_are_searched_once_and_then_cached():
-    index = GatedIndex()
-    batcher = Batcher(index)
+    source, figures = GatedSource(), Figures()
+    batcher = Batcher(source, figures)
     found = await asyncio.gather(*(batcher.search(["same", "same"], 2) for _ in range(5)))
     assert found == [[hits_for("same", 2)] * 2] * 5
     assert await batcher.search(["same"], 2) == [hits_for("same", 2)]
-    assert index.searches == [(["same"], 2)]
-    counts = batcher.counts
-    assert (counts.queries, counts.joined, counts.cache_hits, counts.searches) == (11, 9, 1, 1)
+    assert source.searches == [(["same"], 2)]
+    named = (Figure.QUERIES, Figure.JOINED, Figure.CACHE_HITS, Figure.SEARCHES)
+    assert [figures.row[figure] for figure in named] == [11, 9, 1, 1]
     await batcher.close()
 
 
-async def test_callers_with_different_topk_share_a_search_and_get_their_own_length():
-    index = GatedIndex()
-    batcher = Batcher(index)
-    found = await asyncio.gather(batcher.search(["a"], 1), batcher.search(["a", "b"], 4))
-    assert found == [[hits_for("a", 1)], [hits_for("a", 4), hits_for("b", 4)]]
-    assert index.searches == [(["a", "b"], 4)]
+async def test_spellings_of_one_query_are_one_query():
+    source = GatedSource()
+    batcher = Batcher(source)
+    spellings = ["who wrote it", "  who wrote it", "who\twrote \n it\x00", "who wrote\u00a0it"]
+    assert await batcher.search(spellings, 1) == [hits_for("who wrote it", 1)] * 4
+    assert source.searches == [(["who wrote it"], 1)]
+    await batcher.close()
+
+
+async def test_an_empty_query_has_no_hits_and_reaches_no_source():
+    source = GatedSource()
+    batcher = Batcher(source)
+    assert await batcher.search(["", " \n\x00", "a"], 1) == [[], [], hits_for("a", 1)]
+    assert source.searches == [(["a"], 1)]
+    await batcher.close()
+
+
+async def test_another_topk_is_another_search_since_its_first_hits_may_differ():
+    source = GatedSource()
+    source.gate.clear()
+    batcher = Batcher(source)
+    tasks = [
+        asyncio.create_task(batcher.search(queries, topk))
+        for queries, topk in ((["a"], 1), (["a", "b"], 4), (["c"], 1), (["d"], 4))
+    ]
+    await yield_often()
+    source.gate.set()
+    found = await asyncio.gather(*tasks)
+    assert found[0] == [hits_for("a", 1)]
+    assert found[1] == [hits_for("a", 4), hits_for("b", 4)]
+    assert source.searches == [(["a", "c"], 1), (["a", "b", "d"], 4)]
+    await batcher.close()
+
+
+async def test_a_source_that_now_answers_differently_is_asked_again():
+    source = GatedSource()
+    batcher = Batcher(source)
+    await batcher.search(["a"], 1)
+    source.id = "gated-2"
+    await batcher.search(["a"], 1)
+    await batcher.search(["a"], 1)
+    assert source.searches == [(["a"], 1), (["a"], 1)]
+    await batcher.close()
+
+
+async def test_the_cache_holds_a_number_of_passages():
+    source = GatedSource()
+    batcher = Batcher(source, cache_size=5)
+    for query, topk in (("a", 3), ("b", 3), ("a", 3), ("c", 1), ("a", 3)):
+        await batcher.search([query], topk)
+    assert source.searches == [(["a"], 3), (["b"], 3), (["a"], 3), (["c"], 1)]
     await batcher.close()
 
 
 async def test_a_long_queue_is_cut_into_batches_of_the_largest_size():
-    index = GatedIndex()
-    batcher = Batcher(index, max_batch=2)
+    source = GatedSource()
+    batcher = Batcher(source, max_batch=2)
     queries = ["a", "b", "c", "d", "e"]
     assert await batcher.search(queries, 1) == [hits_for(query, 1) for query in queries]
-    assert [queries for queries, _ in index.searches] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [queries for queries, _ in source.searches] == [["a", "b"], ["c", "d"], ["e"]]
     await batcher.close()
 
 
 async def test_a_caller_that_goes_away_takes_nothing_from_the_others():
-    index = GatedIndex()
-    index.gate.clear()
-    batcher = Batcher(index)
+    source = GatedSource()
+    source.gate.clear()
+    batcher = Batcher(source)
     impatient = asyncio.create_task(batcher.search(["same"], 1))
     patient = asyncio.create_task(batcher.search(["same"], 1))
-    await index.has_entered()
+    await source.has_entered()
     impatient.cancel()
     await yield_often()
-    index.gate.set()
+    source.gate.set()
     assert await patient == [hits_for("same", 1)]
     assert impatient.cancelled()
     await batcher.close()
 
 
-async def test_a_broken_search_reaches_its_callers_and_the_next_one_works():
-    batcher = Batcher(GatedIndex())
-    with pytest.raises(RuntimeError, match="the backend broke"):
-        await batcher.search(["poison"], 1)
+async def test_what_nobody_waits_for_any_more_is_not_searched():
+    source = GatedSource()
+    source.gate.clear()
+    batcher = Batcher(source)
+    first = asyncio.create_task(batcher.search(["first"], 1))
+    await source.has_entered()
+    gone = asyncio.create_task(batcher.search(["gone", "kept"], 1))
+    kept = asyncio.create_task(batcher.search(["kept"], 1))
+    await yield_often()
+    gone.cancel()
+    await yield_often()
+    source.gate.set()
+    await first
+    assert await kept == [hits_for("kept", 1)]
+    assert source.searches == [(["first"], 1), (["kept"], 1)]
+    assert await batcher.search(["gone"], 1) == [hits_for("gone", 1)]
+    await batcher.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "said"),
+    [
+        ("poison", RuntimeError, "the backend broke"),
+        ("refused", SourceError, "the provider said no"),
+        ("nan", SourceError, "gave a score that is not a number"),
+        ("short", SourceError, "gated gave 0 results for 1 queries"),
+    ],
+)
+async def test_a_query_that_cannot_be_searched_fails_alone(
+    query: str, kind: type[Exception], said: str
+):
+    source = GatedSource()
+    source.gate.clear()
+    batcher = Batcher(source)
+    first = asyncio.create_task(batcher.search(["first"], 1))
+    await source.has_entered()
+    others = [asyncio.create_task(batcher.search([q], 1)) for q in ("a", query, "b", "c")]
+    await yield_often()
+    source.gate.set()
+    await first
+    found = await asyncio.gather(*others, return_exceptions=True)
+    assert isinstance(found[1], kind)
+    assert said in str(found[1])
+    assert [found[0], *found[2:]] == [[hits_for(q, 1)] for q in "abc"]
+    await batcher.close()
+
+
+async def test_a_source_that_is_out_of_order_is_not_asked_again_for_the_same_batch():
+    source, figures = GatedSource(), Figures()
+    batcher = Batcher(source, figures)
+    with pytest.raises(SourceError, match="the provider said no"):
+        await batcher.search(["a", "offline", "b"], 1)
+    assert len(source.searches) == 1
+    assert figures.row[Figure.FAILED_QUERIES] == 3
+    assert await batcher.search(["a", "b"], 1) == [hits_for("a", 1), hits_for("b", 1)]
+    await batcher.close()
+
+
+async def test_a_failure_is_not_cached_and_takes_nothing_from_the_cache():
+    source = GatedSource()
+    batcher = Batcher(source)
+    await batcher.search(["a"], 1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the backend broke"):
+            await batcher.search(["poison"], 1)
     assert await batcher.search(["a"], 1) == [hits_for("a", 1)]
+    assert source.searches == [(["a"], 1), (["poison"], 1), (["poison"], 1)]
     await batcher.close()
 
 
 async def test_no_query_gives_no_result():
-    batcher = Batcher(GatedIndex())
+    batcher = Batcher(GatedSource())
     assert await batcher.search([], 3) == []
     await batcher.close()
 
 
 async def test_closing_finishes_what_is_queued():
-    index = GatedIndex()
-    index.gate.clear()
-    batcher = Batcher(index)
+    source = GatedSource()
+    source.gate.clear()
+    batcher = Batcher(source)
     asked = asyncio.create_task(batcher.search(["a"], 1))
-    await index.has_entered()
+    await source.has_entered()
     closing = asyncio.create_task(batcher.close())
     await yield_often()
     assert not closing.done()
-    index.gate.set()
+    source.gate.set()
     await closing
+    assert batcher.is_idle
     assert await asked == [hits_for("a", 1)]
+
+
+async def test_closing_gives_up_on_a_search_that_does_not_end_and_says_so():
+    source = GatedSource()
+    source.gate.clear()
+    batcher = Batcher(source)
+    asked = asyncio.create_task(batcher.search(["a"], 1))
+    await source.has_entered()
+    await batcher.close(timeout_s=0.01)
+    assert not batcher.is_idle
+    source.gate.set()
+    await asked

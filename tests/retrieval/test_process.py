@@ -21,9 +21,11 @@ from forage.retrieval.process import ServerProcess
 SERVE = (
     sys.executable,
     "-c",
-    "import logging, sys; from pathlib import Path; logging.basicConfig(level=logging.INFO); "
-    "from forage.errors import UserError; from forage.retrieval.server import serve\n"
-    "try: serve(Path(sys.argv[1]), host=sys.argv[3], port=int(sys.argv[5]))\n"
+    "import logging, sys; logging.basicConfig(level=logging.INFO); "
+    "from forage.retrieval.compose import ServeSettings; from forage.errors import UserError; "
+    "from forage.retrieval.server import serve\n"
+    "settings = ServeSettings(source=sys.argv[1], host=sys.argv[3], port=int(sys.argv[5]))\n"
+    "try: serve(settings)\n"
     "except UserError as error: sys.exit(f'error: {error}')\n"
     "logging.info('returned')",
 )
@@ -55,7 +57,7 @@ def test_a_server_is_ready_inside_and_drained_and_gone_after(index_dir: Path, tm
     assert is_gone(pid)
     lines = log.read_text().splitlines()
     assert lines == [
-        f"INFO:forage.retrieval.server:serving 5 passages at {server.url}",
+        f"INFO:forage.retrieval.server:serving 5 passages of bm25 at {server.url}",
         "INFO:root:returned",
     ]
 
@@ -67,7 +69,7 @@ def test_port_zero_is_taken_by_serve_itself_and_named_in_its_line(index_dir: Pat
         assert child.stderr is not None
         line = child.stderr.readline()
         url = line.split()[-1]
-        assert "serving 5 passages at http://127.0.0.1:" in line
+        assert "serving 5 passages of bm25 at http://127.0.0.1:" in line
         with urllib.request.urlopen(f"{url}/healthz") as response:
             assert response.status == 200
         child.send_signal(signal.SIGINT)

@@ -1,28 +1,45 @@
+"""The application over HTTP: both shapes, limits, faults of the source, token, pages, figures."""
+
 import asyncio
 import json
-import threading
-from collections.abc import Sequence
-from typing import Any, cast
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from yarl import URL
 
 from forage.data.corpus import format_contents
-from forage.retrieval.index import Index
-from forage.retrieval.server import ServerLimits
-from forage.types import Hit
+from forage.retrieval.limits import Limits
+from forage.retrieval.pages import open_pages
+from forage.retrieval.wire import write_reply
+from forage.types import Hit, Passage
 from tests.retrieval.conftest import PASSAGES, StartServer
+from tests.retrieval.sources import GatedSource
 
 
-async def post(url: str, body: object, path: str = "/retrieve") -> tuple[int, Any]:
+async def post(
+    url: str, body: object, path: str = "/retrieve", token: str | None = None
+) -> tuple[int, Any]:
+    status, reply, _ = await post_for_headers(url, body, path, token)
+    return status, reply
+
+
+async def post_for_headers(
+    url: str, body: object, path: str = "/retrieve", token: str | None = None
+) -> tuple[int, Any, Mapping[str, str]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
     async with (
         aiohttp.ClientSession() as session,
         session.post(url + path, data=data, headers=headers) as response,
     ):
-        return response.status, await response.json()
+        return response.status, await response.json(), response.headers
 
 
 async def get(url: str) -> tuple[int, str]:
@@ -70,6 +87,10 @@ async def test_topk_is_three_unless_asked_and_may_pass_the_corpus_size(start_ser
         assert len(reply["result"][0]) == expected
 
 
+TINY = Limits(max_queries=4, max_topk=10, max_query_chars=20, max_body_bytes=2000)
+DEEP = b"[" * 200_000
+
+
 @pytest.mark.parametrize(
     ("body", "status", "complaint"),
     [
@@ -80,18 +101,63 @@ async def test_topk_is_three_unless_asked_and_may_pass_the_corpus_size(start_ser
         ({"queries": "a"}, 422, "body.queries: Input should be a valid list"),
         ({"queries": [5]}, 422, "body.queries.0: Input should be a valid string"),
         ({}, 422, "body.queries: Field required"),
-        (b'{"queries": [', 422, "JSON decode error"),
-        (b"\xff\xfe", 422, "JSON decode error"),
+        ([], 422, "body: Input should be a valid dictionary"),
+        (b"", 422, "the body is not JSON"),
+        (b'{"queries": [', 422, "the body is not JSON: Expecting value at character 13"),
+        (b"\xff\xfe\xfa", 422, "the body is not JSON: not UTF-8"),
+        (b'{"queries": [], "topk": ' + b"9" * 1000 + b"}", 400, "at most 10"),
         (b"x" * 3000, 413, "the body is larger than 2000 bytes"),
     ],
 )
 async def test_a_request_beyond_the_limits_is_told_which(
     start_server: StartServer, body: object, status: int, complaint: str
 ):
-    url = start_server(ServerLimits(4, max_topk=10, max_query_chars=20, max_body_bytes=2000))
+    url = start_server(TINY)
     found, reply = await post(url, body)
     assert (found, complaint in reply["detail"]) == (status, True), reply
     assert (await post(url, {"queries": ["engine"]}))[0] == 200
+
+
+async def test_a_body_of_unknown_length_is_read_up_to_the_limit(start_server: StartServer):
+    port = int(start_server(TINY).rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(b"bb8\r\n" + b"x" * 3000 + b"\r\n")  # and no end
+    assert b"413" in await reader.readline()
+    assert b"larger than 2000 bytes" in await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "complaint"),
+    [
+        ({"queries": ["a" * 10_000_000]}, 413, "queries[0] has 10000000 characters"),
+        (DEEP, 422, "too deep or too large"),
+        (b'{"queries": [], "topk": ' + b"9" * 100_000 + b"}", 422, "too deep or too large"),
+        (b'{"queries": ["a"], "topk": NaN}', 422, "body.topk: Input should be a finite number"),
+        (b" " * 17_000_000, 413, "the body is larger than 16777216 bytes"),
+    ],
+)
+async def test_what_is_huge_or_absurd_is_refused_and_the_next_request_answered(
+    start_server: StartServer, body: object, status: int, complaint: str
+):
+    url = start_server()
+    found, reply = await post(url, body)
+    assert (found, complaint in reply["detail"]) == (status, True), reply
+    assert (await post(url, {"queries": ["engine"]}))[0] == 200
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_request_does_no_harm(
+    start_server: StartServer,
+):
+    url = start_server()
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    assert (await post(url, {"queries": ["engine"]}))[0] == 200
+    figures = await read_figures(url)
+    assert figures["forage_in_flight_requests",] == 0
+    assert ("forage_requests_total", "/retrieve", "500") not in figures
 
 
 async def test_queries_of_control_characters_and_broken_unicode_are_answered(
@@ -101,43 +167,102 @@ async def test_queries_of_control_characters_and_broken_unicode_are_answered(
     assert await post(start_server(), body) == (200, {"result": [[document(2)], [], []]})
 
 
-class GatedIndex:
-    """An index whose searches wait until they are let through."""
-
-    def __init__(self, index: Index) -> None:
-        self.manifest = index.manifest
-        self.entered = threading.Event()
-        self.gate = threading.Event()
-        self._index = index
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        self.entered.set()
-        self.gate.wait()
-        return self._index.search(queries, topk)
-
-
 async def test_requests_beyond_those_in_flight_get_429_and_when_to_return(
-    start_server: StartServer, index: Index
+    start_server: StartServer,
 ):
-    gated = GatedIndex(index)
-    url = start_server(ServerLimits(max_in_flight=2), served=cast(Index, gated))
+    source = GatedSource()
+    source.gate.clear()
+    url = start_server(Limits(max_in_flight=2), source)
     first = [asyncio.create_task(post(url, {"queries": [q]})) for q in ("compiler", "engine")]
-    await asyncio.to_thread(gated.entered.wait)
-    async with aiohttp.ClientSession() as session:
-        while True:  # the second request may still be on its way
-            async with session.get(f"{url}/metrics") as response:
-                if "forage_in_flight_requests 2.0" in await response.text():
-                    break
-        async with session.post(f"{url}/retrieve", json={"queries": ["lake"]}) as response:
-            assert response.status == 429
-            assert response.headers["Retry-After"] == "1"
-            assert "2 requests are in flight" in (await response.json())["detail"]
-    gated.gate.set()
+    await source.has_entered()
+    while (await read_figures(url))["forage_in_flight_requests",] < 2:
+        pass  # the second request may still be on its way
+    status, reply, headers = await post_for_headers(url, {"queries": ["lake"]})
+    assert (status, headers["Retry-After"]) == (429, "1")
+    assert "2 requests are in flight" in reply["detail"]
+    source.gate.set()
     assert [status for status, _ in await asyncio.gather(*first)] == [200, 200]
     assert (await post(url, {"queries": ["lake"]}))[0] == 200
+
+
+async def test_a_request_that_takes_too_long_is_answered_504_and_frees_its_place(
+    start_server: StartServer,
+):
+    source = GatedSource()
+    source.gate.clear()
+    url = start_server(Limits(deadline_s=0.2, max_in_flight=1), source)
+    assert await post(url, {"queries": ["slow"]}) == (504, {"detail": "not answered within 0.2 s"})
+    source.gate.set()
+    assert (await post(url, {"queries": ["lake"]}))[0] == 200
+
+
+async def test_a_body_that_never_ends_is_given_up_at_the_deadline(start_server: StartServer):
+    url = start_server(Limits(deadline_s=0.2))
+    port = int(url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    assert b"504" in await reader.readline()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "retry_after", "detail"),
+    [
+        ("offline", 503, "1", "the provider said no"),
+        ("refused", 502, None, "the provider said no"),
+        ("nan", 502, None, "gated gave a score that is not a number"),
+        ("poison", 500, None, "a fault of the server (RuntimeError); its log says more"),
+    ],
+)
+async def test_a_source_that_fails_is_an_error_and_never_an_empty_result(
+    start_server: StartServer, query: str, status: int, retry_after: str | None, detail: str
+):
+    url = start_server(source=GatedSource())
+    assert (await post(url, {"queries": ["kept"]}))[0] == 200
+    found, reply, headers = await post_for_headers(url, {"queries": ["kept", query]})
+    assert (found, reply, headers.get("Retry-After")) == (status, {"detail": detail}, retry_after)
+    assert (await post(url, {"queries": ["kept"]}))[0] == 200
+    figures = await read_figures(url)
+    assert figures["forage_requests_total", "/retrieve", str(status)] == 1
+    assert figures["forage_cache_hits_total",] == 2
+
+
+TOKEN = "correct-horse"
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", TOKEN.upper(), "é"])
+@pytest.mark.parametrize("path", ["/retrieve", "/access", "/metrics"])
+async def test_without_the_right_token_nothing_is_told(
+    start_server: StartServer, path: str, token: str | None
+):
+    url = start_server(token=TOKEN)
+    status, reply, headers = await post_for_headers(url, {"queries": ["a"]}, path, token)
+    assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert "Authorization: Bearer TOKEN" in reply["detail"]
+    assert TOKEN not in json.dumps(reply)
+
+
+@pytest.mark.parametrize(
+    "path", ["/retrieve%0A", "/retrieve/", "//retrieve", "/%72etrieve", "/./retrieve", "/nowhere"]
+)
+async def test_no_spelling_of_a_path_goes_around_the_token(start_server: StartServer, path: str):
+    """The router takes a path with a line break behind it for the path without."""
+    url = URL(start_server(token=TOKEN) + path, encoded=True)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json={"queries": ["a"]}, allow_redirects=False) as response,
+    ):
+        assert response.status == 401
+
+
+async def test_with_the_token_searches_are_answered_and_health_needs_none(
+    start_server: StartServer,
+):
+    url = start_server(token=TOKEN)
+    body = {"queries": ["compiler"], "topk": 1}
+    assert await post(url, body, token=TOKEN) == (200, {"result": [[document(2)]]})
+    for path in ("/healthz", "/readyz", "/", "/docs", "/openapi.json"):
+        assert (await get(url + path))[0] == 200
 
 
 async def test_concurrent_requests_each_get_their_own_results(start_server: StartServer):
@@ -159,8 +284,38 @@ async def test_health_and_readiness_answer(start_server: StartServer):
 
 async def test_access_without_pages_is_a_clear_refusal(start_server: StartServer):
     status, reply = await post(start_server(), {"urls": ["http://a"]}, "/access")
-    assert status == 501
+    assert status == 404
     assert "this server has no pages" in reply["detail"]
+
+
+async def test_access_gives_each_address_its_page_or_null(
+    start_server: StartServer, tmp_path: Path
+):
+    rows = [{"url": f"http://w/index.php/{name}", "contents": f"All of {name}"} for name in "AB"]
+    path = tmp_path / "pages.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open_pages(path) as pages:
+        url = start_server(Limits(max_queries=3, max_query_chars=50), pages=pages)
+        asked = ["http://w/index.php?title=B", "http://elsewhere", "http://w/index.php/A"]
+        assert await post(url, {"urls": asked}, "/access") == (
+            200,
+            {"result": [rows[1], None, rows[0]]},
+        )
+        status, reply = await post(url, {"urls": asked[:1], "max_chars": 3}, "/access")
+        assert (status, reply["result"][0]["contents"]) == (200, "All")
+        assert await post(url, {"urls": []}, "/access") == (200, {"result": []})
+        for wrong, status in (({"urls": ["a"] * 4}, 413), ({"urls": ["a" * 51]}, 413), ({}, 422)):
+            assert (await post(url, wrong, "/access"))[0] == status
+
+
+async def read_figures(url: str) -> dict[tuple[str, ...], float]:
+    """Each sample of /metrics by its name and label values."""
+    _, text = await get(f"{url}/metrics")
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
 
 
 async def test_figures_are_prometheus_text_that_counts_what_happened(start_server: StartServer):
@@ -168,24 +323,47 @@ async def test_figures_are_prometheus_text_that_counts_what_happened(start_serve
     for body in ({"queries": ["engine", "lake"]}, {"queries": ["engine"]}, {"queries": 1}):
         await post(url, body)
     await get(f"{url}/nowhere")
-    _, text = await get(f"{url}/metrics")
-    samples = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
+    figures = await read_figures(url)
+    assert figures["forage_requests_total", "/retrieve", "200"] == 2
+    assert figures["forage_requests_total", "/retrieve", "422"] == 1
+    assert figures["forage_requests_total", "other", "404"] == 1
+    assert figures["forage_queries_total",] == 3
+    assert figures["forage_cache_hits_total",] == 1
+    assert figures["forage_cache_hit_rate",] == pytest.approx(1 / 3)
+    assert figures["forage_searched_queries_total",] == 2
+    assert figures["forage_retrieve_seconds_count",] == 2
+    assert figures["forage_retrieve_seconds_sum",] > 0
+    assert figures["forage_passages",] == 5
+    assert figures["forage_in_flight_requests",] == 0
+    assert any(key[0] == "forage_source_info" and "bm25" in key[1:] for key in figures)
+
+
+async def test_a_cache_of_size_zero_searches_again(start_server: StartServer):
+    source = GatedSource()
+    url = start_server(source=source, cache_size=0)
+    for _ in range(2):
+        await post(url, {"queries": ["a"]})
+    assert source.searches == [(["a"], 3)] * 2
+
+
+async def test_a_source_of_unknown_size_is_ready_all_the_same(start_server: StartServer):
+    url = start_server(source=GatedSource())
+    expected = '{"status":"ready","backend":"gated","passages":null}'
+    assert await get(f"{url}/readyz") == (200, expected)
+    assert ("forage_passages",) not in await read_figures(url)
+
+
+async def test_a_wrong_path_or_method_is_told_in_the_wire_format(start_server: StartServer):
+    url = start_server()
+    assert await post(url, {}, "/nowhere") == (404, {"detail": "Not Found"})
+    assert await post(url, {}, "/healthz") == (405, {"detail": "Method Not Allowed"})
+
+
+def test_passages_with_characters_that_utf8_lacks_are_mended_on_the_way():
+    assert json.loads(write_reply([[hit_with("\ud800 a")]], return_scores=True)) == {
+        "result": [[{"document": {"id": "p", "contents": '"T"\n\ufffd a'}, "score": 1.0}]]
     }
-    assert samples["forage_requests_total", "/retrieve", "200"] == 2
-    assert samples["forage_requests_total", "/retrieve", "422"] == 1
-    assert samples["forage_requests_total", "other", "404"] == 1
-    assert samples["forage_queries_total",] == 3
-    assert samples["forage_cache_hits_total",] == 1
-    assert samples["forage_searched_queries_total",] == 2
-    assert samples["forage_retrieve_seconds_count",] == 2
-    assert samples["forage_passages",] == 5
-    assert samples["forage_in_flight_requests",] == 0
 
 
-async def test_the_api_describes_both_reply_shapes(start_server: StartServer):
-    _, text = await get(f"{start_server()}/openapi.json")
-    schemas = json.loads(text)["components"]["schemas"]
-    assert {"RetrieveRequest", "ScoredReply", "PlainReply", "Problem"} <= set(schemas)
+def hit_with(text: str) -> Hit:
+    return Hit(Passage("p", "T", text), 1.0)

@@ -33,9 +33,12 @@ class Visit:
     console: tuple[str, ...]
 
 
-def visit(url: str, profile: Path) -> Visit:
-    """Open a page; ``profile`` must be a fresh directory."""
-    shown = _run(profile, "--dump-dom", url)
+def visit(url: str, profile: Path, script_ms: int = 0) -> Visit:
+    """Open a page; ``profile`` must be a fresh directory.
+
+    ``script_ms``: for pages that fetch after they are loaded, how long by the page's own clock.
+    """
+    shown = _run(profile, f"--virtual-time-budget={script_ms}", "--dump-dom", url)
     console = tuple(line for line in shown.stderr.splitlines() if "CONSOLE" in line)
     return Visit(shown.stdout, console)
 

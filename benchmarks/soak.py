@@ -1,0 +1,87 @@
+"""Does the service's memory stay flat over many requests?
+
+Starts ``forage serve`` over a generated encyclopedia and sends it requests from 64 clients: queries
+that were never asked before (so that the cache turns over), among them requests that are malformed,
+too large or unauthorised. Prints the memory after each twentieth and fails where the second half
+grew by more than ``--max-growth-mb``.
+
+    python benchmarks/soak.py --requests 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+from load import Load, drive
+
+from forage.data.world import write_world
+from forage.retrieval.index import build_index
+from forage.retrieval.process import ServerProcess
+
+NUM_PARTS = 20
+NUM_CLIENTS = 64
+WRONG = (b"{", b'{"queries": [5]}', b'{"queries": ["' + b"a" * 30_000 + b'"]}', b"[" * 5000)
+
+
+def memory_mb(pid: int) -> float:
+    """Memory of the server and its HTTP processes that nobody else shares (mapped files apart)."""
+    server = psutil.Process(pid)
+    processes = [server, *server.children(recursive=True)]
+    return sum(process.memory_full_info().uss for process in processes) / 2**20
+
+
+def send_wrong(url: str) -> None:
+    """One of each wrong request; each must be refused."""
+    for body in WRONG:
+        request = urllib.request.Request(f"{url}/retrieve", body)
+        try:
+            urllib.request.urlopen(request).close()
+            status = 200
+        except urllib.error.HTTPError as error:
+            status = error.code
+        assert 400 <= status < 500, f"HTTP {status} for a wrong request"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--size", type=int, default=10_000, help="articles of the encyclopedia")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--max-growth-mb", type=float, default=5.0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        write_world(directory, size=args.size, seed=0)
+        build_index(directory / "corpus.jsonl", directory / "index", show_progress=False)
+        with (directory / "train.jsonl").open(encoding="utf-8") as lines:
+            questions = [json.loads(line)["question"] for line in lines]
+        number = itertools.count()
+        command = [sys.executable, "-m", "forage", "serve", "--cache-size", "3000"]
+        command += ["--workers", str(args.workers)]
+        with ServerProcess(directory / "index", command=command) as server:
+            memory: list[float] = []
+            for part in range(NUM_PARTS):
+                size = args.requests // NUM_PARTS
+                chosen = [f"{questions[next(number) % len(questions)]} {n}" for n in range(size)]
+                queries = [f"{query} {part}" for query in chosen]
+                load = Load(server.port, queries, size, NUM_CLIENTS, return_scores=part % 2 == 0)
+                outcome = drive(load)
+                assert set(outcome.statuses) == {200}, f"statuses: {outcome.statuses}"
+                send_wrong(server.url)
+                memory.append(memory_mb(server.pid))
+                print(f"{(part + 1) * size:8d} requests  {memory[-1]:7.1f} MB  {outcome}")
+    growth = memory[-1] - memory[NUM_PARTS // 2 - 1]
+    print(f"second half: {growth:+.1f} MB (at most {args.max_growth_mb:g})")
+    return int(growth > args.max_growth_mb)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What is served is put together from the command line's words: each of them changes a result."""
+
+import json
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from pydantic import ValidationError
+
+from forage.errors import UserError
+from forage.retrieval.compose import ServeSettings, open_page_store, open_source
+from forage.types import Hit
+from tests.retrieval.conftest import PASSAGES
+from tests.retrieval.web_servers import WebServer, serving
+
+
+async def one_result(_: web.Request) -> web.Response:
+    row = {"title": "T", "link": "http://example.org", "snippet": "a snippet"}
+    return web.json_response({"organic": [row]})
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SERPER_API_KEY", "key")
+    with serving(one_result) as server:
+        yield server
+
+
+def search(settings: ServeSettings, query: str) -> list[Hit]:
+    source = open_source(settings)
+    try:
+        return source.search([query], 1)[0]
+    finally:
+        source.close()
+
+
+def test_a_directory_is_an_index(index_dir: Path):
+    [hit] = search(ServeSettings(source=str(index_dir)), "compiler")
+    assert hit.passage == PASSAGES[2]
+
+
+def test_a_provider_is_asked_as_its_settings_say(provider: WebServer):
+    settings = ServeSettings(source="web:serper", web=(f"url={provider.url}/ask", "num_results=7"))
+    [hit] = search(settings, "anything")
+    assert hit.passage.text == "a snippet"
+    assert (provider.seen[0].path, json.loads(provider.seen[0].body)["num"]) == ("/ask", 7)
+
+
+def test_what_was_recorded_is_replayed_without_the_provider(provider: WebServer, tmp_path: Path):
+    record = tmp_path / "answers.jsonl"
+    settings = ServeSettings(source="web:serper", web=(f"url={provider.url}",), record=record)
+    found = search(settings, "anything")
+    assert search(ServeSettings(source=f"replay:{record}"), "anything") == found
+    assert len(provider.seen) == 1
+
+
+def test_pages_are_opened_where_there_are_some(index_dir: Path, tmp_path: Path):
+    assert open_page_store(ServeSettings(source=str(index_dir))) is None
+    path = tmp_path / "pages.jsonl"
+    path.write_text('{"url": "http://a", "contents": "text"}\n')
+    pages = open_page_store(ServeSettings(source=str(index_dir), pages=path))
+    assert pages is not None
+    with pages:
+        page = pages.page("http://a")
+        assert page is not None
+        assert page.contents == "text"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (ServeSettings(source="absent"), "absent is not an index"),
+        (ServeSettings(source="absent", web=("num_results=3",)), "--web says how to ask"),
+        (ServeSettings(source="web:nobody"), "web:nobody"),
+        (ServeSettings(source="replay:absent"), "cannot read the recording absent"),
+    ],
+)
+def test_what_cannot_be_served_is_told(settings: ServeSettings, said: str):
+    with pytest.raises(UserError, match=said):
+        open_source(settings)
+
+
+def test_a_recording_of_something_else_is_not_continued(
+    index_dir: Path, provider: WebServer, tmp_path: Path
+):
+    record = tmp_path / "answers.jsonl"
+    search(
+        ServeSettings(source="web:serper", web=(f"url={provider.url}",), record=record), "anything"
+    )
+    with pytest.raises(UserError, match="answers.jsonl"):
+        open_source(ServeSettings(source=str(index_dir), record=record))
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(ValidationError, match="extra"):
+        ServeSettings.model_validate({"source": "x", "rerank": True})

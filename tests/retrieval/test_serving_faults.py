@@ -1,0 +1,215 @@
+"""Servers that are stopped, killed or stuck while requests are under way: real processes."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from forage.retrieval.process import ServerProcess
+from forage.types import FailureKind
+from tests.retrieval.test_client import client_of
+from tests.retrieval.test_process import is_gone, wait_until_gone
+
+FORAGE_SERVE = (sys.executable, "-m", "forage", "serve")
+
+# `forage serve` whose searches say so and then wait until a file is there.
+GATED = """
+import sys, time
+from pathlib import Path
+from forage.retrieval.index import Index
+from forage.cli import main
+gate, search = Path(sys.argv.pop(1)), Index.search
+def wait_and_search(*asked):
+    print("searching", flush=True)
+    while not gate.exists():
+        time.sleep(0.01)
+    return search(*asked)
+Index.search = wait_and_search
+sys.exit(main(["serve", *sys.argv[1:]]))
+"""
+
+
+def call(url: str, queries: list[str] | None = None) -> tuple[int, Any, Message]:
+    """Status, JSON and headers of a GET, or of a search where queries are given."""
+    body = None if queries is None else json.dumps({"queries": queries, "topk": 1}).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request) as response:
+            return response.status, json.loads(response.read()), response.headers
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read()), error.headers
+
+
+def wait_for(path: Path, text: str) -> None:
+    while text not in " ".join(path.read_text().split()):  # the log wraps its lines
+        time.sleep(0.01)
+
+
+def test_at_sigterm_readiness_goes_first_and_what_is_in_flight_is_answered(
+    index_dir: Path, tmp_path: Path
+):
+    log, gate = tmp_path / "log", tmp_path / "gate"
+    command = (sys.executable, "-c", GATED, str(gate))
+    with (
+        ServerProcess(index_dir, command=command, log_path=log) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = pool.submit(call, f"{server.url}/retrieve", ["compiler"])
+        wait_for(log, "searching")
+        os.kill(server.pid, signal.SIGTERM)
+        while call(f"{server.url}/readyz")[0] != 503:
+            time.sleep(0.01)
+        assert call(f"{server.url}/healthz")[0] == 200
+        status, reply, headers = call(f"{server.url}/retrieve", ["lake"])
+        assert (status, reply["detail"]) == (503, "the server is stopping")
+        assert headers["Retry-After"] == "1"
+        gate.touch()
+        status, reply, _ = asked.result()
+        assert (status, reply["result"][0][0]["id"]) == (200, "p2")
+        wait_until_gone(server.pid)
+
+
+def test_a_search_that_never_ends_does_not_keep_a_server_from_stopping(
+    index_dir: Path, tmp_path: Path
+):
+    log = tmp_path / "log"
+    command = (sys.executable, "-c", GATED, str(tmp_path / "never"), "--drain", "0.2")
+    with (
+        ServerProcess(index_dir, command=command, log_path=log) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = pool.submit(call, f"{server.url}/retrieve", ["compiler"])
+        wait_for(log, "searching")
+        os.kill(server.pid, signal.SIGTERM)
+        with pytest.raises((OSError, urllib.error.URLError, json.JSONDecodeError)):
+            asked.result()
+        wait_until_gone(server.pid)
+
+
+async def search_under_load(
+    url: str | list[str], kill: ServerProcess, **settings: object
+) -> Counter[FailureKind | None]:
+    """400 searches by 20 callers; the server is killed when a quarter is done. Counts outcomes."""
+    outcomes: Counter[FailureKind | None] = Counter()
+    async with client_of(url, backoff_s=0.01, cache_size=0, **settings) as client:
+
+        async def caller(number: int) -> None:
+            for i in range(20):
+                reply = await client.search(f"compiler {number} {i}")
+                assert reply.failure is not None or reply.hits_K[0].passage.id == "p2"
+                outcomes[reply.failure] += 1
+                if outcomes.total() == 100:
+                    os.kill(kill.pid, signal.SIGKILL)
+
+        await asyncio.gather(*(caller(number) for number in range(20)))
+    return outcomes
+
+
+async def test_a_server_killed_under_load_is_replaced_by_the_other(index_dir: Path):
+    with (
+        ServerProcess(index_dir, command=FORAGE_SERVE) as first,
+        ServerProcess(index_dir, command=FORAGE_SERVE) as second,
+    ):
+        outcomes = await search_under_load([first.url, second.url], kill=first)
+    assert outcomes == {None: 400}
+
+
+async def test_when_the_only_server_is_killed_under_load_every_caller_gets_a_typed_failure(
+    index_dir: Path,
+):
+    with ServerProcess(index_dir, command=FORAGE_SERVE) as server:
+        outcomes = await search_under_load(
+            server.url, kill=server, timeout_s=1, deadline_s=1, max_retries=1
+        )
+    assert outcomes.total() == 400
+    assert outcomes[None] >= 100
+    assert set(outcomes) <= {
+        None,
+        FailureKind.REFUSED,
+        FailureKind.UNAVAILABLE,
+        FailureKind.TIMEOUT,
+        FailureKind.MALFORMED,
+    }
+
+
+def fronts_of(server: ServerProcess) -> list[psutil.Process]:
+    """The HTTP processes (multiprocessing's resource tracker is none)."""
+    return [
+        child
+        for child in psutil.Process(server.pid).children()
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
+
+
+def figure(url: str, name: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_http_processes_share_one_owner_its_cache_and_their_figures(index_dir: Path):
+    command = (*FORAGE_SERVE, "--workers", "2")
+    with ServerProcess(index_dir, command=command) as server:
+        assert len(fronts_of(server)) == 2
+        pids = [child.pid for child in fronts_of(server)]
+        for _ in range(20):  # a connection each: the kernel spreads them
+            status, reply, _ = call(f"{server.url}/retrieve", ["compiler", ""])
+            assert (status, [len(found) for found in reply["result"]]) == (200, [1, 0])
+        assert figure(server.url, "forage_queries_total") == 40
+        assert figure(server.url, "forage_searches_total") == 1
+        assert figure(server.url, "forage_cache_hits_total") == 19
+        assert call(f"{server.url}/retrieve", ["a"] * 2000)[0] == 413
+    for pid in pids:
+        assert is_gone(pid)
+
+
+def test_an_http_process_that_is_killed_is_started_again(index_dir: Path, tmp_path: Path):
+    log = tmp_path / "log"
+    command = (*FORAGE_SERVE, "--workers", "2")
+    with ServerProcess(index_dir, command=command, log_path=log) as server:
+        wait_for(log, "serving 5 passages")  # each of them is ready, and not only the first
+        victim, other = fronts_of(server)
+        victim.kill()
+        wait_for(log, "it is started again")
+        while len(fronts_of(server)) < 2:
+            time.sleep(0.01)
+        assert other.is_running()
+        for _ in range(10):
+            assert call(f"{server.url}/retrieve", ["compiler"])[0] == 200
+
+
+def test_an_owner_that_is_killed_takes_its_http_processes_along(index_dir: Path):
+    command = (*FORAGE_SERVE, "--workers", "2")
+    with ServerProcess(index_dir, command=command) as server:
+        pids = [child.pid for child in fronts_of(server)]
+        os.kill(server.pid, signal.SIGKILL)
+        for pid in pids:
+            wait_until_gone(pid)
+
+
+def test_http_processes_drain_like_one(index_dir: Path, tmp_path: Path):
+    log, gate = tmp_path / "log", tmp_path / "gate"
+    command = (sys.executable, "-c", GATED, str(gate), "--workers", "2")
+    with (
+        ServerProcess(index_dir, command=command, log_path=log) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = [pool.submit(call, f"{server.url}/retrieve", [f"compiler {i}"]) for i in range(4)]
+        wait_for(log, "searching")
+        os.kill(server.pid, signal.SIGTERM)
+        gate.touch()
+        assert {future.result()[0] for future in asked} <= {200, 503}
+        assert asked[0].result()[0] == 200
+        wait_until_gone(server.pid)
