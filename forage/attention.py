@@ -2,7 +2,8 @@
 
 The engine keeps keys and values in slots; the trainer lays sequences end to end. Both pass an
 ``attend`` callable to the model's forward call, and every architecture that routes its attention
-through transformers' interface works with both. This file knows neither.
+through transformers' interface works with both. This file knows neither, but keeps the one sum
+whose order both have to share.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NAME = "forage"
+KEY_BLOCK = 192
+"""Keys whose values are summed in one product; a multiple of every padding of keys."""
 
 
 class Attend(Protocol):
@@ -23,6 +26,18 @@ class Attend(Protocol):
     ) -> Tensor:
         """``query`` [B, H, T, D]; ``key`` and ``value`` [B, H_kv, T, D] -> [B, T, H, D]."""
         ...
+
+
+def mix_values(weights: Tensor, values: Tensor) -> Tensor:
+    """Attention's weighted sum: [..., T, L] times [..., L, D] -> [..., T, D].
+
+    Block by block of keys, added from the first to the last. A product over many keys is cut by its
+    kernel anyhow (at 512 by oneDNN, at 192 by MKL, on AMD EPYC), and where it is cut would make
+    sampler and trainer differ in the last bit, which a sharp model turns into 1e-4.
+    """
+    blocks = zip(weights.split(KEY_BLOCK, dim=-1), values.split(KEY_BLOCK, dim=-2), strict=True)
+    first, *others = (weights_block @ values_block for weights_block, values_block in blocks)
+    return sum(others, start=first)
 
 
 def _delegate(

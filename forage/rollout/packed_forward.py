@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forage.attention import mix_values
 from forage.config import EngineConfig
 from forage.rollout.row_attention import attend_rows
 from forage.rollout.slots import LENGTH_BUCKET, SlotCache, Stretch, hiding_bias, round_up
@@ -182,6 +183,6 @@ class LongStretch:
         grouped = rows_HTD.view(num_kv_heads, -1, head_dim)
         scores = grouped @ keys_KDL[:, :, : self._length]
         scores.view(num_heads, self._num_rows, self._length).add_(self._bias_TL)
-        attended = scores.softmax(dim=-1) @ values_KLD[:, : self._length]
+        attended = mix_values(scores.softmax(dim=-1), values_KLD[:, : self._length])
         attended_HTD = attended.view(num_heads, self._num_rows, head_dim)
         return attended_HTD[:, : self.num_tokens].transpose(0, 1)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from forage.attention import KEY_BLOCK
 from forage.rollout.slots import LENGTH_BUCKET, round_up
 
 
@@ -63,16 +64,18 @@ def _score_rows(
 def _mix_rows(
     weights_RHL: Any, values_SKLD: Any, slots_R: Any, lengths_R: Any, out_RHD: Any
 ) -> None:
-    """Sums of each slot's values by weight."""
+    """Sums of each slot's values by weight, added as ``mix_values`` adds them."""
     num_rows, num_heads, head_dim = out_RHD.shape
     group = num_heads // values_SKLD.shape[1]
     mixed_D = np.empty(head_dim, dtype=np.float32)
     for row in range(num_rows):
         for head in range(num_heads):
             values_LD = values_SKLD[slots_R[row], head // group]
-            mixed_D[:] = 0.0
-            for place in range(lengths_R[row]):
-                weight = weights_RHL[row, head, place]
-                for dim in range(head_dim):
-                    mixed_D[dim] += weight * values_LD[place, dim]
-            out_RHD[row, head] = mixed_D
+            out_RHD[row, head] = 0.0
+            for start in range(0, lengths_R[row], KEY_BLOCK):
+                mixed_D[:] = 0.0
+                for place in range(start, min(start + KEY_BLOCK, lengths_R[row])):
+                    weight = weights_RHL[row, head, place]
+                    for dim in range(head_dim):
+                        mixed_D[dim] += weight * values_LD[place, dim]
+                out_RHD[row, head] += mixed_D

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forage.attention import mix_values
+
 LENGTH_BUCKET = 64
 
 
@@ -109,7 +111,7 @@ class PrefillAttend:
         # [H_kv, G, T, D]: the query heads that share a key head stand together.
         grouped = query.reshape(keys_KDL.shape[0], -1, num_tokens, head_dim) * scaling
         weights = (grouped @ keys_KDL[:, None] + self._bias_TL).softmax(dim=-1)
-        attended = weights @ values[self._slot, :, None, :end]
+        attended = mix_values(weights, values[self._slot, :, None, :end])
         return attended.reshape(1, num_heads, num_tokens, head_dim).transpose(1, 2)
 
 
@@ -143,7 +145,7 @@ class DecodeAttend:
         num_rows, num_heads, _, head_dim = query.shape
         grouped = query.view(num_rows, keys_RKDL.shape[1], -1, head_dim) * scaling
         weights = (grouped @ keys_RKDL + self._bias_R11L).softmax(dim=-1)
-        return (weights @ values_RKLD).view(num_rows, 1, num_heads, head_dim)
+        return mix_values(weights, values_RKLD).view(num_rows, 1, num_heads, head_dim)
 
 
 def hiding_bias(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:

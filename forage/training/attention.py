@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from forage.attention import mix_values
+
 KEY_MULTIPLE = 16
 QUERY_BLOCK = 192
 """Queries are taken in blocks, so that the masked half of the scores is mostly not computed."""
@@ -65,5 +67,5 @@ def _attend_cpu(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Te
         bias = torch.zeros(is_hidden.shape, dtype=scores.dtype).masked_fill_(
             is_hidden, float("-inf")
         )
-        blocks.append((scores + bias).softmax(dim=-1) @ values[..., :width, :])
+        blocks.append(mix_values((scores + bias).softmax(dim=-1), values[..., :width, :]))
     return torch.cat(blocks, dim=2).reshape(1, num_heads, num_tokens, head_dim)
