@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import logging
 import os
 import re
@@ -21,6 +22,8 @@ from forage import __version__
 from forage.commands import COMMANDS
 from forage.errors import UserError
 from forage.hardware import quiet_openmp
+
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _is_stdout_closed():
             raise
         return 128 + 13  # as a Unix tool ends by SIGPIPE: `forage ... | head` is no error
+    except OSError as error:
+        if error.errno not in _DISK_IS_FULL:
+            raise
+        where = "" if error.filename is None else f" ({error.filename})"
+        sys.stderr.write(
+            f"forage: {error.strerror}{where}; free some space, or write elsewhere. What was "
+            "finished before is kept: `forage train --resume` goes on from the last checkpoint\n"
+        )
+        return 2
 
 
 def _set_up_logging(verbosity: int) -> None:

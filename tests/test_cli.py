@@ -209,3 +209,15 @@ def test_a_broken_socket_is_not_taken_for_a_reader_that_went_away(
     _command_that(monkeypatch, BrokenPipeError())
     with pytest.raises(BrokenPipeError):
         main(["doctor"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_ends_with_2_and_says_what_is_kept(tmp_path: Path) -> None:
+    """Records that could not be written were a traceback of the flush."""
+    (tmp_path / "corpus.jsonl").symlink_to("/dev/full")
+    command = [*FORAGE, "data", "world", "--size", "300", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "No space left on device" in done.stderr
+    assert "--resume" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import mmap
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if stripped := line.strip():
                     yield number, stripped
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
             f"{path}: the gzip data ends or breaks after line {number} ({error}); "
             "download or write the file again"

@@ -130,6 +130,17 @@ def test_a_cut_gzip_file_is_the_users_to_mend(tmp_path: Path):
         list(read_corpus(path))
 
 
+def test_garbled_gzip_data_is_the_users_to_mend(tmp_path: Path):
+    path = tmp_path / "c.jsonl.gz"
+    whole = bytearray(
+        gzip.compress(b"".join(b'{"id": "%d", "contents": "x"}\n' % i for i in range(5000)))
+    )
+    whole[200:260] = b"\xff" * 60
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match="the gzip data ends or breaks after line"):
+        list(read_corpus(path))
+
+
 def test_a_missing_corpus_is_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"cannot read the corpus .*nowhere.jsonl: No such file"):
         list(read_corpus(tmp_path / "nowhere.jsonl"))
