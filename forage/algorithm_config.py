@@ -187,7 +187,11 @@ class CorrectionConfig(Settings):
 
 
 class AlgorithmConfig(Settings):
-    """How rewards become advantages and advantages become a loss."""
+    """How rewards become advantages and advantages become a loss.
+
+    ``train_observations`` is an ablation: search results are trained as if the policy had written
+    them. Without it only sampled tokens are, whatever else is set.
+    """
 
     section = "algorithm"
     advantage: Advantage = "grpo"
@@ -207,6 +211,7 @@ class AlgorithmConfig(Settings):
     decoupled: bool = False
     aggregate: Aggregate = "token_mean"
     constant_tokens: int | None = Field(default=None, ge=1)
+    train_observations: bool = False
     entropy_coefficient: float = Field(default=0.0, ge=0)
     kl: KlConfig = KlConfig()
     likelihood_protection: LikelihoodProtectionConfig = LikelihoodProtectionConfig()
@@ -276,6 +281,11 @@ class AlgorithmConfig(Settings):
             raise ValueError(
                 "algorithm.turns.discount does nothing: it is read with advantage: turn_level; "
                 f"{self.advantage} discounts over tokens, set algorithm.discount"
+            )
+        if self.train_observations and self.advantage == "gae":
+            raise ValueError(
+                "algorithm.train_observations: a critic has no value and no return for tokens that "
+                "nobody chose; take another advantage than gae, or leave it off"
             )
         if self.correction.weights != "none" and not self.decoupled:
             raise ValueError(

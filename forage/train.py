@@ -135,6 +135,7 @@ class _Run:
                     weighed_P, credited = self.credit.weigh(
                         groups, views_P, self.trainer.kl_coefficient
                     )
+                    weighed_P, unmasked = await asyncio.to_thread(self.trainer.unmask, weighed_P)
                     batches = pack_mini_batches(
                         weighed_P, num_mini_batches, max_tokens, self.trainer.cost_of
                     )
@@ -145,7 +146,8 @@ class _Run:
                     clock.lap("train")
                     await self.engine.receive_weights(version=self.trainer.version)
                     clock.lap("publish")
-                    await self._after_step(step, rollout, learnt | seen | credited, clock, bar)
+                    metrics = learnt | seen | credited | unmasked
+                    await self._after_step(step, rollout, metrics, clock, bar)
         except (Stopped, NothingToLearn, UserError):
             await scheduler.close()
             self._checkpoint(self.num_steps_done)  # it may come before or after the step's own

@@ -61,6 +61,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "kl in the reward": {"kl": {"coefficient": 0.1, "place": "reward", "form": "k1"}},
     "kl, adaptive": {"kl": {"coefficient": 0.1, "target": 0.01, "horizon": 100}},
     "protection": {"likelihood_protection": {"coefficient": 1.0}},
+    "observations trained": {"train_observations": True},
     "overlong": {"overlong": {"max_tokens": 40, "buffer_tokens": 20}},
     "correction": {
         "decoupled": True,

@@ -7,6 +7,7 @@ engines; the lock it is given keeps samplers away while weights change.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +33,8 @@ from forage.training.objective import Metrics, Tokens, aggregate, token_losses
 from forage.training.views import Viewer
 from forage.types import Batch, Rows, Weighed
 
+LOG = logging.getLogger(__name__)
+
 
 def build_trainer(model: PreTrainedModel, config: RunConfig) -> Trainer:
     """The trainer of a run, with the reference and the critic that its algorithm asks for.
@@ -44,6 +47,12 @@ def build_trainer(model: PreTrainedModel, config: RunConfig) -> Trainer:
         reference = load_reference(config.model, algorithm.kl.reference)
     if algorithm.advantage == "gae":
         critic = Critic(load_critic_base(config.model, algorithm.critic.path))
+    if algorithm.train_observations:
+        LOG.warning(
+            "algorithm.train_observations is on: the text of search results is trained as if the "
+            "policy had written it. This is an ablation, to see what masking is good for; leave "
+            "it off to get a policy that is worth having"
+        )
     temperature = config.rollout.temperature
     return Trainer(model, config.trainer, algorithm, temperature, reference, critic)
 
@@ -98,8 +107,20 @@ class Trainer:
         flat = [each for weighed in weighed_P for each in weighed]
         needs_logprobs = self._algorithm.needs_recomputed_logprobs or self._is_critic_alone
         seen, metrics = self._viewer.look(flat, needs_logprobs)
-        in_order = iter(seen)
-        return [[next(in_order) for _ in weighed] for weighed in weighed_P], metrics
+        return _regrouped(seen, weighed_P), metrics
+
+    def unmask(
+        self, weighed_P: Sequence[Sequence[Weighed]]
+    ) -> tuple[list[list[Weighed]], dict[str, float]]:
+        """Weighed episodes, with observations among what is trained if the algorithm asks for it.
+
+        That is an ablation. By default they come back as they are.
+        """
+        flat = [each for weighed in weighed_P for each in weighed]
+        if not self._algorithm.train_observations:
+            return _regrouped(flat, weighed_P), {}
+        unmasked, metrics = self._viewer.unmask(flat)
+        return _regrouped(unmasked, weighed_P), metrics
 
     def learn(
         self, batches: Sequence[Batch], weights_lock: AbstractContextManager[object]
@@ -223,6 +244,14 @@ class Trainer:
         }
         loss = aggregate(algorithm, loss_M, tokens, batch)
         return loss, (metrics, logprobs_M.detach())
+
+
+def _regrouped(
+    flat: Sequence[Weighed], weighed_P: Sequence[Sequence[Weighed]]
+) -> list[list[Weighed]]:
+    """``flat`` in groups of the sizes of ``weighed_P``."""
+    in_order = iter(flat)
+    return [[next(in_order) for _ in weighed] for weighed in weighed_P]
 
 
 def _no_mismatch() -> dict[str, float]:

@@ -21,6 +21,7 @@ from forage.algorithms.packing import CostOf, balanced_bins, lay
 from forage.training.critic import Critic
 from forage.training.gradients import evaluate
 from forage.training.logprobs import token_logprobs
+from forage.training.observations import fill_in, unmask
 from forage.types import Rows, Weighed
 
 
@@ -63,6 +64,18 @@ class Viewer:
                 for each, values_M in zip(seen, values, strict=True)
             ]
         return seen, metrics
+
+    def unmask(self, weighed: Sequence[Weighed]) -> tuple[list[Weighed], dict[str, float]]:
+        """The episodes with their observations trained as well (see ``observations.py``)."""
+        unmasked = [unmask(each) for each in weighed]
+        wide = [each.weighed for each in unmasked]
+        policy = self._ask(wide, lambda rows: self._logprobs(self.policy, rows))
+        model = self.reference
+        reference = self._ask(wide, lambda rows: self._logprobs(model, rows)) if model else policy
+        filled = [fill_in(*each) for each in zip(unmasked, policy, reference, strict=True)]
+        num_observed = sum(int(each.was_observed_M.sum()) for each in unmasked)
+        num_trained = sum(len(each.was_observed_M) for each in unmasked)
+        return filled, {"loss/observed_fraction": num_observed / max(num_trained, 1)}
 
     def _logprobs(self, model: PreTrainedModel, rows: Rows) -> Tensor:
         return token_logprobs(model, rows.packed, rows.is_sampled_N, self.temperature)[0]

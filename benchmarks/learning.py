@@ -1,0 +1,284 @@
+"""Does each estimator and each loss learn, and what do the ablations cost? One warm start for all.
+
+    python benchmarks/learning.py --out runs/learning --seeds 0 1 2
+    python benchmarks/learning.py --out runs/learning --seeds 0 --only "masking off"
+    python benchmarks/learning_report.py runs/learning --curves benchmarks/learning.svg
+
+Each trial is ``forage train`` on the settings of the demo with a few changed, from the warm start
+that ships with Forage, in one generated world and with one search service. Every 256 episodes it
+is evaluated, greedily, on the same held-out questions. A trial is compared with its reference (the
+default, for most): it ends when it has reached, within a standard error, the exact match that its
+reference had after 512 episodes, or after twice as many. References, and trials that sample ahead
+of the trainer, run to the end.
+
+Each finished trial leaves ``seed-S/NAME/figures.json`` and is not run again; the recipe beside it
+is complete. What a killed run had begun is begun anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import forage
+from forage.config import RunConfig, build_config, to_yaml
+from forage.data.world import write_world
+from forage.records import read_metrics
+from forage.retrieval.index import build_index
+from forage.retrieval.process import ServerProcess
+
+LOG = logging.getLogger(__name__)
+
+PACKAGE = Path(forage.__file__).parent
+TRIALS_FILE = Path(__file__).with_suffix(".yaml")
+WORLD_SIZE = 40_000
+DEFAULT = "default"
+NAMES = (
+    "policy/staleness",
+    "policy/entropy",
+    "loss/clip_fraction",
+    "loss/observed_fraction",
+    "correction/cut_fraction",
+    "critic/explained_variance",
+    "em/mean",
+    "searches/mean",
+)
+"""Training metrics whose means over the steps go into the figures."""
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A name, where it stands in the report, what it changes, and what it is compared with."""
+
+    name: str
+    group: str
+    settings: Settings = field(default_factory=dict)
+    reference: str = DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One greedy evaluation: after so many steps and episodes, the exact match and the searches."""
+
+    step: int
+    episodes: int
+    em: float
+    searches: float
+
+
+def read_trials() -> tuple[Settings, dict[str, Trial]]:
+    """What all trials share, and the trials by name, in the order of ``learning.yaml``."""
+    tree = yaml.safe_load(TRIALS_FILE.read_text(encoding="utf-8"))
+    base = tree.pop("base")
+    trials: dict[str, Trial] = {}
+    for group, members in tree.items():
+        for name, changes in members.items():
+            reference = changes.pop("reference", DEFAULT)
+            trials[name] = Trial(name, group, changes, reference)
+    return base, trials
+
+
+BASE, TRIALS = read_trials()
+REFERENCES = {trial.reference for trial in TRIALS.values()}
+MAX_STEPS: int = BASE["trainer"]["num_steps"]
+TARGET_STEPS = MAX_STEPS // 2
+"""Steps after which a reference says what is to be reached."""
+
+
+def merged(tree: Settings, changes: Settings) -> dict[str, Any]:
+    """``tree`` with the keys of ``changes``, section by section."""
+    result = dict(tree)
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merged(old, value)
+        result[key] = value
+    return result
+
+
+def reached_after(points: Iterable[Point], target: float, num_questions: int) -> int | None:
+    """Episodes at the first point whose exact match is ``target`` or a standard error below."""
+    error = math.sqrt(target * (1 - target) / num_questions)
+    return next((point.episodes for point in points if point.em >= target - error), None)
+
+
+def chosen(only: Sequence[str]) -> list[Trial]:
+    """The trials to run, each after its reference; all without a choice. Raises ``SystemExit``."""
+    for name in only:
+        if name not in TRIALS:
+            raise SystemExit(f"there is no trial {name!r}; there are: {', '.join(TRIALS)}")
+    wanted = set(only or TRIALS)
+    while more := {TRIALS[name].reference for name in wanted} - wanted:
+        wanted |= more
+    return sorted(
+        (trial for trial in TRIALS.values() if trial.name in wanted),
+        key=lambda trial: (trial.name != DEFAULT, trial.name not in REFERENCES),
+    )
+
+
+def config_of(trial: Trial, out: Path, seed: int, url: str) -> RunConfig:
+    """The whole recipe of a trial."""
+    demo = yaml.safe_load((PACKAGE / "demo.yaml").read_text(encoding="utf-8"))
+    here = {
+        "seed": seed,
+        "output_dir": str(folder_of(trial, out, seed)),
+        "model": {"path": str(PACKAGE / "warm" / "model")},
+        "search": {"url": url},
+        "data": {
+            "train": str(out / "world" / "train.jsonl"),
+            "test": str(out / "world" / "test.jsonl"),
+        },
+    }
+    tree = merged(merged(merged(demo | {"algorithm": {}}, BASE), here), trial.settings)
+    return build_config(tree, source=f"trial {trial.name}")
+
+
+def folder_of(trial: Trial, out: Path, seed: int) -> Path:
+    slug = "".join(c if c.isalnum() else "-" for c in trial.name)
+    return out / f"seed-{seed}" / slug
+
+
+def points_of(config: RunConfig) -> list[Point]:
+    """The evaluations of a run so far; a greedy episode of ReMax is an episode too."""
+    trainer = config.trainer
+    per_group = trainer.group_size + (config.algorithm.advantage == "remax")
+    return [
+        Point(
+            step=int(row["step"]) + 1,
+            episodes=(int(row["step"]) + 1) * trainer.questions_per_step * per_group,
+            em=row["eval/normal/em/mean"],
+            searches=row["eval/normal/searches/mean"],
+        )
+        for row in read_metrics(config.output_dir)
+        if "eval/normal/em/mean" in row
+    ]
+
+
+def run_trial(trial: Trial, out: Path, seed: int, url: str) -> None:
+    """Train and evaluate until the target is reached or there are no more steps; write figures."""
+    folder = folder_of(trial, out, seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    config = config_of(trial, out, seed, url)
+    (folder / "recipe.yaml").write_text(to_yaml(config), encoding="utf-8")
+    target = None if trial.name == DEFAULT else target_of(TRIALS[trial.reference], out, seed)
+    stops = [MAX_STEPS]
+    if trial.name not in REFERENCES and not config.rollout.max_staleness:
+        stops = list(range(TARGET_STEPS, MAX_STEPS + 1, config.evaluation.every))
+    started, cpu_started = time.perf_counter(), cpu_seconds()
+    reached, error = None, None
+    for stop in stops:
+        error = train(folder, stop, resume=stop > stops[0])
+        if target is not None:
+            reached = reached_after(points_of(config), target, BASE["evaluation"]["num_questions"])
+        if error or reached:
+            break
+    figures = {
+        "name": trial.name,
+        "group": trial.group,
+        "reference": trial.reference,
+        "seed": seed,
+        "settings": trial.settings,
+        "target": target,
+        "target_steps": TARGET_STEPS,
+        "reached_after": reached,
+        "points": [[p.step, p.episodes, p.em, p.searches] for p in points_of(config)],
+        "training": means_of(read_metrics(folder)),
+        "error": error,
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": cpu_seconds() - cpu_started,
+    }
+    write_json(folder / "figures.json", figures)
+
+
+def train(folder: Path, num_steps: int, resume: bool) -> str | None:
+    """``forage train`` up to a step; the last line that it said if it failed."""
+    command = [sys.executable, "-m", "forage", "-q", "train", str(folder / "recipe.yaml")]
+    command += [f"trainer.num_steps={num_steps}", *(["--resume"] if resume else [])]
+    log = folder / "train.log"
+    with log.open("a", encoding="utf-8") as file:
+        status = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+    if not status:
+        return None
+    lines = log.read_text(encoding="utf-8").strip().splitlines()
+    return lines[-1] if lines else f"it ended with status {status}"
+
+
+def target_of(reference: Trial, out: Path, seed: int) -> float:
+    """The exact match of a finished reference after as many episodes as the target stands for."""
+    figures = json.loads((folder_of(reference, out, seed) / "figures.json").read_text())
+    return next(em for step, _, em, _ in figures["points"] if step == TARGET_STEPS)
+
+
+def means_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the steps, of the metrics that the report speaks of and the run has."""
+    found = {name: [row[name] for row in rows if name in row] for name in NAMES}
+    return {name: sum(values) / len(values) for name, values in found.items() if values}
+
+
+def cpu_seconds() -> float:
+    """Processor time of the runs so far; that of the search service is not counted."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure_start(out: Path, url: str) -> None:
+    """What the warm start answers before any learning."""
+    recipe, found = out / "start.yaml", out / "start-evaluation.json"
+    recipe.write_text(to_yaml(config_of(TRIALS[DEFAULT], out, 0, url)), encoding="utf-8")
+    command = [sys.executable, "-m", "forage", "-q", "eval", str(recipe), "--out", str(found)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    overall = json.loads(found.read_text())["arms"]["normal"]["overall"]
+    write_json(out / "start.json", {"em": overall["em"][0], "searches": overall["mean_searches"]})
+
+
+def write_json(path: Path, value: object) -> None:
+    """Whole or not at all, so that a file that is there can be trusted."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    new.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Learning curves of every algorithm.")
+    parser.add_argument("--out", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="name the trials and end")
+    args = parser.parse_args()
+    trials = chosen(args.only)
+    if args.list:
+        print("\n".join(f"{trial.group:12} {trial.name}" for trial in trials))
+        return
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if not (args.out / "index").exists():
+        write_world(args.out / "world", WORLD_SIZE, seed=0)
+        build_index(args.out / "world" / "corpus.jsonl", args.out / "index", show_progress=False)
+    with ServerProcess(args.out / "index", log_path=args.out / "server.log") as server:
+        if not (args.out / "start.json").exists():
+            measure_start(args.out, server.url)
+        for seed in args.seeds:
+            for trial in trials:
+                if (folder_of(trial, args.out, seed) / "figures.json").exists():
+                    continue
+                run_trial(trial, args.out, seed, server.url)
+                LOG.info("seed %d, %s: done", seed, trial.name)
+
+
+if __name__ == "__main__":
+    main()

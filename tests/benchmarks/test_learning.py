@@ -1,0 +1,149 @@
+"""The pure parts of the learning benchmark: which trials, when one has arrived, what is written."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.learning import DEFAULT, TRIALS, Point, chosen, config_of, merged, reached_after
+from benchmarks.learning_report import Curve, details, read_curves, row, svg, table
+
+
+def points(*ems: float) -> list[Point]:
+    return [Point(4 * i, 256 * i, em, 1.5) for i, em in enumerate(ems, start=1)]
+
+
+def test_the_target_is_reached_at_the_first_point_a_standard_error_below_it_or_above():
+    """Of 100 questions at 0.9 the standard error is 0.03."""
+    assert reached_after(points(0.5, 0.86, 0.88, 0.95), 0.9, 100) == 768
+    assert reached_after(points(0.5, 0.86, 0.869), 0.9, 100) is None
+    assert reached_after(points(0.9), 0.9, 100) == 256
+    assert reached_after([], 0.9, 100) is None
+
+
+def test_the_more_questions_the_closer_one_must_come():
+    assert reached_after(points(0.88), 0.9, 100) == 256
+    assert reached_after(points(0.88), 0.9, 1000) is None
+
+
+def test_changes_replace_single_keys_of_a_section():
+    tree = {"a": {"x": 1, "y": {"z": 2}}, "b": 3}
+    assert merged(tree, {"a": {"y": {"w": 4}}, "b": 5}) == {
+        "a": {"x": 1, "y": {"z": 2, "w": 4}},
+        "b": 5,
+    }
+    assert tree["a"] == {"x": 1, "y": {"z": 2}}
+
+
+def test_a_trial_comes_after_the_one_that_sets_its_target():
+    names = [trial.name for trial in chosen(["gspo"])]
+    assert names == [DEFAULT, "clipped, 4 updates", "gspo"]
+    everything = [trial.name for trial in chosen([])]
+    assert sorted(everything) == sorted(TRIALS)
+    for trial in TRIALS.values():
+        assert everything.index(trial.reference) <= everything.index(trial.name)
+
+
+def test_a_trial_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(SystemExit, match="no trial 'grpo'; there are: default, std off"):
+        chosen(["grpo"])
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_each_trial_is_a_recipe_that_differs_from_the_default(name: str, tmp_path: Path):
+    def recipe(name: str) -> dict[str, object]:
+        config = config_of(TRIALS[name], tmp_path, 0, "http://127.0.0.1:1")
+        config.check_trainable()
+        return config.model_dump(exclude={"output_dir"})
+
+    assert (recipe(name) == recipe(DEFAULT)) == (name == DEFAULT)
+
+
+def test_every_estimator_and_every_loss_of_the_settings_has_a_trial(tmp_path: Path):
+    configs = [config_of(trial, tmp_path, 0, "http://x") for trial in TRIALS.values()]
+    estimators = {config.algorithm.advantage for config in configs}
+    losses = {config.algorithm.loss for config in configs}
+    assert estimators == {
+        *("grpo", "dr_grpo", "rloo", "reinforce", "reinforce_plus_plus", "remax"),
+        *("pass_at_k", "turn_level", "gae"),
+    }
+    assert losses == {"clipped", "gspo", "cispo", "reinforce"}
+
+
+REFERENCE = Curve(
+    name=DEFAULT,
+    group="estimators",
+    reference=DEFAULT,
+    seed=0,
+    target=None,
+    target_steps=8,
+    reached_after=None,
+    points=((4, 256, 0.5, 1.0), (8, 512, 0.9, 2.0), (16, 1024, 0.92, 2.0)),
+    training={"em/mean": 0.6},
+    error=None,
+    cpu_seconds=60.0,
+)
+FAST = replace(
+    REFERENCE,
+    name="<fast>",
+    target=0.9,
+    reached_after=512,
+    points=((4, 256, 0.6, 1.0), (8, 512, 0.91, 1.9)),
+    training={"em/mean": 0.7, "loss/clip_fraction": 0.015, "policy/staleness": 0.0},
+    cpu_seconds=90.0,
+)
+SLOW = replace(FAST, seed=1, reached_after=1152, points=((8, 576, 0.4, 1.0), (16, 1152, 0.89, 2.1)))
+LOST = replace(FAST, seed=2, reached_after=None, points=(), training={}, error="the gradient")
+
+
+def test_a_row_holds_the_seeds_beside_each_other_and_counts_those_within_twice_the_episodes():
+    assert row([FAST, SLOW, LOST], allowed=512) == [
+        "<fast>",
+        "0.910 / 0.400 / none",
+        "0.910 / 0.890 / none",
+        "512 / 1152 / no",
+        "1.0 / 2.2 / -",
+        "1 of 3",
+        "0.700 / 0.700 / none",
+        "1.90 / 2.10 / none",
+        "1.5",
+    ]
+
+
+def test_the_default_is_compared_with_nothing():
+    assert row([REFERENCE], allowed=512)[3:6] == ["", "", ""]
+
+
+def test_what_is_0_throughout_is_no_detail_and_a_failure_is_one():
+    assert details([FAST, LOST]) == ["clipped 1.50% of tokens", "seed 2 failed: the gradient"]
+
+
+def test_a_groups_table_has_its_trials_alone():
+    other = replace(FAST, name="other", group="losses")
+    lines = table({DEFAULT: [REFERENCE], "<fast>": [FAST], "other": [other]}, "losses")
+    assert lines.splitlines()[2].startswith("| other | 0.910 | 0.910 | 512 | 1.0 | 1 of 1 |")
+    assert lines.splitlines()[4] == "- other: clipped 1.50% of tokens"
+    assert "<fast>" not in lines
+
+
+def test_figures_are_read_back_trial_by_trial_in_the_order_of_the_groups(tmp_path: Path):
+    late = replace(FAST, name="late", group="staleness")
+    for curve in (late, SLOW, FAST, REFERENCE):
+        folder = tmp_path / f"seed-{curve.seed}" / curve.name
+        folder.mkdir(parents=True)
+        fields = {name: getattr(curve, name) for name in Curve.__dataclass_fields__}
+        (folder / "figures.json").write_text(json.dumps(fields))
+    assert read_curves(tmp_path) == {"<fast>": [FAST, SLOW], DEFAULT: [REFERENCE], "late": [late]}
+
+
+def test_the_curves_are_one_drawing_with_a_panel_a_trial():
+    root = ElementTree.fromstring(svg({DEFAULT: [REFERENCE], "<fast>": [FAST, SLOW]}, 0.4))
+    space = "{http://www.w3.org/2000/svg}"
+    panels = root.findall(f"{space}g")
+    assert [panel.findtext(f"{space}text") for panel in panels] == [DEFAULT, "<fast>"]
+    # Its own seeds, and the reference's behind them.
+    assert [len(panel.findall(f"{space}polyline")) for panel in panels] == [1, 1 + 2]
+    lines = panels[0].findall(f"{space}polyline")
+    assert len(lines[0].attrib["points"].split()) == 1 + len(REFERENCE.points)

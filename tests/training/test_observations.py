@@ -1,0 +1,150 @@
+"""The ablation that trains observations: off by default, and exactly what it says where on."""
+
+import logging
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from forage.algorithm_config import AlgorithmConfig, KlConfig
+from forage.algorithms.packing import lay, pack
+from forage.config import TrainerConfig, build_config
+from forage.errors import UserError
+from forage.training.observations import fill_in, unmask
+from forage.training.trainer import Trainer, build_trainer
+from forage.types import Batch, Episode, Origin, Segment, Status
+from tests.rollout.tiny_models import make_model, plain_logprobs, twin
+from tests.training.sequences import QUESTION, episode, sampled_by, weighed
+
+EPISODES = tuple(episode(seed) for seed in range(4))
+ADVANTAGES = (1.0, -0.5, 2.0, -1.5)
+UNMASKED = AlgorithmConfig(train_observations=True)
+SHORT = Episode(
+    QUESTION,
+    0,
+    (
+        Segment(Origin.PROMPT, (1, 2)),
+        Segment(Origin.SAMPLED, (3, 4), (-0.5, -0.25), (6, 7)),
+        Segment(Origin.OBSERVATION, (5, 5)),
+        Segment(Origin.SAMPLED, (6,), (-1.0,), (8,)),
+    ),
+    (),
+    Status.ANSWERED,
+)
+
+
+def test_an_observation_takes_after_the_sampled_token_before_it():
+    """With prompt 1 2, sampled 3 4, observation 5 5, sampled 6."""
+    columns = {
+        "advantages_M": torch.tensor([0.1, 0.2, 0.3]),
+        "weights_M": torch.tensor([0.5, 0.6, 0.7]),
+        "is_kept_M": torch.tensor([True, False, True]),
+    }
+    unmasked = unmask(replace(weighed(SHORT, 0.0), **columns))
+    said = torch.tensor([9.0, 9.0, -2.0, -3.0, 9.0])
+    wide = fill_in(unmasked, said, said - 1)
+    assert wide.advantages_M.tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.3])
+    assert wide.weights_M.tolist() == pytest.approx([0.5, 0.6, 1.0, 1.0, 0.7])
+    assert wide.is_kept_M.tolist() == [True, False, False, False, True]
+    assert wide.old_logprobs_M.tolist() == [-0.5, -0.25, -2.0, -3.0, -1.0]
+    assert wide.reference_logprobs_M.tolist() == [-0.5, -0.25, -3.0, -4.0, -1.0]
+    rows = lay([replace(wide, is_kept_M=torch.ones(5, dtype=torch.bool))])
+    assert rows.packed.token_ids_N.tolist() == [1, 2, 3, 4, 5, 5, 6]
+    assert rows.is_sampled_N.tolist() == [False, False, True, True, True, True, True]
+    assert rows.logprobs_N.tolist() == [0, 0, -0.5, -0.25, -2.0, -3.0, -1.0]
+    assert rows.versions_N.tolist() == [0, 0, 6, 7, 7, 7, 8]
+
+
+def test_the_prompt_is_never_trained_and_neither_is_what_precedes_the_first_sampled_token():
+    first = Segment(Origin.OBSERVATION, (9,))
+    prompt, *rest = SHORT.segments
+    unmasked = unmask(weighed(replace(SHORT, segments=(prompt, first, *rest)), 1.0))
+    assert lay([unmasked.weighed]).is_sampled_N.tolist() == [False] * 3 + [True] * 5
+
+
+def test_by_default_the_episodes_come_back_as_they_are():
+    trainer = Trainer(make_model(), TrainerConfig(), AlgorithmConfig(), 1.0)
+    weighed_P = [[weighed(e, a)] for e, a in zip(EPISODES, ADVANTAGES, strict=True)]
+    unmasked_P, metrics = trainer.unmask(weighed_P)
+    assert all(mine is theirs for (mine,), (theirs,) in zip(unmasked_P, weighed_P, strict=True))
+    assert metrics == {}
+
+
+def gradient(algorithm: AlgorithmConfig) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """What the trainer learns from the episodes, and its metrics."""
+    model = make_model()
+    trainer = Trainer(model, TrainerConfig(max_grad_norm=1e9), algorithm, 0.8)
+    episodes = [sampled_by(model, each, 0.8) for each in EPISODES]
+    weighed_P, metrics = trainer.unmask(
+        [[weighed(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)]
+    )
+    batch: Batch = pack([each for group in weighed_P for each in group], max_tokens=256)
+    kept: dict[str, Tensor] = {}
+
+    def keep(*_: object) -> None:
+        kept.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+
+    trainer.optimizer.register_step_pre_hook(keep)
+    return kept, trainer.step(batch, nullcontext()) | metrics
+
+
+def test_the_setting_changes_the_gradient_to_that_of_every_token_after_the_prompt():
+    masked, _ = gradient(AlgorithmConfig())
+    unmasked, metrics = gradient(UNMASKED)
+    plain = twin(make_model())
+    losses: list[Tensor] = []
+    for each, advantage in zip(EPISODES, ADVANTAGES, strict=True):
+        ids = torch.tensor([each.token_ids_T])
+        logprobs_TV = torch.log_softmax(plain(input_ids=ids).logits[0] / 0.8, dim=-1)
+        first = len(each.segments[0].token_ids_T)
+        for position in range(first, each.num_tokens):
+            losses.append(-advantage * logprobs_TV[position - 1, ids[0, position]])
+    torch.stack(losses).mean().backward()
+    for name, parameter in plain.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(unmasked[name], parameter.grad, atol=1e-5, rtol=1e-3)
+    assert any((masked[name] - unmasked[name]).norm() > 1e-2 for name in masked)
+    num_sampled = sum(each.num_sampled_tokens for each in EPISODES)
+    assert metrics["loss/observed_fraction"] == pytest.approx(1 - num_sampled / len(losses))
+    assert metrics["policy/logprob_diff_max"] < 1e-5
+
+
+def test_the_leash_holds_observations_too():
+    reference = make_model(seed=1)
+    algorithm = AlgorithmConfig(train_observations=True, kl=KlConfig(coefficient=0.1))
+    trainer = Trainer(make_model(), TrainerConfig(), algorithm, 1.0, reference)
+    views, _ = trainer.look([[weighed(EPISODES[0], 1.0)]])
+    ((wide,),), _ = trainer.unmask(views)
+    logprobs_TV = plain_logprobs(twin(reference), EPISODES[0].token_ids_T, 1.0)
+    ids = EPISODES[0].token_ids_T
+    first = len(EPISODES[0].segments[0].token_ids_T)
+    expected = [logprobs_TV[i - 1, ids[i]].item() for i in range(first, len(ids))]
+    assert wide.reference_logprobs_M.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_step_of_which_nothing_is_left_is_unmasked_without_complaint():
+    trainer = Trainer(make_model(), TrainerConfig(), UNMASKED, 1.0)
+    assert trainer.unmask([[], []]) == ([[], []], {"loss/observed_fraction": 0.0})
+
+
+@pytest.mark.parametrize(("is_on", "num_warnings"), [(True, 1), (False, 0)])
+def test_it_is_said_loudly_when_a_run_starts(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, is_on: bool, num_warnings: int
+):
+    settings = {"model": {"path": str(tmp_path)}, "algorithm": {"train_observations": is_on}}
+    with caplog.at_level(logging.WARNING, logger="forage"):
+        build_trainer(make_model(), build_config(settings))
+    said = [r.message for r in caplog.records if "train_observations is on" in r.message]
+    assert len(said) == num_warnings
+
+
+def test_a_critic_is_not_asked_what_an_observation_is_worth():
+    settings = {
+        "model": {"path": "x"},
+        "algorithm": {"advantage": "gae", "train_observations": True},
+    }
+    with pytest.raises(UserError, match="no return for tokens that nobody chose"):
+        build_config(settings)
