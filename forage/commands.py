@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from forage.index_command import add_index_arguments, run_index
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -133,23 +135,6 @@ def _play(args: Namespace) -> int:
     from forage.play import play_one
 
     play_one(config, args.question)
-    return 0
-
-
-def _index_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--corpus", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--backend", choices=["bm25"], default="bm25")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--k1", type=float, default=0.9, help="BM25: when repeats stop counting")
-    parser.add_argument("--b", type=float, default=0.4, help="BM25: how much length counts")
-
-
-def _index(args: Namespace) -> int:
-    from forage.retrieval.index import build_index
-
-    build_index(
-        args.corpus, args.out, backend=args.backend, k1=args.k1, b=args.b, show_progress=True
-    )
     return 0
 
 
@@ -382,7 +367,7 @@ COMMANDS = (
     Command("train", "reinforcement learning on a recipe", _train_arguments, _train),
     Command("eval", "evaluate a model on a recipe's questions, in arms", _eval_arguments, _eval),
     Command("play", "play one question and show the episode", _play_arguments, _play),
-    Command("index", "build a search index over a corpus", _index_arguments, _index),
+    Command("index", "build a search index over a corpus", add_index_arguments, run_index),
     Command("serve", "answer POST /retrieve over HTTP", _serve_arguments, _serve),
     Command("data", "write questions and a corpus", _data_arguments, _data_world),
     Command("view", "read-only web pages over a run's records", _view_arguments, _view),
