@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -32,6 +32,7 @@ from forage.retrieval.encoding import encode_corpus
 from forage.retrieval.faiss_settings import (
     AdoptedSettings,
     FaissSettings,
+    FlatSettings,
     fit_to,
     rescore_dtype,
     stored_dtype,
@@ -68,7 +69,7 @@ class DenseBuild:
     """How to build an index of vectors; ``devices`` () is the first GPU, or the CPU."""
 
     encoder: EncoderChoice
-    faiss: FaissSettings
+    faiss: FaissSettings = field(default_factory=FlatSettings)
     devices: tuple[str, ...] = ()
     rows_per_shard: int = 16_384
     is_restart: bool = False

@@ -137,6 +137,9 @@ def _empty(settings: FaissSettings, dimension: int) -> Any:
     index = faiss.index_factory(dimension, _factory(settings), faiss.METRIC_INNER_PRODUCT)
     if isinstance(settings, HnswSettings):
         index.hnsw.efConstruction = settings.ef_construction
+    if isinstance(settings, PqSettings | IvfPqSettings):
+        # Minutes of annealing for a search by Hamming distance, which is not ours.
+        index.do_polysemous_training = False
     return index
 
 

@@ -28,15 +28,15 @@ class ModelFiles:
     def __init__(self, model: str, revision: str | None = None) -> None:
         """``model``: a directory or a hub id; raises ``UserError`` where there is none."""
         self.model, self._revision = model, revision
+        reason = "it is a directory without config.json"
+        config = None
         try:
             config = cached_file(model, "config.json", revision=revision)
         except OSError as error:
-            what = "has no config.json" if Path(model).is_dir() else "is not a directory here"
-            raise UserError(
-                f"cannot load the encoder {model}: it {what}, and the hub gave "
-                f"{type(error).__name__} ({_first_line(error)}); check the name"
-            ) from error
-        assert config is not None, "cached_file raises where a wanted file is missing"
+            if not Path(model).is_dir():
+                reason = f"it is no directory here, and the hub gave: {_first_line(error)}"
+        if config is None:
+            raise UserError(f"cannot load the encoder {model}: {reason}; check the name")
         self._config_path = Path(config)
 
     @property

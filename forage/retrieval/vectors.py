@@ -8,6 +8,7 @@ from, and how they are searched, is not known here.
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from hashlib import file_digest
@@ -96,7 +97,7 @@ class VectorShards:
         order = np.argsort(rows, kind="stable")
         shards = rows[order] // self.layout.rows_per_shard
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
-        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        for start, end in itertools.pairwise([*starts, len(rows)]):
             places = order[start:end]
             shard = int(shards[start])
             within = rows[places] - shard * self.layout.rows_per_shard
