@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import unicodedata
 from array import array
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ _ROWS_FILE = "indices.csc.index.npy"
 _STARTS_FILE = "indptr.csc.index.npy"
 _WORDS_FILE = "vocab.index.json"
 _PARAMS_FILE = "params.index.json"
+
+_BLOCK_PAIRS = 2**24
 
 
 def tokenize(text: str) -> list[str]:
@@ -74,6 +77,44 @@ class BM25Builder:
                 (self._word_ids, self._words), create_empty_token=False, show_progress=False
             )
         engine.save(directory, show_progress=False)
+
+
+def cut_rows(directory: Path, rows: range, out: Path) -> None:
+    """Save into ``out`` the index of ``rows`` alone, with the scores that they have in the whole.
+
+    An index of those texts alone would score them by their own word counts. Memory is that of a
+    block of pairs, whatever the size of the index. The directory has been opened without error.
+    """
+    values = np.load(directory / _VALUES_FILE, mmap_mode="r")
+    pair_rows = np.load(directory / _ROWS_FILE, mmap_mode="r")
+    starts = np.load(directory / _STARTS_FILE)
+    firsts = range(0, len(pair_rows), _BLOCK_PAIRS)
+    blocks = [slice(first, first + _BLOCK_PAIRS) for first in firsts]
+    num_kept = sum(int(_lies_in(pair_rows[block], rows).sum()) for block in blocks)
+    save = np.lib.format.open_memmap
+    new_values = save(out / _VALUES_FILE, "w+", values.dtype, (num_kept,))
+    new_rows = save(out / _ROWS_FILE, "w+", pair_rows.dtype, (num_kept,))
+    new_starts = np.full_like(starts, num_kept)
+    done = 0
+    for block in blocks:
+        is_kept = _lies_in(pair_rows[block], rows)
+        kept_before = done + np.concatenate(([0], np.cumsum(is_kept)))
+        # The columns that begin in this block begin where the kept pairs before them end.
+        first, last = np.searchsorted(starts, (block.start, block.stop))
+        new_starts[first:last] = kept_before[starts[first:last] - block.start]
+        end = int(kept_before[-1])
+        new_values[done:end] = values[block][is_kept]
+        new_rows[done:end] = pair_rows[block][is_kept] - rows.start
+        done = end
+    np.save(out / _STARTS_FILE, new_starts)
+    shutil.copyfile(directory / _WORDS_FILE, out / _WORDS_FILE)
+    params = json.loads((directory / _PARAMS_FILE).read_text(encoding="utf-8"))
+    params["num_docs"] = len(rows)
+    (out / _PARAMS_FILE).write_text(json.dumps(params), encoding="utf-8")
+
+
+def _lies_in(pair_rows: np.ndarray, rows: range) -> np.ndarray:
+    return (pair_rows >= rows.start) & (pair_rows < rows.stop)
 
 
 class BM25:

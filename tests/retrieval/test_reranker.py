@@ -18,7 +18,7 @@ from forage.retrieval.fusion import Fused
 from forage.retrieval.reranker import CrossEncoderModel, Reranked, passage_as_read
 from forage.retrieval.source import Source, SourceError
 from forage.types import Passage
-from tests.retrieval.sources import Listed, passage
+from tests.retrieval.listed import Listed, passage
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 MAX_TOKENS = 64
