@@ -45,6 +45,8 @@ _ENCODER = (
     "dtype",
     "onnx_file",
 )
+_QDRANT_SETTINGS = ("m", "ef_construct", "hnsw_ef", "on_disk", "quantise")
+_QDRANT = ("qdrant_url", "collection", *_QDRANT_SETTINGS)
 _OPTION = {"query_model": "--query-encoder", "onnx_file": "--onnx"}
 
 
@@ -52,7 +54,7 @@ def add_index_arguments(parser: ArgumentParser) -> None:
     """Everything ``forage index`` takes; None stands for "not said"."""
     parser.add_argument("--corpus", type=Path, required=True, metavar="FILE", help="jsonl or gz")
     parser.add_argument("--out", type=Path, metavar="DIR", help="not with --estimate")
-    parser.add_argument("--backend", choices=["bm25", *DENSE_BACKENDS], help="bm25 if left out")
+    parser.add_argument("--backend", choices=["bm25", *DENSE_BACKENDS, "qdrant"])
     parser.add_argument("--estimate", action="store_true", help="say what it would cost, and stop")
     parser.add_argument(
         "--adopt", type=Path, nargs="+", metavar="FAISS", help="an index that exists, or its parts"
@@ -63,6 +65,7 @@ def add_index_arguments(parser: ArgumentParser) -> None:
     words.add_argument("--b", type=float, help="how much length counts (0.4)")
     _add_encoder_arguments(parser.add_argument_group("encoder"))
     _add_faiss_arguments(parser.add_argument_group("vectors"))
+    _add_qdrant_arguments(parser.add_argument_group("qdrant"))
 
 
 def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
@@ -96,10 +99,22 @@ def _add_faiss_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--candidates", type=_positive, metavar="N", help="sq8, pq, ivfpq: rescored")
 
 
+def _add_qdrant_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--qdrant-url", metavar="URL", help="gRPC port of a server; else embedded")
+    group.add_argument("--collection", metavar="NAME", help="its name begins with this (forage)")
+    group.add_argument("--m", type=_positive, metavar="N", help="edges a point (32)")
+    group.add_argument("--ef-construct", type=_positive, metavar="N", help="candidates (512)")
+    group.add_argument("--hnsw-ef", type=_positive, metavar="N", help="when searching (256)")
+    group.add_argument("--on-disk", action="store_true", help="vectors are memory-mapped")
+    group.add_argument("--quantise", action="store_true", help="int8 in memory, then re-scored")
+
+
 def run_index(args: Namespace) -> int:
     """Build, adopt or estimate; raises ``UserError`` for arguments that do not go together."""
     if args.estimate:
-        _refuse(args, ("out",), "--estimate builds nothing")
+        _refuse(args, ("out", *_QDRANT), "--estimate builds nothing, and nothing for Qdrant")
+        if args.backend == "qdrant":
+            raise UserError("--estimate knows bm25 and FAISS's backends; hnsw is near Qdrant's")
         _print_estimates(args)
         return 0
     if args.out is None:
@@ -108,13 +123,15 @@ def run_index(args: Namespace) -> int:
         _adopt(args)
     elif args.backend in (None, "bm25"):
         _build_bm25(args)
+    elif args.backend == "qdrant":
+        _build_qdrant(args)
     else:
         _build_dense(args)
     return 0
 
 
 def _build_bm25(args: Namespace) -> None:
-    others = ("encoder", *_ENCODER, *_FAISS, "device", "trust_remote_code", "restart")
+    others = ("encoder", *_ENCODER, *_FAISS, *_QDRANT, "device", "trust_remote_code", "restart")
     _refuse(args, others, "the backend is bm25")
     from forage.retrieval.build import build_index
 
@@ -124,7 +141,7 @@ def _build_bm25(args: Namespace) -> None:
 
 
 def _build_dense(args: Namespace) -> None:
-    _refuse(args, _BM25, f"the backend is {args.backend}")
+    _refuse(args, (*_BM25, *_QDRANT), f"the backend is {args.backend}")
     from forage.retrieval.build import DenseBuild, build_dense_index
 
     build = DenseBuild(
@@ -136,10 +153,40 @@ def _build_dense(args: Namespace) -> None:
     build_dense_index(args.corpus, args.out, build)
 
 
+def _build_qdrant(args: Namespace) -> None:
+    _refuse(args, (*_BM25, *_FAISS), "the backend is qdrant")
+    from pydantic import ValidationError
+
+    from forage.retrieval.build import DenseBuild
+    from forage.retrieval.build_qdrant import QdrantPlace, build_qdrant_index
+    from forage.retrieval.faiss_settings import FlatSettings
+    from forage.retrieval.qdrant_settings import QdrantSettings
+
+    given = {n: getattr(args, n) for n in _QDRANT_SETTINGS if getattr(args, n)}
+    if args.qdrant_url is None:
+        reason = "Qdrant's embedded mode compares with every vector; give --qdrant-url"
+        _refuse(args, ("collection", *_QDRANT_SETTINGS), reason)
+    try:
+        settings = None if args.qdrant_url is None else QdrantSettings(**given)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise UserError(f"{_option(str(wrong['loc'][0]))}: {wrong['msg']}") from error
+    build = DenseBuild(
+        encoder=_encoder_choice(args),
+        faiss=FlatSettings(),
+        devices=tuple(args.device),
+        is_restart=args.restart,
+    )
+    place = QdrantPlace(args.qdrant_url, args.collection or "forage", settings)
+    build_qdrant_index(args.corpus, args.out, build, place)
+
+
 def _adopt(args: Namespace) -> None:
     read = ("ef_search", "probes")
     unread = tuple(name for name in _FAISS if name not in read)
-    _refuse(args, ("backend", "restart", *_BM25, *unread), "--adopt takes an index as it is")
+    _refuse(
+        args, ("backend", "restart", *_BM25, *_QDRANT, *unread), "--adopt takes an index as it is"
+    )
     if len(args.device) > 1:
         raise UserError("--adopt encodes a sample only: one --device is enough")
     choice = _encoder_choice(args)

@@ -156,6 +156,9 @@ class BM25:
         assert topk >= 1, f"topk is {topk}; it must be 1 or more"
         return [self._search_one(query, topk) for query in queries]
 
+    def close(self) -> None:
+        """The mapped arrays go with the last reference to them."""
+
     def _search_one(self, query: str, topk: int) -> list[Scored]:
         words = [self._words[word] for word in tokenize(query) if word in self._words]
         if not words:

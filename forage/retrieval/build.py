@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -73,6 +75,17 @@ class DenseBuild:
     devices: tuple[str, ...] = ()
     rows_per_shard: int = 16_384
     is_restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A corpus and its vectors on disk, in the directory of an unfinished build."""
+
+    directory: Path
+    stored: StoredCorpus
+    spec: EncoderSpec
+    faiss: FaissSettings
+    vectors: VectorShards
 
 
 class _Source(BaseModel):
@@ -141,11 +154,26 @@ def build_dense_index(
 ) -> DenseManifest:
     """Build an index of vectors of ``corpus`` in ``out``, or go on with one that was cut short.
 
+    Raises ``UserError`` as ``encoded_corpus`` does.
+    """
+    assert not isinstance(settings.faiss, AdoptedSettings), "an adopted index is not built"
+    with encoded_corpus(corpus, out, settings, show_progress) as encoded:
+        manifest = _index_vectors(encoded, show_progress)
+        write_manifest(encoded.directory, manifest)
+    logger.info("indexed %d passages of %s in %s", manifest.num_passages, corpus, out)
+    return manifest
+
+
+@contextmanager
+def encoded_corpus(
+    corpus: Path, out: Path, settings: DenseBuild, show_progress: bool
+) -> Iterator[Encoded]:
+    """The corpus and its vectors, to be made an index of in the body; it then lies at ``out``.
+
     Raises ``UserError`` for a wrong corpus line, an encoder or settings that do not fit, vectors
     with NaN (naming the passages), an ``out`` that holds something else, or an unfinished build
     of other settings.
     """
-    assert not isinstance(settings.faiss, AdoptedSettings), "an adopted index is not built"
     out = out.absolute()
     refuse_other_contents(out)
     with resumable_beside(out, settings.is_restart) as directory:
@@ -161,13 +189,8 @@ def build_dense_index(
         with CorpusStore(directory) as store:
             vectors = _encode(store, directory, encoders, faiss_settings, settings, show_progress)
             write_probes(store, encoders[0], directory)
-        manifest = _index_vectors(
-            vectors, directory, stored, encoders[0].spec, faiss_settings, show_progress
-        )
-        write_manifest(directory, manifest)
+        yield Encoded(directory, stored, encoders[0].spec, faiss_settings, vectors)
         (directory / _STATE_FILE).unlink()
-    logger.info("indexed %d passages of %s in %s", manifest.num_passages, corpus, out)
-    return manifest
 
 
 def _open_encoders(settings: DenseBuild, state: _State | None) -> list[Encoder]:
@@ -274,29 +297,22 @@ def _encode(
     return vectors
 
 
-def _index_vectors(
-    vectors: VectorShards,
-    directory: Path,
-    stored: StoredCorpus,
-    spec: EncoderSpec,
-    settings: FaissSettings,
-    show_progress: bool,
-) -> DenseManifest:
+def _index_vectors(encoded: Encoded, show_progress: bool) -> DenseManifest:
     """Build the FAISS file; vectors that nothing scores from again are removed."""
     from forage.retrieval.faiss_index import build_faiss
 
-    path = directory / FAISS_FILE
-    label = f"building {settings.kind}"
-    with metered(label, stored.num_passages, show_progress) as advance:
-        build_faiss(vectors, settings, path, advance)
-    if rescore_dtype(settings) is None:
-        shutil.rmtree(vectors.directory)
+    path = encoded.directory / FAISS_FILE
+    label = f"building {encoded.faiss.kind}"
+    with metered(label, encoded.stored.num_passages, show_progress) as advance:
+        build_faiss(encoded.vectors, encoded.faiss, path, advance)
+    if rescore_dtype(encoded.faiss) is None:
+        shutil.rmtree(encoded.vectors.directory)
     return DenseManifest.model_validate(
-        common_fields(stored)
+        common_fields(encoded.stored)
         | {
-            "backend": settings.kind,
-            "encoder": spec,
-            "faiss": settings,
+            "backend": encoded.faiss.kind,
+            "encoder": encoded.spec,
+            "faiss": encoded.faiss,
             "index_bytes": path.stat().st_size,
             "index_sha256": hash_file(path),
             "library": dense_versions(),

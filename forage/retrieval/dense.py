@@ -69,6 +69,9 @@ class DenseBackend:
             scores_BK = self._scores(queries_BD, rows_BK, self._vectors)
         return [_best(*found, topk) for found in zip(scores_BK, rows_BK, strict=True)]
 
+    def close(self) -> None:
+        """The mapped index goes with the last reference to it."""
+
     def _scores(
         self, queries_BD: np.ndarray, rows_BK: np.ndarray, vectors: VectorShards
     ) -> np.ndarray:

@@ -28,14 +28,18 @@ from forage.retrieval.build import (
 from forage.retrieval.encoder import Dtype, Encoder, choice_of
 from forage.retrieval.faiss_settings import rescore_dtype
 from forage.retrieval.manifest import (
+    AnyManifest,
     BM25Manifest,
     DenseManifest,
+    QdrantManifest,
     check_corpus,
     check_vectors_file,
     read_manifest,
     require_same,
 )
 from forage.retrieval.precision import closeness
+from forage.retrieval.qdrant import QDRANT_DIR, Qdrant
+from forage.retrieval.qdrant_collection import QdrantCollection
 from forage.retrieval.vectors import VectorShards, open_vectors
 from forage.types import Hit
 
@@ -64,7 +68,7 @@ class OpenOptions:
 class Index:
     """An opened index: searches give passages."""
 
-    manifest: BM25Manifest | DenseManifest
+    manifest: AnyManifest
     store: CorpusStore
     backend: Backend
 
@@ -97,8 +101,9 @@ class Index:
         return [[Hit(self.store.passage(s.row), s.score) for s in found] for found in rows]
 
     def close(self) -> None:
-        """Let the mapped corpus go."""
+        """Let the mapped corpus go, and what the backend holds."""
         self.store.close()
+        self.backend.close()
 
 
 def open_index(directory: Path, options: OpenOptions | None = None) -> Index:
@@ -109,6 +114,8 @@ def open_index(directory: Path, options: OpenOptions | None = None) -> Index:
         check_corpus(directory, manifest, len(store))
         if isinstance(manifest, BM25Manifest):
             backend = _open_bm25(directory, manifest)
+        elif isinstance(manifest, QdrantManifest):
+            backend = _open_qdrant(directory, manifest, store, options or OpenOptions())
         else:
             backend = _open_dense(directory, manifest, store, options or OpenOptions())
         require_same(
@@ -156,6 +163,27 @@ def _open_dense(
     return DenseBackend(encoder, index, manifest.faiss, vectors)
 
 
+def _open_qdrant(
+    directory: Path, manifest: QdrantManifest, store: CorpusStore, options: OpenOptions
+) -> Backend:
+    if options.gpus:
+        raise UserError("--gpus is for FAISS; the vectors of this index are in Qdrant")
+    encoder = _open_encoder(directory, manifest, options)
+    _check_probes(directory, manifest, store, encoder)
+    collection = QdrantCollection(
+        directory / QDRANT_DIR if manifest.url is None else manifest.url,
+        manifest.collection,
+        manifest.encoder.dimension,
+        manifest.distance,
+        manifest.settings,
+    )
+    try:
+        return Qdrant(collection, encoder)
+    except BaseException:
+        collection.close()
+        raise
+
+
 def _open_vectors(directory: Path, manifest: DenseManifest) -> VectorShards:
     vectors = open_vectors(directory / VECTORS_DIR)
     layout = vectors.layout
@@ -167,7 +195,9 @@ def _open_vectors(directory: Path, manifest: DenseManifest) -> VectorShards:
     return vectors
 
 
-def _open_encoder(directory: Path, manifest: DenseManifest, options: OpenOptions) -> Encoder:
+def _open_encoder(
+    directory: Path, manifest: DenseManifest | QdrantManifest, options: OpenOptions
+) -> Encoder:
     """The manifest's encoder, in the numbers that suit this machine."""
     try:
         from forage.retrieval.sentence_encoder import open_encoder
@@ -196,7 +226,7 @@ def _open_encoder(directory: Path, manifest: DenseManifest, options: OpenOptions
 
 
 def _check_probes(
-    directory: Path, manifest: DenseManifest, store: CorpusStore, encoder: Encoder
+    directory: Path, manifest: DenseManifest | QdrantManifest, store: CorpusStore, encoder: Encoder
 ) -> None:
     """Compare the encoder's vectors of a few texts with those from when the index was built."""
     path = directory / PROBES_FILE

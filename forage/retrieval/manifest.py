@@ -17,6 +17,7 @@ from forage.data.corpus import LINES_FILE, StoredCorpus
 from forage.errors import UserError
 from forage.retrieval.encoder import EncoderSpec
 from forage.retrieval.faiss_settings import FaissSettings
+from forage.retrieval.qdrant_settings import Distance, QdrantSettings
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -68,18 +69,34 @@ class DenseManifest(_Common):
         return self
 
 
-Manifest = Annotated[BM25Manifest | DenseManifest, Field(discriminator="backend")]
+class QdrantManifest(_Common):
+    """An index of vectors in a Qdrant collection.
 
-_ADAPTER: TypeAdapter[BM25Manifest | DenseManifest] = TypeAdapter(Manifest)
+    ``url`` is the server's, None for the embedded mode (the collection then lies in the index
+    directory, and there are no ``settings``).
+    """
+
+    backend: Literal["qdrant"] = "qdrant"
+    encoder: EncoderSpec
+    collection: str
+    distance: Distance
+    url: str | None
+    settings: QdrantSettings | None
 
 
-def write_manifest(directory: Path, manifest: BM25Manifest | DenseManifest) -> None:
+AnyManifest = BM25Manifest | DenseManifest | QdrantManifest
+Manifest = Annotated[AnyManifest, Field(discriminator="backend")]
+
+_ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(Manifest)
+
+
+def write_manifest(directory: Path, manifest: AnyManifest) -> None:
     """Write it into the directory of its index."""
     text = manifest.model_dump_json(indent=2) + "\n"
     (directory / MANIFEST_FILE).write_text(text, encoding="utf-8")
 
 
-def read_manifest(directory: Path) -> BM25Manifest | DenseManifest:
+def read_manifest(directory: Path) -> AnyManifest:
     """The manifest of an index directory; raises ``UserError`` that names what is wrong."""
     path = directory / MANIFEST_FILE
     try:
@@ -103,7 +120,7 @@ def read_manifest(directory: Path) -> BM25Manifest | DenseManifest:
     return manifest
 
 
-def check_corpus(directory: Path, manifest: BM25Manifest | DenseManifest, num_rows: int) -> None:
+def check_corpus(directory: Path, manifest: AnyManifest, num_rows: int) -> None:
     """Compare the manifest with the corpus beside it (``num_rows`` passages)."""
     require_same(directory, "passages", manifest.num_passages, "its corpus holds", num_rows)
     _check_file(

@@ -16,6 +16,8 @@ from forage.retrieval.backend import Scored
 from forage.retrieval.qdrant_collection import QdrantCollection
 from forage.retrieval.source import SourceError
 
+QDRANT_DIR = "qdrant"
+
 
 class EncodeQueries(Protocol):
     """What searching needs of an encoder."""

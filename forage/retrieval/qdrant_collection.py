@@ -15,14 +15,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
+from forage.retrieval.qdrant_settings import Distance, QdrantSettings
 from forage.retrieval.source import SourceError
 
 logger = logging.getLogger(__name__)
@@ -40,24 +40,6 @@ _NUM_RESCORED = 100
 _INDEXING_THRESHOLD_KB = 10_000
 
 T = TypeVar("T")
-Distance = Literal["cosine", "dot"]
-
-
-class QdrantSettings(BaseModel):
-    """A server's graph and storage; the defaults are those of the published runs.
-
-    ``m`` edges a point, ``ef_construct`` and ``hnsw_ef`` candidates while building and searching;
-    ``on_disk`` memory-maps the vectors; ``quantise`` searches int8 copies held in memory and scores
-    the best again from the full vectors.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    m: int = Field(default=32, ge=2)
-    ef_construct: int = Field(default=512, ge=4)
-    hnsw_ef: int = Field(default=256, ge=1)
-    on_disk: bool = False
-    quantise: bool = False
 
 
 class QdrantCollection:
@@ -95,6 +77,10 @@ class QdrantCollection:
     def is_embedded(self) -> bool:
         return isinstance(self._where, Path)
 
+    def exists(self) -> bool:
+        """Whether the collection is there; raises ``UserError`` where the server is not."""
+        return self._try(lambda: self._client.collection_exists(self._name))
+
     def create_or_resume(self) -> int:
         """Make the collection where it is missing; the number of points that it holds already.
 
@@ -102,7 +88,7 @@ class QdrantCollection:
         """
         from qdrant_client import models
 
-        if not self._try(lambda: self._client.collection_exists(self._name)):
+        if not self.exists():
             settings = self._settings
             scalar = models.ScalarQuantizationConfig(
                 type=models.ScalarType.INT8, quantile=0.99, always_ram=True
@@ -131,7 +117,7 @@ class QdrantCollection:
 
     def check(self) -> None:
         """Raise ``UserError`` unless the collection is there with our dimension and distance."""
-        if not self._try(lambda: self._client.collection_exists(self._name)):
+        if not self.exists():
             raise UserError(
                 f"{self._where} has no Qdrant collection {self._name!r}; build the index again"
             )
@@ -241,6 +227,18 @@ class QdrantCollection:
             time.sleep(delay_s)
             delay_s *= 2
         raise AssertionError("the last try returns or raises")
+
+
+def require_qdrant(url: str | None) -> None:
+    """Raise where the client is not installed or the server is not there: before hours of work."""
+    from qdrant_client import QdrantClient  # noqa: F401 # is it installed?
+
+    if url is not None:
+        collection = QdrantCollection(url, "forage", dimension=1)
+        try:
+            collection.exists()
+        finally:
+            collection.close()
 
 
 def _connect(where: Path | str, timeout_s: int) -> Any:

@@ -22,13 +22,18 @@ from qdrant_client.grpc.points_service_pb2_grpc import PointsServicer, add_Point
 
 
 class FakeQdrant(CollectionsServicer, PointsServicer):
-    """``seen`` are the requests; the next calls fail with the codes of ``failures``, in order."""
+    """``seen`` are the requests.
+
+    The next calls fail with the codes of ``failures``, in order; calls of a kind in
+    ``failures_of``, always.
+    """
 
     def __init__(self) -> None:
         self.inner = QdrantClient(":memory:")
         self.seen: list[Message] = []
         self.keys: set[str] = set()
         self.failures: list[grpc.StatusCode] = []
+        self.failures_of: dict[type[Message], grpc.StatusCode] = {}
         self.statuses: list[Any] = []  # of a collection, as the next looks at it find it
         self.url = ""
 
@@ -40,6 +45,8 @@ class FakeQdrant(CollectionsServicer, PointsServicer):
         self.keys |= {str(v) for k, v in context.invocation_metadata() if k == "api-key"}
         if self.failures:
             context.abort(self.failures.pop(0), "as the test asked")
+        if type(request) in self.failures_of:
+            context.abort(self.failures_of[type(request)], "as the test asked")
 
     # Collections
 

@@ -17,7 +17,8 @@ from qdrant_client import grpc as proto
 from forage.errors import UserError
 from forage.retrieval.backend import Backend
 from forage.retrieval.qdrant import Qdrant, build_qdrant
-from forage.retrieval.qdrant_collection import Distance, QdrantCollection, QdrantSettings
+from forage.retrieval.qdrant_collection import QdrantCollection
+from forage.retrieval.qdrant_settings import Distance, QdrantSettings
 from forage.retrieval.source import SourceError
 from tests.retrieval.qdrant_server import FakeQdrant, serving_qdrant
 

@@ -5,13 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    BertTokenizerFast,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from forage.errors import UserError
 from forage.retrieval.fusion import Fused
@@ -19,32 +13,7 @@ from forage.retrieval.reranker import CrossEncoderModel, Reranked, passage_as_re
 from forage.retrieval.source import Source, SourceError
 from forage.types import Passage
 from tests.retrieval.listed import Listed, passage
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-MAX_TOKENS = 64
-
-
-def save_cross_encoder(directory: Path, num_labels: int = 1) -> Path:
-    """A BERT of random weights that reads single characters."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{c}" for c in LETTERS)]
-    directory.mkdir()
-    (directory / "vocab.txt").write_text("\n".join(words))
-    BertTokenizerFast(str(directory / "vocab.txt"), model_max_length=MAX_TOKENS).save_pretrained(
-        directory
-    )
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=MAX_TOKENS,
-        num_labels=num_labels,
-        initializer_range=0.5,
-    )
-    BertForSequenceClassification(config).save_pretrained(directory)
-    return directory
+from tests.retrieval.random_bert import save_cross_encoder
 
 
 @pytest.fixture(scope="module")
