@@ -9,6 +9,7 @@ the corpus hold a word, so a whole index is cut here and its scores are kept. Wh
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from forage.data.corpus import LINES_FILE, OFFSETS_FILE, StoredCorpus, build_store
+from forage.data.corpus import LINES_FILE, OFFSETS_FILE, CorpusStore, StoredCorpus, build_store
 from forage.errors import UserError
 from forage.retrieval.bm25 import cut_rows
 from forage.retrieval.index import Index, open_index
@@ -29,8 +30,6 @@ from forage.types import Hit
 logger = logging.getLogger(__name__)
 
 MARK_FILE = "shard.json"
-
-_COPIED_BYTES = 64 * 2**20
 
 
 class ShardMark(BaseModel):
@@ -75,7 +74,7 @@ def cut_index(directory: Path, out: Path, count: int) -> list[Path]:
             place = out.absolute() / f"shard-{number:05d}-of-{count:05d}"
             refuse_other_contents(place)
             with built_beside(place) as part:
-                stored = _cut_corpus(directory, start, stop, part)
+                stored = _cut_corpus(directory, index.store, range(start, stop), part)
                 cut_rows(directory, range(start, stop), part)
                 mark = ShardMark(parent=index.id, number=number, count=count)
                 (part / MARK_FILE).write_text(mark.model_dump_json() + "\n", encoding="utf-8")
@@ -124,17 +123,17 @@ def merge(found: Sequence[Sequence[Hit]], topk: int) -> list[Hit]:
     return sorted(chain.from_iterable(found), key=lambda hit: -hit.score)[:topk]
 
 
-def _cut_corpus(directory: Path, start: int, stop: int, part: Path) -> StoredCorpus:
-    """The store of the rows from ``start`` to before ``stop``."""
+def _cut_corpus(directory: Path, store: CorpusStore, rows: range, part: Path) -> StoredCorpus:
+    """The store of ``rows``, each with the id that it has in the whole."""
     offsets = np.load(directory / OFFSETS_FILE, mmap_mode="r")
-    first, last = int(offsets[start]), int(offsets[stop])
     lines = part / "lines.jsonl"
     with (directory / LINES_FILE).open("rb") as source, lines.open("wb") as target:
-        source.seek(first)
-        while first < last:
-            block = source.read(min(last - first, _COPIED_BYTES))
-            target.write(block)
-            first += len(block)
+        source.seek(int(offsets[rows.start]))
+        for row, line in zip(rows, source, strict=False):
+            found = json.loads(line)
+            if "id" not in found:  # its id says at which row it stands, and that changes
+                line = json.dumps(found | {"id": store.passage(row).id}).encode() + b"\n"
+            target.write(line)
     stored = build_store(lines, part)
     lines.unlink()
     return stored

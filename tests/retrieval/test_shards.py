@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval import bm25
-from forage.retrieval.index import build_index, open_index
+from forage.retrieval.build import DenseBuild, build_dense_index
+from forage.retrieval.encoder import EncoderChoice
+from forage.retrieval.faiss_settings import FlatSettings
+from forage.retrieval.index import OpenOptions, build_index, open_index
 from forage.retrieval.shards import (
     ShardInfo,
     ShardMark,
@@ -22,6 +25,7 @@ from forage.retrieval.shards import (
 )
 from forage.types import Hit, Passage
 from tests.retrieval.listed import passage
+from tests.retrieval.random_bert import save_encoder
 
 WORDS = "ada babbage hopper turing noether zürich engine compiler lake the".split()
 QUERIES = ["engine", "the lake of zürich", "ada ada turing", "nothing known", "", "the"]
@@ -110,6 +114,46 @@ def test_a_shard_is_an_index_that_stands_alone_and_knows_its_place(whole: Path, 
         check_shards(infos[:1])
     with pytest.raises(UserError, match="cannot be compared"):
         check_shards([infos[0], replace(infos[1], scale="another encoder")])
+
+
+def test_passages_keep_the_ids_that_their_rows_gave_them(tmp_path: Path):
+    """ASearcher's passages have an address and no id; theirs ends with the number of the row."""
+    rows = [{"url": f"http://wiki/{n}", "contents": f"T\nada {n}"} for n in range(4)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    build_index(tmp_path / "corpus.jsonl", tmp_path / "index", show_progress=False)
+    parts = cut_index(tmp_path / "index", tmp_path / "out", 2)
+    [found] = search_parts(parts, ["ada"], 9)
+    assert [hit.passage.id for hit in found] == [f"http://wiki/{n}#{n}" for n in range(4)]
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_indexes_of_the_parts_of_a_corpus_find_what_a_flat_one_of_the_whole_finds(
+    tmp_path: Path, normalise: bool
+):
+    encoder = save_encoder(tmp_path / "encoder")
+    choice = EncoderChoice(str(encoder), pooling="mean", normalise=normalise, dtype="float32")
+    build = DenseBuild(choice, FlatSettings(), devices=("cpu",))
+    lines = corpus_of(tmp_path / "whole.jsonl", 40).read_text(encoding="utf-8").splitlines(True)
+    (tmp_path / "a.jsonl").write_text("".join(lines[:15]), encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text("".join(lines[15:]), encoding="utf-8")
+    for name in ("whole", "a", "b"):
+        corpus = tmp_path / f"{name}.jsonl"
+        build_dense_index(corpus, tmp_path / name, build, show_progress=False)
+    exact = OpenOptions(device="cpu", dtype="float32")
+    opened = [open_index(tmp_path / name, exact) for name in ("whole", "a", "b")]
+    whole, *parts = opened
+    found = zip(*(part.search(QUERIES, 10) for part in parts), strict=True)
+    for merged, everything in zip(found, whole.search(QUERIES, 40), strict=True):
+        hits, scores = merge(merged, 10), {hit.passage.id: hit.score for hit in everything}
+        # Passages with the same words change places within rounding, so scores are compared.
+        best = [hit.score for hit in everything[:10]]
+        assert [hit.score for hit in hits] == pytest.approx(best, abs=1e-5)
+        assert [scores[hit.passage.id] for hit in hits] == pytest.approx(best, abs=1e-5)
+    check_shards([describe_shard(tmp_path, part) for part in parts])
+    with pytest.raises(UserError, match="is an index of vectors.*cut the corpus file"):
+        cut_index(tmp_path / "whole", tmp_path / "out", 2)
+    for index in opened:
+        index.close()
 
 
 def test_a_shard_without_any_word_can_be_searched(tmp_path: Path):
