@@ -118,13 +118,18 @@ def open_index(directory: Path, options: OpenOptions | None = None) -> Index:
             backend = _open_qdrant(directory, manifest, store, options or OpenOptions())
         else:
             backend = _open_dense(directory, manifest, store, options or OpenOptions())
-        require_same(
-            directory, "passages", manifest.num_passages, "its backend holds", len(backend)
-        )
     except BaseException:
         store.close()
         raise
-    return Index(manifest, store, backend)
+    index = Index(manifest, store, backend)
+    try:
+        require_same(
+            directory, "passages", manifest.num_passages, "its backend holds", len(backend)
+        )
+    except UserError:
+        index.close()
+        raise
+    return index
 
 
 def open_corpus(directory: Path) -> CorpusStore:
