@@ -322,10 +322,10 @@ def _index_vectors(encoded: Encoded, show_progress: bool) -> DenseManifest:
 
 def dense_versions() -> str:
     """The packages that a dense index depends on."""
-    import faiss
+    from forage.retrieval.faiss_index import faiss_version
 
     return (
-        f"faiss {faiss.__version__}, sentence-transformers {version('sentence-transformers')}, "
+        f"faiss {faiss_version()}, sentence-transformers {version('sentence-transformers')}, "
         f"torch {version('torch')}"
     )
 

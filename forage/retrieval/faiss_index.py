@@ -85,6 +85,10 @@ class FaissIndex:
             ) from error
 
 
+def faiss_version() -> str:
+    return str(faiss.__version__)
+
+
 def open_faiss(path: Path, settings: FaissSettings, gpus: Sequence[int] = ()) -> FaissIndex:
     """Map the index at ``path``; onto the ``gpus`` named, in float16 and sharded over them.
 

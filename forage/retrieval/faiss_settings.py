@@ -36,10 +36,10 @@ class FlatSettings(_Settings):
 
 
 class Sq8Settings(_Settings):
-    """Every vector is compared, in 8 bits a component (range learnt for each component)."""
+    """Every vector is compared in 8 bits a component, and the best ones exactly."""
 
     kind: Literal["sq8"] = "sq8"
-    rescore: RescoreDtype | None = None
+    rescore: RescoreDtype | None = "float16"
     candidates: int | None = Field(default=None, ge=1)
 
 
@@ -115,12 +115,14 @@ def fit_to(settings: FaissSettings, num_rows: int, dimension: int) -> FaissSetti
     """The settings with what was left open decided for a corpus; raises ``UserError``.
 
     Lists: about 4 sqrt(N), a power of two, so few that each can be learnt. Probes: one list in 64,
-    at least 8. Bytes of product quantisation: one for 8 dimensions. Candidates: 200.
+    at least 8. Bytes of product quantisation: one for 8 dimensions. Candidates: 32 of 8
+    bits, 200 of product quantisation.
     """
     changes: dict[str, int] = {}
     if isinstance(settings, Sq8Settings | PqSettings | IvfPqSettings):
         if settings.rescore is not None:
-            changes["candidates"] = settings.candidates or _CANDIDATES
+            few = _FEWEST if isinstance(settings, Sq8Settings) else _CANDIDATES
+            changes["candidates"] = settings.candidates or few
         elif settings.candidates is not None:
             raise UserError(
                 f"--candidates {settings.candidates} has no effect where nothing is scored again; "

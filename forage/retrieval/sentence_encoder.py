@@ -21,7 +21,7 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 from forage.errors import UserError
-from forage.hardware import choose_matmul_kernel
+from forage.hardware import choose_matmul_kernel, keep_freed_memory
 from forage.retrieval.encoder import (
     QUOTED_TITLE,
     Dtype,
@@ -42,7 +42,7 @@ Task = Literal["query", "document"]
 _MAX_LENGTH = 512
 # A batch holds texts of about this many characters in all, padding included; see
 # benchmarks/index_build.md for the sizes that were tried.
-_CPU_BATCH_CHARS, _GPU_BATCH_CHARS = 16_000, 400_000
+_CPU_BATCH_CHARS, _GPU_BATCH_CHARS = 8_000, 400_000
 _MAX_BATCH_ROWS = 512
 _PROMPT_NAMES: dict[Task, tuple[str, ...]] = {
     "query": ("query", "search_query", "s2p_query"),
@@ -129,6 +129,8 @@ def open_encoder(
     Raises ``UserError`` where it is not found, or a setting does not fit it.
     """
     device = _check_device(device)
+    if device == "cpu":
+        keep_freed_memory()  # a quarter of the time went into faulting pages in again
     if Path(choice.model).is_dir():  # the manifest is read elsewhere than it was written
         choice = replace(choice, model=str(Path(choice.model).absolute()))
     files = ModelFiles(choice.model, choice.revision)

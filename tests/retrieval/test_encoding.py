@@ -1,7 +1,9 @@
 """A corpus to vectors on disk: every row its own, whatever is resumed or shared out."""
 
 import threading
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ from forage.data.corpus import CorpusStore, build_store, write_corpus
 from forage.errors import UserError
 from forage.retrieval.encoder import QUOTED_TITLE, passage_text
 from forage.retrieval.encoding import encode_corpus
+from forage.retrieval.faiss_index import build_faiss
+from forage.retrieval.faiss_settings import FlatSettings
 from forage.retrieval.vectors import ShardLayout, VectorShards, create_vectors
 from forage.types import Passage
 from tests.retrieval.vectors_of_words import WordEncoder
@@ -109,3 +113,32 @@ def test_an_error_of_one_encoder_ends_the_others(store: CorpusStore, vectors: Ve
     with pytest.raises(RuntimeError, match="out of memory"):
         encode_corpus(store, vectors, [WordEncoder(), Broken()])
     assert set(threading.enumerate()) == before
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most that Python and numpy held while it ran, above what they held before."""
+    tracemalloc.start()
+    work()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
+    """Sixteen shards take what four take: to encode them, and to write them as a flat index."""
+    encoding: list[int] = []
+    indexing: list[int] = []
+    for num_rows in (400, 400, 1_600):  # the first for nothing: imports and caches
+        folder = tmp_path / f"{num_rows}-{len(encoding)}"
+        folder.mkdir()
+        corpus = (Passage(str(n), "", f"w{n % 50}") for n in range(num_rows))
+        write_corpus(folder / "c.jsonl", corpus)
+        build_store(folder / "c.jsonl", folder)
+        layout = ShardLayout(num_rows=num_rows, dimension=64, dtype="float16", rows_per_shard=100)
+        shards = create_vectors(folder / "v", layout)
+        with CorpusStore(folder) as opened:
+            encoder = WordEncoder(64)
+            encoding.append(peak_bytes(partial(encode_corpus, opened, shards, [encoder])))
+        indexing.append(peak_bytes(partial(build_faiss, shards, FlatSettings(), folder / "i")))
+    assert encoding[2] < 1.2 * encoding[1]
+    assert indexing[2] < 1.2 * indexing[1]

@@ -77,6 +77,7 @@ def test_compression_takes_the_part_of_float32_that_its_bytes_are():
 
 
 def test_the_second_look_costs_disk_and_no_memory():
+    assert estimate_dense(*WIKI, Sq8Settings(rescore=None)).disk < 31e9
     with_vectors = estimate_dense(*WIKI, PqSettings(rescore="int8"))
     without = estimate_dense(*WIKI, PqSettings(rescore=None))
     assert with_vectors.memory == without.memory

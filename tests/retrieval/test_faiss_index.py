@@ -203,7 +203,7 @@ def test_what_is_left_open_is_decided_by_the_size_of_the_corpus():
         (IvfSettings(lists=2000), "--lists 2000 is more than the 1200 passages"),
         (IvfSettings(lists=8, probes=9), "--probes 9 is more than the 8 lists"),
         (PqSettings(code_bytes=5), "--code-bytes 5 does not divide the 32 dimensions .*; 4 does"),
-        (Sq8Settings(candidates=10), "--candidates 10 has no effect .*--rescore"),
+        (Sq8Settings(rescore=None, candidates=10), "--candidates 10 has no effect .*--rescore"),
         (PqSettings(rescore=None, candidates=10), "--candidates 10 has no effect"),
     ],
 )
