@@ -237,7 +237,7 @@ def recall(found: list[list[int]], exact: list[list[int]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--dimension", type=int, default=768)
     parser.add_argument("--queries", type=int, default=1000)

@@ -17,6 +17,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from forage.hardware import quiet_openmp
@@ -53,8 +54,7 @@ def measure(
     model = encoder._passages
     assert model is not None, "the encoder was opened for passages"
     ways: dict[str, Callable[[], object]] = {
-        f"fixed batches of {rows}": lambda rows=rows: encode_fixed(model, texts, rows)
-        for rows in fixed_rows
+        f"fixed batches of {rows}": partial(encode_fixed, model, texts, rows) for rows in fixed_rows
     }
     ways["sorted by length"] = lambda: encoder.encode_passages(texts)
     encode_fixed(model, texts[:32], 32)
@@ -68,7 +68,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("squad", type=Path, help="a file of SQuAD v1.1 JSON")
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")

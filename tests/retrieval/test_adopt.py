@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -45,7 +46,8 @@ def write_index(path: Path, vectors: np.ndarray, factory: str = "Flat", l2: bool
     metric = faiss.METRIC_L2 if l2 else faiss.METRIC_INNER_PRODUCT
     index = faiss.index_factory(vectors.shape[1], factory, metric)
     if isinstance(index, faiss.IndexPQ):
-        index.do_polysemous_training = False  # half a minute
+        trained: Any = index
+        trained.do_polysemous_training = False  # half a minute
     index.train(vectors)
     index.add(vectors)
     faiss.write_index(index, str(path))

@@ -125,7 +125,11 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
-    """Sixteen shards take what four take: to encode them, and to write them as a flat index."""
+    """Sixteen shards take what four take: to encode them, and to write them as a flat index.
+
+    Held to bytes and not to a ratio: some 20 kB of Python's own come and go, while the 1,200 rows
+    more are 154 kB in float16 and twice that in float32.
+    """
     encoding: list[int] = []
     indexing: list[int] = []
     for num_rows in (400, 400, 1_600):  # the first for nothing: imports and caches
@@ -140,5 +144,6 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
             encoder = WordEncoder(64)
             encoding.append(peak_bytes(partial(encode_corpus, opened, shards, [encoder])))
         indexing.append(peak_bytes(partial(build_faiss, shards, FlatSettings(), folder / "i")))
-    assert encoding[2] < 1.2 * encoding[1]
-    assert indexing[2] < 1.2 * indexing[1]
+    further_bytes = (1_600 - 400) * 64 * 2
+    assert encoding[2] - encoding[1] < further_bytes / 3
+    assert indexing[2] - indexing[1] < further_bytes / 3
