@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forage.arguments import positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--passage-prefix", metavar="TEXT")
     group.add_argument("--passage-template", metavar="TEXT", help="with {title} and {text}")
     group.add_argument("--normalise", action=argparse.BooleanOptionalAction, help="unit length")
-    group.add_argument("--max-length", type=_positive, metavar="TOKENS")
+    group.add_argument("--max-length", type=positive, metavar="TOKENS")
     group.add_argument("--dtype", choices=["float32", "float16", "bfloat16"])
     group.add_argument(
         "--onnx", dest="onnx_file", nargs="?", const="onnx/model.onnx", metavar="FILE"
@@ -89,22 +90,22 @@ def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
 
 def _add_faiss_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--storage", choices=["float32", "float16", "int8"], help="flat, hnsw, ivf")
-    group.add_argument("--links", type=_positive, metavar="N", help="hnsw: a node's (64)")
-    group.add_argument("--ef-construction", type=_positive, metavar="N", help="hnsw (200)")
-    group.add_argument("--ef-search", type=_positive, metavar="N", help="hnsw (128)")
-    group.add_argument("--lists", type=_positive, metavar="N", help="ivf, ivfpq: about 4 sqrt(N)")
-    group.add_argument("--probes", type=_positive, metavar="N", help="ivf, ivfpq: lists searched")
-    group.add_argument("--code-bytes", type=_positive, metavar="N", help="pq, ivfpq: a vector's")
+    group.add_argument("--links", type=positive, metavar="N", help="hnsw: a node's (64)")
+    group.add_argument("--ef-construction", type=positive, metavar="N", help="hnsw (200)")
+    group.add_argument("--ef-search", type=positive, metavar="N", help="hnsw (128)")
+    group.add_argument("--lists", type=positive, metavar="N", help="ivf, ivfpq: about 4 sqrt(N)")
+    group.add_argument("--probes", type=positive, metavar="N", help="ivf, ivfpq: lists searched")
+    group.add_argument("--code-bytes", type=positive, metavar="N", help="pq, ivfpq: a vector's")
     group.add_argument("--rescore", choices=["float16", "int8", "none"], help="sq8, pq, ivfpq")
-    group.add_argument("--candidates", type=_positive, metavar="N", help="sq8, pq, ivfpq: rescored")
+    group.add_argument("--candidates", type=positive, metavar="N", help="sq8, pq, ivfpq: rescored")
 
 
 def _add_qdrant_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--qdrant-url", metavar="URL", help="gRPC port of a server; else embedded")
     group.add_argument("--collection", metavar="NAME", help="its name begins with this (forage)")
-    group.add_argument("--m", type=_positive, metavar="N", help="edges a point (32)")
-    group.add_argument("--ef-construct", type=_positive, metavar="N", help="candidates (512)")
-    group.add_argument("--hnsw-ef", type=_positive, metavar="N", help="when searching (256)")
+    group.add_argument("--m", type=positive, metavar="N", help="edges a point (32)")
+    group.add_argument("--ef-construct", type=positive, metavar="N", help="candidates (512)")
+    group.add_argument("--hnsw-ef", type=positive, metavar="N", help="when searching (256)")
     group.add_argument("--on-disk", action="store_true", help="vectors are memory-mapped")
     group.add_argument("--quantise", action="store_true", help="int8 in memory, then re-scored")
 
@@ -333,9 +334,3 @@ def _refuse(args: Namespace, names: tuple[str, ...], reason: str) -> None:
 
 def _option(name: str) -> str:
     return _OPTION.get(name, "--" + name.replace("_", "-"))
-
-
-def _positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)

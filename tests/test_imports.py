@@ -17,14 +17,15 @@ LEVELS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("demo", "play", "doctor", "index_command"),
+    ("shards_command",),
+    ("demo", "play", "doctor", "index_command", "serve_command"),
     ("train", "sft", "new", "viewer"),
     ("evaluation",),
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
     ("algorithm_config",),
-    ("types", "errors", "hardware", "progress"),
+    ("types", "errors", "hardware", "progress", "arguments"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 
