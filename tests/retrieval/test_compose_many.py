@@ -93,9 +93,7 @@ def test_the_reranker_stands_before_the_fusion_and_the_recorder_before_both(
     assert opened(settings(f"replay:{record}"))[2] == found
 
 
-@pytest.mark.parametrize(
-    "said", [{"depth": 2}, {"dtype": "bfloat16"}, {"max_tokens": 12}], ids=str
-)
+@pytest.mark.parametrize("said", [{"depth": 2}, {"dtype": "bfloat16"}, {"max_tokens": 12}], ids=str)
 def test_settings_of_the_reranker_change_what_is_found(
     index_dir: Path, reranker: str, said: dict[str, Any]
 ):
