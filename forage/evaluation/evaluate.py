@@ -26,7 +26,7 @@ from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.records import write_episode_file
 from forage.retrieval.client import SearchClient
-from forage.retrieval.index import open_index
+from forage.retrieval.index import open_corpus
 from forage.rewards.scoring import score_episode
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job, Scheduler
@@ -116,7 +116,7 @@ def open_passages(config: RunConfig) -> CorpusStore | None:
     """The passages that the arms gold and random show, where ``data.index`` names an index."""
     if config.data.index is None:
         return None
-    return open_index(config.data.index).store
+    return open_corpus(config.data.index)
 
 
 def run_evaluation(config: RunConfig, out: Path | None) -> None:
