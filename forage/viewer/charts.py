@@ -134,7 +134,7 @@ def line_chart(
 
     Where there are 20 points or more and ``smooth`` is set, the thin line is the data and the
     thick one its mean over the steps around each. ``y_range`` fixes an end of the axis; on a
-    logarithmic axis, what is 0 stands at its foot.
+    logarithmic axis, what is 0 stands at its foot, which says so.
     """
     drawn = [s for s in series if any(math.isfinite(y) for y in s.y_T)]
     if not drawn:
