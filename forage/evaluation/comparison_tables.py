@@ -28,7 +28,7 @@ def comparison_table(arm: ComparedArm, names: tuple[str, str]) -> FigureTable:
     """One arm: exact match of both, the difference and its p-value, then F1 and searches."""
     rows = [Row("all questions", _cells(arm.overall), is_head=True)]
     if arm.macro is not None:
-        rows.append(Row("average of sources", _cells(arm.macro), is_head=True))
+        rows.append(Row("mean of sources", _cells(arm.macro), is_head=True))
         rows += [Row(source_name(s.source or ""), _cells(s)) for s in arm.by_source]
     rows += [Row(hops_text(s.num_hops or 0), _cells(s)) for s in arm.by_hops]
     first, second = names
@@ -51,6 +51,7 @@ def settings_table(comparison: Comparison) -> FigureTable | None:
         "",
         (comparison.first, comparison.second),
         tuple(rows),
+        has_words=True,
     )
 
 

@@ -126,7 +126,7 @@ def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
         ),
         ProtocolRow(
             "corpus",
-            f"{there.corpus}, {there.num_passages:,} passages",
+            f"{there.corpus}, about {there.num_passages / 1e6:.0f} million passages",
             f"{passages} passages" if protocol.num_passages else passages,
             not is_corpus_alike,
         ),

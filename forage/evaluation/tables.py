@@ -36,6 +36,10 @@ ARM_NOTES = {
     "other_retriever": "what another retriever finds",
 }
 INTERVALS_NOTE = "In brackets: 95 % bootstrap intervals over questions."
+_MEAN_NOTE = (
+    f"{INTERVALS_NOTE} The mean of sources is plain, each data source weighing the same, as the "
+    "averages of published tables are."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
-    """Columns of figures; the first column is the rows' labels."""
+    """Columns of figures, or of words; the first column is the rows' labels."""
 
     title: str
     label: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     note: str = ""
+    has_words: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,35 @@ def summary_tables(summary: EvaluationSummary, is_wide: bool = False) -> list[Fi
     """By arm and hops, and by data source where there are several; all figures if ``is_wide``."""
     tables = [arms_table(summary, is_wide)]
     if any(arm.macro is not None for arm in summary.arms.values()):
+        if is_wide:
+            tables.insert(0, em_table(summary))
         tables.append(sources_table(summary, is_wide))
     return tables
+
+
+def em_table(summary: EvaluationSummary) -> FigureTable:
+    """Exact match at a glance: the arms beneath each other, the sources beside."""
+    sources = list(dict.fromkeys(s for arm in summary.arms.values() for s in arm.by_source))
+    rows = [
+        Row(
+            arm_name(name),
+            (
+                interval_cell(arm.headline),
+                *(
+                    interval_cell(arm.by_source[source].em)
+                    if source in arm.by_source
+                    else Cell("–")
+                    for source in sources
+                ),
+            ),
+            is_head=True,
+        )
+        for name, arm in summary.arms.items()
+    ]
+    columns = ("mean of sources", *(source_name(source) for source in sources))
+    return FigureTable(
+        "Exact match by arm and data source", "arm", columns, tuple(rows), _MEAN_NOTE
+    )
 
 
 def arms_table(summary: EvaluationSummary, is_wide: bool = False) -> FigureTable:
@@ -104,14 +136,10 @@ def sources_table(summary: EvaluationSummary, is_wide: bool = False) -> FigureTa
     for arm, part in summary.arms.items():
         if part.macro is not None:
             cells = tuple(column.of_macro(part.macro) for column in columns)
-            rows.append(Row(f"{arm_name(arm)}, average", cells, is_head=True))
+            rows.append(Row(f"{arm_name(arm)}, mean", cells, is_head=True))
         rows += [Row(source_name(name), _figures(s, columns)) for name, s in part.by_source.items()]
-    note = (
-        f"{INTERVALS_NOTE} The average is the plain mean over data sources, each weighing the "
-        "same, as in published tables."
-    )
     names = tuple(column.name for column in columns)
-    return FigureTable("By data source", "source", names, tuple(rows), note)
+    return FigureTable("By data source", "source", names, tuple(rows), _MEAN_NOTE)
 
 
 def published_table(result: EvaluationResult) -> FigureTable | None:
@@ -151,6 +179,7 @@ def protocol_table(result: EvaluationResult) -> FigureTable:
         ("published", "here", ""),
         tuple(rows),
         "A figure that differs in any of these is no reproduction, and no refutation either.",
+        has_words=True,
     )
 
 
@@ -187,7 +216,7 @@ def to_rich(table: FigureTable) -> RichTable:
     shown = Table(title=table.title, title_justify="left", caption_justify="left")
     shown.add_column(table.label)
     for column in table.columns:
-        shown.add_column(column, justify="right")
+        shown.add_column(column, justify="left" if table.has_words else "right")
     has_groups = any(not row.is_head for row in table.rows)
     for number, row in enumerate(table.rows):
         if row.is_head and number and has_groups:
@@ -202,7 +231,7 @@ def to_markdown(table: FigureTable) -> str:
     """As GitHub's Markdown has it, the note beneath."""
     lines = [
         "| " + " | ".join((table.label or " ", *table.columns)) + " |",
-        "|---|" + "---:|" * len(table.columns),
+        "|---|" + ("---|" if table.has_words else "---:|") * len(table.columns),
     ]
     for row in table.rows:
         label = escaped(row.label)

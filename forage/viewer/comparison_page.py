@@ -61,7 +61,7 @@ def _cards(arm: ComparedArm, comparison: Comparison) -> list[Card]:
     whole = arm.macro or arm.overall
     em, searches = whole.figure("em"), whole.figure("searches")
     cell = signed_cell(em.difference.interval)
-    over = "all questions" if arm.macro is None else f"average of {len(arm.by_source)} sources"
+    over = "all questions" if arm.macro is None else f"mean of {len(arm.by_source)} sources"
     return [
         Card("Exact match, difference", cell.text, f"95 % interval {cell.detail}, {over}"),
         Card("p-value", p_text(em.difference.p_value), "of there being no difference"),
@@ -74,7 +74,7 @@ def _cards(arm: ComparedArm, comparison: Comparison) -> list[Card]:
 def _chart(arm: ComparedArm) -> IntervalChart:
     slices = [("all questions", arm.overall, True)]
     if arm.macro is not None:
-        slices.append(("average of sources", arm.macro, True))
+        slices.append(("mean of sources", arm.macro, True))
         slices += [(source_name(s.source or ""), s, False) for s in arm.by_source]
     slices += [(hops_text(s.num_hops or 0), s, False) for s in arm.by_hops]
     rows = [IntervalRow(label, None, _em(part), is_head) for label, part, is_head in slices]

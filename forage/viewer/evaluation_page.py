@@ -27,6 +27,8 @@ from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
 from forage.viewer.pages import render_page, write_page
 from forage.viewer.report import Card
 
+_MAX_CARDS = 5  # what one row holds
+
 
 @dataclass(frozen=True, slots=True)
 class ShownChart:
@@ -73,7 +75,8 @@ def _cards(result: EvaluationResult) -> list[Card]:
         cards.append(Card(f"pass@{k}", figure_text(best.mean, 3), detail))
     cards += [
         Card(arm_name(arm).capitalize(), figure_text(part.headline.mean, 3), "exact match")
-        for arm, part in list(arms.items())[1:4]
+        for arm, part in arms.items()
+        if arm != first_name and arm in ("closed_book", "gold")
     ]
     searches, recall = first.overall.searches, first.overall.gold_recall
     cards.append(
@@ -84,7 +87,7 @@ def _cards(result: EvaluationResult) -> list[Card]:
             f"{figure_text(first.overall.seconds.mean)} s an episode",
         )
     )
-    if recall is not None:
+    if recall is not None and len(cards) < _MAX_CARDS:
         cards.append(Card("Gold recall", figure_text(recall.mean), "of the passages needed"))
     return cards
 
@@ -107,7 +110,7 @@ def _charts(result: EvaluationResult) -> list[ShownChart]:
 def _parts(arm: ArmSummary) -> IntervalChart:
     rows = [IntervalRow("all questions", None, arm.overall.em, True)]
     if arm.macro is not None:
-        rows.append(IntervalRow("average of sources", None, arm.macro.em, True))
+        rows.append(IntervalRow("mean of sources", None, arm.macro.em, True))
         # Published sets in their usual order, then the others.
         ordered = dict.fromkeys([*shared_sources(arm), *arm.by_source])
         rows += [IntervalRow(source_name(s), None, arm.by_source[s].em) for s in ordered]

@@ -197,7 +197,7 @@ def test_the_terminals_tables_fit_it_and_the_reports_have_every_figure() -> None
     for table in summary_tables(summary):
         console.print(to_rich(table))
     text = console.export_text()
-    assert "searching, average" in text
+    assert "searching, mean" in text
     assert "0.62 [" in text
     assert "Bamboogle" in text
     assert "…" not in text
