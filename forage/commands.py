@@ -71,6 +71,13 @@ def _train(args: Namespace) -> int:
     from forage.train import run_training
 
     run_training(config, resume=args.resume)
+    if config.evaluation.at_end:
+        from forage.evaluation.along_training import final_figures
+        from forage.evaluation.result import read_result
+        from forage.viewer.evaluation_page import write_evaluation_page
+
+        figures = final_figures(config)
+        write_evaluation_page(figures.with_suffix(".html"), read_result(figures))
     return 0
 
 
@@ -110,7 +117,12 @@ def _sft(args: Namespace) -> int:
 
 def _eval_arguments(parser: ArgumentParser) -> None:
     _add_config(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the figures, as JSON too")
+    text = "figures; beside it .jsonl (episodes), .md and .html; OUTPUT_DIR/evaluation/eval.json"
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help=text)
+    parser.add_argument("--fresh", action="store_true", help="play what is there already again")
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="play again where a search or the engine failed"
+    )
 
 
 def _eval(args: Namespace) -> int:
@@ -118,8 +130,24 @@ def _eval(args: Namespace) -> int:
 
     config = load_config(args.config, args.overrides)
     from forage.evaluation.evaluate import run_evaluation
+    from forage.viewer.evaluation_page import write_evaluation_page
 
-    run_evaluation(config, out=args.out)
+    result, out = run_evaluation(config, args.out, args.fresh, args.retry_failed)
+    write_evaluation_page(out.with_suffix(".html"), result)
+    return 0
+
+
+def _compare_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("first", type=Path, metavar="A.json", help="figures of `forage eval`")
+    parser.add_argument("second", type=Path, metavar="B.json", help="figures on the same questions")
+    text = "the comparison as a page, Markdown or JSON"
+    parser.add_argument("--out", type=Path, metavar="FILE.html|.md|.json", help=text)
+
+
+def _compare(args: Namespace) -> int:
+    from forage.compare import run_comparison
+
+    run_comparison(args.first, args.second, args.out)
     return 0
 
 
@@ -277,6 +305,7 @@ COMMANDS = (
     Command("sft", "supervised start on episodes or demonstrations", _sft_arguments, _sft),
     Command("train", "reinforcement learning on a recipe", _train_arguments, _train),
     Command("eval", "evaluate a model on a recipe's questions, in arms", _eval_arguments, _eval),
+    Command("compare", "two evaluations, question by question", _compare_arguments, _compare),
     Command("play", "play one question and show the episode", _play_arguments, _play),
     Command("index", "build a search index over a corpus", add_index_arguments, run_index),
     Command("serve", "answer POST /retrieve over HTTP", add_serve_arguments, run_serve),

@@ -7,6 +7,7 @@ below is read by the code it configures; a key that nothing reads does not belon
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -216,12 +217,58 @@ class WarmStartConfig(_Frozen):
 
 
 class EvaluationConfig(_Frozen):
-    """Which arms, how many questions, how often during training (0: never)."""
+    """Which arms and questions, how they are sampled, and how often during training.
+
+    Of ``data.test``, ``num_questions`` are evaluated (None: all), and ``num_training_questions`` of
+    these (None: all of them) after every ``every`` steps of training (0: never); ``at_end`` adds an
+    evaluation of all of them when training ends. A part of the questions keeps the shares of the
+    data sources and of the numbers of hops; ``subset_seed`` shuffles before it is taken (None:
+    those that come first in the file). ``temperature`` 0 is greedy; above it each question is
+    played ``num_samples`` times, with ``rollout.top_p``. The arm ``other_retriever`` searches with
+    ``other_search``, whose keys are those of ``search``; what it leaves out is as there.
+    """
 
     every: int = Field(default=0, ge=0)
+    at_end: bool = False
     num_questions: int | None = Field(default=None, ge=1)
-    arms: tuple[Literal["normal", "closed_book", "gold", "random"], ...] = ("normal",)
+    num_training_questions: int | None = Field(default=None, ge=1)
+    subset_seed: int | None = Field(default=0, ge=0)
+    arms: tuple[
+        Literal["normal", "closed_book", "empty", "gold", "random", "other_retriever"], ...
+    ] = ("normal",)
+    other_search: SearchConfig | None = None
+    num_samples: int = Field(default=1, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
     num_bootstrap: int = Field(default=1000, ge=100)
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Self:
+        if not self.arms:
+            raise ValueError("evaluation.arms is empty; name at least one, for example: normal")
+        twice = sorted({arm for arm in self.arms if self.arms.count(arm) > 1})
+        if twice:
+            raise ValueError(f"evaluation.arms names {', '.join(twice)} more than once")
+        if ("other_retriever" in self.arms) != (self.other_search is not None):
+            raise ValueError(
+                "the arm other_retriever and evaluation.other_search belong together: set "
+                "evaluation.other_search.url to the other server, or remove both"
+            )
+        if self.num_samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"evaluation.num_samples is {self.num_samples} and evaluation.temperature is 0: "
+                "greedy samples are all the same; raise temperature, or set num_samples to 1"
+            )
+        if self.num_training_questions is not None and not self.every:
+            raise ValueError(
+                "evaluation.num_training_questions does nothing without evaluation.every; "
+                "remove it, or set every"
+            )
+        if (self.num_training_questions or 0) > (self.num_questions or math.inf):
+            raise ValueError(
+                f"evaluation.num_training_questions ({self.num_training_questions}) is above "
+                f"evaluation.num_questions ({self.num_questions}), of which they are a part"
+            )
+        return self
 
 
 class RunConfig(_Frozen):
@@ -242,9 +289,30 @@ class RunConfig(_Frozen):
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _other_search_is_as_search(cls, values: Any) -> Any:
+        """Fill ``evaluation.other_search`` up from ``search``; a token stays with its address."""
+        search, evaluation = (
+            values.get(key) if isinstance(values, dict) else None
+            for key in ("search", "evaluation")
+        )
+        if not (isinstance(search, dict) and isinstance(evaluation, dict)):
+            return values
+        other = evaluation.get("other_search")
+        if not isinstance(other, dict):
+            return values
+        shared = {k: v for k, v in search.items() if k != "token_file" or "url" not in other}
+        return {**values, "evaluation": {**evaluation, "other_search": {**shared, **other}}}
+
     @model_validator(mode="after")
     def _cross_field_checks(self) -> Self:
         env, roll, trainer = self.environment, self.rollout, self.trainer
+        if self.evaluation.other_search == self.search:
+            raise ValueError(
+                "evaluation.other_search is the same as search: the arms normal and "
+                "other_retriever would be one; name another url, or remove it"
+            )
         if env.max_turn_tokens + env.max_observation_tokens > env.max_tokens:
             raise ValueError(
                 f"environment.max_tokens ({env.max_tokens}) does not hold one turn "

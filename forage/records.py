@@ -67,7 +67,7 @@ class RunRecords:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for name in (METRICS_FILE, EPISODES_FILE):
-                self._files[name] = _open_for_lines(directory / name)
+                self._files[name] = open_for_lines(directory / name)
         except OSError as error:
             raise UserError(
                 f"cannot write records to {directory}: {error.strerror}; choose another output_dir"
@@ -84,7 +84,7 @@ class RunRecords:
             row[name] = number if math.isfinite(number) else None
         # The writer looks at the rows already there (where a resumed run goes on): open it first.
         writer = self._tensorboard()
-        self._files[METRICS_FILE].write(_line(row))
+        self._files[METRICS_FILE].write(json_line(row))
         if writer is not None:
             for name, number in row.items():
                 if name != "step" and number is not None:
@@ -95,7 +95,7 @@ class RunRecords:
     ) -> None:
         """Append one line for each episode."""
         for episode in episodes:
-            self._files[EPISODES_FILE].write(_line(episode_to_json(episode, step, arm)))
+            self._files[EPISODES_FILE].write(json_line(episode_to_json(episode, step, arm)))
 
     def sync(self) -> None:
         """Everything written so far is on the disk when this returns; raises ``OSError``."""
@@ -179,7 +179,7 @@ def write_episode_file(
     with partial.open("wb") as file:
         for arm, episodes in episodes_by_arm.items():
             for episode in episodes:
-                file.write(_line(episode_to_json(episode, step, arm)))
+                file.write(json_line(episode_to_json(episode, step, arm)))
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
@@ -324,7 +324,8 @@ def _number_to_json(value: float) -> float | str:
     return number if math.isfinite(number) else str(number)
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """A row as one line of a JSONL file."""
     # ASCII alone: lone surrogates in a passage survive, and no odd line separator splits a line.
     return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
@@ -348,7 +349,8 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _open_for_lines(path: Path) -> BinaryIO:
+def open_for_lines(path: Path) -> BinaryIO:
+    """Open a JSONL file to append to, its torn last line cut; raises ``OSError``."""
     file = path.open("a+b")
     end = _end_of_last_line(file)
     if end < os.fstat(file.fileno()).st_size:

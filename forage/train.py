@@ -24,7 +24,9 @@ from forage.algorithms.packing import pack_mini_batches
 from forage.config import RunConfig, to_yaml
 from forage.data.training import training_questions
 from forage.errors import UserError
-from forage.evaluation.evaluate import Evaluator, open_passages, questions_to_evaluate
+from forage.evaluation.along_training import TrainingEvaluation
+from forage.evaluation.scores import scores_of
+from forage.evaluation.summary import source_metrics
 from forage.hardware import choose_matmul_kernel
 from forage.progress import Bar, progress_bar
 from forage.records import METRICS_FILE, RunRecords
@@ -93,7 +95,7 @@ class _Run:
             config.rollout.engine,
             config.environment.max_tokens,
         )
-        self.passages = open_passages(config) if config.evaluation.every else None
+        self.evaluation = TrainingEvaluation(config, self.player)
         self.records = RunRecords(config.output_dir)
         self.searches_logged = SearchCounts()
         self.stop = asyncio.Event()
@@ -112,8 +114,11 @@ class _Run:
             if config.note:
                 LOG.info("%s", config.note)
             await self._or_stop(self.search.wait_until_ready())
+            await self._or_stop(self.evaluation.open(self.engine, self.search, stack))
             await self.engine.receive_weights(self.trainer.version)
             await self._loop(start)
+            if config.evaluation.at_end:
+                await self._evaluate_at_end()
 
     async def _loop(self, start: int) -> None:
         config = self.config
@@ -254,14 +259,15 @@ class _Run:
         bar.advance(f"reward {metrics['reward/mean']:.2f}  EM {metrics['em/mean']:.2f}")
 
     async def _evaluate(self) -> dict[str, float]:
-        questions = questions_to_evaluate(self.config)
-        evaluator = Evaluator(self.config, self.player, self.engine, self.search, self.passages)
-        episodes_by_arm = await evaluator.play_arms(questions, self.config.evaluation.arms)
-        return {
-            f"eval/{arm}/{name}": value
-            for arm, episodes in episodes_by_arm.items()
-            for name, value in episode_metrics(episodes).items()
-        }
+        metrics: dict[str, float] = {}
+        for arm, episodes in (await self.evaluation.play_subset()).items():
+            figures = episode_metrics(episodes) | source_metrics(scores_of(episodes))
+            metrics |= {f"eval/{arm}/{name}": value for name, value in figures.items()}
+        return metrics
+
+    async def _evaluate_at_end(self) -> None:
+        work = self.evaluation.play_all(self.trainer.model, self.tokenizer, self.num_steps_done)
+        LOG.info("final evaluation: %s", await self._or_stop(work))
 
     def _checkpoint(self, num_steps_done: int) -> None:
         self.records.sync()

@@ -76,11 +76,15 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SearchReply:
-    """What a search gave back: hits, best first, or a typed failure (then ``hits_K`` is empty)."""
+    """What a search gave back: hits, best first, or a typed failure (then ``hits_K`` is empty).
+
+    ``is_switched_off``: nothing was searched, because the episode is played without a search.
+    """
 
     hits_K: tuple[Hit, ...] = ()
     failure: FailureKind | None = None
     detail: str = ""
+    is_switched_off: bool = False
 
 
 class Origin(StrEnum):

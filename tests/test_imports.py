@@ -18,7 +18,7 @@ LEVELS = (
     ("cli",),
     ("commands",),
     ("shards_command",),
-    ("demo", "play", "doctor", "index_command", "serve_command"),
+    ("demo", "play", "compare", "doctor", "index_command", "serve_command"),
     ("train", "sft", "new", "viewer"),
     ("evaluation",),
     ("rollout", "training"),
