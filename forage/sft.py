@@ -14,7 +14,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from forage.config import RunConfig
+from forage.config import RewardConfig, RunConfig
 from forage.data.questions import read_questions
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
@@ -28,7 +28,7 @@ from forage.rollout.scheduler import Job, Scheduler
 from forage.training.model import load_model, load_tokenizer, save_model
 from forage.training.reading import find_read_arguments, reading_accuracy
 from forage.training.warmstart import warm_start, weigh
-from forage.types import Episode, Question, Status
+from forage.types import Episode, Question, Reward, Status
 
 LOSSES_FILE = "warm_start.jsonl"
 READING_EVERY = 100
@@ -99,11 +99,10 @@ async def demonstrate(
             search = FirstHit(client) if job.member < num_short else client
             return await player.play(job, Demonstrator(script, player.codec), search)
 
-        scheduler = Scheduler(
-            play,
-            lambda episode: score_episode(episode, config.reward),
-            config.rollout.max_concurrent_episodes,
-        )
+        async def score(episode: Episode) -> Reward:
+            return score_episode(episode, RewardConfig())  # for the record: no judge, nothing paid
+
+        scheduler = Scheduler(play, score, config.rollout.max_concurrent_episodes)
         with progress_bar("demonstrations", num_episodes) as bar:
             episodes = await scheduler.play_all(jobs, lambda _: bar.advance())
     answered = [episode for episode in episodes if episode.status is Status.ANSWERED]

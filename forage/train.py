@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +30,7 @@ from forage.progress import Bar, progress_bar
 from forage.records import METRICS_FILE, RunRecords
 from forage.retrieval.client import SearchClient
 from forage.retrieval.counts import SearchCounts
-from forage.rewards.scoring import score_episode
+from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
 from forage.rollout.refill import GroupSource, NothingToLearn, Refilled, num_oversampled
 from forage.rollout.scheduler import GroupScheduler, Scheduler
@@ -83,6 +83,7 @@ class _Run:
         self.tokenizer = load_tokenizer(config.model)
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
         self.player.check_prompts(self.questions)
+        self.scorer = Scorer(config.reward)
         model = load_model(config.model)
         self.trainer = build_trainer(model, config)
         self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
@@ -105,6 +106,7 @@ class _Run:
             stack.push_async_callback(self.engine.close)
             start = self._resume()
             self.search = await stack.enter_async_context(SearchClient(config.search))
+            await stack.enter_async_context(self.scorer)
             loop = asyncio.get_running_loop()
             for signum in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(signum, self.stop.set)
@@ -160,7 +162,7 @@ class _Run:
         config = self.config
         scheduler = Scheduler(
             lambda job: self.player.play(job, self.engine, self.search),
-            partial(score_episode, config=config.reward),
+            self.scorer,
             config.rollout.max_concurrent_episodes,
         )
         return GroupScheduler(
@@ -255,7 +257,9 @@ class _Run:
 
     async def _evaluate(self) -> dict[str, float]:
         questions = questions_to_evaluate(self.config)
-        evaluator = Evaluator(self.config, self.player, self.engine, self.search, self.passages)
+        evaluator = Evaluator(
+            self.config, self.player, self.engine, self.search, self.passages, self.scorer
+        )
         episodes_by_arm = await evaluator.play_arms(questions, self.config.evaluation.arms)
         return {
             f"eval/{arm}/{name}": value
@@ -332,18 +336,24 @@ class _Clock:
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Means over episodes, some by number of hops, and counts of failures."""
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    scored = [reward for reward in rewards if reward.failure is None]
+    unscored = Counter(reward.failure for reward in rewards if reward.failure)
     turns = [turn for episode in episodes for turn in episode.turns]
     failures = Counter(turn.search_failure for turn in turns if turn.search_failure)
     metrics = {
-        "reward/mean": fmean(reward.value for reward in rewards),
+        "reward/mean": fmean(reward.value for reward in scored) if scored else math.nan,
         "em/mean": fmean(reward.parts["em"] for reward in rewards),
         "searches/mean": fmean(episode.num_searches for episode in episodes),
         "tokens/sampled_mean": fmean(episode.num_sampled_tokens for episode in episodes),
         "episodes/answered": fmean(episode.status is Status.ANSWERED for episode in episodes),
         "seconds/search_wait": sum(turn.search_s for turn in turns) / len(episodes),
         "search/failures": float(sum(failures.values())),
+        "judge/failures": float(sum(unscored.values())),
     }
+    for name in sorted({name for reward in rewards for name in reward.parts} - {"em"}):
+        metrics[f"reward/{name}"] = fmean(r.parts[name] for r in rewards if name in r.parts)
     metrics |= {f"search/failures_{kind}": float(count) for kind, count in failures.items()}
+    metrics |= {f"judge/failures_{kind}": float(count) for kind, count in unscored.items()}
     for num_hops in sorted({e.question.num_hops for e in episodes if e.question.num_hops}):
         those = [e for e in episodes if e.question.num_hops == num_hops]
         ems = [e.reward.parts["em"] for e in those if e.reward is not None]

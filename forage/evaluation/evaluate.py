@@ -11,7 +11,6 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -27,13 +26,13 @@ from forage.progress import progress_bar
 from forage.records import write_episode_file
 from forage.retrieval.client import SearchClient
 from forage.retrieval.index import open_index
-from forage.rewards.scoring import score_episode
+from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job, Scheduler
 from forage.rollout.stopping import StopTable
 from forage.rollout.torch_engine import TorchEngine
 from forage.training.model import load_model, load_tokenizer
-from forage.types import Episode, Generate, Question, Search
+from forage.types import Episode, Generate, Question, Score, Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,7 @@ class Evaluator:
     engine: Generate
     search: Search
     passages: Passages | None
+    score: Score
 
     async def play_arms(
         self,
@@ -62,7 +62,7 @@ class Evaluator:
         config = self.config
         scheduler = Scheduler(
             lambda job: self._play(job, arm),
-            partial(score_episode, config=config.reward),
+            self.score,
             config.rollout.max_concurrent_episodes,
         )
         jobs = [Job(question, 0, f"eval/{arm}/{question.id}") for question in questions]
@@ -142,8 +142,9 @@ async def evaluate_model(
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     player.check_prompts(questions)
+    scorer = Scorer(config.reward)
     model = load_model(config.model)
-    async with SearchClient(config.search) as client:
+    async with SearchClient(config.search) as client, scorer:
         if "normal" in config.evaluation.arms:
             await client.wait_until_ready()
         stop_table = StopTable.of(tokenizer)
@@ -151,7 +152,7 @@ async def evaluate_model(
             model, stop_table, config.rollout.engine, config.environment.max_tokens
         )
         try:
-            evaluator = Evaluator(config, player, engine, client, open_passages(config))
+            evaluator = Evaluator(config, player, engine, client, open_passages(config), scorer)
             return await evaluate(evaluator, questions, config.evaluation.arms, label)
         finally:
             await engine.close()

@@ -38,6 +38,8 @@ class Ledger:
         """Whether an episode may enter the loss: nothing around the policy failed it."""
         if episode.status is Status.ENGINE_FAILED or not episode.num_sampled_tokens:
             return False
+        if episode.reward is not None and episode.reward.failure is not None:
+            return False  # a judge gave no verdict
         return self.train_on_failed_searches or episode.status is not Status.SEARCH_FAILED
 
     def earned_by_group(self, group: Group) -> list[Earned | None]:

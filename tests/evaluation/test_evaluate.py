@@ -22,6 +22,7 @@ from forage.evaluation.evaluate import (
 from forage.evaluation.summary import EvaluationSummary
 from forage.records import read_episodes
 from forage.retrieval.index import build_index
+from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
 from forage.types import Completion, FinishReason, Passage, Question, Sampling, Search, Status
 from tests.fakes import ScriptedSearch, failure, reply_with, tiny_codec, tiny_tokenizer
@@ -97,7 +98,8 @@ def config_of(index: Path | None = None, questions: Path | None = None) -> RunCo
 
 def evaluator(config: RunConfig, engine: Reader, search: Search | None = None) -> Evaluator:
     player = Player(config.environment, config.rollout, tiny_tokenizer(), seed=0)
-    return Evaluator(config, player, engine, search or FirstTown(), open_passages(config))
+    scorer = Scorer(config.reward)
+    return Evaluator(config, player, engine, search or FirstTown(), open_passages(config), scorer)
 
 
 async def test_each_arm_answers_the_searches_of_its_own_question(index: Path):

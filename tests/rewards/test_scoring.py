@@ -99,6 +99,7 @@ def test_the_parts_say_how_the_value_came_about():
         "has_answer": 1.0,
         "format_valid": 0.0,
         "retrieved": 1.0,
+        "table": F,
     }
 
 
