@@ -17,7 +17,7 @@ LEVELS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("demo", "play", "doctor"),
+    ("demo", "play", "doctor", "rescore"),
     ("train", "sft", "new", "viewer"),
     ("evaluation",),
     ("rollout", "training"),
