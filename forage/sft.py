@@ -14,13 +14,14 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from forage.config import RewardConfig, RunConfig
+from forage.config import RunConfig
 from forage.data.questions import read_questions
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.records import read_episodes
 from forage.retrieval.client import SearchClient
+from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.demonstrator import Demonstrator, FirstHit, ScriptWriter
 from forage.rollout.player import Player

@@ -23,7 +23,7 @@ LEVELS = (
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
-    ("algorithm_config",),
+    ("algorithm_config", "reward_config"),
     ("types", "errors", "hardware", "progress"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from forage.config import RewardConfig
+from forage.reward_config import RewardConfig
 from forage.rewards.functions import LoadedFunction
 from forage.rewards.judge import Judge, JudgeFailure
 from forage.rewards.scoring import rule_parts, score_episode

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from forage.config import RewardConfig
+from forage.reward_config import RewardConfig
 from forage.rewards.answers import cover_match, exact_match, f1_score
 from forage.rewards.format import is_format_valid
 from forage.types import Episode, Reward, Status
