@@ -182,6 +182,38 @@ class TrainerConfig(_Frozen):
     keep_checkpoints: int = Field(default=2, ge=1)
 
 
+class SentinelConfig(_Frozen):
+    """What is taken for the signs of a collapse, and what is done then (docs/sentinel.md)."""
+
+    action: Literal["off", "warn", "stop", "roll_back"] = "warn"
+    window: int = Field(default=8, ge=1)
+    patience: int = Field(default=2, ge=1)
+    likelihood_drop: float = Field(default=0.5, gt=0)
+    min_entropy: float = Field(default=0.001, ge=0)
+    entropy_growth: float = Field(default=3.0, gt=1)
+    grad_norm_growth: float = Field(default=10.0, gt=1)
+    format_breaks_rise: float = Field(default=0.25, gt=0, le=1)
+    repetition_rise: float = Field(default=0.25, gt=0, le=1)
+    empty_answers_rise: float = Field(default=0.25, gt=0, le=1)
+    searches_drop: float = Field(default=0.5, gt=0, le=1)
+    rate_factor: float = Field(default=0.5, gt=0, lt=1)
+    max_rollbacks: int = Field(default=3, ge=1)
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        defaults = type(self).model_fields
+        dead = [name for name in defaults if name != "action"] if self.action == "off" else []
+        if self.action in ("warn", "stop"):
+            dead = ["rate_factor", "max_rollbacks"]
+        for name in dead:
+            if getattr(self, name) != defaults[name].default:
+                raise ValueError(
+                    f"sentinel.{name} does nothing with sentinel.action: {self.action}; "
+                    "remove it, or set another action"
+                )
+        return self
+
+
 class WarmStartConfig(_Frozen):
     """Supervised learning from episodes: recorded ones, or poor scripted demonstrations."""
 
@@ -231,6 +263,7 @@ class RunConfig(_Frozen):
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
+    sentinel: SentinelConfig = SentinelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
@@ -296,6 +329,19 @@ class RunConfig(_Frozen):
             raise ValueError(
                 f"algorithm.overlong.max_tokens ({longest}) less its buffer_tokens is not below "
                 f"environment.max_tokens ({env.max_tokens}): no episode could reach it; lower it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_healthy_checkpoint_is_kept(self) -> Self:
+        trainer = self.trainer
+        reach = (trainer.keep_checkpoints - 1) * trainer.checkpoint_every
+        needed = self.sentinel.patience + self.rollout.max_staleness
+        if self.sentinel.action == "roll_back" and reach < needed:
+            raise ValueError(
+                "sentinel.action is roll_back, but no checkpoint from before an alarm would be "
+                f"left: (trainer.keep_checkpoints - 1) * checkpoint_every is {reach}, and "
+                f"sentinel.patience + rollout.max_staleness is {needed}; raise keep_checkpoints"
             )
         return self
 

@@ -27,7 +27,7 @@ from forage.errors import UserError
 from forage.evaluation.evaluate import Evaluator, open_passages, questions_to_evaluate
 from forage.hardware import choose_matmul_kernel
 from forage.progress import Bar, progress_bar
-from forage.records import METRICS_FILE, RunRecords
+from forage.records import METRICS_FILE, RunRecords, read_metrics
 from forage.retrieval.client import SearchClient
 from forage.retrieval.counts import SearchCounts
 from forage.rewards.scorer import Scorer
@@ -43,8 +43,10 @@ from forage.training.checkpoint import (
     save_checkpoint,
 )
 from forage.training.credit import Credit
+from forage.training.guard import Collapsed, GoBack, Guard
 from forage.training.model import load_model, load_tokenizer
 from forage.training.trainer import build_trainer
+from forage.training.vitals import vitals
 from forage.types import Episode, Question, Status
 
 LOG = logging.getLogger(__name__)
@@ -95,6 +97,7 @@ class _Run:
             config.environment.max_tokens,
         )
         self.passages = open_passages(config) if config.evaluation.every else None
+        self.guard = Guard(config)
         self.records = RunRecords(config.output_dir)
         self.searches_logged = SearchCounts()
         self.stop = asyncio.Event()
@@ -114,11 +117,17 @@ class _Run:
             if config.note:
                 LOG.info("%s", config.note)
             await self._or_stop(self.search.wait_until_ready())
-            await self.engine.receive_weights(self.trainer.version)
-            await self._loop(start)
+            while True:
+                await self.engine.receive_weights(self.trainer.version)
+                try:
+                    return await self._loop(start)
+                except GoBack as back:
+                    start = self._load(back.checkpoint)
 
     async def _loop(self, start: int) -> None:
         config = self.config
+        if start == 0 and config.sentinel.action == "roll_back":
+            self._checkpoint(0)  # what to go back to from the first steps
         scheduler = self._group_scheduler(start)
         source = self._group_source(scheduler)
         num_mini_batches = config.trainer.num_mini_batches
@@ -141,15 +150,21 @@ class _Run:
                     batches = pack_mini_batches(
                         weighed_P, num_mini_batches, max_tokens, self.trainer.cost_of
                     )
-                    learnt = await asyncio.to_thread(
-                        self.trainer.learn, batches, self.engine.weights_lock
-                    )
+                    try:
+                        learnt = await asyncio.to_thread(
+                            self.trainer.learn, batches, self.engine.weights_lock
+                        )
+                    except FloatingPointError as error:
+                        self.guard.act_on_divergence(step, error)
+                        raise
                     self.num_steps_done = step + 1
                     clock.lap("train")
                     await self.engine.receive_weights(version=self.trainer.version)
                     clock.lap("publish")
                     metrics = learnt | seen | credited | unmasked
                     await self._after_step(step, rollout, metrics, clock, bar)
+        except Collapsed:
+            raise  # what was learnt last is not worth keeping
         except (Stopped, NothingToLearn, UserError):
             await scheduler.close()
             self._checkpoint(self.num_steps_done)  # it may come before or after the step's own
@@ -227,7 +242,9 @@ class _Run:
     ) -> None:
         config = self.config
         episodes = [episode for group in rollout.played for episode in group.episodes_G]
-        metrics = metrics | episode_metrics(episodes)
+        metrics = metrics | episode_metrics(episodes) | vitals(episodes)
+        alarms, watched = self.guard.see(step, metrics)
+        metrics |= watched
         if config.algorithm.dynamic_sampling.is_enabled:
             metrics["groups/played"] = float(len(rollout.played))
             metrics["groups/learnt"] = float(len(rollout.chosen))
@@ -248,6 +265,7 @@ class _Run:
             self.records.write_episodes(step, greedy, arm="greedy")
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
+        self.guard.act_on(alarms)
         if (step + 1) % config.trainer.checkpoint_every == 0:
             self._checkpoint(step + 1)
         if metrics["search/failures"] and not any(map(self.credit.is_learnable, episodes)):
@@ -288,6 +306,12 @@ class _Run:
         if checkpoint is None:
             self.records.truncate_to({})
             return 0
+        start = self._load(checkpoint)
+        LOG.info("resuming after step %d from %s", start, checkpoint)
+        return start
+
+    def _load(self, checkpoint: Path) -> int:
+        """Weights, records and everything remembered as they were; gives the steps done."""
         with self.engine.weights_lock:  # the engine tries the weights out when it starts
             state = load_checkpoint(checkpoint, self.trainer)
         if state.seed != self.config.seed:
@@ -298,7 +322,8 @@ class _Run:
         self.records.truncate_to(state.record_offsets)
         self.credit.baseline = state.baseline
         self.num_steps_done = state.num_steps_done
-        LOG.info("resuming after step %d from %s", state.num_steps_done, checkpoint)
+        self.trainer.rate_factor = self.guard.rate_factor
+        self.guard.remember(read_metrics(self.config.output_dir))
         return state.num_steps_done
 
     async def _or_stop(self, work: Awaitable[T]) -> T:

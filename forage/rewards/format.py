@@ -31,6 +31,19 @@ def is_format_valid(turns: Sequence[Turn]) -> bool:
     )
 
 
+def is_reasoning_broken(sampled: str) -> bool:
+    """Whether a think block of a turn is left open, nested, closed twice, or holds another tag.
+
+    A turn without a think block breaks nothing: prompts differ in what they ask for.
+    """
+    is_thinking = False
+    for tag in _TAG.findall(sampled):
+        if is_thinking != (tag == "</think>"):
+            return True
+        is_thinking = tag == "<think>"
+    return is_thinking
+
+
 def _is_turn(turn: Turn, kind: ActionKind, expected_tags: list[str]) -> bool:
     """Whether the sampled text is exactly one think block and one block of the action.
 
