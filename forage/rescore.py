@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -98,10 +98,7 @@ def parse_settings(rule: Rule, pairs: Sequence[str]) -> OriginalSettings:
             values[name] = float(value)
         except ValueError as error:
             raise UserError(f"{pair!r}: {name} must be a number, for example {name}=0.2") from error
-    defaults = OriginalSettings()
-    return OriginalSettings(
-        *(values.get(f.name, getattr(defaults, f.name)) for f in fields(defaults))
-    )
+    return replace(OriginalSettings(), **values)
 
 
 def read_log(path: Path) -> Iterator[Logged]:

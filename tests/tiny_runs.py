@@ -160,6 +160,10 @@ def _num_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
 
+_OF_THE_CLOCK = {"rollout/tokens_per_s", "search/requests"}
+"""What depends on how fast things went: searches that wait at the same time share a request."""
+
+
 def metrics_of(run_dir: Path) -> list[dict[str, float | None]]:
     """The metric rows without what the clock says."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -167,7 +171,7 @@ def metrics_of(run_dir: Path) -> list[dict[str, float | None]]:
         {
             name: value
             for name, value in row.items()
-            if not name.startswith("seconds/") and name != "rollout/tokens_per_s"
+            if not name.startswith("seconds/") and name not in _OF_THE_CLOCK
         }
         for row in rows
     ]

@@ -111,7 +111,16 @@ def _table_part(episode: Episode, parts: dict[str, float], config: RewardConfig)
 
 
 def _weighted_sum(parts: dict[str, float], config: RewardConfig) -> float:
-    factors: dict[str, float] = config.weights.model_dump()
+    weights = config.weights
+    factors = {
+        "table": weights.table,
+        "em": weights.em,
+        "cover_em": weights.cover_em,
+        "f1": weights.f1,
+        "format_valid": weights.format_valid,
+        "retrieved": weights.retrieved,
+        "judge": weights.judge,
+    }
     factors |= {function.name: function.weight for function in config.functions}
     factors |= {"search_cost": 1.0, "no_search_penalty": 1.0}
     missing = [name for name, factor in factors.items() if factor and name not in parts]
