@@ -285,12 +285,6 @@ class RunConfig(_Frozen):
                 f"rollout.engine.num_slots ({roll.engine.num_slots}) is below tile_rows "
                 f"({roll.engine.tile_rows}); lower tile_rows"
             )
-        judges_form = self.reward.structure_score or self.reward.final_format_score
-        if env.protocol == "tools" and (judges_form or self.reward.weights.format_valid):
-            raise ValueError(
-                "reward.structure_score, final_format_score and weights.format_valid judge the "
-                "form of the tags protocol: set them to 0 with environment.protocol: tools"
-            )
         return self
 
     @model_validator(mode="after")

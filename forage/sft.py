@@ -101,7 +101,8 @@ async def demonstrate(
             return await player.play(job, Demonstrator(script, player.codec), search)
 
         async def score(episode: Episode) -> Reward:
-            return score_episode(episode, RewardConfig())  # for the record: no judge, nothing paid
+            # For the record: no judge, nothing paid.
+            return score_episode(episode, RewardConfig(), protocol=config.environment.protocol)
 
         scheduler = Scheduler(play, score, config.rollout.max_concurrent_episodes)
         with progress_bar("demonstrations", num_episodes) as bar:

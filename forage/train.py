@@ -85,7 +85,7 @@ class _Run:
         self.tokenizer = load_tokenizer(config.model)
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
         self.player.check_prompts(self.questions)
-        self.scorer = Scorer(config.reward)
+        self.scorer = Scorer(config.reward, config.environment.protocol)
         model = load_model(config.model)
         self.trainer = build_trainer(model, config)
         self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)

@@ -129,10 +129,6 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         ({"trainer": {"max_tokens_per_micro_batch": 4095}}, "a whole episode must fit"),
         ({"rollout": {"engine": {"num_slots": 8, "tile_rows": 16}}}, "lower tile_rows"),
         ({"reward": {"retrieval_score": 0.1}}, "set reward.structure_score above 0"),
-        (
-            {"environment": {"protocol": "tools"}, "reward": {"structure_score": 0.2}},
-            "judge the form of the tags protocol",
-        ),
         ({"data": {"train_form": "flat"}}, "data.train_form does nothing without data.train"),
         ({"data": {"test_form": "flat"}}, "data.test_form does nothing without data.test"),
         ({"data": {"difficulty": "e.jsonl"}}, "data.difficulty does nothing by itself"),

@@ -142,7 +142,7 @@ async def evaluate_model(
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     player.check_prompts(questions)
-    scorer = Scorer(config.reward)
+    scorer = Scorer(config.reward, config.environment.protocol)
     model = load_model(config.model)
     async with SearchClient(config.search) as client, scorer:
         if "normal" in config.evaluation.arms:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Self
 
 from forage.reward_config import RewardConfig
+from forage.rewards.format import ProtocolName
 from forage.rewards.functions import LoadedFunction
 from forage.rewards.judge import Judge, JudgeFailure
 from forage.rewards.scoring import rule_parts, score_episode
@@ -18,9 +19,10 @@ from forage.types import Episode, FailureKind, Reward, Status
 class Scorer:
     """``await scorer(episode)``; an async context, because a judge has a connection to close."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, protocol: ProtocolName) -> None:
         """Find the functions, read the judge's key and template; raises ``UserError``."""
         self._config = config
+        self._protocol: ProtocolName = protocol
         self._functions = [LoadedFunction.load(setting) for setting in config.functions]
         self._judge = Judge(config.judge) if config.needs_judge else None
 
@@ -45,7 +47,7 @@ class Scorer:
         """
         config = self._config
         if episode.status is Status.ENGINE_FAILED:
-            return score_episode(episode, config)
+            return score_episode(episode, config, protocol=self._protocol)
         parts: dict[str, float] = {}
         failure: FailureKind | None = None
         for function in self._functions:
@@ -61,8 +63,8 @@ class Scorer:
             else:
                 parts["judge"] = float(verdict)
         if failure is not None:
-            return Reward(0.0, rule_parts(episode, config) | parts, failure)
-        return score_episode(episode, config, parts)
+            return Reward(0.0, rule_parts(episode, config, self._protocol) | parts, failure)
+        return score_episode(episode, config, parts, self._protocol)
 
     async def _verdict(self, judge: Judge, episode: Episode) -> bool | JudgeFailure:
         if episode.answer is None:

@@ -9,28 +9,28 @@ answer up, so it reads the passages that the environment showed; it is computed 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from forage.reward_config import RewardConfig
 from forage.rewards.answers import cover_match, exact_match, f1_score
-from forage.rewards.format import is_format_valid
+from forage.rewards.format import ProtocolName, is_format_valid
+from forage.rewards.shown import shows_an_answer
 from forage.types import Episode, Reward, Status
-
-# What the environment writes around passages. Left in, "Doc 1" would hold the golden answer "1".
-_INFORMATION_TAG = re.compile(r"</?information>")
-_PASSAGE_HEAD = re.compile(r"^Doc \d+\(Title: ", re.MULTILINE)
 
 
 def score_episode(
-    episode: Episode, config: RewardConfig, more_parts: Mapping[str, float] | None = None
+    episode: Episode,
+    config: RewardConfig,
+    more_parts: Mapping[str, float] | None = None,
+    protocol: ProtocolName = "tags",
 ) -> Reward:
     """The weighted sum of the parts (docs/rewards.md), and the parts.
 
-    ``more_parts`` are the judge's and the user's, by the names that ``config`` weighs them under.
+    ``more_parts`` are the judge's and the user's, by the names that ``config`` weighs them under;
+    ``protocol`` says what a well-formed turn looks like.
     An episode that the engine failed scores 0: the policy did not get to finish it.
     """
-    parts = rule_parts(episode, config) | dict(more_parts or {})
+    parts = rule_parts(episode, config, protocol) | dict(more_parts or {})
     if episode.status is Status.ENGINE_FAILED:
         return Reward(0.0, parts)
     parts |= _charges(episode, config)
@@ -39,7 +39,9 @@ def score_episode(
     return Reward(_weighted_sum(parts, config), parts)
 
 
-def rule_parts(episode: Episode, config: RewardConfig) -> dict[str, float]:
+def rule_parts(
+    episode: Episode, config: RewardConfig, protocol: ProtocolName = "tags"
+) -> dict[str, float]:
     """What the rules find, each 0 to 1: em, cover_em, f1, has_answer, format_valid, retrieved."""
     golden_answers = episode.question.golden_answers
     answer = episode.answer
@@ -50,10 +52,12 @@ def rule_parts(episode: Episode, config: RewardConfig) -> dict[str, float]:
         "cover_em": float(has_answer and cover_match(prediction, golden_answers)),
         "f1": f1_score(prediction, golden_answers) if has_answer else 0.0,
         "has_answer": float(has_answer),
-        "format_valid": float(is_format_valid(episode.turns)),
+        "format_valid": float(is_format_valid(episode.turns, protocol)),
     }
     if config.needs_retrieved:
-        parts["retrieved"] = float(_is_retrieved(episode))
+        parts["retrieved"] = float(
+            any(shows_an_answer(turn, golden_answers) for turn in episode.turns)
+        )
     return parts
 
 
@@ -126,14 +130,3 @@ def _weighted_sum(parts: dict[str, float], config: RewardConfig) -> float:
     missing = [name for name, factor in factors.items() if factor and name not in parts]
     assert set(missing) <= {"search_cost", "no_search_penalty"}, f"nobody gave the parts {missing}"
     return sum(factor * parts[name] for name, factor in factors.items() if name in parts)
-
-
-def _is_retrieved(episode: Episode) -> bool:
-    """Whether a search brought up passages that hold some golden answer, both normalised."""
-    for turn in episode.turns:
-        if not turn.passage_ids_K:  # no search, or one that found nothing
-            continue
-        shown = _PASSAGE_HEAD.sub("", _INFORMATION_TAG.sub("\n", turn.observation))
-        if cover_match(shown, episode.question.golden_answers):
-            return True
-    return False

@@ -98,7 +98,7 @@ def config_of(index: Path | None = None, questions: Path | None = None) -> RunCo
 
 def evaluator(config: RunConfig, engine: Reader, search: Search | None = None) -> Evaluator:
     player = Player(config.environment, config.rollout, tiny_tokenizer(), seed=0)
-    scorer = Scorer(config.reward)
+    scorer = Scorer(config.reward, config.environment.protocol)
     return Evaluator(config, player, engine, search or FirstTown(), open_passages(config), scorer)
 
 

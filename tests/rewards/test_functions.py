@@ -88,7 +88,7 @@ def load(name: str) -> LoadedFunction:
 
 
 def score(episode: Episode = EPISODE, **settings) -> Reward:
-    return asyncio.run(Scorer(RewardConfig.model_validate(settings))(episode))
+    return asyncio.run(Scorer(RewardConfig.model_validate(settings), "tags")(episode))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_an_error_in_a_function_names_the_function_and_the_episode(name: str, co
 )
 def test_a_path_that_leads_nowhere_is_refused_at_the_start(path: str, complaint: str):
     with pytest.raises(UserError) as error:
-        Scorer(RewardConfig.model_validate({"functions": [{"path": path}]}))
+        Scorer(RewardConfig.model_validate({"functions": [{"path": path}]}), "tags")
     assert complaint in str(error.value)
 
 

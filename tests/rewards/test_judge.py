@@ -266,7 +266,7 @@ async def test_a_judge_that_gives_no_verdict_is_found_at_the_start():
             {"answer": "judge", "judge": {"url": server.url, "cache": None}}
         )
         with pytest.raises(UserError, match="404: no model named default.*look at reward.judge"):
-            async with Scorer(config):
+            async with Scorer(config, "tags"):
                 pytest.fail("the judge is not fit for use")
 
 
@@ -346,7 +346,7 @@ PARAPHRASE = make_episode("<think>?</think> <answer>the river that Romulus cross
 async def score(server: JudgeServer, episode, **settings: Any):
     judge = {"url": server.url, "cache": None, "max_retries": 0}
     config = RewardConfig.model_validate({**settings, "judge": judge})
-    async with Scorer(config) as scorer:
+    async with Scorer(config, "tags") as scorer:
         return await scorer(episode)
 
 
