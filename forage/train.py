@@ -150,13 +150,10 @@ class _Run:
                     batches = pack_mini_batches(
                         weighed_P, num_mini_batches, max_tokens, self.trainer.cost_of
                     )
-                    try:
+                    with self.guard.against_divergence(step):
                         learnt = await asyncio.to_thread(
                             self.trainer.learn, batches, self.engine.weights_lock
                         )
-                    except FloatingPointError as error:
-                        self.guard.act_on_divergence(step, error)
-                        raise
                     self.num_steps_done = step + 1
                     clock.lap("train")
                     await self.engine.receive_weights(version=self.trainer.version)

@@ -11,7 +11,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from forage.config import RunConfig
@@ -73,9 +74,14 @@ class Guard:
         if alarms and self._config.sentinel.action == "roll_back":
             raise GoBack(self._roll_back(alarms))
 
-    def act_on_divergence(self, step: int, error: FloatingPointError) -> None:
-        """Go back where the config says so (raises ``GoBack``): a gradient that is no number."""
-        if self._config.sentinel.action == "roll_back":
+    @contextmanager
+    def against_divergence(self, step: int) -> Iterator[None]:
+        """Around the learning of ``step``: a gradient that is no number is an alarm, too."""
+        try:
+            yield
+        except FloatingPointError as error:
+            if self._config.sentinel.action in ("off", "warn"):
+                raise
             signal, meaning = "optimizer/grad_norm", f"the run has diverged ({error})"
             self.act_on([Alarm(step, step, signal, math.nan, math.nan, math.inf, meaning)])
 
