@@ -151,6 +151,23 @@ def _compare(args: Namespace) -> int:
     return 0
 
 
+def _rescore_arguments(parser: ArgumentParser) -> None:
+    from forage.rewards.compat import RULES
+
+    parser.add_argument("file", type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--rule", choices=RULES, required=True)
+    text = "the original's settings, for example structure_format_score=0.2"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="name=value", help=text)
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="the scores, line by line")
+
+
+def _rescore(args: Namespace) -> int:
+    from forage.rescore import parse_settings, run_rescore
+
+    run_rescore(args.file, args.rule, parse_settings(args.rule, args.overrides), args.out)
+    return 0
+
+
 def _play_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("config", type=Path, metavar="CONFIG.yaml")
     parser.add_argument("question")
@@ -306,6 +323,7 @@ COMMANDS = (
     Command("train", "reinforcement learning on a recipe", _train_arguments, _train),
     Command("eval", "evaluate a model on a recipe's questions, in arms", _eval_arguments, _eval),
     Command("compare", "two evaluations, question by question", _compare_arguments, _compare),
+    Command("rescore", "score old logs as the originals did", _rescore_arguments, _rescore),
     Command("play", "play one question and show the episode", _play_arguments, _play),
     Command("index", "build a search index over a corpus", add_index_arguments, run_index),
     Command("serve", "answer POST /retrieve over HTTP", add_serve_arguments, run_serve),

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from forage.algorithm_config import AlgorithmConfig, Settings
 from forage.errors import UserError
+from forage.reward_config import RewardConfig
 
 
 class _Frozen(BaseModel):
@@ -162,15 +163,6 @@ class RolloutConfig(_Frozen):
     engine: EngineConfig = EngineConfig()
 
 
-class RewardConfig(_Frozen):
-    """The outcome and the terms around it; the names are those of the published table."""
-
-    answer: Literal["em", "cover_em", "f1"] = "em"
-    structure_score: float = Field(default=0.0, ge=0, le=1)
-    final_format_score: float = Field(default=0.0, ge=0, le=1)
-    retrieval_score: float = Field(default=0.0, ge=0, le=1)
-
-
 class TrainerConfig(_Frozen):
     """Batch shape, optimizer and cadence of the loop.
 
@@ -189,6 +181,38 @@ class TrainerConfig(_Frozen):
     num_epochs: int = Field(default=1, ge=1)
     checkpoint_every: int = Field(default=50, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
+
+
+class SentinelConfig(_Frozen):
+    """What is taken for the signs of a collapse, and what is done then (docs/sentinel.md)."""
+
+    action: Literal["off", "warn", "stop", "roll_back"] = "warn"
+    window: int = Field(default=8, ge=1)
+    patience: int = Field(default=2, ge=1)
+    likelihood_drop: float = Field(default=0.5, gt=0)
+    min_entropy: float = Field(default=0.001, ge=0)
+    entropy_growth: float = Field(default=3.0, gt=1)
+    grad_norm_growth: float = Field(default=10.0, gt=1)
+    format_breaks_rise: float = Field(default=0.25, gt=0, le=1)
+    repetition_rise: float = Field(default=0.25, gt=0, le=1)
+    empty_answers_rise: float = Field(default=0.25, gt=0, le=1)
+    searches_drop: float = Field(default=0.5, gt=0, le=1)
+    rate_factor: float = Field(default=0.5, gt=0, lt=1)
+    max_rollbacks: int = Field(default=3, ge=1)
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        defaults = type(self).model_fields
+        dead = [name for name in defaults if name != "action"] if self.action == "off" else []
+        if self.action in ("warn", "stop"):
+            dead = ["rate_factor", "max_rollbacks"]
+        for name in dead:
+            if getattr(self, name) != defaults[name].default:
+                raise ValueError(
+                    f"sentinel.{name} does nothing with sentinel.action: {self.action}; "
+                    "remove it, or set another action"
+                )
+        return self
 
 
 class WarmStartConfig(_Frozen):
@@ -286,6 +310,7 @@ class RunConfig(_Frozen):
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
+    sentinel: SentinelConfig = SentinelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
@@ -328,24 +353,6 @@ class RunConfig(_Frozen):
                 f"rollout.engine.num_slots ({roll.engine.num_slots}) is below tile_rows "
                 f"({roll.engine.tile_rows}); lower tile_rows"
             )
-        if self.reward.structure_score + self.reward.final_format_score > 1:
-            raise ValueError(
-                f"reward.structure_score ({self.reward.structure_score}) and final_format_score "
-                f"({self.reward.final_format_score}) add up to more than 1: a wrong answer would "
-                "earn more than a right one; lower one of them"
-            )
-        if env.protocol == "tools" and (
-            self.reward.structure_score or self.reward.final_format_score
-        ):
-            raise ValueError(
-                "reward.structure_score and final_format_score judge the form of the tags "
-                "protocol: set both to 0 with environment.protocol: tools"
-            )
-        if self.reward.retrieval_score and not self.reward.structure_score:
-            raise ValueError(
-                "reward.retrieval_score is only reached through a valid format: "
-                "set reward.structure_score above 0, or retrieval_score to 0"
-            )
         return self
 
     @model_validator(mode="after")
@@ -373,11 +380,30 @@ class RunConfig(_Frozen):
                 "algorithm.dynamic_sampling compares the episodes of a group: set "
                 f"trainer.group_size above {trainer.group_size}"
             )
+        if self.reward.search_cost and algorithm.turns.search_cost:
+            raise ValueError(
+                "reward.search_cost and algorithm.turns.search_cost both take off what a search "
+                "costs: remove the first to charge the turn that searched, or the second to charge "
+                "the episode"
+            )
         longest = algorithm.overlong.max_tokens
         if longest is not None and longest - algorithm.overlong.buffer_tokens >= env.max_tokens:
             raise ValueError(
                 f"algorithm.overlong.max_tokens ({longest}) less its buffer_tokens is not below "
                 f"environment.max_tokens ({env.max_tokens}): no episode could reach it; lower it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_healthy_checkpoint_is_kept(self) -> Self:
+        trainer = self.trainer
+        reach = (trainer.keep_checkpoints - 1) * trainer.checkpoint_every
+        needed = self.sentinel.patience + self.rollout.max_staleness
+        if self.sentinel.action == "roll_back" and reach < needed:
+            raise ValueError(
+                "sentinel.action is roll_back, but no checkpoint from before an alarm would be "
+                f"left: (trainer.keep_checkpoints - 1) * checkpoint_every is {reach}, and "
+                f"sentinel.patience + rollout.max_staleness is {needed}; raise keep_checkpoints"
             )
         return self
 

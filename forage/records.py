@@ -234,12 +234,7 @@ def episode_to_json(episode: Episode, step: int, arm: str | None = None) -> dict
         },
         "member": episode.member,
         "status": episode.status.value,
-        "reward": None
-        if reward is None
-        else {
-            "value": _number_to_json(reward.value),
-            "parts": {name: _number_to_json(value) for name, value in reward.parts.items()},
-        },
+        "reward": None if reward is None else _reward_to_json(reward),
         "seconds": _number_to_json(episode.seconds),
         "turns": [_turn_to_json(turn) for turn in episode.turns],
         "segments": [
@@ -281,13 +276,26 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
         ),
         turns=tuple(_turn_from_json(turn) for turn in row["turns"]),
         status=Status(row["status"]),
-        reward=None
-        if reward is None
-        else Reward(
-            float(reward["value"]),
-            {name: float(value) for name, value in reward["parts"].items()},
-        ),
+        reward=None if reward is None else _reward_from_json(reward),
         seconds=float(row["seconds"]),
+    )
+
+
+def _reward_to_json(reward: Reward) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "value": _number_to_json(reward.value),
+        "parts": {name: _number_to_json(value) for name, value in reward.parts.items()},
+    }
+    if reward.failure is not None:
+        row["failure"] = reward.failure.value
+    return row
+
+
+def _reward_from_json(row: Mapping[str, Any]) -> Reward:
+    return Reward(
+        float(row["value"]),
+        {name: float(value) for name, value in row["parts"].items()},
+        FailureKind(row["failure"]) if "failure" in row else None,
     )
 
 

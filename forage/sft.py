@@ -21,6 +21,7 @@ from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.records import read_episodes
 from forage.retrieval.client import SearchClient
+from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.demonstrator import Demonstrator, FirstHit, ScriptWriter
 from forage.rollout.player import Player
@@ -28,7 +29,7 @@ from forage.rollout.scheduler import Job, Scheduler
 from forage.training.model import load_model, load_tokenizer, save_model
 from forage.training.reading import find_read_arguments, reading_accuracy
 from forage.training.warmstart import warm_start, weigh
-from forage.types import Episode, Question, Status
+from forage.types import Episode, Question, Reward, Status
 
 LOSSES_FILE = "warm_start.jsonl"
 READING_EVERY = 100
@@ -99,11 +100,11 @@ async def demonstrate(
             search = FirstHit(client) if job.member < num_short else client
             return await player.play(job, Demonstrator(script, player.codec), search)
 
-        scheduler = Scheduler(
-            play,
-            lambda episode: score_episode(episode, config.reward),
-            config.rollout.max_concurrent_episodes,
-        )
+        async def score(episode: Episode) -> Reward:
+            # For the record: no judge, nothing paid.
+            return score_episode(episode, RewardConfig(), protocol=config.environment.protocol)
+
+        scheduler = Scheduler(play, score, config.rollout.max_concurrent_episodes)
         with progress_bar("demonstrations", num_episodes) as bar:
             episodes = await scheduler.play_all(jobs, lambda _: bar.advance())
     answered = [episode for episode in episodes if episode.status is Status.ANSWERED]

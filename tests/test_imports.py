@@ -18,13 +18,13 @@ LEVELS = (
     ("cli",),
     ("commands",),
     ("shards_command",),
-    ("demo", "play", "compare", "doctor", "index_command", "serve_command"),
+    ("demo", "play", "compare", "doctor", "index_command", "serve_command", "rescore"),
     ("train", "sft", "new", "viewer"),
     ("evaluation",),
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
-    ("algorithm_config",),
+    ("algorithm_config", "reward_config"),
     ("types", "errors", "hardware", "progress", "arguments"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}

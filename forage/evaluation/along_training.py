@@ -24,16 +24,17 @@ from forage.evaluation.evaluate import (
 from forage.evaluation.subset import questions_to_evaluate, training_subset
 from forage.retrieval.client import SearchClient
 from forage.rollout.player import Player
-from forage.types import Episode, Generate
+from forage.types import Episode, Generate, Score
 
 
 class TrainingEvaluation:
     """What a run evaluates: nothing, unless ``evaluation.every`` or ``at_end`` asks for it."""
 
-    def __init__(self, config: RunConfig, player: Player) -> None:
+    def __init__(self, config: RunConfig, player: Player, score: Score) -> None:
         """Raises ``UserError`` for questions that are missing or too long."""
         self._config = config
         self._player = player
+        self._score = score
         is_asked = bool(config.evaluation.every) or config.evaluation.at_end
         self._questions = questions_to_evaluate(config) if is_asked else []
         player.check_prompts(self._questions)
@@ -48,7 +49,9 @@ class TrainingEvaluation:
         settings = self._config.evaluation
         other = await open_other_search(settings.other_search, stack)
         passages = self._corpus.store if self._corpus else None
-        self._evaluator = Evaluator(self._config, self._player, engine, search, passages, other)
+        self._evaluator = Evaluator(
+            self._config, self._player, engine, search, passages, self._score, other
+        )
         self._evaluator.searches.check(settings.arms, self._questions)
 
     async def play_subset(self) -> dict[Arm, list[Episode]]:

@@ -35,13 +35,13 @@ from forage.retrieval.client import SearchClient
 from forage.retrieval.exchange import Served
 from forage.retrieval.index import open_corpus
 from forage.retrieval.manifest import read_manifest
-from forage.rewards.scoring import score_episode
+from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job
 from forage.rollout.stopping import StopTable
 from forage.rollout.torch_engine import TorchEngine
 from forage.training.model import load_model, load_tokenizer, tokenizer_digest, weights_digest
-from forage.types import Episode, Generate, Question, Search
+from forage.types import Episode, Generate, Question, Score, Search
 
 LOG = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Evaluator:
     engine: Generate
     search: Search
     passages: Passages | None
+    score: Score
     other_search: Search | None = None
 
     @property
@@ -96,8 +97,7 @@ class Evaluator:
         async def work() -> None:
             for arm, job in waiting:
                 episode = await self._play(job, arm)
-                reward = score_episode(episode, self.config.reward)
-                on_done(arm, replace(episode, reward=reward))
+                on_done(arm, replace(episode, reward=await self.score(episode)))
 
         num_workers = self.config.rollout.max_concurrent_episodes
         workers = [asyncio.create_task(work()) for _ in range(num_workers)]
@@ -240,9 +240,11 @@ async def evaluate_model(
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     player.check_prompts(questions)
+    scorer = Scorer(config.reward, config.environment.protocol)
     model = load_model(config.model)
     arms = config.evaluation.arms
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(scorer)
         search = await stack.enter_async_context(SearchClient(config.search))
         served = None
         if "normal" in arms:
@@ -255,7 +257,7 @@ async def evaluate_model(
         stack.push_async_callback(engine.close)
         corpus = open_passages(config)
         passages, digest = (corpus.store, corpus.digest) if corpus else (None, None)
-        evaluator = Evaluator(config, player, engine, search, passages, other)
+        evaluator = Evaluator(config, player, engine, search, passages, scorer, other)
         policy = policy_facts(model, tokenizer)
         return await evaluate(evaluator, questions, destination, policy, served, digest)
 

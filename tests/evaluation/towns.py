@@ -10,6 +10,7 @@ from forage.data.corpus import CorpusStore, write_corpus
 from forage.evaluation.evaluate import Destination, Evaluator, evaluate
 from forage.evaluation.result import EvaluationResult
 from forage.retrieval.index import build_index, open_index
+from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
 from forage.types import Completion, FinishReason, Passage, Question, Sampling, Search, SearchReply
 from tests.fakes import reply_with, tiny_codec, tiny_tokenizer
@@ -108,7 +109,8 @@ def evaluator(
     passages: CorpusStore | None = None
     if config.data.index is not None:
         passages = open_index(config.data.index).store
-    return Evaluator(config, player, engine, search or FirstTown(), passages, other)
+    scorer = Scorer(config.reward, config.environment.protocol)
+    return Evaluator(config, player, engine, search or FirstTown(), passages, scorer, other)
 
 
 async def evaluate_towns(
