@@ -92,17 +92,18 @@ class _Run:
         self.trainer = build_trainer(model, config)
         self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
         self.num_steps_done = 0
+        self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
+        self.guard = Guard(config)
+        self.records = RunRecords(config.output_dir)
+        self.searches_logged = SearchCounts()
+        self.stop = asyncio.Event()
+        # Last, because it starts a thread: what cannot be set up above is said with nothing to end.
         self.engine = TorchEngine(
             model,
             StopTable.of(self.tokenizer),
             config.rollout.engine,
             config.environment.max_tokens,
         )
-        self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
-        self.guard = Guard(config)
-        self.records = RunRecords(config.output_dir)
-        self.searches_logged = SearchCounts()
-        self.stop = asyncio.Event()
 
     async def run(self) -> None:
         config = self.config

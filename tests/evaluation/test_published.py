@@ -96,7 +96,7 @@ def test_what_differs_in_the_protocol_is_said(
     changes: dict[str, object], row: str, here: str, differs: bool
 ) -> None:
     result = mine("nq")
-    rows = protocol_rows(replace(PROTOCOL, **changes), result.summary.arms["normal"])  # type: ignore[arg-type]
+    rows = protocol_rows(replace(PROTOCOL, **changes), result.summary.arms["normal"])
     found = next(r for r in rows if r.name == row)
     assert (found.here, found.differs) == (here, differs)
 
