@@ -26,6 +26,8 @@ def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
         raise UserError(f"--out is {out}; let it end in .html, .md or .json")
     names = _short_names(first, second)
     comparison = compare(read_result(first), read_result(second), names)
+    if out is not None:  # before the tables, whose reader may go away
+        _write(out, comparison)
     console = Console()
     for arm in comparison.arms:
         console.print(to_rich(comparison_table(arm, names)))
@@ -35,8 +37,7 @@ def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
     if settings is not None:
         console.print(to_rich(settings))
     if out is not None:
-        _write(out, comparison)
-        console.print(f"written: {out}")
+        console.print(f"written: {out}", highlight=False, soft_wrap=True)
     return comparison
 
 

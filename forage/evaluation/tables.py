@@ -214,7 +214,7 @@ def to_rich(table: FigureTable) -> RichTable:
     from rich.table import Table
 
     shown = Table(title=table.title, title_justify="left", caption_justify="left")
-    shown.add_column(table.label)
+    shown.add_column(table.label, no_wrap=True)
     for column in table.columns:
         shown.add_column(column, justify="left" if table.has_words else "right")
     has_groups = any(not row.is_head for row in table.rows)
@@ -305,7 +305,7 @@ def _columns(summary: EvaluationSummary, is_wide: bool) -> list[_Column]:
             lambda s: interval_cell(s.em),
             lambda m: interval_cell(m.em),
         ),
-        *(_pass_column(k) for k in ks),
+        *(_pass_column(k, is_wide) for k in ks),
         _Column(
             "cover EM",
             lambda s: interval_cell(s.cover_em, has_bounds=is_wide),
@@ -329,8 +329,8 @@ def _columns(summary: EvaluationSummary, is_wide: bool) -> list[_Column]:
     return [column for column in columns if is_wide or not column.is_wide]
 
 
-def _pass_column(k: int) -> _Column:
-    return _Column(f"pass@{k}", lambda s: interval_cell(s.pass_at[k]))
+def _pass_column(k: int, is_wide: bool) -> _Column:
+    return _Column(f"pass@{k}", lambda s: interval_cell(s.pass_at[k], has_bounds=is_wide))
 
 
 def _figures(part: SliceSummary, columns: Sequence[_Column]) -> tuple[Cell, ...]:

@@ -104,8 +104,9 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Sixteen hexadecimal digits of the tokenizer and its chat template."""
-    text = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}"
+    """Sixteen hexadecimal digits of the vocabulary, the special tokens and the chat template."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    text = f"{vocabulary}\0{sorted(tokenizer.all_special_tokens)}\0{tokenizer.chat_template}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

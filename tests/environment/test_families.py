@@ -344,6 +344,15 @@ async def test_several_queries_of_a_call_are_searched_and_their_passages_shown_o
     assert episode.turns[0].passage_ids_K == ("p1", "p2")
 
 
+async def test_several_queries_of_a_call_without_a_search_are_told_so_once():
+    player = make_player("qwen2.5", "tools")
+    call = search_turn("qwen2.5", "tools", "Rome", "Tiber")
+    search = ScriptedSearch(SearchReply(is_switched_off=True), SearchReply(is_switched_off=True))
+    episode = await play(player, ScriptedEngine(family_tokenizer("qwen2.5"), call, ANSWER), search)
+    assert episode.turns[0].observation.count("There is no search here.") == 1
+    assert episode.turns[0].search_failure is None
+
+
 async def test_one_failed_query_of_a_call_fails_the_search():
     player = make_player("qwen2.5", "tools")
     call = search_turn("qwen2.5", "tools", "Rome", "Tiber")

@@ -8,6 +8,7 @@ from forage.environment.observation import (
     empty_observation,
     failed_observation,
     invalid_observation,
+    switched_off_observation,
 )
 from forage.errors import UserError
 from forage.types import Hit, Passage
@@ -99,12 +100,13 @@ def test_a_passage_of_megabytes_takes_its_budget_and_no_more():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_finding_nothing_and_failing_are_told_apart_inside_the_tags(shape):
+def test_finding_nothing_failing_and_not_searching_are_told_apart_inside_the_tags(shape):
     codec = CODECS[shape]
     empty, failed = empty_observation(codec, 100), failed_observation(codec, 100)
+    switched_off = switched_off_observation(codec, 100)
     assert build_observation([], codec, 100) == empty
-    assert empty.text != failed.text
-    for observation in (empty, failed):
+    assert len({empty.text, failed.text, switched_off.text}) == 3
+    for observation in (empty, failed, switched_off):
         assert observation.text.startswith("\n\n<information>")
         assert observation.text.endswith("</information>\n\n")
         assert observation.passage_ids == ()
@@ -117,7 +119,7 @@ def test_fixed_observations_keep_any_budget_that_holds_the_tags(shape):
         codec.encode_trusted("\n\n<information>") + codec.encode_trusted("</information>\n\n")
     )
     for max_tokens in (frame, frame + 1, frame + 7):
-        for build in (empty_observation, failed_observation):
+        for build in (empty_observation, failed_observation, switched_off_observation):
             observation = build(codec, max_tokens)
             assert len(observation.token_ids) <= max_tokens
             assert observation.text.endswith("</information>\n\n")

@@ -9,7 +9,7 @@ from forage.config import RunConfig, build_config
 from forage.data.corpus import CorpusStore, write_corpus
 from forage.evaluation.evaluate import Destination, Evaluator, evaluate
 from forage.evaluation.result import EvaluationResult
-from forage.retrieval.index import build_index, open_index
+from forage.retrieval.index import build_index, open_corpus
 from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
 from forage.types import Completion, FinishReason, Passage, Question, Sampling, Search, SearchReply
@@ -108,7 +108,7 @@ def evaluator(
     player = Player(config.environment, config.rollout, tiny_tokenizer(), seed=0)
     passages: CorpusStore | None = None
     if config.data.index is not None:
-        passages = open_index(config.data.index).store
+        passages = open_corpus(config.data.index)
     scorer = Scorer(config.reward, config.environment.protocol)
     return Evaluator(config, player, engine, search or FirstTown(), passages, scorer, other)
 

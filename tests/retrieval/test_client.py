@@ -27,6 +27,21 @@ def echoed(query: str) -> SearchReply:
     return SearchReply((Hit(Passage("1", "T", query), 1.5),))
 
 
+async def test_our_server_says_what_it_serves_and_others_do_not(start_server: StartServer):
+    async with client_of(start_server()) as client:
+        served = await client.what_is_served()
+        assert served is not None
+        assert (served.backend, served.num_passages) == ("bm25", len(PASSAGES))
+    for has_readyz in (True, False):
+        async with (
+            faults.running(faults.answers, has_readyz) as server,
+            client_of(server.url) as client,
+        ):
+            assert await client.what_is_served() is None
+    async with client_of("http://127.0.0.1:9") as client:
+        assert await client.what_is_served() is None
+
+
 async def test_a_search_of_our_server_gives_its_passages(start_server: StartServer):
     async with client_of(start_server(), topk=2) as client:
         await client.wait_until_ready()

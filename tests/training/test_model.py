@@ -21,6 +21,8 @@ from forage.training.model import (
     new_model,
     new_tokenizer,
     save_model,
+    tokenizer_digest,
+    weights_digest,
 )
 from tests.fakes import tiny_model, tiny_tokenizer
 
@@ -131,3 +133,24 @@ def test_the_same_texts_give_the_same_tokenizer():
     texts = ["the river runs by the town", "a miller in the town by the river"] * 20
     first, again = new_tokenizer(texts, 300), new_tokenizer(texts, 300)
     assert first.get_vocab() == again.get_vocab()
+
+
+def test_a_digest_tells_weights_apart_and_not_where_they_lie(directory: Path):
+    loaded = load_model(ModelConfig(path=str(directory)))
+    assert weights_digest(loaded) == weights_digest(tiny_model())
+    assert weights_digest(tiny_model(seed=1)) != weights_digest(loaded)
+    half = load_model(ModelConfig(path=str(directory), dtype="bfloat16"))
+    assert weights_digest(half) != weights_digest(loaded)
+    with torch.no_grad():
+        next(loaded.parameters()).mul_(1.0001)
+    assert weights_digest(loaded) != weights_digest(tiny_model())
+
+
+def test_a_digest_tells_tokenizers_and_chat_templates_apart(directory: Path):
+    loaded = load_tokenizer(ModelConfig(path=str(directory)))
+    assert tokenizer_digest(loaded) == tokenizer_digest(tiny_tokenizer())
+    loaded.chat_template = "{{ messages }}"
+    assert tokenizer_digest(loaded) != tokenizer_digest(tiny_tokenizer())
+    assert tokenizer_digest(new_tokenizer(["other words"] * 4, 300)) != tokenizer_digest(
+        tiny_tokenizer()
+    )
