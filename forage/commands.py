@@ -304,12 +304,13 @@ def _export_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--step", type=_count, help="the newest checkpoint if left out")
+    parser.add_argument("--adapter", action="store_true", help="the adapters alone, not merged")
 
 
 def _export(args: Namespace) -> int:
     from forage.training.checkpoint import export_model
 
-    export_model(args.run_dir, args.out, args.step)
+    export_model(args.run_dir, args.out, args.step, adapter_only=args.adapter)
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -22,13 +22,30 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
+class LoraConfig(_Frozen):
+    """Adapters of rank ``rank`` beside linear layers, scaled by ``alpha / rank``.
+
+    ``target_modules`` are names of layers such as q_proj; none named is every linear layer of the
+    blocks. ``dropout`` is for ``forage sft`` alone.
+    """
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: tuple[str, ...] = ()
+
+
 class ModelConfig(_Frozen):
-    """The policy: an ordinary Hugging Face directory or hub id."""
+    """The policy: an ordinary Hugging Face directory or hub id, or a directory of adapters.
+
+    With ``lora``, ``train`` and ``sft`` leave its weights as they are and learn adapters.
+    """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
 
 
 class DataConfig(_Frozen):
@@ -324,6 +341,12 @@ class RunConfig(_Frozen):
                 f"rollout.top_p is {self.rollout.top_p}: sampling from a cut distribution breaks "
                 "the probability ratio; use 1.0 to train"
             )
+        if self.model.lora is not None and self.model.lora.dropout:
+            raise UserError(
+                f"model.lora.dropout is {self.model.lora.dropout}: the trainer would see another "
+                "policy than the one that sampled, and the probability ratio would be noise; use 0 "
+                "to train (forage sft may drop)"
+            )
         if self.data.train is None:
             raise UserError("data.train is missing: name a file of questions")
         if self.trainer.group_size < 2 and self.algorithm.needs_groups:
@@ -387,7 +410,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     node = tree
     for name in parents:
-        child = node.setdefault(name, {})
+        if node.get(name) is None:  # absent, or null: an optional section that is off
+            node[name] = {}
+        child = node[name]
         if not isinstance(child, dict):
             raise UserError(f"override {override!r}: {name} is a value, it has no keys below it")
         node = child
@@ -434,6 +459,7 @@ def _all_keys(model: type[BaseModel], prefix: str) -> list[str]:
     keys: list[str] = []
     for name, field in model.model_fields.items():
         keys.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys.extend(_all_keys(field.annotation, f"{prefix}{name}."))
+        for section in get_args(field.annotation) or (field.annotation,):
+            if isinstance(section, type) and issubclass(section, BaseModel):
+                keys.extend(_all_keys(section, f"{prefix}{name}."))
     return keys

@@ -43,7 +43,7 @@ from forage.training.checkpoint import (
     save_checkpoint,
 )
 from forage.training.credit import Credit
-from forage.training.model import load_model, load_tokenizer
+from forage.training.model import load_policy, load_tokenizer
 from forage.training.trainer import build_trainer
 from forage.types import Episode, Question, Status
 
@@ -83,7 +83,7 @@ class _Run:
         self.tokenizer = load_tokenizer(config.model)
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
         self.player.check_prompts(self.questions)
-        model = load_model(config.model)
+        model = load_policy(config.model, config.seed)
         self.trainer = build_trainer(model, config)
         self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
         self.num_steps_done = 0
