@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from forage.algorithm_config import AlgorithmConfig, Settings
 from forage.errors import UserError
+from forage.warm_start_config import WarmStartConfig
 
 
 class _Frozen(BaseModel):
@@ -207,31 +208,6 @@ class TrainerConfig(_Frozen):
     keep_checkpoints: int = Field(default=2, ge=1)
 
 
-class WarmStartConfig(_Frozen):
-    """Supervised learning from episodes: recorded ones, or poor scripted demonstrations."""
-
-    episodes: Path | None = None
-    poor_share: float = Field(default=0.6, ge=0, le=1)
-    single_passage_share: float = Field(default=0.0, ge=0, le=1)
-    num_steps: int = Field(default=200, ge=1)
-    sequences_per_step: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=3e-3, gt=0)
-    matrix_learning_rate: float = Field(default=0.02, gt=0)
-    warmup_steps: int = Field(default=20, ge=0)
-    observation_weight: float = Field(default=0.1, ge=0)
-    argument_weight: float = Field(default=6.0, gt=0)
-
-    @model_validator(mode="after")
-    def _no_dead_keys(self) -> Self:
-        if self.episodes is not None:
-            for name in ("poor_share", "single_passage_share"):
-                if name in self.model_fields_set:
-                    raise ValueError(
-                        f"warm_start.{name} does nothing with warm_start.episodes; remove one"
-                    )
-        return self
-
-
 class EvaluationConfig(_Frozen):
     """Which arms, how many questions, how often during training (0: never)."""
 
@@ -355,6 +331,15 @@ class RunConfig(_Frozen):
                 "least 2 episodes of a question"
             )
 
+    def check_supervised(self) -> None:
+        """Refuse what supervised learning cannot use; raises ``UserError``."""
+        if self.model.lora is not None and self.warm_start.optimizer == "muon":
+            raise UserError(
+                "model.lora with warm_start.optimizer: muon: Muon evens out the directions of a "
+                "matrix, which a product of two thin ones does not survive; set "
+                "warm_start.optimizer: adamw, and warm_start.learning_rate to 1e-4 or so"
+            )
+
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe and apply ``key.sub=value`` overrides; raises ``UserError``."""
@@ -386,8 +371,7 @@ def to_yaml(config: RunConfig) -> str:
     """The whole config, defaults included, as YAML that ``load_config`` reads back equal."""
     tree = config.model_dump(mode="json", exclude_defaults=False)
     _drop_dead_keys(config.algorithm, tree["algorithm"])
-    if config.warm_start.episodes is not None:
-        del tree["warm_start"]["poor_share"], tree["warm_start"]["single_passage_share"]
+    _drop_dead_keys(config.warm_start, tree["warm_start"])
     return yaml.safe_dump(tree, sort_keys=False)
 
 

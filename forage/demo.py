@@ -153,7 +153,8 @@ def _evaluate(config: RunConfig, label: str) -> Evaluation:
     evaluation = asyncio.run(evaluate_model(config, questions, f"evaluation {label}"))
     folder = config.output_dir / "evaluation"
     step = 0 if label == "before" else config.trainer.num_steps
-    write_episode_file(folder / f"{label}.jsonl", step, evaluation.episodes_by_arm)
+    played, tokenizer = evaluation.episodes_by_arm, evaluation.tokenizer
+    write_episode_file(folder / f"{label}.jsonl", step, played, tokenizer)
     (folder / f"{label}.json").write_text(
         json.dumps(evaluation.summary.to_json(), indent=1), encoding="utf-8"
     )

@@ -94,7 +94,7 @@ class _Run:
             config.environment.max_tokens,
         )
         self.passages = open_passages(config) if config.evaluation.every else None
-        self.records = RunRecords(config.output_dir)
+        self.records = RunRecords(config.output_dir, self.player.codec.identity())
         self.searches_logged = SearchCounts()
         self.stop = asyncio.Event()
 

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -45,6 +45,11 @@ def recipe(tmp_path: Path) -> Path:
             "rollout.engine.num_slots",
         ),
         (tree(topk=3), "topk", "search.topk"),
+        (
+            {"model": {"path": "m", "lora": {"rnk": 8}}},
+            "model.lora.rnk",
+            "model.lora.rank",
+        ),
         (tree(environment={"topk": 3}), "environment.topk", "search.topk"),
     ],
 )
@@ -132,6 +137,18 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         (
             {"environment": {"protocol": "tools"}, "reward": {"structure_score": 0.2}},
             "judge the form of the tags protocol",
+        ),
+        (
+            {"warm_start": {"episodes": "e.jsonl", "poor_share": 0.5}},
+            "warm_start.poor_share does nothing: episodes are read from warm_start.episodes",
+        ),
+        (
+            {"warm_start": {"select": {"min_reward": 1.0}}},
+            "warm_start.select does nothing: set warm_start.episodes",
+        ),
+        (
+            {"warm_start": {"optimizer": "adamw", "matrix_learning_rate": 0.1}},
+            "warm_start.matrix_learning_rate does nothing: set warm_start.optimizer to muon",
         ),
         ({"data": {"train_form": "flat"}}, "data.train_form does nothing without data.train"),
         ({"data": {"test_form": "flat"}}, "data.test_form does nothing without data.test"),
@@ -305,6 +322,16 @@ def test_a_dotted_override_replaces_one_setting(
     assert config.model.path == "somewhere"
 
 
+def test_an_override_switches_an_optional_section_on_and_off(recipe: Path) -> None:
+    on = load_config(recipe, ["model.lora=null", "model.lora.rank=8"])
+    assert on.model.lora is not None
+    assert (on.model.lora.rank, on.model.lora.alpha) == (8, 32.0)
+    again = recipe.with_name("again.yaml")
+    again.write_text(to_yaml(on), encoding="utf-8")
+    assert load_config(again) == on
+    assert load_config(again, ["model.lora=null"]).model.lora is None
+
+
 @pytest.mark.parametrize(
     ("override", "urls"),
     [
@@ -369,6 +396,15 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     advantage=st.sampled_from(["grpo", "reinforce", "rloo", "remax", "gae", "turn_level"]),
     arms=st.lists(st.sampled_from(["normal", "closed_book", "gold", "random"])),
     train=st.none() | st.just("questions.jsonl"),
+    lora=st.none() | st.just({"rank": 4, "target_modules": ["q_proj"]}),
+    warm_start=st.sampled_from(
+        [
+            {},
+            {"optimizer": "adamw"},
+            {"episodes": "e.jsonl"},
+            {"episodes": ["e.jsonl", "f.jsonl"], "select": {"min_reward": 0.5, "arms": ["gold"]}},
+        ]
+    ),
 )
 def test_a_config_written_as_yaml_is_read_back_equal(
     tmp_path_factory: pytest.TempPathFactory,
@@ -379,8 +415,12 @@ def test_a_config_written_as_yaml_is_read_back_equal(
     advantage: str,
     arms: list[str],
     train: str | None,
+    lora: dict[str, Any] | None,
+    warm_start: dict[str, Any],
 ) -> None:
     settings = tree(
+        model={"path": "somewhere", "lora": lora},
+        warm_start=warm_start,
         seed=seed,
         note=note,
         data={"train": train},
@@ -402,9 +442,14 @@ def test_a_config_cannot_be_changed_after_it_was_checked() -> None:
 
 def leaf_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from leaf_keys(field.annotation, f"{prefix}{name}.")
-        else:
+        sections = [
+            section
+            for section in get_args(field.annotation) or (field.annotation,)
+            if isinstance(section, type) and issubclass(section, BaseModel)
+        ]
+        for section in sections:
+            yield from leaf_keys(section, f"{prefix}{name}.")
+        if not sections:
             yield prefix + name
 
 
@@ -419,7 +464,7 @@ def attributes_read(paths: list[Path]) -> set[str]:
 
 def test_every_key_of_the_config_is_read_by_some_room() -> None:
     """A setting that does nothing is an error: ours too."""
-    configs = {FORAGE / "config.py", FORAGE / "algorithm_config.py"}
+    configs = set(FORAGE.glob("*config.py"))
     rooms = [path for path in FORAGE.rglob("*.py") if path not in configs]
     read = attributes_read(rooms)
     assert [key for key in leaf_keys(RunConfig) if key.rpartition(".")[2] not in read] == []

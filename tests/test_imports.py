@@ -23,6 +23,7 @@ LEVELS = (
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
+    ("warm_start_config",),
     ("algorithm_config",),
     ("types", "errors", "hardware", "progress"),
 )
@@ -33,8 +34,8 @@ EXCEPTIONS = {("retrieval", "forage.data.corpus")}
 
 # Packages that only one file wraps, so that the rest runs, and is read, without them.
 HEAVY = {
-    *("datasets", "faiss", "pyarrow", "qdrant_client", "ray", "sentence_transformers", "sglang"),
-    *("vllm", "wandb"),
+    *("datasets", "faiss", "peft", "pyarrow", "qdrant_client", "ray", "sentence_transformers"),
+    *("sglang", "vllm", "wandb"),
 }
 
 

@@ -33,7 +33,7 @@ from forage.rollout.scheduler import Job, Scheduler
 from forage.rollout.stopping import StopTable
 from forage.rollout.torch_engine import TorchEngine
 from forage.training.model import load_model, load_tokenizer
-from forage.types import Episode, Generate, Question, Search
+from forage.types import Episode, Generate, Question, Search, TokenizerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,11 @@ class Evaluator:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation gives: the episodes by arm and the figures made of them."""
+    """What an evaluation gives: the episodes by arm, their tokenizer, and the figures."""
 
     summary: EvaluationSummary
     episodes_by_arm: dict[str, list[Episode]] = field(default_factory=dict)
+    tokenizer: TokenizerId | None = None
 
 
 async def evaluate(
@@ -101,7 +102,7 @@ async def evaluate(
         episodes_by_arm = await evaluator.play_arms(questions, arms, lambda _: bar.advance())
     config = evaluator.config
     summary = summarise(episodes_by_arm, config.evaluation.num_bootstrap, config.seed)
-    return Evaluation(summary, episodes_by_arm)
+    return Evaluation(summary, episodes_by_arm, evaluator.player.codec.identity())
 
 
 def questions_to_evaluate(config: RunConfig) -> list[Question]:
@@ -130,7 +131,8 @@ def run_evaluation(config: RunConfig, out: Path | None) -> None:
     out = out or config.output_dir / "evaluation" / "eval.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(evaluation.summary.to_json(), indent=1), encoding="utf-8")
-    write_episode_file(out.with_suffix(".jsonl"), 0, evaluation.episodes_by_arm)
+    played = evaluation.episodes_by_arm
+    write_episode_file(out.with_suffix(".jsonl"), 0, played, evaluation.tokenizer)
     console.print(f"figures: {out}   episodes: {out.with_suffix('.jsonl')}")
 
 
