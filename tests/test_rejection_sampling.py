@@ -82,9 +82,7 @@ def sft_config(out: Path, **changes: Any) -> RunConfig:
 
 def likelihood(path: Path | str, episodes: list[Episode]) -> float:
     """Mean log-probability of the sampled tokens, nats a token."""
-    model = load_model(
-        sft_config(scratch() / "unused").model.model_copy(update={"path": str(path)})
-    )
+    model = load_model(ModelConfig(path=str(path)))
     attention.install(model)
     values = []
     for episode in episodes:

@@ -69,12 +69,8 @@ def test_the_best_of_a_group_is_the_shortest_of_those_with_the_highest_reward(tm
 
 
 def test_a_question_gives_no_more_than_its_share_whatever_the_step(tmp_path: Path):
-    records = [
-        record(0, reward, line, step=i)
-        for i, (reward, line) in enumerate(
-            zip((0.5, 1.0, 0.0, 1.0), lines(2, 3, 4, 5), strict=True)
-        )
-    ]
+    rewards = (0.5, 1.0, 0.0, 1.0)
+    records = [record(0, reward, f"P 1 S {2 + i}", i) for i, reward in enumerate(rewards)]
     assert kept(tmp_path, records, max_per_question=2) == (1, 3)
     assert kept(tmp_path, [*records, record(1, 0.0)], max_per_question=1) == (1, 4)
 
