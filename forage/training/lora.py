@@ -88,7 +88,7 @@ def save_adapters(model: PreTrainedModel, out: Path) -> None:
     """Write a directory that peft reads as well: ``adapter_config.json`` and the weights."""
     out.mkdir(parents=True, exist_ok=True)
     adapter_config(model).save_pretrained(str(out))
-    weights = {name: w.contiguous() for name, w in _adapter_weights(model).items()}
+    weights = {name: weight.data for name, weight in _adapter_parameters(model).items()}
     save_file(weights, out / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
@@ -172,13 +172,13 @@ def base_of(directory: Path) -> str | None:
 
 def _inject(model: PreTrainedModel, settings: peft.LoraConfig) -> None:
     from peft import inject_adapter_in_model
-    from peft.tuners.tuners_utils import cast_adapter_dtype
 
     with warnings.catch_warnings():  # peft reads an attribute that transformers is renaming
         warnings.simplefilter("ignore", FutureWarning)
         inject_adapter_in_model(settings, model, _NAME)
-    # In bfloat16 the small steps of an optimizer would be rounded away.
-    cast_adapter_dtype(model, _NAME)
+    for weight in _adapter_parameters(model).values():
+        # In bfloat16 the small steps of an optimizer would be rounded away.
+        weight.data = weight.data.float()
     set_dropout(model, is_on=False)  # new modules are in training mode, whatever the model is in
 
 
@@ -200,21 +200,22 @@ def _layers(model: PreTrainedModel, wanted: tuple[str, ...], base: str) -> list[
     return sorted(wanted) or there
 
 
-def _adapter_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters' weights themselves, under the names of peft's files."""
+def _adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapters' parameters, under the names of peft's files."""
     return {
-        _PREFIX + name.replace(f".{_NAME}.", "."): weight.data
+        _PREFIX + name.replace(f".{_NAME}.", "."): weight
         for name, weight in model.named_parameters()
         if ".lora_A." in name or ".lora_B." in name
     }
 
 
 def _copy_in(adapters: Adapters, model: nn.Module) -> None:
-    own = _adapter_weights(model)
+    own = _adapter_parameters(model)
     if {k: v.shape for k, v in adapters.weights.items()} != {k: v.shape for k, v in own.items()}:
         raise UserError(f"the adapters in {adapters.directory} are of another model")
-    for name, weight in own.items():
-        weight.copy_(adapters.weights[name])
+    with torch.no_grad():
+        for name, weight in own.items():
+            weight.copy_(adapters.weights[name])
 
 
 def _strip(model: PreTrainedModel) -> None:
