@@ -161,7 +161,10 @@ def base_of(directory: Path) -> str | None:
         return None
     import peft
 
-    base = peft.PeftConfig.from_pretrained(str(directory)).base_model_name_or_path
+    try:
+        base = peft.PeftConfig.from_pretrained(str(directory)).base_model_name_or_path
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(f"{directory / ADAPTER_CONFIG} cannot be read: {error}") from error
     if not base:
         raise UserError(
             f"{directory / ADAPTER_CONFIG} does not say which model its adapters belong to; write "
@@ -212,7 +215,9 @@ def _adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def _copy_in(adapters: Adapters, model: nn.Module) -> None:
     own = _adapter_parameters(model)
     if {k: v.shape for k, v in adapters.weights.items()} != {k: v.shape for k, v in own.items()}:
-        raise UserError(f"the adapters in {adapters.directory} are of another model")
+        raise UserError(
+            f"the adapters in {adapters.directory} are of another model, or not plain LoRA"
+        )
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(adapters.weights[name])

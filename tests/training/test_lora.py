@@ -293,6 +293,9 @@ def test_damaged_or_foreign_adapters_are_an_error_that_names_them(base: Path, tm
     (tmp_path / "adapter_model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(UserError, match=f"{tmp_path}: its adapters cannot be read"):
         load_model(ModelConfig(path=str(tmp_path)))
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"adapter_config.json cannot be read"):
+        load_model(ModelConfig(path=str(tmp_path)))
     wide = tmp_path / "wide"
     save_model(make_model(), tiny_tokenizer(), wide)
     adapters = policy_of(wide, target_modules=("up_proj",))
