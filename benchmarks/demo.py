@@ -41,7 +41,7 @@ def row(out: Path, seed: int) -> str:
         f"{before['normal'].overall.em.mean:.3f}",
         "{0.mean:.3f} [{0.low:.3f}, {0.high:.3f}]".format(after["normal"].overall.em),
         " / ".join(f"{by_hops[hops].em.mean:.2f}" for hops in sorted(by_hops)),
-        " / ".join(f"{by_hops[hops].mean_searches:.2f}" for hops in sorted(by_hops)),
+        " / ".join(f"{by_hops[hops].searches.mean:.2f}" for hops in sorted(by_hops)),
         f"{after['closed_book'].overall.em.mean:.3f}",
         f"{after['gold'].overall.em.mean:.3f}",
         f"{after['random'].overall.em.mean:.3f}",

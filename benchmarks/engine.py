@@ -145,6 +145,10 @@ class Work:
         )
 
 
+async def no_reward(episode: Episode) -> Reward:
+    return Reward(0.0)
+
+
 async def event_driven(work: Work) -> Result:
     engine = work.engine()
     config = work.config
@@ -152,7 +156,7 @@ async def event_driven(work: Work) -> Result:
     player.check_prompts(work.questions)
     scheduler = Scheduler(
         lambda job: player.play(job, engine, work.search),
-        lambda episode: Reward(0.0),
+        no_reward,
         config.rollout.max_concurrent_episodes,
     )
     jobs = [Job(question, 0, f"bench/{question.id}") for question in work.questions]

@@ -7,12 +7,15 @@ recipe is read before torch is imported, so that a misspelt key is told at once.
 
 from __future__ import annotations
 
-import argparse
-import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from forage.arguments import add_address, count, port, positive
+from forage.index_command import add_index_arguments, run_index
+from forage.serve_command import add_serve_arguments, run_serve
+from forage.shards_command import add_shards_arguments, run_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +30,15 @@ class Command:
 
 def _demo_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="runs/demo, or the next free name")
-    parser.add_argument("--seed", type=_count, default=0)
-    parser.add_argument("--steps", type=_positive, help="of reinforcement learning")
-    parser.add_argument("--port", type=_port, default=0, help="of the search service; 0: any free")
+    parser.add_argument("--seed", type=count, default=0)
+    parser.add_argument("--steps", type=positive, help="of reinforcement learning")
+    parser.add_argument("--port", type=port, default=0, help="of the search service; 0: any free")
     parser.add_argument(
         "--from-scratch", action="store_true", help="make the warm start anew, from random weights"
     )
-    parser.add_argument("--warm-start-steps", type=_positive, help="with --from-scratch")
-    parser.add_argument("--questions", type=_positive, help="to evaluate in each arm")
-    parser.add_argument("--size", type=_positive, default=40_000, help="articles of the world")
+    parser.add_argument("--warm-start-steps", type=positive, help="with --from-scratch")
+    parser.add_argument("--questions", type=positive, help="to evaluate in each arm")
+    parser.add_argument("--size", type=positive, default=40_000, help="articles of the world")
 
 
 def _demo(args: Namespace) -> int:
@@ -68,6 +71,13 @@ def _train(args: Namespace) -> int:
     from forage.train import run_training
 
     run_training(config, resume=args.resume)
+    if config.evaluation.at_end:
+        from forage.evaluation.along_training import final_figures
+        from forage.evaluation.result import read_result
+        from forage.viewer.evaluation_page import write_evaluation_page
+
+        figures = final_figures(config)
+        write_evaluation_page(figures.with_suffix(".html"), read_result(figures))
     return 0
 
 
@@ -75,11 +85,11 @@ def _new_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--corpus", type=Path, required=True, metavar="FILE")
     parser.add_argument("--questions", type=Path, metavar="FILE", help="for the tokenizer, too")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seed", type=_count, default=0)
-    parser.add_argument("--vocabulary", type=_positive, default=640, metavar="N", help="tokens")
-    parser.add_argument("--hidden-size", type=_positive, default=128, metavar="N")
-    parser.add_argument("--layers", type=_positive, default=4, metavar="N")
-    parser.add_argument("--max-tokens", type=_positive, default=1024, metavar="N")
+    parser.add_argument("--seed", type=count, default=0)
+    parser.add_argument("--vocabulary", type=positive, default=640, metavar="N", help="tokens")
+    parser.add_argument("--hidden-size", type=positive, default=128, metavar="N")
+    parser.add_argument("--layers", type=positive, default=4, metavar="N")
+    parser.add_argument("--max-tokens", type=positive, default=1024, metavar="N")
 
 
 def _new(args: Namespace) -> int:
@@ -108,7 +118,12 @@ def _sft(args: Namespace) -> int:
 
 def _eval_arguments(parser: ArgumentParser) -> None:
     _add_config(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the figures, as JSON too")
+    text = "figures; beside it .jsonl (episodes), .md and .html; OUTPUT_DIR/evaluation/eval.json"
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help=text)
+    parser.add_argument("--fresh", action="store_true", help="play what is there already again")
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="play again where a search or the engine failed"
+    )
 
 
 def _eval(args: Namespace) -> int:
@@ -116,8 +131,41 @@ def _eval(args: Namespace) -> int:
 
     config = load_config(args.config, args.overrides)
     from forage.evaluation.evaluate import run_evaluation
+    from forage.viewer.evaluation_page import write_evaluation_page
 
-    run_evaluation(config, out=args.out)
+    result, out = run_evaluation(config, args.out, args.fresh, args.retry_failed)
+    write_evaluation_page(out.with_suffix(".html"), result)
+    return 0
+
+
+def _compare_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("first", type=Path, metavar="A.json", help="figures of `forage eval`")
+    parser.add_argument("second", type=Path, metavar="B.json", help="figures on the same questions")
+    text = "the comparison as a page, Markdown or JSON"
+    parser.add_argument("--out", type=Path, metavar="FILE.html|.md|.json", help=text)
+
+
+def _compare(args: Namespace) -> int:
+    from forage.compare import run_comparison
+
+    run_comparison(args.first, args.second, args.out)
+    return 0
+
+
+def _rescore_arguments(parser: ArgumentParser) -> None:
+    from forage.rewards.compat import RULES
+
+    parser.add_argument("file", type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--rule", choices=RULES, required=True)
+    text = "the original's settings, for example structure_format_score=0.2"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="name=value", help=text)
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="the scores, line by line")
+
+
+def _rescore(args: Namespace) -> int:
+    from forage.rescore import parse_settings, run_rescore
+
+    run_rescore(args.file, args.rule, parse_settings(args.rule, args.overrides), args.out)
     return 0
 
 
@@ -137,82 +185,11 @@ def _play(args: Namespace) -> int:
     return 0
 
 
-def _index_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--corpus", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--backend", choices=["bm25"], default="bm25")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--k1", type=float, default=0.9, help="BM25: when repeats stop counting")
-    parser.add_argument("--b", type=float, default=0.4, help="BM25: how much length counts")
-
-
-def _index(args: Namespace) -> int:
-    from forage.retrieval.index import build_index
-
-    build_index(
-        args.corpus, args.out, backend=args.backend, k1=args.k1, b=args.b, show_progress=True
-    )
-    return 0
-
-
-def _serve_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="DIR, web:PROVIDER or replay:FILE")
-    _add_address(parser, port=8000)
-    text = "a provider's setting, for example num_results=5; repeat for more"
-    parser.add_argument("--web", action="append", default=[], metavar="key=value", help=text)
-    parser.add_argument("--record", type=Path, metavar="FILE", help="keep every answer, to replay")
-    parser.add_argument("--pages", type=Path, metavar="FILE", help="jsonl of pages for /access")
-    parser.add_argument("--topk", type=_positive, default=3, help="when a request names none")
-    parser.add_argument("--workers", type=_positive, default=1, help="HTTP processes; 1: in one")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="or FORAGE_TOKEN")
-    parser.add_argument("--token", help="as above, but other users can see it in ps")
-    parser.add_argument("--cache-size", type=_count, default=100_000, help="passages; 0: none")
-    parser.add_argument("--max-queries", type=_positive, default=1024, help="in one request")
-    parser.add_argument("--max-topk", type=_positive, default=1000)
-    parser.add_argument("--max-query-chars", type=_positive, default=20_000)
-    parser.add_argument("--max-body-bytes", type=_positive, default=16 * 2**20)
-    parser.add_argument("--max-in-flight", type=_positive, default=1024, help="then 429")
-    parser.add_argument("--deadline", type=_seconds, default=30.0, metavar="S", help="then 504")
-    parser.add_argument("--drain", type=_seconds, default=10.0, metavar="S", help="at a stop")
-
-
-def _serve(args: Namespace) -> int:
-    from forage.retrieval.compose import ServeSettings
-    from forage.retrieval.limits import Limits
-    from forage.retrieval.server import serve
-    from forage.retrieval.token import read_token
-
-    limits = Limits(
-        max_queries=args.max_queries,
-        max_topk=args.max_topk,
-        max_query_chars=args.max_query_chars,
-        max_body_bytes=args.max_body_bytes,
-        max_in_flight=args.max_in_flight,
-        deadline_s=args.deadline,
-    )
-    serve(
-        ServeSettings(
-            source=args.source,
-            web=tuple(args.web),
-            record=args.record,
-            host=args.host,
-            port=args.port,
-            pages=args.pages,
-            topk=args.topk,
-            workers=args.workers,
-            token=read_token(args.token_file, args.token),
-            cache_size=args.cache_size,
-            drain_s=args.drain,
-            limits=limits,
-        )
-    )
-    return 0
-
-
 def _data_arguments(parser: ArgumentParser) -> None:
     kinds = parser.add_subparsers(metavar="KIND", title="kinds", required=True)
     world = kinds.add_parser("world", help="a generated encyclopedia", allow_abbrev=False)
-    world.add_argument("--size", type=_positive, required=True, metavar="N", help="articles")
-    world.add_argument("--seed", type=_count, default=0)
+    world.add_argument("--size", type=positive, required=True, metavar="N", help="articles")
+    world.add_argument("--seed", type=count, default=0)
     world.add_argument("--out", type=Path, required=True, metavar="DIR")
     world.set_defaults(run=_data_world, usage=world.format_usage)
     squad = kinds.add_parser("squad", help="a file of SQuAD v1.1 JSON", allow_abbrev=False)
@@ -236,7 +213,7 @@ def _data_arguments(parser: ArgumentParser) -> None:
     chosen.add_argument("--out", type=Path, metavar="FILE.jsonl", help="only counted if left out")
     chosen.add_argument("--min-reward", type=float, metavar="R")
     chosen.add_argument("--best-of-group", action="store_true", help="of a question in a step")
-    chosen.add_argument("--max-per-question", type=_positive, metavar="N")
+    chosen.add_argument("--max-per-question", type=positive, metavar="N")
     chosen.add_argument("--keep-duplicates", action="store_true", help="of the same tokens")
     chosen.add_argument("--arm", action="append", metavar="ARM", help="normal if left out")
     chosen.set_defaults(run=_data_select, usage=chosen.format_usage)
@@ -321,7 +298,7 @@ def _data_corpus(args: Namespace) -> int:
 
 def _view_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    _add_address(parser, port=8100)
+    add_address(parser, 8100)
 
 
 def _view(args: Namespace) -> int:
@@ -334,7 +311,7 @@ def _view(args: Namespace) -> int:
 def _export_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--step", type=_count, help="the newest checkpoint if left out")
+    parser.add_argument("--step", type=count, help="the newest checkpoint if left out")
     parser.add_argument("--adapter", action="store_true", help="the adapters alone, not merged")
 
 
@@ -366,42 +343,6 @@ def _add_overrides(parser: ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", default=[], metavar="key.sub=value", help=text)
 
 
-def _add_address(parser: ArgumentParser, port: int) -> None:
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=_port, default=port)
-
-
-def _positive(text: str) -> int:
-    return _whole_number(text, lowest=1)
-
-
-def _count(text: str) -> int:
-    return _whole_number(text, lowest=0)
-
-
-def _port(text: str) -> int:
-    return _whole_number(text, lowest=0, highest=65_535)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
-
-
-def _whole_number(text: str, lowest: int, highest: int = 2**63 - 1) -> int:
-    if not (text.isdecimal() and lowest <= int(text) <= highest):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number from {lowest}"
-            + (f" to {highest}" if highest < 2**63 - 1 else " up")
-        )
-    return int(text)
-
-
 COMMANDS = (
     Command(
         "demo",
@@ -413,9 +354,12 @@ COMMANDS = (
     Command("sft", "supervised start on episodes or demonstrations", _sft_arguments, _sft),
     Command("train", "reinforcement learning on a recipe", _train_arguments, _train),
     Command("eval", "evaluate a model on a recipe's questions, in arms", _eval_arguments, _eval),
+    Command("compare", "two evaluations, question by question", _compare_arguments, _compare),
+    Command("rescore", "score old logs as the originals did", _rescore_arguments, _rescore),
     Command("play", "play one question and show the episode", _play_arguments, _play),
-    Command("index", "build a search index over a corpus", _index_arguments, _index),
-    Command("serve", "answer POST /retrieve over HTTP", _serve_arguments, _serve),
+    Command("index", "build a search index over a corpus", add_index_arguments, run_index),
+    Command("serve", "answer POST /retrieve over HTTP", add_serve_arguments, run_serve),
+    Command("shards", "an index on several machines", add_shards_arguments, run_shards),
     Command("data", "write questions and a corpus", _data_arguments, _data_world),
     Command("view", "read-only web pages over a run's records", _view_arguments, _view),
     Command("export", "write a checkpoint for Hugging Face", _export_arguments, _export),

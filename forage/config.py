@@ -7,6 +7,7 @@ below is read by the code it configures; a key that nothing reads does not belon
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from forage.algorithm_config import AlgorithmConfig, Settings
 from forage.errors import UserError
+from forage.reward_config import RewardConfig
 from forage.warm_start_config import WarmStartConfig
 
 
@@ -179,15 +181,6 @@ class RolloutConfig(_Frozen):
     engine: EngineConfig = EngineConfig()
 
 
-class RewardConfig(_Frozen):
-    """The outcome and the terms around it; the names are those of the published table."""
-
-    answer: Literal["em", "cover_em", "f1"] = "em"
-    structure_score: float = Field(default=0.0, ge=0, le=1)
-    final_format_score: float = Field(default=0.0, ge=0, le=1)
-    retrieval_score: float = Field(default=0.0, ge=0, le=1)
-
-
 class TrainerConfig(_Frozen):
     """Batch shape, optimizer and cadence of the loop.
 
@@ -208,13 +201,91 @@ class TrainerConfig(_Frozen):
     keep_checkpoints: int = Field(default=2, ge=1)
 
 
+class SentinelConfig(_Frozen):
+    """What is taken for the signs of a collapse, and what is done then (docs/sentinel.md)."""
+
+    action: Literal["off", "warn", "stop", "roll_back"] = "warn"
+    window: int = Field(default=8, ge=1)
+    patience: int = Field(default=2, ge=1)
+    likelihood_drop: float = Field(default=0.5, gt=0)
+    min_entropy: float = Field(default=0.001, ge=0)
+    entropy_growth: float = Field(default=3.0, gt=1)
+    grad_norm_growth: float = Field(default=10.0, gt=1)
+    format_breaks_rise: float = Field(default=0.25, gt=0, le=1)
+    repetition_rise: float = Field(default=0.25, gt=0, le=1)
+    empty_answers_rise: float = Field(default=0.25, gt=0, le=1)
+    searches_drop: float = Field(default=0.5, gt=0, le=1)
+    rate_factor: float = Field(default=0.5, gt=0, lt=1)
+    max_rollbacks: int = Field(default=3, ge=1)
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        defaults = type(self).model_fields
+        dead = [name for name in defaults if name != "action"] if self.action == "off" else []
+        if self.action in ("warn", "stop"):
+            dead = ["rate_factor", "max_rollbacks"]
+        for name in dead:
+            if getattr(self, name) != defaults[name].default:
+                raise ValueError(
+                    f"sentinel.{name} does nothing with sentinel.action: {self.action}; "
+                    "remove it, or set another action"
+                )
+        return self
+
+
 class EvaluationConfig(_Frozen):
-    """Which arms, how many questions, how often during training (0: never)."""
+    """Which arms and questions, how they are sampled, and how often during training.
+
+    Of ``data.test``, ``num_questions`` are evaluated (None: all), and ``num_training_questions`` of
+    these (None: all of them) after every ``every`` steps of training (0: never); ``at_end`` adds an
+    evaluation of all of them when training ends. A part of the questions keeps the shares of the
+    data sources and of the numbers of hops; ``subset_seed`` shuffles before it is taken (None:
+    those that come first in the file). ``temperature`` 0 is greedy; above it each question is
+    played ``num_samples`` times, with ``rollout.top_p``. The arm ``other_retriever`` searches with
+    ``other_search``, whose keys are those of ``search``; what it leaves out is as there.
+    """
 
     every: int = Field(default=0, ge=0)
+    at_end: bool = False
     num_questions: int | None = Field(default=None, ge=1)
-    arms: tuple[Literal["normal", "closed_book", "gold", "random"], ...] = ("normal",)
+    num_training_questions: int | None = Field(default=None, ge=1)
+    subset_seed: int | None = Field(default=0, ge=0)
+    arms: tuple[
+        Literal["normal", "closed_book", "empty", "gold", "random", "other_retriever"], ...
+    ] = ("normal",)
+    other_search: SearchConfig | None = None
+    num_samples: int = Field(default=1, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
     num_bootstrap: int = Field(default=1000, ge=100)
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Self:
+        if not self.arms:
+            raise ValueError("evaluation.arms is empty; name at least one, for example: normal")
+        twice = sorted({arm for arm in self.arms if self.arms.count(arm) > 1})
+        if twice:
+            raise ValueError(f"evaluation.arms names {', '.join(twice)} more than once")
+        if ("other_retriever" in self.arms) != (self.other_search is not None):
+            raise ValueError(
+                "the arm other_retriever and evaluation.other_search belong together: set "
+                "evaluation.other_search.url to the other server, or remove both"
+            )
+        if self.num_samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"evaluation.num_samples is {self.num_samples} and evaluation.temperature is 0: "
+                "greedy samples are all the same; raise temperature, or set num_samples to 1"
+            )
+        if self.num_training_questions is not None and not self.every:
+            raise ValueError(
+                "evaluation.num_training_questions does nothing without evaluation.every; "
+                "remove it, or set every"
+            )
+        if (self.num_training_questions or 0) > (self.num_questions or math.inf):
+            raise ValueError(
+                f"evaluation.num_training_questions ({self.num_training_questions}) is above "
+                f"evaluation.num_questions ({self.num_questions}), of which they are a part"
+            )
+        return self
 
 
 class RunConfig(_Frozen):
@@ -232,12 +303,34 @@ class RunConfig(_Frozen):
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
+    sentinel: SentinelConfig = SentinelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_search_is_as_search(cls, values: Any) -> Any:
+        """Fill ``evaluation.other_search`` up from ``search``; a token stays with its address."""
+        search, evaluation = (
+            values.get(key) if isinstance(values, dict) else None
+            for key in ("search", "evaluation")
+        )
+        if not (isinstance(search, dict) and isinstance(evaluation, dict)):
+            return values
+        other = evaluation.get("other_search")
+        if not isinstance(other, dict):
+            return values
+        shared = {k: v for k, v in search.items() if k != "token_file" or "url" not in other}
+        return {**values, "evaluation": {**evaluation, "other_search": {**shared, **other}}}
 
     @model_validator(mode="after")
     def _cross_field_checks(self) -> Self:
         env, roll, trainer = self.environment, self.rollout, self.trainer
+        if self.evaluation.other_search == self.search:
+            raise ValueError(
+                "evaluation.other_search is the same as search: the arms normal and "
+                "other_retriever would be one; name another url, or remove it"
+            )
         if env.max_turn_tokens + env.max_observation_tokens > env.max_tokens:
             raise ValueError(
                 f"environment.max_tokens ({env.max_tokens}) does not hold one turn "
@@ -252,24 +345,6 @@ class RunConfig(_Frozen):
             raise ValueError(
                 f"rollout.engine.num_slots ({roll.engine.num_slots}) is below tile_rows "
                 f"({roll.engine.tile_rows}); lower tile_rows"
-            )
-        if self.reward.structure_score + self.reward.final_format_score > 1:
-            raise ValueError(
-                f"reward.structure_score ({self.reward.structure_score}) and final_format_score "
-                f"({self.reward.final_format_score}) add up to more than 1: a wrong answer would "
-                "earn more than a right one; lower one of them"
-            )
-        if env.protocol == "tools" and (
-            self.reward.structure_score or self.reward.final_format_score
-        ):
-            raise ValueError(
-                "reward.structure_score and final_format_score judge the form of the tags "
-                "protocol: set both to 0 with environment.protocol: tools"
-            )
-        if self.reward.retrieval_score and not self.reward.structure_score:
-            raise ValueError(
-                "reward.retrieval_score is only reached through a valid format: "
-                "set reward.structure_score above 0, or retrieval_score to 0"
             )
         return self
 
@@ -298,11 +373,30 @@ class RunConfig(_Frozen):
                 "algorithm.dynamic_sampling compares the episodes of a group: set "
                 f"trainer.group_size above {trainer.group_size}"
             )
+        if self.reward.search_cost and algorithm.turns.search_cost:
+            raise ValueError(
+                "reward.search_cost and algorithm.turns.search_cost both take off what a search "
+                "costs: remove the first to charge the turn that searched, or the second to charge "
+                "the episode"
+            )
         longest = algorithm.overlong.max_tokens
         if longest is not None and longest - algorithm.overlong.buffer_tokens >= env.max_tokens:
             raise ValueError(
                 f"algorithm.overlong.max_tokens ({longest}) less its buffer_tokens is not below "
                 f"environment.max_tokens ({env.max_tokens}): no episode could reach it; lower it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_healthy_checkpoint_is_kept(self) -> Self:
+        trainer = self.trainer
+        reach = (trainer.keep_checkpoints - 1) * trainer.checkpoint_every
+        needed = self.sentinel.patience + self.rollout.max_staleness
+        if self.sentinel.action == "roll_back" and reach < needed:
+            raise ValueError(
+                "sentinel.action is roll_back, but no checkpoint from before an alarm would be "
+                f"left: (trainer.keep_checkpoints - 1) * checkpoint_every is {reach}, and "
+                f"sentinel.patience + rollout.max_staleness is {needed}; raise keep_checkpoints"
             )
         return self
 

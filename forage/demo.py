@@ -26,10 +26,14 @@ from rich.console import Console
 from forage.config import RunConfig, build_config, to_yaml
 from forage.data.world import write_world
 from forage.errors import UserError
-from forage.evaluation.evaluate import Evaluation, evaluate_model, questions_to_evaluate
-from forage.evaluation.summary import before_after_table, em_gain
+from forage.evaluation.evaluate import Destination, evaluate_model
+from forage.evaluation.journal import played_episodes
+from forage.evaluation.result import EvaluationResult
+from forage.evaluation.subset import questions_to_evaluate
+from forage.evaluation.summary import em_gain
+from forage.evaluation.tables import before_after_table, to_rich
 from forage.new import ModelShape, make_model
-from forage.records import read_metrics, write_episode_file
+from forage.records import read_metrics
 from forage.retrieval.index import build_index
 from forage.retrieval.process import ServerProcess
 from forage.sft import LOSSES_FILE, run_sft
@@ -89,7 +93,7 @@ def run_demo(settings: DemoSettings) -> None:
     report = _write_report(config, before, after, seconds)
     recipe = out / "recipe.yaml"
     recipe.write_text(to_yaml(_with_model(config, out / "models" / "trained")), encoding="utf-8")
-    console.print(before_after_table(before.summary, after.summary))
+    console.print(to_rich(before_after_table(before.summary, after.summary)))
     _say_what_next(console, out, report, recipe, seconds)
 
 
@@ -148,26 +152,30 @@ def _with_model(config: RunConfig, path: Path) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})})
 
 
-def _evaluate(config: RunConfig, label: str) -> Evaluation:
+def _evaluate(config: RunConfig, label: str) -> EvaluationResult:
     questions = questions_to_evaluate(config)
-    evaluation = asyncio.run(evaluate_model(config, questions, f"evaluation {label}"))
-    folder = config.output_dir / "evaluation"
     step = 0 if label == "before" else config.trainer.num_steps
-    played, tokenizer = evaluation.episodes_by_arm, evaluation.tokenizer
-    write_episode_file(folder / f"{label}.jsonl", step, played, tokenizer)
-    (folder / f"{label}.json").write_text(
-        json.dumps(evaluation.summary.to_json(), indent=1), encoding="utf-8"
-    )
-    return evaluation
+    destination = Destination(_figures_path(config, label), f"evaluation {label}", step)
+    return asyncio.run(evaluate_model(config, questions, destination))
 
 
-def _write_report(config: RunConfig, before: Evaluation, after: Evaluation, seconds: float) -> Path:
+def _figures_path(config: RunConfig, label: str) -> Path:
+    return config.output_dir / "evaluation" / f"{label}.json"
+
+
+def _write_report(
+    config: RunConfig, before: EvaluationResult, after: EvaluationResult, seconds: float
+) -> Path:
     import torch
 
     out = config.output_dir
     tokenizer = load_tokenizer(_with_model(config, out / "models" / "trained").model)
     losses = [json.loads(line) for line in (out / LOSSES_FILE).read_text().splitlines()]
-    played_before, played_after = before.episodes_by_arm["normal"], after.episodes_by_arm["normal"]
+    questions = questions_to_evaluate(config)
+    played_before, played_after = (
+        played_episodes(_figures_path(config, label).with_suffix(".jsonl"), "normal", questions)
+        for label in ("before", "after")
+    )
     bootstrap = config.evaluation.num_bootstrap
     write_report(
         out / "report.html",
@@ -181,7 +189,9 @@ def _write_report(config: RunConfig, before: Evaluation, after: Evaluation, seco
             total_seconds=seconds,
             before=before.summary,
             after=after.summary,
-            em_gain=em_gain(played_before, played_after, bootstrap, config.seed),
+            em_gain=em_gain(
+                before.scores["normal"], after.scores["normal"], bootstrap, config.seed
+            ),
             warm_start=[(row["step"], row["loss"]) for row in losses],
             episodes=choose_episodes(played_before, played_after),
             decode=lambda i: str(tokenizer.decode([i])),

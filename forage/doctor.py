@@ -27,7 +27,7 @@ DEMO_DISK_GB = 1.0
 DEMO_PORT = 8000
 
 # Modules whose distribution has another name than the module (underscores read as hyphens).
-_DISTRIBUTIONS = {"yaml": "pyyaml", "Stemmer": "pystemmer"}
+_DISTRIBUTIONS = {"yaml": "pyyaml", "Stemmer": "pystemmer", "faiss": "faiss-cpu"}
 
 
 class Verdict(StrEnum):

@@ -81,7 +81,7 @@ class RunRecords:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for name in (METRICS_FILE, EPISODES_FILE):
-                self._files[name] = _open_for_lines(directory / name)
+                self._files[name] = open_for_lines(directory / name)
         except OSError as error:
             raise UserError(
                 f"cannot write records to {directory}: {error.strerror}; choose another output_dir"
@@ -98,7 +98,7 @@ class RunRecords:
             row[name] = number if math.isfinite(number) else None
         # The writer looks at the rows already there (where a resumed run goes on): open it first.
         writer = self._tensorboard()
-        self._files[METRICS_FILE].write(_line(row))
+        self._files[METRICS_FILE].write(json_line(row))
         if writer is not None:
             for name, number in row.items():
                 if name != "step" and number is not None:
@@ -110,7 +110,7 @@ class RunRecords:
         """Append one line for each episode."""
         for episode in episodes:
             record = EpisodeRecord(step, arm, episode, self._tokenizer)
-            self._files[EPISODES_FILE].write(_line(record_to_json(record)))
+            self._files[EPISODES_FILE].write(json_line(record_to_json(record)))
 
     def sync(self) -> None:
         """Everything written so far is on the disk when this returns; raises ``OSError``."""
@@ -208,7 +208,7 @@ def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         for record in records:
-            file.write(_line(record_to_json(record)))
+            file.write(json_line(record_to_json(record)))
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
@@ -276,12 +276,7 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
         },
         "member": episode.member,
         "status": episode.status.value,
-        "reward": None
-        if reward is None
-        else {
-            "value": _number_to_json(reward.value),
-            "parts": {name: _number_to_json(value) for name, value in reward.parts.items()},
-        },
+        "reward": None if reward is None else _reward_to_json(reward),
         "seconds": _number_to_json(episode.seconds),
         "turns": [_turn_to_json(turn) for turn in episode.turns],
         "segments": [
@@ -323,13 +318,26 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
         ),
         turns=tuple(_turn_from_json(turn) for turn in row["turns"]),
         status=Status(row["status"]),
-        reward=None
-        if reward is None
-        else Reward(
-            float(reward["value"]),
-            {name: float(value) for name, value in reward["parts"].items()},
-        ),
+        reward=None if reward is None else _reward_from_json(reward),
         seconds=float(row["seconds"]),
+    )
+
+
+def _reward_to_json(reward: Reward) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "value": _number_to_json(reward.value),
+        "parts": {name: _number_to_json(value) for name, value in reward.parts.items()},
+    }
+    if reward.failure is not None:
+        row["failure"] = reward.failure.value
+    return row
+
+
+def _reward_from_json(row: Mapping[str, Any]) -> Reward:
+    return Reward(
+        float(row["value"]),
+        {name: float(value) for name, value in row["parts"].items()},
+        FailureKind(row["failure"]) if "failure" in row else None,
     )
 
 
@@ -366,7 +374,8 @@ def _number_to_json(value: float) -> float | str:
     return number if math.isfinite(number) else str(number)
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """A row as one line of a JSONL file."""
     # ASCII alone: lone surrogates in a passage survive, and no odd line separator splits a line.
     return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
@@ -390,7 +399,8 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _open_for_lines(path: Path) -> BinaryIO:
+def open_for_lines(path: Path) -> BinaryIO:
+    """Open a JSONL file to append to, its torn last line cut; raises ``OSError``."""
     file = path.open("a+b")
     end = _end_of_last_line(file)
     if end < os.fstat(file.fileno()).st_size:

@@ -27,6 +27,7 @@ from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.records import EpisodeRecord
 from forage.retrieval.client import SearchClient
+from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.demonstrator import Demonstrator, FirstHit, ScriptWriter
 from forage.rollout.player import Player
@@ -35,7 +36,7 @@ from forage.training import lora
 from forage.training.model import load_policy, load_tokenizer, save_model
 from forage.training.reading import ReadArguments, find_read_arguments, reading_accuracy
 from forage.training.warmstart import WeightedTokens, warm_start, weigh
-from forage.types import Episode, Origin, Question, Status, TokenizerId
+from forage.types import Episode, Origin, Question, Reward, Status, TokenizerId
 
 LOG = logging.getLogger(__name__)
 
@@ -166,11 +167,11 @@ async def demonstrate(
             search = FirstHit(client) if job.member < num_short else client
             return await player.play(job, Demonstrator(script, player.codec), search)
 
-        scheduler = Scheduler(
-            play,
-            lambda episode: score_episode(episode, config.reward),
-            config.rollout.max_concurrent_episodes,
-        )
+        async def score(episode: Episode) -> Reward:
+            # For the record: no judge, nothing paid.
+            return score_episode(episode, RewardConfig(), protocol=config.environment.protocol)
+
+        scheduler = Scheduler(play, score, config.rollout.max_concurrent_episodes)
         with progress_bar("demonstrations", num_episodes) as bar:
             episodes = await scheduler.play_all(jobs, lambda _: bar.advance())
     answered = [episode for episode in episodes if episode.status is Status.ANSWERED]

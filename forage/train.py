@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -24,13 +24,15 @@ from forage.algorithms.packing import pack_mini_batches
 from forage.config import RunConfig, to_yaml
 from forage.data.training import training_questions
 from forage.errors import UserError
-from forage.evaluation.evaluate import Evaluator, open_passages, questions_to_evaluate
+from forage.evaluation.along_training import TrainingEvaluation
+from forage.evaluation.scores import scores_of
+from forage.evaluation.summary import source_metrics
 from forage.hardware import choose_matmul_kernel
 from forage.progress import Bar, progress_bar
-from forage.records import METRICS_FILE, RunRecords
+from forage.records import METRICS_FILE, RunRecords, read_metrics
 from forage.retrieval.client import SearchClient
 from forage.retrieval.counts import SearchCounts
-from forage.rewards.scoring import score_episode
+from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
 from forage.rollout.refill import GroupSource, NothingToLearn, Refilled, num_oversampled
 from forage.rollout.scheduler import GroupScheduler, Scheduler
@@ -43,8 +45,10 @@ from forage.training.checkpoint import (
     save_checkpoint,
 )
 from forage.training.credit import Credit
+from forage.training.guard import Collapsed, GoBack, Guard
 from forage.training.model import load_policy, load_tokenizer
 from forage.training.trainer import build_trainer
+from forage.training.vitals import vitals
 from forage.types import Episode, Question, Status
 
 LOG = logging.getLogger(__name__)
@@ -83,6 +87,7 @@ class _Run:
         self.tokenizer = load_tokenizer(config.model)
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
         self.player.check_prompts(self.questions)
+        self.scorer = Scorer(config.reward, config.environment.protocol)
         model = load_policy(config.model, config.seed)
         self.trainer = build_trainer(model, config)
         self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
@@ -93,7 +98,8 @@ class _Run:
             config.rollout.engine,
             config.environment.max_tokens,
         )
-        self.passages = open_passages(config) if config.evaluation.every else None
+        self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
+        self.guard = Guard(config)
         self.records = RunRecords(config.output_dir, self.player.codec.identity())
         self.searches_logged = SearchCounts()
         self.stop = asyncio.Event()
@@ -105,6 +111,7 @@ class _Run:
             stack.push_async_callback(self.engine.close)
             start = self._resume()
             self.search = await stack.enter_async_context(SearchClient(config.search))
+            await stack.enter_async_context(self.scorer)
             loop = asyncio.get_running_loop()
             for signum in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(signum, self.stop.set)
@@ -112,11 +119,24 @@ class _Run:
             if config.note:
                 LOG.info("%s", config.note)
             await self._or_stop(self.search.wait_until_ready())
+            await self._or_stop(self.evaluation.open(self.engine, self.search, stack))
+            await self._learn(start)
+            if config.evaluation.at_end:
+                await self._evaluate_at_end()
+
+    async def _learn(self, start: int) -> None:
+        """The loop, again from an earlier checkpoint where the guard goes back."""
+        while True:
             await self.engine.receive_weights(self.trainer.version)
-            await self._loop(start)
+            try:
+                return await self._loop(start)
+            except GoBack as back:
+                start = self._load(back.checkpoint)
 
     async def _loop(self, start: int) -> None:
         config = self.config
+        if start == 0 and config.sentinel.action == "roll_back":
+            self._checkpoint(0)  # what to go back to from the first steps
         scheduler = self._group_scheduler(start)
         source = self._group_source(scheduler)
         num_mini_batches = config.trainer.num_mini_batches
@@ -139,15 +159,18 @@ class _Run:
                     batches = pack_mini_batches(
                         weighed_P, num_mini_batches, max_tokens, self.trainer.cost_of
                     )
-                    learnt = await asyncio.to_thread(
-                        self.trainer.learn, batches, self.engine.weights_lock
-                    )
+                    with self.guard.against_divergence(step):
+                        learnt = await asyncio.to_thread(
+                            self.trainer.learn, batches, self.engine.weights_lock
+                        )
                     self.num_steps_done = step + 1
                     clock.lap("train")
                     await self.engine.receive_weights(version=self.trainer.version)
                     clock.lap("publish")
                     metrics = learnt | seen | credited | unmasked
                     await self._after_step(step, rollout, metrics, clock, bar)
+        except Collapsed:
+            raise  # what was learnt last is not worth keeping
         except (Stopped, NothingToLearn, UserError):
             await scheduler.close()
             self._checkpoint(self.num_steps_done)  # it may come before or after the step's own
@@ -160,7 +183,7 @@ class _Run:
         config = self.config
         scheduler = Scheduler(
             lambda job: self.player.play(job, self.engine, self.search),
-            partial(score_episode, config=config.reward),
+            self.scorer,
             config.rollout.max_concurrent_episodes,
         )
         return GroupScheduler(
@@ -225,7 +248,9 @@ class _Run:
     ) -> None:
         config = self.config
         episodes = [episode for group in rollout.played for episode in group.episodes_G]
-        metrics = metrics | episode_metrics(episodes)
+        metrics = metrics | episode_metrics(episodes) | vitals(episodes)
+        alarms, watched = self.guard.see(step, metrics)
+        metrics |= watched
         if config.algorithm.dynamic_sampling.is_enabled:
             metrics["groups/played"] = float(len(rollout.played))
             metrics["groups/learnt"] = float(len(rollout.chosen))
@@ -246,6 +271,7 @@ class _Run:
             self.records.write_episodes(step, greedy, arm="greedy")
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
+        self.guard.act_on(alarms)
         if (step + 1) % config.trainer.checkpoint_every == 0:
             self._checkpoint(step + 1)
         if metrics["search/failures"] and not any(map(self.credit.is_learnable, episodes)):
@@ -254,14 +280,15 @@ class _Run:
         bar.advance(f"reward {metrics['reward/mean']:.2f}  EM {metrics['em/mean']:.2f}")
 
     async def _evaluate(self) -> dict[str, float]:
-        questions = questions_to_evaluate(self.config)
-        evaluator = Evaluator(self.config, self.player, self.engine, self.search, self.passages)
-        episodes_by_arm = await evaluator.play_arms(questions, self.config.evaluation.arms)
-        return {
-            f"eval/{arm}/{name}": value
-            for arm, episodes in episodes_by_arm.items()
-            for name, value in episode_metrics(episodes).items()
-        }
+        metrics: dict[str, float] = {}
+        for arm, episodes in (await self.evaluation.play_subset()).items():
+            figures = episode_metrics(episodes) | source_metrics(scores_of(episodes))
+            metrics |= {f"eval/{arm}/{name}": value for name, value in figures.items()}
+        return metrics
+
+    async def _evaluate_at_end(self) -> None:
+        work = self.evaluation.play_all(self.trainer.model, self.tokenizer, self.num_steps_done)
+        LOG.info("final evaluation: %s", await self._or_stop(work))
 
     def _checkpoint(self, num_steps_done: int) -> None:
         self.records.sync()
@@ -284,6 +311,12 @@ class _Run:
         if checkpoint is None:
             self.records.truncate_to({})
             return 0
+        start = self._load(checkpoint)
+        LOG.info("resuming after step %d from %s", start, checkpoint)
+        return start
+
+    def _load(self, checkpoint: Path) -> int:
+        """Weights, records and everything remembered as they were; gives the steps done."""
         with self.engine.weights_lock:  # the engine tries the weights out when it starts
             state = load_checkpoint(checkpoint, self.trainer)
         if state.seed != self.config.seed:
@@ -294,7 +327,8 @@ class _Run:
         self.records.truncate_to(state.record_offsets)
         self.credit.baseline = state.baseline
         self.num_steps_done = state.num_steps_done
-        LOG.info("resuming after step %d from %s", state.num_steps_done, checkpoint)
+        self.trainer.rate_factor = self.guard.rate_factor
+        self.guard.remember(read_metrics(self.config.output_dir))
         return state.num_steps_done
 
     async def _or_stop(self, work: Awaitable[T]) -> T:
@@ -332,18 +366,24 @@ class _Clock:
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Means over episodes, some by number of hops, and counts of failures."""
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    scored = [reward for reward in rewards if reward.failure is None]
+    unscored = Counter(reward.failure for reward in rewards if reward.failure)
     turns = [turn for episode in episodes for turn in episode.turns]
     failures = Counter(turn.search_failure for turn in turns if turn.search_failure)
     metrics = {
-        "reward/mean": fmean(reward.value for reward in rewards),
+        "reward/mean": fmean(reward.value for reward in scored) if scored else math.nan,
         "em/mean": fmean(reward.parts["em"] for reward in rewards),
         "searches/mean": fmean(episode.num_searches for episode in episodes),
         "tokens/sampled_mean": fmean(episode.num_sampled_tokens for episode in episodes),
         "episodes/answered": fmean(episode.status is Status.ANSWERED for episode in episodes),
         "seconds/search_wait": sum(turn.search_s for turn in turns) / len(episodes),
         "search/failures": float(sum(failures.values())),
+        "judge/failures": float(sum(unscored.values())),
     }
+    for name in sorted({name for reward in rewards for name in reward.parts} - {"em"}):
+        metrics[f"reward/{name}"] = fmean(r.parts[name] for r in rewards if name in r.parts)
     metrics |= {f"search/failures_{kind}": float(count) for kind, count in failures.items()}
+    metrics |= {f"judge/failures_{kind}": float(count) for kind, count in unscored.items()}
     for num_hops in sorted({e.question.num_hops for e in episodes if e.question.num_hops}):
         those = [e for e in episodes if e.question.num_hops == num_hops]
         ems = [e.reward.parts["em"] for e in those if e.reward is not None]

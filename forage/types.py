@@ -64,7 +64,7 @@ class Hit:
 
 
 class FailureKind(StrEnum):
-    """Why a search or a generation gave nothing; the metric that counts it has this name."""
+    """Why a search or a judge gave nothing; the metric that counts it has this name."""
 
     TIMEOUT = "timeout"
     REFUSED = "refused"
@@ -76,11 +76,15 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SearchReply:
-    """What a search gave back: hits, best first, or a typed failure (then ``hits_K`` is empty)."""
+    """What a search gave back: hits, best first, or a typed failure (then ``hits_K`` is empty).
+
+    ``is_switched_off``: nothing was searched, because the episode is played without a search.
+    """
 
     hits_K: tuple[Hit, ...] = ()
     failure: FailureKind | None = None
     detail: str = ""
+    is_switched_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +164,15 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A scored outcome: the value that is maximised and the parts it was made of, by name."""
+    """A scored outcome: the value that is maximised and the parts it was made of, by name.
+
+    ``failure`` says why a judge gave no verdict: the value is then 0 and means nothing, and the
+    episode is kept out of the loss.
+    """
 
     value: float
     parts: dict[str, float] = field(default_factory=dict)
+    failure: FailureKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +356,6 @@ class Search(Protocol):
 
 
 class Score(Protocol):
-    """What the scheduler needs of the rewards."""
+    """What the scheduler needs of the rewards; a judge that fails is in the reward it gives."""
 
-    def __call__(self, episode: Episode) -> Reward: ...
+    async def __call__(self, episode: Episode) -> Reward: ...

@@ -1,5 +1,6 @@
 """Settings that every test shares; OpenMP is quietened before anything imports torch."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,17 @@ def _default_matmul_kernel() -> Iterator[None]:
     yield
     flags = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     flags.fp32_precision = "none"  # also where a module's fixture chose before the test began
+
+
+@pytest.fixture(autouse=True)
+def _logging_stays_as_it_was() -> Iterator[None]:
+    """A command sets up the logging of its process; the next test listens to its own."""
+    root, own = logging.getLogger(), logging.getLogger("forage")
+    before = (root.handlers, root.level, own.level)
+    yield
+    root.handlers = before[0]
+    root.setLevel(before[1])
+    own.setLevel(before[2])
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """The command line as a user meets it: what it says, where, and with which exit code."""
 
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +12,6 @@ from forage.cli import main, quiet_openmp
 from forage.commands import COMMANDS
 
 FORAGE = (sys.executable, "-m", "forage")
-
-
-@pytest.fixture(autouse=True)
-def _logging_stays_as_it_was() -> Iterator[None]:
-    root, own = logging.getLogger(), logging.getLogger("forage")
-    before = (root.handlers, root.level, own.level)
-    yield
-    root.handlers = before[0]
-    root.setLevel(before[1])
-    own.setLevel(before[2])
 
 
 @pytest.mark.parametrize(

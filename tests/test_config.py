@@ -135,10 +135,6 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         ({"rollout": {"engine": {"num_slots": 8, "tile_rows": 16}}}, "lower tile_rows"),
         ({"reward": {"retrieval_score": 0.1}}, "set reward.structure_score above 0"),
         (
-            {"environment": {"protocol": "tools"}, "reward": {"structure_score": 0.2}},
-            "judge the form of the tags protocol",
-        ),
-        (
             {"warm_start": {"episodes": "e.jsonl", "poor_share": 0.5}},
             "warm_start.poor_share does nothing: episodes are read from warm_start.episodes",
         ),
@@ -394,7 +390,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     note=st.text(st.characters(exclude_categories=["Cs", "Cc"])),
     loss=st.sampled_from(["clipped", "cispo", "reinforce"]),
     advantage=st.sampled_from(["grpo", "reinforce", "rloo", "remax", "gae", "turn_level"]),
-    arms=st.lists(st.sampled_from(["normal", "closed_book", "gold", "random"])),
+    arms=st.lists(
+        st.sampled_from(["normal", "closed_book", "empty", "gold", "random"]),
+        min_size=1,
+        unique=True,
+    ),
     train=st.none() | st.just("questions.jsonl"),
     lora=st.none() | st.just({"rank": 4, "target_modules": ["q_proj"]}),
     warm_start=st.sampled_from(
@@ -432,6 +432,55 @@ def test_a_config_written_as_yaml_is_read_back_equal(
     path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "expected"),
+    [
+        ({"arms": []}, "evaluation.arms is empty"),
+        ({"arms": ["nomal"]}, "evaluation.arms.0: Input should be 'normal', 'closed_book'"),
+        ({"arms": ["gold", "normal", "gold"]}, "evaluation.arms names gold more than once"),
+        ({"arms": ["other_retriever"]}, "other_retriever and evaluation.other_search belong"),
+        ({"other_search": {"url": "http://b:1"}}, "other_retriever and evaluation.other_search"),
+        (
+            {"arms": ["other_retriever"], "other_search": {}},
+            "evaluation.other_search is the same as search",
+        ),
+        ({"num_samples": 4}, "greedy samples are all the same; raise temperature"),
+        ({"num_training_questions": 5}, "does nothing without evaluation.every"),
+        (
+            {"every": 1, "num_training_questions": 5, "num_questions": 4},
+            "num_training_questions (5) is above evaluation.num_questions (4)",
+        ),
+    ],
+)
+def test_an_evaluation_that_contradicts_itself_is_refused(
+    evaluation: dict[str, Any], expected: str
+) -> None:
+    assert expected in message(tree(evaluation=evaluation))
+
+
+def test_another_retriever_is_as_the_first_in_what_it_leaves_out(tmp_path: Path) -> None:
+    config = build_config(
+        tree(
+            search={"url": "http://a:1", "token_file": "secret", "topk": 7, "timeout_s": 2},
+            evaluation={"arms": ["other_retriever"], "other_search": {"url": "http://b:1"}},
+        )
+    )
+    other = config.evaluation.other_search
+    assert other is not None
+    assert (other.url, other.topk, other.timeout_s) == ("http://b:1", 7, 2)
+    assert other.token_file is None, "a token is for the server that it was given for"
+    path = tmp_path / "again.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+    same_server = tree(
+        search={"url": "http://a:1", "token_file": "secret"},
+        evaluation={"arms": ["other_retriever"], "other_search": {"topk": 9}},
+    )
+    other = build_config(same_server).evaluation.other_search
+    assert other is not None
+    assert (other.url, other.topk, other.token_file) == ("http://a:1", 9, Path("secret"))
 
 
 def test_a_config_cannot_be_changed_after_it_was_checked() -> None:

@@ -9,7 +9,8 @@ import yaml
 from rich.console import Console
 
 from forage.cli import main
-from forage.evaluation.summary import EvaluationSummary, summary_table
+from forage.evaluation.summary import EvaluationSummary
+from forage.evaluation.tables import summary_tables, to_rich
 from forage.records import read_episodes, read_metrics
 from forage.retrieval.process import ServerProcess
 from forage.types import Origin, Status
@@ -101,7 +102,8 @@ def test_a_generated_world_from_random_weights_to_an_evaluation(
         summary = EvaluationSummary.from_json(figures)
         assert list(summary.arms) == ["normal", "closed_book", "gold", "random"]
         assert all(arm.overall.num_questions == 6 for arm in summary.arms.values())
-        Console(quiet=True).print(summary_table(summary))
+        for table in summary_tables(summary):
+            Console(quiet=True).print(to_rich(table))
         records = list(read_episodes(tmp_path / f"{name}.jsonl"))
         assert len(records) == 4 * 6
     weights = {

@@ -17,15 +17,16 @@ LEVELS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("demo", "play", "doctor"),
+    ("shards_command",),
+    ("demo", "play", "compare", "doctor", "index_command", "serve_command", "rescore"),
     ("train", "sft", "new", "viewer"),
     ("evaluation",),
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
     ("warm_start_config",),
-    ("algorithm_config",),
-    ("types", "errors", "hardware", "progress"),
+    ("algorithm_config", "reward_config"),
+    ("types", "errors", "hardware", "progress", "arguments"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -37,6 +38,8 @@ HEAVY = {
     *("datasets", "faiss", "peft", "pyarrow", "qdrant_client", "ray", "sentence_transformers"),
     *("sglang", "vllm", "wandb"),
 }
+# sentence-transformers has two kinds of models: encoders and cross-encoders have a file each.
+NUM_WRAPPERS = {"sentence_transformers": 2}
 
 
 def imported_modules(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
@@ -143,7 +146,8 @@ def test_each_heavy_package_is_imported_by_one_file_at_most() -> None:
         for _, target in imported_modules(tree, "forage"):
             if (package := target.split(".")[0]) in HEAVY:
                 importers.setdefault(package, set()).add(path)
-    assert {package: paths for package, paths in importers.items() if len(paths) > 1} == {}
+    too_many = {p: paths for p, paths in importers.items() if len(paths) > NUM_WRAPPERS.get(p, 1)}
+    assert too_many == {}
 
 
 def test_nothing_in_forage_prints() -> None:

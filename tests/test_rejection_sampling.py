@@ -16,7 +16,7 @@ from forage.algorithms.packing import lay_end_to_end
 from forage.config import ModelConfig, RunConfig
 from forage.environment.codec import Codec
 from forage.errors import UserError
-from forage.evaluation.evaluate import evaluate_model
+from forage.evaluation.evaluate import Destination, evaluate_model
 from forage.records import read_episodes, write_records
 from forage.sft import recorded, run_sft
 from forage.train import run_training
@@ -96,9 +96,8 @@ def likelihood(path: Path | str, episodes: list[Episode]) -> float:
 def exact_match(path: Path | str, questions: list[Question], out: Path) -> float:
     """Greedy EM on these questions."""
     config = shipped_config(out, model={"path": str(path)}, evaluation={"arms": ["normal"]})
-    evaluation = asyncio.run(evaluate_model(config, questions, "test"))
-    episodes = evaluation.episodes_by_arm["normal"]
-    return fmean(episode.reward.parts["em"] for episode in episodes if episode.reward)
+    result = asyncio.run(evaluate_model(config, questions, Destination(out / "eval.json")))
+    return fmean(score.em for score in result.scores["normal"])
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 8}])

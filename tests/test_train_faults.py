@@ -17,10 +17,11 @@ from forage.errors import UserError
 from forage.records import RunRecords, read_episodes
 from forage.retrieval.port import bind_port
 from forage.retrieval.process import ServerProcess
+from forage.rewards import scorer
 from forage.train import run_training
 from forage.training.checkpoint import latest_checkpoint
 from forage.training.trainer import Trainer
-from forage.types import Episode, Question, Reward, Status
+from forage.types import Question, Status
 from tests.tiny_runs import (
     assert_same_run,
     forage,
@@ -275,12 +276,9 @@ def test_a_bug_is_raised_and_leaves_no_thread_behind(
     def bug(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
-    def score(episode: Episode, config: Any) -> Reward:
-        return bug()
-
     match place:
         case "score":
-            monkeypatch.setattr(train, "score_episode", score)
+            monkeypatch.setattr(scorer, "score_episode", bug)
         case "record":
             monkeypatch.setattr(RunRecords, "write_metrics", bug)
         case "train":

@@ -56,7 +56,7 @@ def read_corpus(path: Path) -> Iterator[Passage]:
     A corpus is a jsonl file, plain or gzip, or a directory of such files, read by name.
     """
     for row, (file, number, line) in enumerate(_read_lines(path)):
-        yield _parse_line(line, file, number, row)
+        yield parse_line(line, file, number, row)
 
 
 def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
@@ -113,7 +113,7 @@ def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise UserError(f"cannot read the corpus {path}: {reason}; check the path") from error
 
 
-def _parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
+def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
     """The passage on a line: ``id`` and ``contents``, or ``id`` and ``text`` with a ``title``.
 
     ASearcher's rows have ``url`` and no ``id``: theirs is the address with the row's index behind.
@@ -190,7 +190,7 @@ def build_store(
     with (directory / LINES_FILE).open("wb") as out:
         for file, number, line in _read_lines(corpus):
             first_rows.setdefault(file, len(hashes))
-            passage = _parse_line(line, file, number, len(hashes))
+            passage = parse_line(line, file, number, len(hashes))
             out.write(line + b"\n")
             digest.update(line + b"\n")
             offsets.append(offsets[-1] + len(line) + 1)
@@ -263,7 +263,7 @@ class CorpusStore:
         """The passage at ``row`` (0 <= row < len)."""
         assert 0 <= row < len(self), f"row {row} is outside a corpus of {len(self)} passages"
         line = self._lines[int(self._offsets[row]) : int(self._offsets[row + 1])]
-        return _parse_line(line.strip(), self._path, row + 1, row)
+        return parse_line(line.strip(), self._path, row + 1, row)
 
     def row_of(self, identity: str) -> int | None:
         """The row of the passage with this id, or None."""

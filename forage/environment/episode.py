@@ -23,6 +23,7 @@ from forage.environment.observation import (
     empty_observation,
     failed_observation,
     message_observation,
+    switched_off_observation,
 )
 from forage.environment.protocol import make_protocol
 from forage.environment.transcript import Transcript
@@ -189,6 +190,8 @@ class _Player:
         reply = _merge(await asyncio.gather(*map(self._reply_to, action.queries)))
         if reply.failure is not None:
             observation = failed_observation(codec, budget, frame)
+        elif reply.is_switched_off:
+            observation = switched_off_observation(codec, budget, frame)
         else:
             observation = build_observation(reply.hits_K, codec, budget, frame)
         turn = replace(
@@ -218,9 +221,9 @@ def _merge(replies: Sequence[SearchReply]) -> SearchReply:
     """One reply to several queries: their hits in turn, each passage once; a failure stays one."""
     if len(replies) == 1:
         return replies[0]
-    failed = next((reply for reply in replies if reply.failure is not None), None)
-    if failed is not None:
-        return failed
+    unanswered = next((r for r in replies if r.failure is not None or r.is_switched_off), None)
+    if unanswered is not None:
+        return unanswered
     hits: dict[str, Hit] = {}
     for row in zip_longest(*(reply.hits_K for reply in replies)):
         for hit in row:

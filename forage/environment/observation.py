@@ -24,6 +24,7 @@ _OPENING = f"\n\n{INFORMATION_OPEN}"
 _CLOSING = f"{INFORMATION_CLOSE}\n\n"
 _NOTHING_FOUND = "Nothing was found.\n"
 _SEARCH_FAILED = "The search failed.\n"
+_SWITCHED_OFF = "There is no search here. Answer from what you know.\n"
 # A remnant shorter than this holds a passage's head and nothing to read: it is left out.
 _MIN_REMNANT_TOKENS = 16
 
@@ -99,13 +100,20 @@ def build_observation(
 
 
 def empty_observation(codec: Codec, max_tokens: int, frame: Frame | None = None) -> Observation:
-    """What a search that found nothing shows; also what the closed-book arms show."""
+    """What a search that found nothing shows; the arm ``empty`` shows nothing else."""
     return _fixed(_NOTHING_FOUND, codec, max_tokens, frame)
 
 
 def failed_observation(codec: Codec, max_tokens: int, frame: Frame | None = None) -> Observation:
     """What a search that failed for good shows, whatever the reason."""
     return _fixed(_SEARCH_FAILED, codec, max_tokens, frame)
+
+
+def switched_off_observation(
+    codec: Codec, max_tokens: int, frame: Frame | None = None
+) -> Observation:
+    """What a search shows in an episode that is played without one (the arm ``closed_book``)."""
+    return _fixed(_SWITCHED_OFF, codec, max_tokens, frame)
 
 
 def message_observation(

@@ -3,19 +3,31 @@
 Each arm is a ``Search`` that stands in for the retriever, built for one question; the environment
 and the policy do not know which arm they are in. An arm changes what is returned, never the
 prompt. Nothing here plays or scores.
+
+======================  =======================================================================
+``normal``              what the retriever finds
+``closed_book``         nothing is searched: the observation says that there is no search here and
+                        asks for an answer from memory. What the policy knows, or guesses
+``empty``               the search works and finds nothing, each time. What the policy makes of a
+                        retriever without the answer: another query, or something made up
+``gold``                the question's gold passages, whatever the query. Reading alone
+``random``              passages drawn at random. What chance gives
+``other_retriever``     what another retriever finds (``evaluation.other_search``)
+======================  =======================================================================
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from forage.errors import UserError
 from forage.types import Hit, Passage, Question, Search, SearchReply
 
-Arm = Literal["normal", "closed_book", "gold", "random"]
+Arm = Literal["normal", "closed_book", "empty", "gold", "random", "other_retriever"]
 
 
 class Passages(Protocol):
@@ -30,7 +42,15 @@ class Passages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClosedBookSearch:
-    """Every search succeeds and finds nothing: what is answered was known, or guessed."""
+    """No search is run, and the policy is told so: what it answers was known, or guessed."""
+
+    async def search(self, query: str) -> SearchReply:
+        return SearchReply(is_switched_off=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptySearch:
+    """Every search succeeds and finds nothing."""
 
     async def search(self, query: str) -> SearchReply:
         return SearchReply()
@@ -62,27 +82,58 @@ class RandomSearch:
         return SearchReply(tuple(Hit(self.passages.passage(row), 0.0) for row in rows))
 
 
-def search_for_arm(
-    arm: Arm, question: Question, base: Search, passages: Passages, topk: int, seed: int
-) -> Search:
-    """The search that ``question`` meets under ``arm``; raises ``UserError``."""
-    match arm:
-        case "normal":
-            return base
-        case "closed_book":
-            return ClosedBookSearch()
-        case "gold":
-            return GoldSearch(_gold_passages(question, passages))
-        case "random":
-            return RandomSearch(question.id, passages, topk, seed)
+@dataclass(frozen=True, slots=True)
+class Searches:
+    """What the arms are made of: the retriever, another one, and the corpus of ``data.index``."""
+
+    normal: Search
+    other: Search | None
+    passages: Passages | None
+    topk: int
+    seed: int
+
+    def of(self, arm: Arm, question: Question) -> Search:
+        """The search that ``question`` meets under ``arm``; raises ``UserError``."""
+        match arm:
+            case "normal":
+                return self.normal
+            case "closed_book":
+                return ClosedBookSearch()
+            case "empty":
+                return EmptySearch()
+            case "gold":
+                return GoldSearch(_gold_passages(question, self._corpus(arm)))
+            case "random":
+                return RandomSearch(question.id, self._corpus(arm), self.topk, self.seed)
+            case "other_retriever":
+                assert self.other is not None, "the config asks for other_search with this arm"
+                return self.other
+
+    def check(self, arms: Sequence[Arm], questions: Sequence[Question]) -> None:
+        """Refuse before the first episode what an arm cannot do; raises ``UserError``."""
+        if "random" in arms:
+            self._corpus("random")
+        if "gold" not in arms:
+            return
+        without = [question for question in questions if not question.gold_passage_ids]
+        if without:
+            raise UserError(
+                f"{len(without)} of {len(questions)} questions name no gold passages (the first is "
+                f"{without[0].id}), which the arm gold needs: remove gold from evaluation.arms, or "
+                "use questions that have gold_passage_ids"
+            )
+        for question in questions:
+            _gold_passages(question, self._corpus("gold"))
+
+    def _corpus(self, arm: Arm) -> Passages:
+        if self.passages is None:
+            raise UserError(
+                f"the arm {arm} needs the corpus: set data.index to a directory of `forage index`"
+            )
+        return self.passages
 
 
 def _gold_passages(question: Question, passages: Passages) -> tuple[Passage, ...]:
-    if not question.gold_passage_ids:
-        raise UserError(
-            f"question {question.id} names no gold passages, which the arm gold needs: "
-            "remove gold from evaluation.arms, or use questions that have gold_passage_ids"
-        )
     found: list[Passage] = []
     for passage_id in question.gold_passage_ids:
         passage = passages.by_id(passage_id)

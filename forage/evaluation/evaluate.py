@@ -1,159 +1,294 @@
-"""Plays questions greedily, arm by arm, and writes down what came of it.
+"""Plays questions arm by arm, writes each episode as it ends, and sums up what came of them.
 
-``forage eval`` calls ``run_evaluation``; the training loop and the demo call ``play_arms`` with
-the engine they already have. All arms of all questions are in flight together: no arm waits for
-another. Scoring is ``rewards``'s, summing up ``summary.py``'s.
+``forage eval``, the demo and the end of a training run call ``evaluate``; during training
+``play_arms`` plays a few questions with the engine that is there. Episodes of all arms are in
+flight together, as many as ``rollout.max_concurrent_episodes``: none waits for another. Scoring is
+``rewards``'s, the files are ``journal.py``'s and ``result.py``'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage.config import RunConfig
+from forage.config import RunConfig, SearchConfig
 from forage.data.corpus import CorpusStore
-from forage.data.questions import read_questions
 from forage.errors import UserError
-from forage.evaluation.arms import Arm, ClosedBookSearch, Passages, search_for_arm
-from forage.evaluation.summary import EvaluationSummary, summarise, summary_table
+from forage.evaluation.arms import Arm, Passages, Searches
+from forage.evaluation.journal import Journal
+from forage.evaluation.markdown import write_markdown
+from forage.evaluation.protocol import Protocol, fingerprint_of
+from forage.evaluation.result import EvaluationResult, write_result
+from forage.evaluation.subset import questions_to_evaluate
+from forage.evaluation.summary import summarise
+from forage.evaluation.tables import summary_tables, to_rich
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
-from forage.records import write_episode_file
 from forage.retrieval.client import SearchClient
-from forage.retrieval.index import open_index
-from forage.rewards.scoring import score_episode
+from forage.retrieval.exchange import Served
+from forage.retrieval.index import open_corpus
+from forage.retrieval.manifest import read_manifest
+from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
-from forage.rollout.scheduler import Job, Scheduler
+from forage.rollout.scheduler import Job
 from forage.rollout.stopping import StopTable
 from forage.rollout.torch_engine import TorchEngine
-from forage.training.model import load_model, load_tokenizer
-from forage.types import Episode, Generate, Question, Search, TokenizerId
+from forage.training.model import load_model, load_tokenizer, tokenizer_digest, weights_digest
+from forage.types import Episode, Generate, Question, Score, Search
+
+LOG = logging.getLogger(__name__)
+
+OnDone = Callable[[Arm, Episode], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Plays arms with whatever engine and retriever it is given."""
+    """Plays arms with whatever engine and retrievers it is given."""
 
     config: RunConfig
     player: Player
     engine: Generate
     search: Search
     passages: Passages | None
+    score: Score
+    other_search: Search | None = None
+
+    @property
+    def searches(self) -> Searches:
+        config = self.config
+        return Searches(
+            self.search, self.other_search, self.passages, config.search.topk, config.seed
+        )
 
     async def play_arms(
-        self,
-        questions: Sequence[Question],
-        arms: Sequence[Arm],
-        on_done: Callable[[Episode], None] = lambda _: None,
-    ) -> dict[str, list[Episode]]:
-        """Every question once in every arm, greedily: scored episodes in the questions' order."""
-        played = await asyncio.gather(*(self._play_arm(questions, arm, on_done) for arm in arms))
-        return dict(zip(arms, played, strict=True))
+        self, questions: Sequence[Question], arms: Sequence[Arm]
+    ) -> dict[Arm, list[Episode]]:
+        """Every question in every arm: scored episodes in the order of the questions."""
+        played: dict[tuple[str, str, int], Episode] = {}
 
-    async def _play_arm(
-        self, questions: Sequence[Question], arm: Arm, on_done: Callable[[Episode], None]
-    ) -> list[Episode]:
-        config = self.config
-        scheduler = Scheduler(
-            lambda job: self._play(job, arm),
-            partial(score_episode, config=config.reward),
-            config.rollout.max_concurrent_episodes,
-        )
-        jobs = [Job(question, 0, f"eval/{arm}/{question.id}") for question in questions]
-        return await scheduler.play_all(jobs, on_done)
+        def keep(arm: Arm, episode: Episode) -> None:
+            played[arm, episode.question.id, episode.member] = episode
+
+        await self.play(self.jobs(questions, arms), keep)
+        members = range(self.config.evaluation.num_samples)
+        return {arm: [played[arm, q.id, m] for q in questions for m in members] for arm in arms}
+
+    def jobs(self, questions: Iterable[Question], arms: Sequence[Arm]) -> Iterator[tuple[Arm, Job]]:
+        """What there is to play; the arms of a question together, whose prompt is the same."""
+        for question in questions:
+            for arm in arms:
+                for member in range(self.config.evaluation.num_samples):
+                    yield arm, Job(question, member, f"eval/{arm}/{question.id}/{member}")
+
+    async def play(self, jobs: Iterable[tuple[Arm, Job]], on_done: OnDone) -> None:
+        """Play jobs as there is room; each scored episode is handed on as it ends, none is kept.
+
+        The first exception (a bug, or a full disk) cancels the rest and is raised.
+        """
+        waiting = iter(jobs)
+
+        async def work() -> None:
+            for arm, job in waiting:
+                episode = await self._play(job, arm)
+                on_done(arm, replace(episode, reward=await self.score(episode)))
+
+        num_workers = self.config.rollout.max_concurrent_episodes
+        workers = [asyncio.create_task(work()) for _ in range(num_workers)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
 
     async def _play(self, job: Job, arm: Arm) -> Episode:
-        search = self._search(job.question, arm)
-        return await self.player.play(job, self.engine, search, temperature=0.0)
-
-    def _search(self, question: Question, arm: Arm) -> Search:
-        if arm == "normal":
-            return self.search
-        if arm == "closed_book":
-            return ClosedBookSearch()
-        if self.passages is None:
-            raise UserError(
-                f"the arm {arm} needs the corpus: set data.index to a directory of `forage index`"
-            )
-        topk, seed = self.config.search.topk, self.config.seed
-        return search_for_arm(arm, question, self.search, self.passages, topk, seed)
+        """One episode to its end."""
+        search = self.searches.of(arm, job.question)
+        temperature = self.config.evaluation.temperature
+        return await self.player.play(job, self.engine, search, temperature)
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What an evaluation gives: the episodes by arm, their tokenizer, and the figures."""
+class Destination:
+    """Where an evaluation goes: ``out`` is the .json of figures, its episodes lie beside it.
 
-    summary: EvaluationSummary
-    episodes_by_arm: dict[str, list[Episode]] = field(default_factory=dict)
-    tokenizer: TokenizerId | None = None
+    ``step`` is the training step that the episodes are recorded under.
+    """
+
+    out: Path
+    label: str = "evaluation"
+    step: int = 0
+    is_fresh: bool = False
+    retries_failed: bool = False
+
+    @property
+    def episodes(self) -> Path:
+        return self.out.with_suffix(".jsonl")
 
 
 async def evaluate(
-    evaluator: Evaluator, questions: Sequence[Question], arms: Sequence[Arm], label: str
-) -> Evaluation:
-    """Play the arms under a progress bar and sum them up."""
-    with progress_bar(label, len(questions) * len(arms)) as bar:
-        episodes_by_arm = await evaluator.play_arms(questions, arms, lambda _: bar.advance())
+    evaluator: Evaluator,
+    questions: Sequence[Question],
+    destination: Destination,
+    policy: Mapping[str, str],
+    served: Served | None,
+    corpus: str | None,
+) -> EvaluationResult:
+    """Play what is not on the disk yet, then write figures and report; raises ``UserError``."""
     config = evaluator.config
-    summary = summarise(episodes_by_arm, config.evaluation.num_bootstrap, config.seed)
-    return Evaluation(summary, episodes_by_arm, evaluator.player.codec.identity())
+    settings = config.evaluation
+    evaluator.searches.check(settings.arms, questions)
+    fingerprint = fingerprint_of(config, policy, served, corpus)
+    with Journal(
+        destination.episodes,
+        fingerprint,
+        questions,
+        step=destination.step,
+        tokenizer=evaluator.player.codec.identity(),
+        is_fresh=destination.is_fresh,
+        retries_failed=destination.retries_failed,
+    ) as journal:
+        jobs: list[tuple[Arm, Job]] = list(evaluator.jobs(questions, settings.arms))
+        missing = [each for each in jobs if not journal.has(each[0], each[1])]
+        if len(missing) < len(jobs):
+            LOG.info(
+                "%s holds %d of %d episodes already",
+                destination.episodes,
+                len(jobs) - len(missing),
+                len(jobs),
+            )
+        with progress_bar(destination.label, len(jobs)) as bar:
+            bar.progress.update(bar.task, completed=len(jobs) - len(missing))
+
+            def keep(arm: Arm, episode: Episode) -> None:
+                journal.add(arm, episode)
+                bar.advance()
+
+            await evaluator.play(missing, keep)
+        scores = {
+            arm: journal.scores(arm, questions, settings.num_samples) for arm in settings.arms
+        }
+    result = EvaluationResult(
+        name=config.name,
+        note=config.note,
+        protocol=Protocol.of(config, served),
+        fingerprint=fingerprint,
+        summary=summarise(scores, settings.num_bootstrap, config.seed),
+        scores={arm: list(rows) for arm, rows in scores.items()},
+    )
+    write_result(destination.out, result)
+    write_markdown(destination.out.with_suffix(".md"), result)
+    _warn_of_failures(result)
+    return result
 
 
-def questions_to_evaluate(config: RunConfig) -> list[Question]:
-    """The first ``evaluation.num_questions`` of ``data.test``; raises ``UserError``."""
-    if config.data.test is None:
-        raise UserError("data.test is missing: name a file of questions to evaluate on")
-    questions = read_questions(config.data.test, config.data.test_form)
-    return questions[: config.evaluation.num_questions]
+@dataclass(frozen=True, slots=True)
+class KnownCorpus:
+    """The passages that the arms gold and random show, and the digest that tells them apart."""
+
+    store: CorpusStore
+    digest: str
 
 
-def open_passages(config: RunConfig) -> CorpusStore | None:
-    """The passages that the arms gold and random show, where ``data.index`` names an index."""
-    if config.data.index is None:
+def open_passages(config: RunConfig) -> KnownCorpus | None:
+    """The corpus of the index that ``data.index`` names; raises ``UserError``."""
+    directory = config.data.index
+    if directory is None:
         return None
-    return open_index(config.data.index).store
+    return KnownCorpus(open_corpus(directory), read_manifest(directory).corpus_sha256)
 
 
-def run_evaluation(config: RunConfig, out: Path | None) -> None:
-    """``forage eval``: load the model, play, print a table, write ``out`` and the episodes."""
+def run_evaluation(
+    config: RunConfig, out: Path | None, is_fresh: bool = False, retries_failed: bool = False
+) -> tuple[EvaluationResult, Path]:
+    """``forage eval``: play, print tables, write the files beside ``out``; gives its path too."""
     questions = questions_to_evaluate(config)
-    evaluation = asyncio.run(evaluate_model(config, questions, config.name))
+    out = out or config.output_dir / "evaluation" / "eval.json"
+    destination = Destination(out, config.name, is_fresh=is_fresh, retries_failed=retries_failed)
+    if out.suffix != ".json":
+        raise UserError(f"--out is {out}; name a .json file, the other files lie beside it")
+    try:
+        result = asyncio.run(evaluate_model(config, questions, destination))
+    except KeyboardInterrupt:
+        LOG.warning("stopped; the same command goes on where it was")
+        raise
     console = Console()
-    console.print(summary_table(evaluation.summary))
+    for table in summary_tables(result.summary):
+        console.print(to_rich(table))
     if config.note:
         console.print(config.note)
-    out = out or config.output_dir / "evaluation" / "eval.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(evaluation.summary.to_json(), indent=1), encoding="utf-8")
-    played = evaluation.episodes_by_arm
-    write_episode_file(out.with_suffix(".jsonl"), 0, played, evaluation.tokenizer)
-    console.print(f"figures: {out}   episodes: {out.with_suffix('.jsonl')}")
+    stem = out.with_suffix("")
+    console.print(
+        f"figures: {out}   report: {stem}.html, {stem}.md   episodes: {destination.episodes}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return result, out
 
 
 async def evaluate_model(
-    config: RunConfig, questions: Sequence[Question], label: str
-) -> Evaluation:
+    config: RunConfig, questions: Sequence[Question], destination: Destination
+) -> EvaluationResult:
     """Evaluate ``model.path`` with the retriever at ``search.url``, under a progress bar."""
     choose_matmul_kernel()
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     player.check_prompts(questions)
+    scorer = Scorer(config.reward, config.environment.protocol)
     model = load_model(config.model)
-    async with SearchClient(config.search) as client:
-        if "normal" in config.evaluation.arms:
-            await client.wait_until_ready()
-        stop_table = StopTable.of(tokenizer)
+    arms = config.evaluation.arms
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(scorer)
+        search = await stack.enter_async_context(SearchClient(config.search))
+        served = None
+        if "normal" in arms:
+            await search.wait_until_ready()
+            served = await search.what_is_served()
+        other = await open_other_search(config.evaluation.other_search, stack)
         engine = TorchEngine(
-            model, stop_table, config.rollout.engine, config.environment.max_tokens
+            model, StopTable.of(tokenizer), config.rollout.engine, config.environment.max_tokens
         )
-        try:
-            evaluator = Evaluator(config, player, engine, client, open_passages(config))
-            return await evaluate(evaluator, questions, config.evaluation.arms, label)
-        finally:
-            await engine.close()
+        stack.push_async_callback(engine.close)
+        corpus = open_passages(config)
+        passages, digest = (corpus.store, corpus.digest) if corpus else (None, None)
+        evaluator = Evaluator(config, player, engine, search, passages, scorer, other)
+        policy = policy_facts(model, tokenizer)
+        return await evaluate(evaluator, questions, destination, policy, served, digest)
+
+
+def policy_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """What tells one policy from another in a fingerprint: its weights, not where they lie."""
+    return {"the weights": weights_digest(model), "the tokenizer": tokenizer_digest(tokenizer)}
+
+
+async def open_other_search(
+    settings: SearchConfig | None, stack: AsyncExitStack
+) -> SearchClient | None:
+    """The client of the arm ``other_retriever``, once its server answers; raises ``UserError``."""
+    if settings is None:
+        return None
+    client = await stack.enter_async_context(SearchClient(settings))
+    try:
+        await client.wait_until_ready()
+    except UserError as error:
+        raise UserError(f"evaluation.other_search: {error}") from error
+    return client
+
+
+def _warn_of_failures(result: EvaluationResult) -> None:
+    for arm, summary in result.summary.arms.items():
+        if failures := summary.overall.failures:
+            told = ", ".join(f"{count} {kind}" for kind, count in failures.items())
+            LOG.warning(
+                "arm %s: searches or the engine failed (%s), and count as they ended; "
+                "`forage eval --retry-failed` plays those episodes again",
+                arm,
+                told,
+            )

@@ -1,7 +1,7 @@
-"""What an evaluation found: figures with intervals, for each arm, overall and by hops.
+"""What an evaluation found: figures with intervals, by arm, data source and number of hops.
 
-Scored episodes come in, an ``EvaluationSummary`` goes out: to a JSON file, to the terminal's
-before/after table, to the report. Nothing here plays, scores or reads files.
+``QuestionScore`` rows come in, an ``EvaluationSummary`` goes out: to the file of figures, the
+tables and the reports. Nothing here plays, scores or reads files.
 """
 
 from __future__ import annotations
@@ -10,75 +10,111 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from forage.evaluation.statistics import Interval, bootstrap_interval, paired_difference
-from forage.types import Episode, Status
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from forage.evaluation.scores import QuestionScore
+from forage.evaluation.statistics import (
+    Bootstrap,
+    Difference,
+    Interval,
+    bootstrap,
+    bootstrap_interval,
+    macro_bootstrap,
+    paired_difference,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SliceSummary:
-    """Figures over some episodes.
+    """Figures over some questions, each the mean of its samples.
 
-    ``answered`` and ``gold_recall`` are fractions; the latter is the share of a question's gold
-    passages that some search of the episode returned, averaged over the questions that name any
-    (None where none does). ``failures`` counts failed searches by kind, and episodes that the
-    engine failed under ``engine_failed``.
+    ``searches`` and ``sampled_tokens`` are those of an episode, ``seconds`` its time from the first
+    token to the end, waits included. ``answered`` is a share. ``gold_recall`` is the share of a
+    question's gold passages that some search of the episode returned, over the questions that name
+    any (None where none does). ``pass_at`` is pass@k on exact match by k, where questions were
+    sampled more than once; ``em`` and the rest are then avg@k. ``failures`` counts failed searches
+    by kind, and episodes that the engine failed under ``engine_failed``.
     """
 
     num_questions: int
     em: Interval
     cover_em: Interval
     f1: Interval
-    mean_searches: float
-    mean_sampled_tokens: float
+    searches: Interval
+    sampled_tokens: Interval
+    seconds: Interval
     answered: float
-    gold_recall: float | None
+    gold_recall: Interval | None
+    pass_at: dict[int, Interval]
     failures: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "num_questions": self.num_questions,
-            "em": _interval_to_json(self.em),
-            "cover_em": _interval_to_json(self.cover_em),
-            "f1": _interval_to_json(self.f1),
-            "mean_searches": self.mean_searches,
-            "mean_sampled_tokens": self.mean_sampled_tokens,
+            **{name: interval_to_json(getattr(self, name)) for name in _COLUMNS},
             "answered": self.answered,
-            "gold_recall": self.gold_recall,
+            "gold_recall": None if self.gold_recall is None else interval_to_json(self.gold_recall),
+            "pass_at": {str(k): interval_to_json(value) for k, value in self.pass_at.items()},
             "failures": dict(self.failures),
         }
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``; raises ``KeyError`` or ``TypeError``."""
+        """The inverse of ``to_json``; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+        recall = row["gold_recall"]
         return cls(
             num_questions=row["num_questions"],
-            em=_interval_from_json(row["em"]),
-            cover_em=_interval_from_json(row["cover_em"]),
-            f1=_interval_from_json(row["f1"]),
-            mean_searches=row["mean_searches"],
-            mean_sampled_tokens=row["mean_sampled_tokens"],
+            **{name: interval_from_json(row[name]) for name in _COLUMNS},
             answered=row["answered"],
-            gold_recall=row["gold_recall"],
+            gold_recall=None if recall is None else interval_from_json(recall),
+            pass_at={int(k): interval_from_json(value) for k, value in row["pass_at"].items()},
             failures=dict(row["failures"]),
         )
 
 
 @dataclass(frozen=True, slots=True)
+class MacroAverage:
+    """The plain mean over data sources, each weighing the same: the published tables' average."""
+
+    num_sources: int
+    em: Interval
+    cover_em: Interval
+    f1: Interval
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "num_sources": self.num_sources,
+            **{name: interval_to_json(getattr(self, name)) for name in _MACRO_COLUMNS},
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_json``; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+        intervals = {name: interval_from_json(row[name]) for name in _MACRO_COLUMNS}
+        return cls(num_sources=row["num_sources"], **intervals)
+
+
+@dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """One arm: all its questions, and those of each number of hops (where the source says)."""
+    """One arm: all its questions, those of each source, those of each number of hops.
+
+    ``macro`` is None for a single source, whose mean it would repeat.
+    """
 
     overall: SliceSummary
+    macro: MacroAverage | None
+    by_source: dict[str, SliceSummary]
     by_hops: dict[int, SliceSummary]
+
+    @property
+    def headline(self) -> Interval:
+        """Exact match as published results give it: over sources, or over all questions."""
+        return self.overall.em if self.macro is None else self.macro.em
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSummary:
-    """A policy's evaluation, by arm in the order that they were played."""
+    """A policy's evaluation, by arm in the order of ``evaluation.arms``."""
 
     arms: dict[str, ArmSummary]
 
@@ -87,6 +123,8 @@ class EvaluationSummary:
             "arms": {
                 arm: {
                     "overall": summary.overall.to_json(),
+                    "macro": None if summary.macro is None else summary.macro.to_json(),
+                    "by_source": {name: s.to_json() for name, s in summary.by_source.items()},
                     "by_hops": {str(n): s.to_json() for n, s in summary.by_hops.items()},
                 }
                 for arm, summary in self.arms.items()
@@ -95,14 +133,16 @@ class EvaluationSummary:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``; raises ``KeyError`` or ``TypeError``."""
+        """The inverse of ``to_json``; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
         return cls(
             {
                 arm: ArmSummary(
-                    SliceSummary.from_json(summary["overall"]),
-                    {int(n): SliceSummary.from_json(s) for n, s in summary["by_hops"].items()},
+                    SliceSummary.from_json(part["overall"]),
+                    None if part["macro"] is None else MacroAverage.from_json(part["macro"]),
+                    {name: SliceSummary.from_json(s) for name, s in part["by_source"].items()},
+                    {int(n): SliceSummary.from_json(s) for n, s in part["by_hops"].items()},
                 )
-                for arm, summary in row["arms"].items()
+                for arm, part in row["arms"].items()
             }
         )
 
@@ -116,153 +156,111 @@ class EvaluationSummary:
 
 
 def summarise(
-    episodes_by_arm: Mapping[str, Sequence[Episode]], num_resamples: int = 1000, seed: int = 0
+    scores_by_arm: Mapping[str, Sequence[QuestionScore]], num_resamples: int = 1000, seed: int = 0
 ) -> EvaluationSummary:
-    """The figures of scored episodes; raises ``ValueError`` for an arm without episodes."""
+    """The figures of scored questions; raises ``ValueError`` for an arm without any."""
     arms: dict[str, ArmSummary] = {}
-    for arm, episodes in episodes_by_arm.items():
-        if not episodes:
+    for arm, scores in scores_by_arm.items():
+        if not scores:
             raise ValueError(f"arm {arm} has no episodes to summarise")
-        hops = sorted({n for e in episodes if (n := e.question.num_hops) is not None})
+        by_source: dict[str, list[QuestionScore]] = {}
+        for score in scores:
+            by_source.setdefault(score.source, []).append(score)
+        hops = sorted({score.num_hops for score in scores if score.num_hops is not None})
         arms[arm] = ArmSummary(
-            overall=_summarise_slice(episodes, num_resamples, seed),
+            overall=_summarise_slice(scores, num_resamples, seed),
+            macro=_macro(by_source, num_resamples, seed),
+            by_source={
+                source: _summarise_slice(rows, num_resamples, seed)
+                for source, rows in by_source.items()
+            },
             by_hops={
-                n: _summarise_slice(
-                    [e for e in episodes if e.question.num_hops == n], num_resamples, seed
-                )
+                n: _summarise_slice([s for s in scores if s.num_hops == n], num_resamples, seed)
                 for n in hops
             },
         )
     return EvaluationSummary(arms)
 
 
+def source_metrics(scores: Sequence[QuestionScore]) -> dict[str, float]:
+    """Exact match by data source and their plain mean, where there are several."""
+    by_source: dict[str, list[float]] = {}
+    for score in scores:
+        by_source.setdefault(score.source, []).append(score.em)
+    if len(by_source) < 2:
+        return {}
+    means = {f"em/source_{source}": fmean(ems) for source, ems in by_source.items()}
+    return {**means, "em/macro": fmean(means.values())}
+
+
 def em_gain(
-    before: Sequence[Episode], after: Sequence[Episode], num_resamples: int = 1000, seed: int = 0
-) -> Interval:
-    """Paired interval of the growth in exact match; raises ``ValueError`` if questions differ."""
-    by_id = {episode.question.id: part_of(episode, "em") for episode in before}
-    ids = [episode.question.id for episode in after]
+    before: Sequence[QuestionScore],
+    after: Sequence[QuestionScore],
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> Difference:
+    """Paired growth in exact match; raises ``ValueError`` if the questions differ."""
+    by_id = {score.question_id: score.em for score in before}
+    ids = [score.question_id for score in after]
     if len(by_id) != len(before) or set(ids) != set(by_id) or len(ids) != len(by_id):
-        raise ValueError(
-            "a gain needs one episode for each question, the same ones before and after"
-        )
+        raise ValueError("a gain needs the same questions before and after, each once")
     return paired_difference(
         [by_id[question_id] for question_id in ids],
-        [part_of(episode, "em") for episode in after],
+        [score.em for score in after],
         num_resamples,
         seed,
     )
 
 
-def part_of(episode: Episode, name: str) -> float:
-    """A part of an episode's reward."""
-    assert episode.reward is not None, f"the episode of {episode.question.id} has not been scored"
-    assert name in episode.reward.parts, f"the reward of {episode.question.id} has no part {name}"
-    return episode.reward.parts[name]
-
-
-def gold_recall(episode: Episode) -> float | None:
-    """Share of the question's gold passages that some search returned; None if it names none."""
-    gold = set(episode.question.gold_passage_ids)
-    if not gold:
-        return None
-    seen = {passage_id for turn in episode.turns for passage_id in turn.passage_ids_K}
-    return len(gold & seen) / len(gold)
-
-
-def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> Table:
-    """The terminal's table: exact match, F1 and searches of both, for the slices in both."""
-    from rich.table import Table
-
-    table = Table(title="Before and after reinforcement learning", title_justify="left")
-    table.add_column("arm")
-    table.add_column("hops", justify="right")
-    table.add_column("questions", justify="right")
-    table.add_column("EM before", justify="right")
-    table.add_column("EM after", justify="right", style="bold")
-    table.add_column("F1", justify="right")
-    table.add_column("searches", justify="right")
-    earlier = {(arm, hops): part for arm, hops, part in before.slices()}
-    for arm, hops, now in after.slices():
-        then = earlier.get((arm, hops))
-        if then is None:
-            continue
-        if hops is None and table.row_count:
-            table.add_section()
-        table.add_row(
-            arm.replace("_", " ") if hops is None else "",
-            "all" if hops is None else str(hops),
-            str(now.num_questions),
-            _interval_text(then.em),
-            _interval_text(now.em),
-            f"{then.f1.mean:.2f} → {now.f1.mean:.2f}",
-            f"{then.mean_searches:.2f} → {now.mean_searches:.2f}",
-        )
-    table.caption = "In brackets: 95 % bootstrap intervals."
-    table.caption_justify = "left"
-    return table
-
-
-def summary_table(summary: EvaluationSummary) -> Table:
-    """The terminal's table of one evaluation, by arm and by hops."""
-    from rich.table import Table
-
-    table = Table(title="Evaluation", title_justify="left")
-    for name in ("arm", "hops", "questions", "EM", "cover EM", "F1", "searches", "answered"):
-        table.add_column(name, justify="left" if name == "arm" else "right")
-    for arm, hops, part in summary.slices():
-        if hops is None and table.row_count:
-            table.add_section()
-        table.add_row(
-            arm.replace("_", " ") if hops is None else "",
-            "all" if hops is None else str(hops),
-            str(part.num_questions),
-            _interval_text(part.em),
-            f"{part.cover_em.mean:.2f}",
-            f"{part.f1.mean:.2f}",
-            f"{part.mean_searches:.2f}",
-            f"{part.answered:.2f}",
-        )
-    table.caption = "In brackets: 95 % bootstrap intervals."
-    table.caption_justify = "left"
-    return table
-
-
-def _summarise_slice(episodes: Sequence[Episode], num_resamples: int, seed: int) -> SliceSummary:
-    recalls = [recall for e in episodes if (recall := gold_recall(e)) is not None]
-
-    def interval(name: str) -> Interval:
-        return bootstrap_interval([part_of(e, name) for e in episodes], num_resamples, seed)
-
-    return SliceSummary(
-        num_questions=len(episodes),
-        em=interval("em"),
-        cover_em=interval("cover_em"),
-        f1=interval("f1"),
-        mean_searches=fmean(e.num_searches for e in episodes),
-        mean_sampled_tokens=fmean(e.num_sampled_tokens for e in episodes),
-        answered=fmean(e.status is Status.ANSWERED for e in episodes),
-        gold_recall=fmean(recalls) if recalls else None,
-        failures=_count_failures(episodes),
-    )
-
-
-def _count_failures(episodes: Sequence[Episode]) -> dict[str, int]:
-    counts = Counter(
-        turn.search_failure.value for e in episodes for turn in e.turns if turn.search_failure
-    )
-    counts.update(e.status.value for e in episodes if e.status is Status.ENGINE_FAILED)
-    return dict(sorted(counts.items()))
-
-
-def _interval_text(interval: Interval) -> str:
-    return f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def _interval_to_json(interval: Interval) -> list[float]:
+def interval_to_json(interval: Interval) -> list[float]:
     return [interval.mean, interval.low, interval.high]
 
 
-def _interval_from_json(row: Sequence[float]) -> Interval:
+def interval_from_json(row: Sequence[float]) -> Interval:
     mean, low, high = row
     return Interval(mean, low, high)
+
+
+_MACRO_COLUMNS = ("em", "cover_em", "f1")
+_COLUMNS = (*_MACRO_COLUMNS, "searches", "sampled_tokens", "seconds")
+
+
+def _resample(
+    scores: Sequence[QuestionScore], num_resamples: int, seed: int, columns: Sequence[str]
+) -> Bootstrap:
+    rows = [[getattr(score, name) for name in columns] for score in scores]
+    return bootstrap(rows, num_resamples, seed)
+
+
+def _summarise_slice(
+    scores: Sequence[QuestionScore], num_resamples: int, seed: int
+) -> SliceSummary:
+    resampled = _resample(scores, num_resamples, seed, _COLUMNS)
+    recalls = [score.gold_recall for score in scores if score.gold_recall is not None]
+    failures = Counter(kind for score in scores for kind in score.failures)
+    return SliceSummary(
+        num_questions=len(scores),
+        **{name: resampled.interval(column) for column, name in enumerate(_COLUMNS)},
+        answered=fmean(score.answered for score in scores),
+        gold_recall=bootstrap_interval(recalls, num_resamples, seed) if recalls else None,
+        pass_at={
+            k: bootstrap_interval([score.pass_at[k] for score in scores], num_resamples, seed)
+            for k in scores[0].pass_at
+        },
+        failures=dict(sorted(failures.items())),
+    )
+
+
+def _macro(
+    by_source: Mapping[str, Sequence[QuestionScore]], num_resamples: int, seed: int
+) -> MacroAverage | None:
+    if len(by_source) < 2:
+        return None
+    # Seeds of their own: sources that shared one would be resampled alike where sizes are equal.
+    parts = [
+        _resample(scores, num_resamples, seed + 1 + number, _MACRO_COLUMNS)
+        for number, scores in enumerate(by_source.values())
+    ]
+    resampled = macro_bootstrap(parts)
+    intervals = {name: resampled.interval(i) for i, name in enumerate(_MACRO_COLUMNS)}
+    return MacroAverage(num_sources=len(by_source), **intervals)

@@ -34,3 +34,7 @@ class Backend(Protocol):
     def __len__(self) -> int:
         """Passages that can be found."""
         ...
+
+    def close(self) -> None:
+        """Let go of files, processes and connections; harmless when repeated."""
+        ...

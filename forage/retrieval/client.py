@@ -20,7 +20,7 @@ from forage.config import SearchConfig
 from forage.retrieval.cache import LruCache
 from forage.retrieval.counts import SearchCounts
 from forage.retrieval.dispatch import Dispatcher
-from forage.retrieval.exchange import Failure
+from forage.retrieval.exchange import Failure, Served
 from forage.retrieval.query import normalise_query
 from forage.types import FailureKind, Hit, SearchReply
 
@@ -90,6 +90,10 @@ class SearchClient:
     async def wait_until_ready(self) -> None:
         """Return when a server answers; ``UserError`` after ``startup_timeout_s``."""
         await self._dispatcher.wait_until_ready()
+
+    async def what_is_served(self) -> Served | None:
+        """What the server says that it searches, or None; call ``wait_until_ready`` first."""
+        return await self._dispatcher.what_is_served()
 
     async def close(self) -> None:
         """End the session; searches still waiting, and later ones, are answered ``CLOSED``."""

@@ -1,36 +1,86 @@
 """What ``forage serve`` was asked to serve, and the source and pages made from it.
 
-A source holds other sources: what is named first is opened, and each further setting wraps what
-stands above it. This is the one place where they are put together; HTTP is the server's.
+A source holds other sources: what was named is opened, several are fused, then the reranker stands
+before them and the recorder before all. This is the one place where they are put together; HTTP is
+the server's.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from forage.errors import UserError
-from forage.retrieval.index import open_index
+from forage.retrieval.encoder import Dtype
+from forage.retrieval.fusion import RRF_K, Fused
+from forage.retrieval.index import Index, OpenOptions, open_index
 from forage.retrieval.limits import Limits
+from forage.retrieval.lucene import Lucene
+from forage.retrieval.manifest import BM25Manifest, read_manifest
 from forage.retrieval.pages import PageStore, open_pages
 from forage.retrieval.recording import Recorder, Replay
+from forage.retrieval.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked
 from forage.retrieval.source import Source
 from forage.retrieval.web import open_web_source
 from forage.retrieval.web_settings import read_web_settings
 
+_KINDS = ("web", "replay", "lucene", "ray")
 
-class ServeSettings(BaseModel):
-    """Everything that ``forage serve`` reads from its command line.
+# Passages of one index that are looked up by id in another before the two are fused.
+_NUM_COMPARED = 64
 
-    ``source`` is the directory of an index, ``web:PROVIDER`` or ``replay:FILE``; ``web`` holds
-    ``key=value`` settings of the provider; ``record`` keeps every answer in a file.
-    """
 
+class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    source: str
+
+class FusionSettings(_Settings):
+    """How several sources become one; see ``forage.retrieval.fusion``."""
+
+    depth: int = Field(default=100, ge=1)
+    k: int = Field(default=RRF_K, ge=0)
+
+
+class RerankSettings(_Settings):
+    """A cross-encoder before the source; see ``forage.retrieval.reranker``."""
+
+    model: str = PUBLISHED_MODEL
+    revision: str | None = None
+    depth: int = Field(default=10, ge=1)
+    device: str | None = None
+    dtype: Dtype = "float32"
+    batch_size: int = Field(default=32, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    trust_remote_code: bool = False
+
+
+class LuceneSettings(_Settings):
+    """BM25 over a Lucene index, whose manner of counting is chosen when it is searched."""
+
+    k1: float = Field(default=0.9, ge=0)
+    b: float = Field(default=0.4, ge=0, le=1)
+
+
+class ServeSettings(_Settings):
+    """Everything that ``forage serve`` reads from its command line.
+
+    ``sources`` are directories of indexes, ``lucene:DIR``, ``ray:APP``, ``web:PROVIDER`` or
+    ``replay:FILE``; ``web`` holds ``key=value`` settings of the provider, ``options`` are for
+    indexes of vectors; ``record`` keeps every answer in a file. None stands for "not said": what
+    nothing would read is refused.
+    """
+
+    sources: tuple[str, ...] = Field(min_length=1)
     web: tuple[str, ...] = ()
+    options: OpenOptions = OpenOptions()
+    lucene: LuceneSettings | None = None
+    ray_address: str | None = None
+    fusion: FusionSettings | None = None
+    rerank: RerankSettings | None = None
     record: Path | None = None
     pages: Path | None = None
     host: str = "127.0.0.1"
@@ -45,27 +95,111 @@ class ServeSettings(BaseModel):
 
 def open_source(settings: ServeSettings) -> Source:
     """Open what is to be served; raises ``UserError``."""
-    source = _open_innermost(settings)
-    if settings.record is not None:
-        try:
+    _refuse_unread(settings)
+    with ExitStack() as opened:
+        parts: list[Source] = []
+        for name in settings.sources:
+            parts.append(_open_one(name, settings))
+            opened.callback(parts[-1].close)
+        source = parts[0]
+        if len(parts) > 1:
+            _refuse_other_corpora([part for part in parts if isinstance(part, Index)])
+            fusion = settings.fusion or FusionSettings()
+            source = Fused(parts, fusion.depth, fusion.k)
+        if settings.rerank is not None:
+            source = Reranked(source, _open_model(settings.rerank), settings.rerank.depth)
+        if settings.record is not None:
             source = Recorder(source, settings.record)
-        except UserError:
-            source.close()
-            raise
-    return source
-
-
-def _open_innermost(settings: ServeSettings) -> Source:
-    kind, _, name = settings.source.partition(":")
-    if kind == "web" and name:
-        return open_web_source(read_web_settings(name, settings.web))
-    if settings.web:
-        raise UserError(f"--web says how to ask a provider, and {settings.source} is none")
-    if kind == "replay" and name:
-        return Replay(Path(name))
-    return open_index(Path(settings.source))
+        opened.pop_all()
+        return source
 
 
 def open_page_store(settings: ServeSettings) -> PageStore | None:
     """Open the pages that ``/access`` reads, where there are some; raises ``UserError``."""
     return None if settings.pages is None else open_pages(settings.pages)
+
+
+def _open_one(text: str, settings: ServeSettings) -> Source:
+    kind, name = _kind_and_name(text)
+    match kind:
+        case "web":
+            return open_web_source(read_web_settings(name, settings.web))
+        case "replay":
+            return Replay(Path(name))
+        case "lucene":
+            lucene = settings.lucene or LuceneSettings()
+            return Lucene(Path(name), lucene.k1, lucene.b)
+        case "ray":
+            # A cluster is a hundred modules to import: only where one is asked for.
+            from forage.retrieval.sharded import Sharded
+
+            return Sharded(name, settings.ray_address or "auto", settings.limits.deadline_s)
+        case _:
+            return open_index(Path(name), settings.options)
+
+
+def _kind_and_name(text: str) -> tuple[str, str]:
+    """``web:serper`` is ``("web", "serper")``; what begins with no kind is an index."""
+    kind, _, name = text.partition(":")
+    return (kind, name) if kind in _KINDS and name else ("index", text)
+
+
+def _open_model(settings: RerankSettings) -> CrossEncoderModel:
+    return CrossEncoderModel(
+        settings.model,
+        revision=settings.revision,
+        device=settings.device,
+        dtype=settings.dtype,
+        batch_size=settings.batch_size,
+        max_tokens=settings.max_tokens,
+        trust_remote_code=settings.trust_remote_code,
+    )
+
+
+def _refuse_unread(settings: ServeSettings) -> None:
+    """Raise ``UserError`` for a setting that nothing among the sources would read."""
+    named = ", ".join(settings.sources)
+    kinds = [_kind_and_name(text)[0] for text in settings.sources]
+    if len(set(settings.sources)) < len(settings.sources):
+        raise UserError(f"a source is named twice ({named}); fusion needs different ones")
+    if settings.web and kinds.count("web") != 1:
+        raise UserError(f"--web says how to ask one provider, and {named} names none or several")
+    if settings.lucene is not None and "lucene" not in kinds:
+        raise UserError("--k1 and --b are for lucene:DIR; an index has those it was built with")
+    if settings.ray_address is not None and "ray" not in kinds:
+        raise UserError(f"--ray-address is for ray:APP, and {named} names none")
+    if settings.fusion is not None and len(kinds) == 1:
+        raise UserError("--fuse-depth and --fuse-k are for several sources; only one is named")
+    if settings.rerank is not None and settings.topk > settings.rerank.depth:
+        raise UserError(
+            f"--topk {settings.topk} is above --rerank-depth {settings.rerank.depth}, and nothing "
+            "below that depth is found; raise one or lower the other"
+        )
+    if settings.options != OpenOptions() and not _has_vectors(settings.sources):
+        raise UserError(
+            "--device, --dtype, --gpus, --encoder and --trust-remote-code are for an index of "
+            f"vectors, and {named} names none"
+        )
+
+
+def _has_vectors(sources: tuple[str, ...]) -> bool:
+    places = [name for kind, name in map(_kind_and_name, sources) if kind == "index"]
+    manifests = [read_manifest(Path(place)) for place in places]
+    return not all(isinstance(manifest, BM25Manifest) for manifest in manifests)
+
+
+def _refuse_other_corpora(indexes: list[Index]) -> None:
+    """Raise ``UserError`` where two indexes have different passages under one id.
+
+    Every search would fail in the end; here a sample of ids tells it before the first.
+    """
+    for one, other in pairwise(indexes):
+        if one.manifest.corpus_sha256 == other.manifest.corpus_sha256:
+            continue
+        for row in np.linspace(0, len(one) - 1, min(_NUM_COMPARED, len(one))).astype(int).tolist():
+            passage = one.store.passage(row)
+            if other.store.by_id(passage.id) not in (None, passage):
+                raise UserError(
+                    f"{one.name} and {other.name} have different passages with the id "
+                    f"{passage.id!r}: they are of different corpora; fuse indexes of one corpus"
+                )

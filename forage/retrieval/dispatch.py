@@ -17,7 +17,7 @@ import aiohttp
 
 from forage.config import SearchConfig
 from forage.errors import UserError
-from forage.retrieval.exchange import Blame, Failure, retrieve
+from forage.retrieval.exchange import Blame, Failure, Served, ask_what_is_served, retrieve
 from forage.retrieval.servers import Server, Servers
 from forage.retrieval.token import read_token
 from forage.types import FailureKind, Hit
@@ -100,6 +100,16 @@ class Dispatcher:
                 logger.info("waiting for the search server at %s (%s)", addresses, said)
                 is_said = True
             await asyncio.sleep(_POLL_S)
+
+    async def what_is_served(self) -> Served | None:
+        """What the first server that says so searches; None where none does."""
+        for server in self._servers:
+            served = await ask_what_is_served(
+                self._open_session(), f"{server.url}/readyz", self._settings.timeout_s
+            )
+            if served is not None:
+                return served
+        return None
 
     async def close(self) -> None:
         """End the session."""

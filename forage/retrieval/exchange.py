@@ -80,6 +80,30 @@ async def retrieve(
         return Failure(FailureKind.MALFORMED, str(error))
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says that it searches; ``num_passages`` None where it does not say."""
+
+    backend: str
+    num_passages: int | None
+
+
+async def ask_what_is_served(
+    session: aiohttp.ClientSession, url: str, timeout_s: float
+) -> Served | None:
+    """What the ``/readyz`` at ``url`` tells, or None: Search-R1's server has none, for example."""
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
+            told = await response.json() if response.status == 200 else None
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None
+    backend = told.get("backend") if isinstance(told, dict) else None
+    if told is None or not isinstance(backend, str):
+        return None
+    num_passages = told.get("passages")
+    return Served(backend, num_passages if isinstance(num_passages, int) else None)
+
+
 def _failure_of_status(status: int, retry_after: str | None, body: bytes) -> Failure:
     detail = f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}"
     wait_s = retry_after_seconds(retry_after)

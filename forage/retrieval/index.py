@@ -1,65 +1,74 @@
-"""An index directory: built from a corpus file, checked when opened, searched for passages.
+"""An index directory, opened: its parts checked against its manifest, searched for passages.
 
-The directory is self-contained (a plain copy of the corpus, its offsets, the backend's files, a
-manifest) and appears whole or not at all: it is built beside its place and renamed into it. This
-is where rows become passages; how rows are found is the backend's, and HTTP is the server's.
+This is where rows become passages; how rows are found is the backend's, how an index is built is
+``forage.retrieval.build``'s, and HTTP is the server's.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from hashlib import file_digest, sha256
-from importlib.metadata import version
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
-from psutil import pid_exists
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+import numpy as np
 
-from forage.data.corpus import LINES_FILE, CorpusStore, StoredCorpus, build_store, format_contents
+from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.retrieval.backend import Backend
-from forage.retrieval.bm25 import BM25, TOKENIZER, BM25Builder
-from forage.types import Hit, Passage
+from forage.retrieval.bm25 import BM25, TOKENIZER
+from forage.retrieval.build import (
+    FAISS_FILE,
+    PROBES_FILE,
+    VECTORS_DIR,
+    build_index,
+    probe_texts,
+)
+from forage.retrieval.encoder import Dtype, Encoder, choice_of
+from forage.retrieval.faiss_settings import rescore_dtype
+from forage.retrieval.manifest import (
+    AnyManifest,
+    BM25Manifest,
+    DenseManifest,
+    QdrantManifest,
+    check_corpus,
+    check_vectors_file,
+    read_manifest,
+    require_same,
+)
+from forage.retrieval.precision import closeness
+from forage.retrieval.qdrant import QDRANT_DIR, Qdrant
+from forage.retrieval.qdrant_collection import QdrantCollection
+from forage.retrieval.vectors import VectorShards, open_vectors
+from forage.types import Hit
 
-logger = logging.getLogger(__name__)
+__all__ = ["Index", "OpenOptions", "build_index", "open_corpus", "open_index"]
 
-FORMAT_VERSION = 1
-MANIFEST_FILE = "manifest.json"
-
-# Hashing a corpus at each opening costs a second a gigabyte: above this its size alone is compared.
-_MAX_HASHED_BYTES = 256 * 2**20
+# Two number formats of one encoder agree to 0.999; another pooling or prefix gives less than this.
+_MIN_PROBE_COSINE = 0.98
 
 
-class Manifest(BaseModel):
-    """What an index is made of, written when it is built and checked when it is opened."""
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How a dense index is served on this machine; None is what the machine does best.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    ``encoder`` is another place of the same model; ``gpus`` hold the vectors, ``device`` the
+    encoder.
+    """
 
-    format_version: int = FORMAT_VERSION
-    backend: Literal["bm25"]
-    k1: float
-    b: float
-    tokenizer: str
-    num_passages: int = Field(ge=1)
-    corpus_bytes: int = Field(ge=1)
-    corpus_sha256: str
-    library: str
+    device: str | None = None
+    dtype: Dtype | None = None
+    gpus: tuple[int, ...] = ()
+    encoder: str | None = None
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
     """An opened index: searches give passages."""
 
-    manifest: Manifest
+    manifest: AnyManifest
     store: CorpusStore
     backend: Backend
 
@@ -85,180 +94,165 @@ class Index:
         self.close()
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """For each query at most ``topk`` hits, best first (none where no word is known)."""
+        """For each query at most ``topk`` hits, best first (BM25: none where no word is known)."""
         if topk < 1:
             raise UserError(f"topk is {topk}; it must be 1 or more")
         rows = self.backend.search(queries, topk)
         return [[Hit(self.store.passage(s.row), s.score) for s in found] for found in rows]
 
     def close(self) -> None:
-        """Let the mapped corpus go."""
+        """Let the mapped corpus go, and what the backend holds."""
         self.store.close()
+        self.backend.close()
 
 
-def build_index(
-    corpus: Path,
-    out: Path,
-    backend: str = "bm25",
-    k1: float = 0.9,
-    b: float = 0.4,
-    show_progress: bool = True,
-) -> Manifest:
-    """Build an index of ``corpus`` in ``out`` (an older index there is replaced).
-
-    k1 0.9 and b 0.4 are those of the published BM25 runs (Pyserini's). Raises ``UserError`` for a
-    wrong corpus line, an unknown backend, or an ``out`` that holds something else.
-    """
-    if backend != "bm25":
-        raise UserError(f"unknown backend {backend!r}; available: bm25")
-    out = out.absolute()
-    _refuse_other_contents(out)
-    builder = BM25Builder(k1, b)
-    with _built_beside(out) as directory:
-        with _progress(show_progress) as progress:
-            reading = progress.add_task(f"reading {corpus.name}", total=None)
-
-            def add(passage: Passage) -> None:
-                builder.add(format_contents(passage))
-                progress.advance(reading)
-
-            stored = build_store(corpus, directory, add)
-            progress.update(reading, total=stored.num_passages)
-            scoring = progress.add_task("scoring terms", total=None)
-            builder.write(directory)
-            progress.update(scoring, total=1, completed=1)
-        manifest = _manifest(stored, k1, b)
-        path = directory / MANIFEST_FILE
-        path.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    logger.info("indexed %d passages of %s in %s", manifest.num_passages, corpus, out)
-    return manifest
-
-
-def open_index(directory: Path) -> Index:
+def open_index(directory: Path, options: OpenOptions | None = None) -> Index:
     """Open an index and check that its parts belong together; raises ``UserError``."""
-    manifest = _read_manifest(directory)
+    manifest = read_manifest(directory)
     store = CorpusStore(directory)
-    backend = BM25(directory)
     try:
-        _check_parts(directory, manifest, store, backend)
+        check_corpus(directory, manifest, len(store))
+        if isinstance(manifest, BM25Manifest):
+            backend = _open_bm25(directory, manifest)
+        elif isinstance(manifest, QdrantManifest):
+            backend = _open_qdrant(directory, manifest, store, options or OpenOptions())
+        else:
+            backend = _open_dense(directory, manifest, store, options or OpenOptions())
+    except BaseException:
+        store.close()
+        raise
+    index = Index(manifest, store, backend)
+    try:
+        require_same(
+            directory, "passages", manifest.num_passages, "its backend holds", len(backend)
+        )
+    except UserError:
+        index.close()
+        raise
+    return index
+
+
+def open_corpus(directory: Path) -> CorpusStore:
+    """The passages of an index alone, whatever searches them; raises ``UserError``."""
+    manifest = read_manifest(directory)
+    store = CorpusStore(directory)
+    try:
+        check_corpus(directory, manifest, len(store))
     except UserError:
         store.close()
         raise
-    return Index(manifest, store, backend)
+    return store
 
 
-def _manifest(stored: StoredCorpus, k1: float, b: float) -> Manifest:
-    return Manifest(
-        backend="bm25",
-        k1=k1,
-        b=b,
-        tokenizer=TOKENIZER,
-        num_passages=stored.num_passages,
-        corpus_bytes=stored.num_bytes,
-        corpus_sha256=stored.sha256,
-        library=f"bm25s {version('bm25s')}",
-    )
+def _open_bm25(directory: Path, manifest: BM25Manifest) -> Backend:
+    require_same(directory, "tokenizer", manifest.tokenizer, "this Forage has", TOKENIZER)
+    return BM25(directory)
 
 
-def _read_manifest(directory: Path) -> Manifest:
-    path = directory / MANIFEST_FILE
+def _open_dense(
+    directory: Path, manifest: DenseManifest, store: CorpusStore, options: OpenOptions
+) -> Backend:
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{directory} is not an index (it has no {MANIFEST_FILE}); make one with "
-            f"`forage index --corpus FILE --out {directory}`"
-        ) from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return Manifest.model_validate_json(text)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(str(part) for part in wrong["loc"]) or "the file"
-        raise UserError(f"{path}: {where}: {wrong['msg']}; build the index again") from error
+        from forage.retrieval.dense import DenseBackend
+        from forage.retrieval.faiss_index import open_faiss
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from error
+    check_vectors_file(directory, FAISS_FILE, manifest)
+    index = open_faiss(directory / FAISS_FILE, manifest.faiss, options.gpus)
+    require_same(directory, "passages", manifest.num_passages, "its FAISS file holds", len(index))
+    vectors = None
+    if rescore_dtype(manifest.faiss) is not None:
+        vectors = _open_vectors(directory, manifest)
+    encoder = _open_encoder(directory, manifest, options)
+    _check_probes(directory, manifest, store, encoder)
+    return DenseBackend(encoder, index, manifest.faiss, vectors)
 
 
-def _check_parts(directory: Path, manifest: Manifest, store: CorpusStore, backend: BM25) -> None:
-    """Compare the manifest with what lies beside it; raises ``UserError`` naming both sides."""
-    _check(
-        directory, "format version", manifest.format_version, "this Forage reads", FORMAT_VERSION
+def _open_qdrant(
+    directory: Path, manifest: QdrantManifest, store: CorpusStore, options: OpenOptions
+) -> Backend:
+    if options.gpus:
+        raise UserError("--gpus is for FAISS; the vectors of this index are in Qdrant")
+    encoder = _open_encoder(directory, manifest, options)
+    _check_probes(directory, manifest, store, encoder)
+    collection = QdrantCollection(
+        directory / QDRANT_DIR if manifest.url is None else manifest.url,
+        manifest.collection,
+        manifest.encoder.dimension,
+        manifest.distance,
+        manifest.settings,
     )
-    _check(directory, "tokenizer", manifest.tokenizer, "this Forage has", TOKENIZER)
-    _check(directory, "passages", manifest.num_passages, "its corpus holds", len(store))
-    _check(directory, "passages", manifest.num_passages, "its backend holds", len(backend))
-    corpus = directory / LINES_FILE
-    num_bytes = corpus.stat().st_size
-    _check(directory, "corpus bytes", manifest.corpus_bytes, "its corpus has", num_bytes)
-    if num_bytes <= _MAX_HASHED_BYTES:
-        with corpus.open("rb") as file:
-            found = file_digest(file, "sha256").hexdigest()
-        _check(directory, "corpus sha256", manifest.corpus_sha256, "its corpus has", found)
+    try:
+        return Qdrant(collection, encoder)
+    except BaseException:
+        collection.close()
+        raise
 
 
-def _check(directory: Path, what: str, stated: object, other_side: str, found: object) -> None:
-    if stated != found:
+def _open_vectors(directory: Path, manifest: DenseManifest) -> VectorShards:
+    vectors = open_vectors(directory / VECTORS_DIR)
+    layout = vectors.layout
+    require_same(directory, "passages", manifest.num_passages, "its vectors are", layout.num_rows)
+    stated = rescore_dtype(manifest.faiss)
+    require_same(directory, "vectors in", stated, "its vectors are in", layout.dtype)
+    dimension = manifest.encoder.dimension
+    require_same(directory, "dimension", dimension, "its vectors have", layout.dimension)
+    return vectors
+
+
+def _open_encoder(
+    directory: Path, manifest: DenseManifest | QdrantManifest, options: OpenOptions
+) -> Encoder:
+    """The manifest's encoder, in the numbers that suit this machine."""
+    try:
+        from forage.retrieval.sentence_encoder import open_encoder
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from error
+    stated = manifest.encoder
+    if stated.trust_remote_code and not options.trust_remote_code:
         raise UserError(
-            f"{directory}: the manifest says {what} {stated}, but {other_side} {found}; "
-            "build the index again from its corpus"
+            f"{directory}: its encoder {stated.model} runs code of its own; "
+            "read it, then serve with --trust-remote-code"
+        )
+    choice = replace(choice_of(stated), dtype=options.dtype)
+    if options.encoder is not None:
+        field = "model" if stated.query_model is None else "query_model"
+        choice = replace(choice, **{field: options.encoder, "revision": None})
+    encoder = open_encoder(choice, options.device, is_for_queries_only=True)
+    for name in ("fingerprint", "query_fingerprint", "pooling", "dimension", "max_length"):
+        require_same(
+            directory,
+            f"encoder {name}",
+            getattr(stated, name),
+            f"{encoder.spec.query_model or encoder.spec.model} has",
+            getattr(encoder.spec, name),
+        )
+    return encoder
+
+
+def _check_probes(
+    directory: Path, manifest: DenseManifest | QdrantManifest, store: CorpusStore, encoder: Encoder
+) -> None:
+    """Compare the encoder's vectors of a few texts with those from when the index was built."""
+    path = directory / PROBES_FILE
+    try:
+        kept = np.load(path)
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); build the index again") from error
+    found = encoder.encode_queries(probe_texts(store))
+    cosine = closeness(kept, found) if kept.shape == found.shape else 0.0
+    if not cosine >= _MIN_PROBE_COSINE:  # NaN too
+        raise UserError(
+            f"{directory}: built with {manifest.encoder.model} in {manifest.encoder.dtype} and "
+            f"{manifest.library}, but the encoder here gives other vectors for the same texts "
+            f"(lowest cosine {cosine:.3f}); check the model's files and the versions"
         )
 
 
-def _refuse_other_contents(out: Path) -> None:
-    """Only an index, an empty directory or nothing may be built over."""
-    if not out.exists() or (out / MANIFEST_FILE).is_file():
-        return
-    if not out.is_dir() or any(out.iterdir()):
-        raise UserError(
-            f"{out} exists and is not an index; nothing was touched: choose another --out"
-        )
-
-
-@contextmanager
-def _built_beside(out: Path) -> Iterator[Path]:
-    """A directory to build in, renamed to ``out`` if the body ends well, else removed."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(out)
-        name = f"{_prefix(out)}{os.getpid()}-"
-        directory = Path(tempfile.mkdtemp(prefix=name, dir=out.parent))
-    except OSError as error:
-        raise UserError(f"cannot write beside {out}: {error.strerror}") from error
-    try:
-        yield directory
-        directory.chmod(0o755)
-        if out.exists():
-            retired = directory.with_name(directory.name + "-retired")
-            out.rename(retired)
-            directory.rename(out)
-            shutil.rmtree(retired)
-        else:
-            directory.rename(out)
-    except OSError as error:
-        raise UserError(f"cannot write the index {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _prefix(out: Path) -> str:
-    return f".{out.name}.building-"
-
-
-def _remove_leftovers(out: Path) -> None:
-    """Remove what builds of ``out`` that were killed left beside it."""
-    for left in list(out.parent.iterdir()):
-        owner = left.name.removeprefix(_prefix(out)).split("-")[0]
-        if left.name.startswith(_prefix(out)) and owner.isdigit() and not pid_exists(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _progress(is_shown: bool) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not is_shown,
+def missing_extra(error: ModuleNotFoundError) -> UserError:
+    """The error for a machine without the packages of dense indexes; our own bugs pass through."""
+    if error.name is None or error.name.partition(".")[0] == "forage":
+        raise error
+    return UserError(
+        f"a dense index needs the package {error.name}; run: pip install 'forage[dense]'"
     )

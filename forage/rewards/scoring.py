@@ -1,31 +1,48 @@
-"""The reward of an episode: the published outcome table with its format and retrieval terms.
+"""The reward of an episode by rules: the published outcome table, the terms around it, their sum.
 
-Called by the scheduler on each finished episode (``Score``), and by evaluation. It reads what the
-policy wrote: prompts are never looked at, and observations neither, with one published exception.
-The retrieval term asks whether a search brought a golden answer up, so it reads the passages that
-the environment showed; it is computed only when ``retrieval_score`` is above 0.
+``scorer.py`` calls it on each finished episode, with what a judge or the user's own functions said
+as further parts. It reads what the policy wrote: prompts are never looked at, and observations
+neither, with one published exception. The retrieval term asks whether a search brought a golden
+answer up, so it reads the passages that the environment showed; it is computed only when
+``retrieval_score`` or ``weights.retrieved`` asks for it.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 
-from forage.config import RewardConfig
+from forage.reward_config import RewardConfig
 from forage.rewards.answers import cover_match, exact_match, f1_score
-from forage.rewards.format import is_format_valid
+from forage.rewards.format import ProtocolName, is_format_valid
+from forage.rewards.shown import shows_an_answer
 from forage.types import Episode, Reward, Status
 
-# What the environment writes around passages. Left in, "Doc 1" would hold the golden answer "1".
-_INFORMATION_TAG = re.compile(r"</?information>")
-_PASSAGE_HEAD = re.compile(r"^Doc \d+\(Title: ", re.MULTILINE)
 
+def score_episode(
+    episode: Episode,
+    config: RewardConfig,
+    more_parts: Mapping[str, float] | None = None,
+    protocol: ProtocolName = "tags",
+) -> Reward:
+    """The weighted sum of the parts (docs/rewards.md), and the parts.
 
-def score_episode(episode: Episode, config: RewardConfig) -> Reward:
-    """The reward and its parts, each 0 to 1: em, cover_em, f1, has_answer, format_valid, retrieved.
-
-    ``retrieved`` is there when ``config.retrieval_score`` is above 0. An episode that the engine
-    failed scores 0: the policy did not get to finish it.
+    ``more_parts`` are the judge's and the user's, by the names that ``config`` weighs them under;
+    ``protocol`` says what a well-formed turn looks like.
+    An episode that the engine failed scores 0: the policy did not get to finish it.
     """
+    parts = rule_parts(episode, config, protocol) | dict(more_parts or {})
+    if episode.status is Status.ENGINE_FAILED:
+        return Reward(0.0, parts)
+    parts |= _charges(episode, config)
+    if config.weights.table:
+        parts["table"] = _table_part(episode, parts, config)
+    return Reward(_weighted_sum(parts, config), parts)
+
+
+def rule_parts(
+    episode: Episode, config: RewardConfig, protocol: ProtocolName = "tags"
+) -> dict[str, float]:
+    """What the rules find, each 0 to 1: em, cover_em, f1, has_answer, format_valid, retrieved."""
     golden_answers = episode.question.golden_answers
     answer = episode.answer
     has_answer = answer is not None
@@ -35,20 +52,13 @@ def score_episode(episode: Episode, config: RewardConfig) -> Reward:
         "cover_em": float(has_answer and cover_match(prediction, golden_answers)),
         "f1": f1_score(prediction, golden_answers) if has_answer else 0.0,
         "has_answer": float(has_answer),
-        "format_valid": float(is_format_valid(episode.turns)),
+        "format_valid": float(is_format_valid(episode.turns, protocol)),
     }
-    if config.retrieval_score > 0:
-        parts["retrieved"] = float(_is_retrieved(episode))
-    if episode.status is Status.ENGINE_FAILED:
-        return Reward(0.0, parts)
-    value = table_score(
-        correctness=parts[config.answer],
-        has_answer=has_answer,
-        is_format_valid=bool(parts["format_valid"]),
-        is_retrieved=bool(parts.get("retrieved", 0.0)),
-        config=config,
-    )
-    return Reward(value, parts)
+    if config.needs_retrieved:
+        parts["retrieved"] = float(
+            any(shows_an_answer(turn, golden_answers) for turn in episode.turns)
+        )
+    return parts
 
 
 def table_score(
@@ -57,27 +67,66 @@ def table_score(
     is_format_valid: bool,
     is_retrieved: bool,
     config: RewardConfig,
+    num_answer_tags: int = 1,
 ) -> float:
     """One row of Search-R1's table (https://arxiv.org/abs/2505.15117), from S, F and R.
 
     With a correctness between 0 and 1 (F1) the score lies that far between the row of a wrong
-    answer and the row of a right one, so a better answer never earns less.
+    answer and the row of a right one, so a better answer never earns less. More answer tags than
+    ``max_answer_tags`` multiply the row of a right one, as in veRL and RLinf (there by 1/4).
     """
     structure = config.structure_score
     valid_but_wrong = structure + (config.retrieval_score if is_retrieved else 0.0)
     if not has_answer:
         return valid_but_wrong if is_format_valid else 0.0
     right = 1.0 if is_format_valid else 1.0 - structure
+    if num_answer_tags > config.max_answer_tags:
+        right *= config.many_answers_factor
     wrong = valid_but_wrong if is_format_valid else config.final_format_score
     return correctness * right + (1.0 - correctness) * wrong
 
 
-def _is_retrieved(episode: Episode) -> bool:
-    """Whether a search brought up passages that hold some golden answer, both normalised."""
-    for turn in episode.turns:
-        if not turn.passage_ids_K:  # no search, or one that found nothing
-            continue
-        shown = _PASSAGE_HEAD.sub("", _INFORMATION_TAG.sub("\n", turn.observation))
-        if cover_match(shown, episode.question.golden_answers):
-            return True
-    return False
+def num_answer_tags(episode: Episode) -> int:
+    """Answer tags that the policy wrote: the opening or the closing ones, whichever are more."""
+    sampled = [turn.sampled for turn in episode.turns]
+    return max(sum(text.count(tag) for text in sampled) for tag in ("<answer>", "</answer>"))
+
+
+def _charges(episode: Episode, config: RewardConfig) -> dict[str, float]:
+    """What searches cost, or their absence: parts of 0 or less, there when they are switched on."""
+    charges: dict[str, float] = {}
+    if config.search_cost:
+        charges["search_cost"] = -config.search_cost * episode.num_searches
+    if config.no_search_penalty:
+        charges["no_search_penalty"] = 0.0 if episode.num_searches else -config.no_search_penalty
+    return charges
+
+
+def _table_part(episode: Episode, parts: dict[str, float], config: RewardConfig) -> float:
+    assert config.answer in parts, f"the table asks for {config.answer}, which nobody gave"
+    return table_score(
+        correctness=parts[config.answer],
+        has_answer=bool(parts["has_answer"]),
+        is_format_valid=bool(parts["format_valid"]),
+        is_retrieved=bool(parts.get("retrieved", 0.0)),
+        config=config,
+        num_answer_tags=num_answer_tags(episode),
+    )
+
+
+def _weighted_sum(parts: dict[str, float], config: RewardConfig) -> float:
+    weights = config.weights
+    factors = {
+        "table": weights.table,
+        "em": weights.em,
+        "cover_em": weights.cover_em,
+        "f1": weights.f1,
+        "format_valid": weights.format_valid,
+        "retrieved": weights.retrieved,
+        "judge": weights.judge,
+    }
+    factors |= {function.name: function.weight for function in config.functions}
+    factors |= {"search_cost": 1.0, "no_search_penalty": 1.0}
+    missing = [name for name, factor in factors.items() if factor and name not in parts]
+    assert set(missing) <= {"search_cost", "no_search_penalty"}, f"nobody gave the parts {missing}"
+    return sum(factor * parts[name] for name, factor in factors.items() if name in parts)

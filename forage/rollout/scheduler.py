@@ -75,7 +75,7 @@ class Scheduler:
     async def _run(self, job: Job) -> Episode:
         async with self._room:
             episode = await self._play(job)
-        return replace(episode, reward=self._score(episode))
+        return replace(episode, reward=await self._score(episode))  # a judge's wait holds no room
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,17 @@ def _load_critic(
         ) from error
 
 
+def checkpoints(run_dir: Path) -> dict[int, Path]:
+    """The complete checkpoints of a run by the steps done, oldest first."""
+    return {int(path.name.removeprefix(_PREFIX)): path for path in _complete(run_dir)}
+
+
+def drop_checkpoint(checkpoint: Path) -> None:
+    """Remove a checkpoint; it is none from the first moment on."""
+    _set_aside(checkpoint)
+    _sweep(checkpoint.parent)
+
+
 def latest_checkpoint(run_dir: Path) -> Path | None:
     """The newest complete checkpoint of a run, or None."""
     complete = _complete(run_dir)
@@ -188,7 +199,7 @@ def export_model(run_dir: Path, out: Path, step: int | None, adapter_only: bool 
     complete = _complete(run_dir)
     if not complete:
         raise UserError(f"{run_dir} holds no checkpoint; name the output_dir of a training run")
-    steps = {int(path.name.removeprefix(_PREFIX)): path for path in complete}
+    steps = checkpoints(run_dir)
     if step is not None and step not in steps:
         raise UserError(f"{run_dir} has no checkpoint of step {step}; there are {sorted(steps)}")
     source = steps[max(steps) if step is None else step]

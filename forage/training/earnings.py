@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from forage.algorithm_config import AlgorithmConfig
 from forage.algorithms.overlong import overlong_penalty
 from forage.algorithms.turn_credit import turn_lengths, turn_rewards
-from forage.rewards.answers import cover_match
+from forage.rewards.shown import shows_an_answer
 from forage.types import ActionKind, Episode, Group, Question, Status, Turn
 
 
@@ -38,6 +38,8 @@ class Ledger:
         """Whether an episode may enter the loss: nothing around the policy failed it."""
         if episode.status is Status.ENGINE_FAILED or not episode.num_sampled_tokens:
             return False
+        if episode.reward is not None and episode.reward.failure is not None:
+            return False  # a judge gave no verdict
         return self.train_on_failed_searches or episode.status is not Status.SEARCH_FAILED
 
     def earned_by_group(self, group: Group) -> list[Earned | None]:
@@ -84,8 +86,6 @@ def _has_searched(turn: Turn) -> bool:
 
 def _surfaces_gold(turn: Turn, question: Question) -> bool:
     """Whether the turn's search showed a gold passage; where none is known, a golden answer."""
-    if not turn.passage_ids_K:
-        return False
     if question.gold_passage_ids:
         return not set(turn.passage_ids_K).isdisjoint(question.gold_passage_ids)
-    return cover_match(turn.observation, question.golden_answers)
+    return shows_an_answer(turn, question.golden_answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
@@ -25,6 +26,8 @@ from forage.training import lora
 
 # Its bars show parts of a second of loading, in the middle of ours.
 disable_progress_bar()
+
+_DIGESTED_NUMBERS = 4096
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -134,6 +137,27 @@ def _load_beside(config: ModelConfig, path: str | None, key: str) -> PreTrainedM
                 "other words; name a model of the same family"
             )
     return model
+
+
+def weights_digest(model: PreTrainedModel) -> str:
+    """Sixteen hexadecimal digits of the weights as they are now, whatever file they came from.
+
+    Of each tensor at most some thousand numbers are looked at, spread over it: a step of training
+    changes them all, and reading 72 billion would take minutes.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        flat = tensor.detach().reshape(-1)
+        seen = flat[:: max(1, flat.numel() // _DIGESTED_NUMBERS)].float().cpu()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(seen.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Sixteen hexadecimal digits of the tokenizer and its chat template."""
+    text = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _check_path(path: str) -> None:

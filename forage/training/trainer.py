@@ -76,6 +76,8 @@ class Trainer:
         self.model = model
         self.version = 0
         """Optimizer steps taken: the policy version of the weights as they are."""
+        self.rate_factor = 1.0
+        """What rollbacks have left of the learning rate."""
         self.kl_coefficient = algorithm.kl.coefficient
         self.critic = CriticTrainer(critic, algorithm.critic) if critic is not None else None
         self._num_learnt = 0
@@ -224,7 +226,8 @@ class Trainer:
 
     def _learning_rate(self) -> float:
         warmup = self._config.warmup_steps
-        return self._config.learning_rate * min(1.0, (self.version + 1) / max(warmup, 1))
+        rate = self._config.learning_rate * self.rate_factor
+        return rate * min(1.0, (self.version + 1) / max(warmup, 1))
 
     def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
         """A micro-batch's share of the loss, its metrics a token, and its log-probabilities."""

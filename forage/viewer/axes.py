@@ -18,13 +18,17 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Values from ``low`` to ``high`` laid between two pixels."""
+    """Values from ``low`` to ``high`` laid between two pixels.
+
+    A logarithmic axis may have a foot for what is exactly 0 (``has_zero``), a decade below.
+    """
 
     low: float
     high: float
     start: float
     end: float
     is_log: bool = False
+    has_zero: bool = False
 
     def place(self, value: float) -> float:
         low, high = self.low, self.high
@@ -37,8 +41,10 @@ class Axis:
         if self.is_log:
             first, last = round(math.log10(self.low)), round(math.log10(self.high))
             step = max(1, math.ceil((last - first) / count))
-            return tuple(
-                Tick(self.place(10.0**n), _power_text(n)) for n in range(first, last + 1, step)
+            foot = (Tick(self.start, "0"),) if self.has_zero else ()
+            return foot + tuple(
+                Tick(self.place(10.0**n), _power_text(n))
+                for n in range(first + len(foot), last + 1, step)
             )
         step = _nice_step((self.high - self.low) / count)
         if is_whole:
@@ -62,7 +68,9 @@ def round_axis(
         positive = [v for v in values if v > 0] or [1e-8]
         low = 10.0 ** math.floor(math.log10(min(positive)))
         high = 10.0 ** math.ceil(math.log10(max(positive)))
-        return Axis(low, high if high > low else low * 10, start, end, is_log=True)
+        high = high if high > low else low * 10
+        has_zero = any(v <= 0 for v in values)
+        return Axis(low / 10 if has_zero else low, high, start, end, True, has_zero)
     low = min(values) if fixed[0] is None else fixed[0]
     high = max(values) if fixed[1] is None else fixed[1]
     if high <= low:

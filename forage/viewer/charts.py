@@ -104,7 +104,7 @@ class Whisker:
 
 @dataclass(frozen=True, slots=True)
 class IntervalChart:
-    """Dots with whiskers on an axis from 0 to 1."""
+    """Dots with whiskers on an axis."""
 
     summary: str
     x_label: str
@@ -134,7 +134,7 @@ def line_chart(
 
     Where there are 20 points or more and ``smooth`` is set, the thin line is the data and the
     thick one its mean over the steps around each. ``y_range`` fixes an end of the axis; on a
-    logarithmic axis, what is 0 stands at its foot.
+    logarithmic axis, what is 0 stands at its foot, which says so.
     """
     drawn = [s for s in series if any(math.isfinite(y) for y in s.y_T)]
     if not drawn:
@@ -225,10 +225,16 @@ def stacked_chart(
     )
 
 
-def interval_chart(rows: Sequence[IntervalRow], x_label: str) -> IntervalChart:
-    """One row a slice, before above after, on an axis from 0 to 1."""
+def interval_chart(
+    rows: Sequence[IntervalRow],
+    x_label: str,
+    names: tuple[str, str] = ("before", "after"),
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> IntervalChart:
+    """One row a slice, the first above the second, on an axis between ``bounds``."""
     left, right, top = 138, _INTERVALS_WIDTH - 14, 6
-    axis = Axis(0.0, 1.0, left, right)
+    low, high = bounds
+    axis = Axis(low, high, left, right)
     labels: list[tuple[Label, bool]] = []
     whiskers: list[Whisker] = []
     for index, row in enumerate(rows):
@@ -236,15 +242,20 @@ def interval_chart(rows: Sequence[IntervalRow], x_label: str) -> IntervalChart:
         style = "head" if row.is_head else "part"
         labels.append((Label(left - 10, middle, row.label, style), row.is_head and index > 0))
         both = row.before is not None and row.after is not None
-        for name, interval, offset in (("before", row.before, -5), ("after", row.after, 5)):
+        for style, name, interval, offset in (
+            ("before", names[0], row.before, -5),
+            ("after", names[1], row.after, 5),
+        ):
             if interval is not None:
                 y = middle + (offset if both else 0)
-                whiskers.append(_whisker(name, row.label, interval, axis, y))
+                whiskers.append(_whisker(style, f"{row.label}, {name}", interval, axis, y))
     bottom = top + _ROW_HEIGHT * len(rows)
     return IntervalChart(
         summary="; ".join(w.text for w in whiskers),
         x_label=x_label,
-        x_ticks=tuple(Tick(axis.place(x / 4), f"{x / 4:.2g}") for x in range(5)),
+        x_ticks=tuple(
+            Tick(axis.place(x), f"{x:.2g}") for x in (low + (high - low) * n / 4 for n in range(5))
+        ),
         rows=tuple(labels),
         whiskers=tuple(whiskers),
         width=_INTERVALS_WIDTH,
@@ -328,12 +339,12 @@ def _hover_json(series: Sequence[Series], x_axis: Axis, x_label: str) -> str:
     )
 
 
-def _whisker(name: str, label: str, interval: Interval, axis: Axis, y: float) -> Whisker:
+def _whisker(style: str, label: str, interval: Interval, axis: Axis, y: float) -> Whisker:
     return Whisker(
-        style=name,
+        style=style,
         low=axis.place(interval.low),
         high=axis.place(interval.high),
         mean=axis.place(interval.mean),
         y=y,
-        text=f"{label}, {name}: {interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+        text=f"{label}: {interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
     )

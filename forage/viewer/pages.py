@@ -27,6 +27,14 @@ def render_page(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
+def write_page(path: Path, html: str) -> None:
+    """Write a page in one move, folders made as needed; raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(html, encoding="utf-8", errors="replace")
+    partial.replace(path)
+
+
 def content_security_policy() -> str:
     """Nothing is loaded; inline style is allowed, and one script, by its hash."""
     digest = hashlib.sha256(_read("page.js").encode()).digest()

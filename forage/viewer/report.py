@@ -6,31 +6,18 @@ server, network or other file. Nothing here reads records or evaluates.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage.evaluation.statistics import Interval
+from forage.evaluation.statistics import Difference
 from forage.evaluation.summary import EvaluationSummary, SliceSummary
+from forage.evaluation.tables import ARM_NAMES, ARM_NOTES, hops_text
 from forage.types import Episode
 from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
-from forage.viewer.pages import render_page
+from forage.viewer.pages import render_page, write_page
 from forage.viewer.panels import health_charts, learning_charts, warm_start_chart
 from forage.viewer.transcripts import Decode, QuestionView, view_question
-
-_ARM_NAMES = {
-    "normal": "Searching",
-    "closed_book": "Closed book",
-    "gold": "Gold passages",
-    "random": "Random passages",
-}
-_ARM_NOTES = {
-    "normal": "the index, as in training",
-    "closed_book": "nothing, so that only what the model knows by heart counts",
-    "gold": "always the right passages, so that only reading counts",
-    "random": "passages drawn at random, which shows what chance gives",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ class ReportInput:
     total_seconds: float
     before: EvaluationSummary | None = None
     after: EvaluationSummary | None = None
-    em_gain: Interval | None = None
+    em_gain: Difference | None = None
     warm_start: Sequence[tuple[int, float]] = ()
     episodes: Sequence[ShownEpisode] = ()
     decode: Decode | None = None
@@ -93,11 +80,7 @@ class SliceRow:
 
 def write_report(path: Path, run: ReportInput) -> None:
     """Write the page, replacing an older one in one move; raises ``OSError``."""
-    html = render_report(run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(html, encoding="utf-8", errors="replace")
-    os.replace(partial, path)
+    write_page(path, render_report(run))
 
 
 def render_report(run: ReportInput) -> str:
@@ -179,19 +162,18 @@ def _cards(run: ReportInput) -> list[Card]:
         value = f"{then.overall.em.mean:.2f} → {em.mean:.2f}" if then else f"{em.mean:.2f}"
         detail = f"95 % interval {em.low:.2f} to {em.high:.2f}"
         if run.em_gain is not None:
-            detail = (
-                f"gain {run.em_gain.mean:+.2f} [{run.em_gain.low:+.2f}, {run.em_gain.high:+.2f}]"
-            )
+            gain = run.em_gain.interval
+            detail = f"gain {gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
         cards.append(Card("Exact match, held out", value, detail))
         for hops in sorted(now.by_hops, reverse=True)[:1]:
-            searches = f"{now.by_hops[hops].mean_searches:.2f}"
+            searches = f"{now.by_hops[hops].searches.mean:.2f}"
             if then is not None and hops in then.by_hops:
-                searches = f"{then.by_hops[hops].mean_searches:.2f} → {searches}"
+                searches = f"{then.by_hops[hops].searches.mean:.2f} → {searches}"
             cards.append(Card("Searches per question", searches, f"on questions that need {hops}"))
     closed = run.after.arms.get("closed_book") if run.after else None
     if closed is not None:
         cards.append(
-            Card("Closed book, after", f"{closed.overall.em.mean:.2f}", "exact match, search empty")
+            Card("Closed book, after", f"{closed.overall.em.mean:.2f}", "exact match, no search")
         )
     cards.append(
         Card("Whole run", duration_text(run.total_seconds), f"{len(run.metrics)} optimizer steps")
@@ -209,8 +191,8 @@ def _slice_rows(
     keys = sorted({*then, *now}, key=lambda key: (arms.index(key[0]), key[1] or 0))
     return [
         SliceRow(
-            label=_ARM_NAMES.get(arm, arm) if hops is None else _hops_text(hops),
-            note=_ARM_NOTES.get(arm, "") if hops is None else "",
+            label=ARM_NAMES.get(arm, arm).capitalize() if hops is None else hops_text(hops),
+            note=ARM_NOTES.get(arm, "") if hops is None else "",
             is_head=hops is None,
             before=then.get((arm, hops)),
             after=now.get((arm, hops)),
@@ -243,7 +225,3 @@ def _questions(run: ReportInput) -> list[QuestionView]:
     for shown in run.episodes:
         by_id.setdefault(shown.episode.question.id, []).append((shown.label, shown.episode))
     return [view_question(labelled, run.decode) for labelled in by_id.values()]
-
-
-def _hops_text(hops: int) -> str:
-    return "1 hop" if hops == 1 else f"{hops} hops"

@@ -3,8 +3,8 @@
 import pytest
 
 from forage.errors import UserError
-from forage.evaluation.arms import RandomSearch, search_for_arm
-from forage.types import Hit, Passage, Question, SearchReply
+from forage.evaluation.arms import Arm, RandomSearch, Searches
+from forage.types import Hit, Passage, Question, Search, SearchReply
 
 QUESTION = Question("q7", "Where?", ("Oslo",), "world", gold_passage_ids=("p3", "p1"))
 
@@ -33,20 +33,34 @@ def ids(reply: SearchReply) -> list[str]:
     return [hit.passage.id for hit in reply.hits_K]
 
 
+def searches(corpus: Corpus | None = None, topk: int = 3, other: Search | None = None) -> Searches:
+    return Searches(Base(), other, corpus or Corpus(9), topk, 0)
+
+
 async def test_the_normal_arm_is_the_retriever_itself() -> None:
-    base = Base()
-    assert search_for_arm("normal", QUESTION, base, Corpus(9), 3, 0) is base
+    ours = searches()
+    assert ours.of("normal", QUESTION) is ours.normal
 
 
-async def test_a_closed_book_finds_nothing_and_does_not_fail() -> None:
-    assert (
-        ids(await search_for_arm("closed_book", QUESTION, Base(), Corpus(9), 3, 0).search("x"))
-        == []
-    )
+async def test_in_a_closed_book_nothing_is_searched_and_that_is_no_failure() -> None:
+    reply = await searches().of("closed_book", QUESTION).search("x")
+    assert ids(reply) == []
+    assert reply.is_switched_off
+
+
+async def test_the_empty_arm_searches_and_finds_nothing() -> None:
+    reply = await searches().of("empty", QUESTION).search("x")
+    assert ids(reply) == []
+    assert not reply.is_switched_off
+
+
+async def test_another_retriever_answers_in_the_arm_of_that_name() -> None:
+    other = Base()
+    assert searches(other=other).of("other_retriever", QUESTION) is other
 
 
 async def test_the_gold_arm_returns_the_questions_passages_whatever_the_query() -> None:
-    search = search_for_arm("gold", QUESTION, Base(), Corpus(9), 1, 0)
+    search = searches(topk=1).of("gold", QUESTION)
     assert ids(await search.search("x")) == ids(await search.search("y")) == ["p3", "p1"]
 
 
@@ -71,21 +85,30 @@ async def test_random_passages_cover_the_corpus_evenly() -> None:
 
 
 async def test_a_corpus_smaller_than_topk_gives_all_it_has() -> None:
-    search = search_for_arm("random", QUESTION, Base(), Corpus(2), 3, 0)
+    search = searches(Corpus(2)).of("random", QUESTION)
     assert sorted(ids(await search.search("x"))) == ["p0", "p1"]
 
 
 async def test_a_query_that_no_encoding_holds_is_answered_too() -> None:
-    search = search_for_arm("random", QUESTION, Base(), Corpus(9), 3, 0)
+    search = searches().of("random", QUESTION)
     assert len(ids(await search.search("\ud800"))) == 3
 
 
-def test_a_question_without_gold_passages_has_no_gold_arm() -> None:
+def test_questions_without_gold_passages_are_counted_before_the_first_episode() -> None:
     bare = Question("q8", "Where?", ("Oslo",), "world")
-    with pytest.raises(UserError, match=r"q8 names no gold passages.*evaluation\.arms"):
-        search_for_arm("gold", bare, Base(), Corpus(9), 3, 0)
+    with pytest.raises(
+        UserError, match=r"1 of 2 questions name no gold passages \(the first is q8\).*arms"
+    ):
+        searches().check(("normal", "gold"), [QUESTION, bare])
+    searches().check(("normal", "random"), [QUESTION, bare])
 
 
 def test_a_gold_passage_outside_the_corpus_is_named() -> None:
     with pytest.raises(UserError, match="gold passage p3 of question q7 is not in the corpus"):
-        search_for_arm("gold", QUESTION, Base(), Corpus(2), 3, 0)
+        searches(Corpus(2)).check(("gold",), [QUESTION])
+
+
+@pytest.mark.parametrize("arm", ["gold", "random"])
+def test_an_arm_that_needs_the_corpus_says_so_where_there_is_none(arm: Arm) -> None:
+    with pytest.raises(UserError, match=f"the arm {arm} needs the corpus: set data.index"):
+        Searches(Base(), None, None, 3, 0).check((arm,), [QUESTION])

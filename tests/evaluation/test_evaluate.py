@@ -1,126 +1,68 @@
-"""Every question once in every arm, greedily, all in flight together; figures and episodes kept."""
+"""Every question in every arm, all in flight together; figures and episodes kept."""
 
 import asyncio
-import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from forage.config import RunConfig, build_config
-from forage.data.corpus import write_corpus
-from forage.data.questions import write_questions
 from forage.errors import UserError
-from forage.evaluation.evaluate import (
-    Evaluator,
-    evaluate,
-    evaluate_model,
-    open_passages,
-    questions_to_evaluate,
-    run_evaluation,
-)
-from forage.evaluation.summary import EvaluationSummary
+from forage.evaluation.evaluate import Destination, evaluate_model, run_evaluation
+from forage.evaluation.journal import played_episodes
+from forage.evaluation.result import read_result
+from forage.evaluation.subset import questions_to_evaluate
 from forage.records import read_episodes
-from forage.retrieval.index import build_index
-from forage.rollout.player import Player
-from forage.types import Completion, FinishReason, Passage, Question, Sampling, Search, Status
-from tests.fakes import ScriptedSearch, failure, reply_with, tiny_codec, tiny_tokenizer
+from forage.types import Status
+from tests.evaluation.towns import (
+    QUESTIONS,
+    FirstTown,
+    Reader,
+    build_towns,
+    config_of,
+    evaluate_towns,
+    evaluator,
+)
+from tests.fakes import ScriptedSearch, failure
 from tests.tiny_runs import make_config
-
-PASSAGES = [Passage(f"p{index}", f"Town {index}", f"Town {index} is old.") for index in range(8)]
-QUESTIONS = [
-    Question(
-        f"q{index}", f"Which town is number {index}?", (f"Town {index}",), "test", (f"p{index}",)
-    )
-    for index in range(3)
-]
-
-
-class Reader:
-    """Searches once, then answers with the title of the first passage that it was shown."""
-
-    def __init__(self, num_together: int = 0) -> None:
-        self.keys: list[str] = []
-        self.samplings: list[Sampling] = []
-        self._num_together = num_together
-        self._are_together = asyncio.Event()
-
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        self.samplings.append(sampling)
-        text = tiny_codec().decode(token_ids)
-        if "Title: " not in text and sampling.episode_key not in self.keys:
-            self.keys.append(sampling.episode_key)
-            if len(self.keys) >= self._num_together:
-                self._are_together.set()
-            await self._are_together.wait()
-            turn = "<search>town</search>"
-        else:
-            title = text.partition("Title: ")[2].partition(")")[0]
-            turn = f"<answer>{title}</answer>"
-        ids = tuple(tiny_codec().encode_trusted(turn))
-        return Completion(ids, (-1.0,) * len(ids), (0,) * len(ids), FinishReason.STOP)
-
-    def release(self, episode_key: str) -> None:
-        """Nothing is kept."""
-
-
-class FirstTown:
-    """A retriever that always finds town 0."""
-
-    async def search(self, query: str):
-        return reply_with(PASSAGES[0])
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("towns")
-    write_corpus(folder / "corpus.jsonl", PASSAGES)
-    build_index(folder / "corpus.jsonl", folder / "index", show_progress=False)
-    return folder / "index"
-
-
-def config_of(index: Path | None = None, questions: Path | None = None) -> RunConfig:
-    return build_config(
-        {
-            "model": {"path": "unused"},
-            "data": {"test": questions and str(questions), "index": index and str(index)},
-            "environment": {
-                "prompt": "brief",
-                "max_tokens": 512,
-                "max_turn_tokens": 60,
-                "max_observation_tokens": 200,
-            },
-            "evaluation": {"num_bootstrap": 100},
-        }
-    )
-
-
-def evaluator(config: RunConfig, engine: Reader, search: Search | None = None) -> Evaluator:
-    player = Player(config.environment, config.rollout, tiny_tokenizer(), seed=0)
-    return Evaluator(config, player, engine, search or FirstTown(), open_passages(config))
+    return build_towns(tmp_path_factory.mktemp("towns"))
 
 
 async def test_each_arm_answers_the_searches_of_its_own_question(index: Path):
     engine = Reader()
-    played = await evaluator(config_of(index), engine).play_arms(
-        QUESTIONS, ("normal", "closed_book", "gold", "random")
+    playing = evaluator(config_of(index), engine, other=FirstTown(2))
+    played = await playing.play_arms(
+        QUESTIONS, ("normal", "closed_book", "empty", "gold", "random", "other_retriever")
     )
-    assert list(played) == ["normal", "closed_book", "gold", "random"]
     shown = {
         arm: [episode.turns[0].passage_ids_K for episode in episodes]
         for arm, episodes in played.items()
     }
     assert shown["normal"] == [("p0",)] * 3
-    assert shown["closed_book"] == [()] * 3
+    assert shown["closed_book"] == shown["empty"] == [()] * 3
     assert shown["gold"] == [("p0",), ("p1",), ("p2",)]
     assert all(len(ids) == 3 for ids in shown["random"])
+    assert shown["other_retriever"] == [("p2",)] * 3
     ems = {
         arm: [episode.reward.parts["em"] for episode in episodes if episode.reward]
         for arm, episodes in played.items()
     }
     assert ems["gold"] == [1.0, 1.0, 1.0]
     assert ems["normal"] == [1.0, 0.0, 0.0]
-    assert ems["closed_book"] == [0.0, 0.0, 0.0]
+    assert ems["other_retriever"] == [0.0, 0.0, 1.0]
+    assert ems["closed_book"] == ems["empty"] == [0.0, 0.0, 0.0]
+
+
+async def test_closed_book_says_that_there_is_no_search_and_empty_that_it_found_nothing():
+    played = await evaluator(config_of(), Reader()).play_arms(QUESTIONS, ("closed_book", "empty"))
+    for episode in played["closed_book"]:
+        assert "There is no search here. Answer from what you know." in episode.turns[0].observation
+        assert episode.turns[0].search_failure is None
+    for episode in played["empty"]:
+        assert "Nothing was found." in episode.turns[0].observation
+    assert {e.status for es in played.values() for e in es} == {Status.ANSWERED}
 
 
 async def test_episodes_are_greedy_have_keys_of_their_own_and_come_in_the_questions_order(
@@ -134,6 +76,17 @@ async def test_episodes_are_greedy_have_keys_of_their_own_and_come_in_the_questi
     assert len(set(engine.keys)) == 6
 
 
+async def test_samples_are_played_at_the_temperature_with_noise_of_their_own():
+    engine = Reader()
+    config = config_of(evaluation={"num_samples": 3, "temperature": 0.7}, rollout={"top_p": 0.9})
+    played = await evaluator(config, engine).play_arms(QUESTIONS, ("normal",))
+    assert [(e.question.id, e.member) for e in played["normal"]] == [
+        (question.id, member) for question in QUESTIONS for member in range(3)
+    ]
+    assert {(s.temperature, s.top_p) for s in engine.samplings} == {(0.7, 0.9)}
+    assert len(set(engine.keys)) == 9
+
+
 async def test_no_arm_waits_for_another(index: Path):
     """No first turn ends before those of all arms have been asked for."""
     engine = Reader(num_together=6)
@@ -144,37 +97,42 @@ async def test_no_arm_waits_for_another(index: Path):
     assert all(episode.status is Status.ANSWERED for e in played.values() for episode in e)
 
 
-async def test_progress_counts_every_episode_of_every_arm(index: Path):
-    seen: list[str] = []
-    await evaluator(config_of(index), Reader()).play_arms(
-        QUESTIONS, ("normal", "gold"), lambda episode: seen.append(episode.question.id)
-    )
-    assert sorted(seen) == ["q0", "q0", "q1", "q1", "q2", "q2"]
+async def test_no_more_episodes_are_in_flight_than_the_config_allows():
+    engine = Reader(num_together=3)
+    config = config_of(rollout={"max_concurrent_episodes": 2})
+    playing = asyncio.create_task(evaluator(config, engine).play_arms(QUESTIONS, ("normal",)))
+    while len(engine.keys) < 2:
+        await asyncio.sleep(0)
+    for _ in range(50):  # the third would begin in a few rounds of the loop
+        await asyncio.sleep(0)
+    assert len(engine.keys) == 2
+    playing.cancel()
+    await asyncio.gather(playing, return_exceptions=True)
 
 
-async def test_an_arm_that_needs_the_corpus_says_so_where_there_is_none():
-    with pytest.raises(UserError, match="the arm gold needs the corpus: set data.index"):
-        await evaluator(config_of(), Reader()).play_arms(QUESTIONS, ("gold",))
+async def test_a_bug_in_one_episode_ends_the_evaluation(tmp_path: Path):
+    with pytest.raises(ZeroDivisionError):
+        await evaluate_towns(config_of(), tmp_path / "e.json", Reader(breaks_after=1))
+    assert not (tmp_path / "e.json").exists()
 
 
-async def test_a_search_that_fails_is_counted_in_the_figures(index: Path):
+async def test_a_search_that_fails_is_counted_in_the_figures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     search = ScriptedSearch(failure(), failure(), failure())
-    evaluation = await evaluate(
-        evaluator(config_of(index), Reader(), search), QUESTIONS, ("normal",), "test"
-    )
-    assert evaluation.summary.arms["normal"].overall.failures == {"timeout": 3}
-    episodes = evaluation.episodes_by_arm["normal"]
+    result = await evaluate_towns(config_of(), tmp_path / "e.json", search=search)
+    assert result.summary.arms["normal"].overall.failures == {"timeout": 3}
+    episodes = played_episodes(tmp_path / "e.jsonl", "normal", QUESTIONS)
     assert [episode.status for episode in episodes] == [Status.SEARCH_FAILED] * 3
+    assert "--retry-failed" in caplog.text
 
 
-def test_the_first_questions_of_the_file_are_evaluated(tmp_path: Path):
-    write_questions(tmp_path / "test.jsonl", QUESTIONS)
-    config = config_of(questions=tmp_path / "test.jsonl")
-    assert questions_to_evaluate(config) == QUESTIONS
-    two = config.evaluation.model_copy(update={"num_questions": 2})
-    assert questions_to_evaluate(config.model_copy(update={"evaluation": two})) == QUESTIONS[:2]
-    with pytest.raises(UserError, match="data.test is missing"):
-        questions_to_evaluate(config_of())
+async def test_figures_report_and_episodes_lie_beside_each_other(tmp_path: Path):
+    out = tmp_path / "deep" / "e.json"
+    result = await evaluate_towns(config_of(), out)
+    assert read_result(out) == result
+    assert len(list(read_episodes(out.with_suffix(".jsonl")))) == 3
+    assert "# Evaluation: run" in out.with_suffix(".md").read_text()
 
 
 # --- with a real model and a real server ----------------------------------------------------------
@@ -189,9 +147,12 @@ def test_an_evaluation_is_the_same_whatever_runs_beside_it(tmp_path: Path):
             "engine": {"num_slots": slots, "tile_rows": 8, "prefill_bucket": 16},
         }
         config = make_config(tmp_path, rollout=rollout, evaluation={"arms": arms})
-        evaluation = asyncio.run(evaluate_model(config, questions_to_evaluate(config), "test"))
-        played.append([episode.segments for episode in evaluation.episodes_by_arm["normal"]])
+        questions, out = questions_to_evaluate(config), tmp_path / f"{slots}.json"
+        asyncio.run(evaluate_model(config, questions, Destination(out)))
+        episodes = played_episodes(out.with_suffix(".jsonl"), "normal", questions)
+        played.append([episode.segments for episode in episodes])
     assert played[0] == played[1]
+    assert len(played[0]) == 6
 
 
 @pytest.mark.slow
@@ -206,18 +167,18 @@ def test_the_figures_and_the_episodes_are_written_where_they_are_looked_for(
     run_evaluation(config, None)
     run_evaluation(config, tmp_path / "elsewhere" / "mine.json")
     out = capsys.readouterr().out
-    assert "Evaluation" in out
+    assert "By arm and hops" in out
     assert "Do not expect much." in out
     paths = (tmp_path / "run" / "evaluation" / "eval.json", tmp_path / "elsewhere" / "mine.json")
-    figures = [json.loads(path.read_text()) for path in paths]
-    assert figures[0] == figures[1]
-    summary = EvaluationSummary.from_json(figures[0])
-    assert {arm: part.overall.num_questions for arm, part in summary.arms.items()} == {
-        "normal": 4,
-        "closed_book": 4,
-    }
+    first, second = (read_result(path) for path in paths)
+    assert first.fingerprint == second.fingerprint
+    for arm in ("normal", "closed_book"):
+        one, other = (r.summary.arms[arm].overall for r in (first, second))
+        assert one.num_questions == 4
+        assert (one.em, one.f1, one.searches) == (other.em, other.f1, other.searches)
+    assert (first.protocol.retriever, first.protocol.num_passages) == ("bm25", 300)
     records = list(read_episodes(paths[0].with_suffix(".jsonl")))
-    assert [record.arm for record in records] == ["normal"] * 4 + ["closed_book"] * 4
+    assert sorted(record.arm or "" for record in records) == ["closed_book"] * 4 + ["normal"] * 4
 
 
 @pytest.mark.slow
@@ -225,7 +186,7 @@ def test_arms_without_a_search_server_need_none(tmp_path: Path):
     config = make_config(
         tmp_path,
         search={"url": "http://127.0.0.1:9", "startup_timeout_s": 0.1},
-        evaluation={"arms": ["closed_book", "gold"]},
+        evaluation={"arms": ["closed_book", "empty", "gold"]},
     )
     run_evaluation(config, None)
     normal = config.evaluation.model_copy(update={"arms": ("normal",)})
@@ -243,8 +204,22 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path):
             "max_observation_tokens": 40,
         },
     )
-    with pytest.raises(UserError, match=r"prompt of question test-0 .* raise environment.max"):
+    with pytest.raises(UserError, match=r"prompt of question test-\d+ .* raise environment.max"):
         run_evaluation(config, None)
     with pytest.raises(UserError, match="model.path is 'no/such/model'"):
         run_evaluation(make_config(tmp_path, model={"path": "no/such/model"}), None)
+    with pytest.raises(UserError, match=r"cannot read .*absent\.jsonl"):
+        run_evaluation(make_config(tmp_path, data={"test": str(tmp_path / "absent.jsonl")}), None)
+    with pytest.raises(UserError, match=r"--out is .*figures; name a \.json file"):
+        run_evaluation(make_config(tmp_path), tmp_path / "figures")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_another_retriever_that_is_down_is_told_apart_from_the_first(tmp_path: Path):
+    other = {"url": "http://127.0.0.1:9", "startup_timeout_s": 0.1}
+    config = make_config(tmp_path, evaluation={"arms": ["other_retriever"], "other_search": other})
+    with pytest.raises(
+        UserError, match=r"evaluation\.other_search: no search server answers at http://127.0.0.1:9"
+    ):
+        run_evaluation(config, None)

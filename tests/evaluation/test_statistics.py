@@ -1,5 +1,6 @@
 """Intervals against a second implementation, known values and their own promise: coverage."""
 
+import itertools
 import random
 import statistics
 
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from forage.evaluation.statistics import (
     Interval,
     _resampled_means,
+    bootstrap,
     bootstrap_interval,
+    macro_bootstrap,
     paired_difference,
 )
 
@@ -77,11 +80,11 @@ def test_values_that_are_all_equal_give_no_width() -> None:
 
 def test_many_values_are_resampled_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resampling 50,000 questions 1,000 times at once would take 400 MB of indices."""
-    sample = np.arange(100, dtype=np.float64)
+    sample = np.arange(200, dtype=np.float64).reshape(100, 2)
     whole = _resampled_means(sample, 50, 0)
     monkeypatch.setattr("forage.evaluation.statistics._MAX_INDICES", 700)
     pieces = _resampled_means(sample, 50, 0)
-    assert pieces.shape == (50,)
+    assert pieces.shape == (50, 2)
     np.testing.assert_array_equal(pieces, whole)
 
 
@@ -105,7 +108,7 @@ def test_a_paired_difference_is_narrower_where_questions_share_their_difficulty(
     rng = random.Random(3)
     before = [rng.gauss(0, 5) for _ in range(60)]
     after = [value + 1 + rng.gauss(0, 0.1) for value in before]
-    gain = paired_difference(before, after)
+    gain = paired_difference(before, after).interval
     assert gain.mean == pytest.approx(1, abs=0.1)
     assert gain.low > 0.9
     assert gain.high < 1.1
@@ -116,3 +119,60 @@ def test_a_paired_difference_is_narrower_where_questions_share_their_difficulty(
 def test_a_paired_difference_of_other_lengths_is_refused() -> None:
     with pytest.raises(ValueError, match="1 values before and 2 after"):
         paired_difference([1.0], [1.0, 2.0])
+
+
+def exact_sign_flip_p(differences: list[float]) -> float:
+    """The permutation test: all 2^N ways to swap the two values of each pair."""
+    observed = abs(statistics.fmean(differences))
+    means = [
+        abs(statistics.fmean(sign * d for sign, d in zip(signs, differences, strict=True)))
+        for signs in itertools.product((1, -1), repeat=len(differences))
+    ]
+    return sum(mean >= observed - 1e-12 for mean in means) / len(means)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 0.6])
+def test_the_p_value_is_near_that_of_the_exact_permutation_test(shift: float) -> None:
+    rng = random.Random(4)
+    differences = [rng.gauss(shift, 1) for _ in range(14)]
+    ours = paired_difference([0.0] * 14, differences, 20_000).p_value
+    assert ours == pytest.approx(exact_sign_flip_p(differences), abs=0.05)
+
+
+def test_p_values_are_spread_evenly_where_there_is_no_difference() -> None:
+    rng = np.random.default_rng(1)
+    p_values = [
+        paired_difference([0.0] * 60, rng.normal(size=60).tolist(), 300, trial).p_value
+        for trial in range(400)
+    ]
+    for level in (0.05, 0.2, 0.5):
+        assert statistics.fmean(p <= level for p in p_values) == pytest.approx(level, abs=0.06)
+
+
+def test_a_p_value_is_never_0_and_1_where_nothing_differs() -> None:
+    assert paired_difference([0.0] * 50, [1.0] * 50, 999).p_value == pytest.approx(1 / 1000)
+    assert paired_difference([1.0, 0.0], [1.0, 0.0], 100).p_value == 1.0
+
+
+def test_columns_are_resampled_together_and_each_as_if_alone() -> None:
+    rng = random.Random(6)
+    columns = [[rng.random() for _ in range(40)] for _ in range(3)]
+    together = bootstrap(list(zip(*columns, strict=True)), 500, 3)
+    for number, column in enumerate(columns):
+        alone = bootstrap_interval(column, 500, 3)
+        got = together.interval(number)
+        assert (got.mean, got.low, got.high) == pytest.approx((alone.mean, alone.low, alone.high))
+
+
+def test_the_macro_average_weighs_each_part_the_same() -> None:
+    """0.9 of 1,000 and 0.1 of 10 is 0.5, as wide as the small part makes it, halved."""
+    large = bootstrap([[1.0]] * 900 + [[0.0]] * 100, 4000, 1)
+    small = bootstrap([[1.0]] + [[0.0]] * 9, 4000, 2)
+    macro = macro_bootstrap([large, small]).interval()
+    assert macro.mean == pytest.approx(0.5)
+    # Standard errors 0.0095 and 0.0949: half the root of the sum of squares is 0.0477.
+    assert statistics.stdev(macro_bootstrap([large, small]).resampled_RC[:, 0]) == pytest.approx(
+        0.0477, abs=0.003
+    )
+    assert macro.low < 0.45
+    assert macro.high > 0.55

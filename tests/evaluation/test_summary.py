@@ -1,17 +1,15 @@
 """The figures of an evaluation, counted by hand on a few episodes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from forage.evaluation.summary import (
-    EvaluationSummary,
-    before_after_table,
-    em_gain,
-    gold_recall,
-    summarise,
-)
+from forage.evaluation.scores import QuestionScore, gold_recall, ks_of, scores_of
+from forage.evaluation.statistics import bootstrap_interval
+from forage.evaluation.summary import EvaluationSummary, em_gain, source_metrics, summarise
+from forage.evaluation.tables import before_after_table, sources_table, summary_tables, to_rich
 from forage.types import (
     ActionKind,
     Episode,
@@ -32,6 +30,8 @@ def played(
     found: tuple[tuple[str, ...], ...] = (),
     failure: FailureKind | None = None,
     status: Status = Status.ANSWERED,
+    source: str = "world",
+    member: int = 0,
 ) -> Episode:
     """An episode with one search for each entry of ``found`` and 4 sampled tokens."""
     turns = tuple(
@@ -39,12 +39,13 @@ def played(
         for passage_ids in found
     )
     return Episode(
-        Question(question_id, "t", ("a",), "world", gold),
-        0,
+        Question(question_id, "t", ("a",), source, gold),
+        member,
         (Segment(Origin.PROMPT, (1, 2)), Segment(Origin.SAMPLED, (3,) * 4, (-1.0,) * 4, (0,) * 4)),
         turns,
         status,
         Reward(em, {"em": em, "cover_em": em, "f1": em / 2}),
+        seconds=2.0 + em,
     )
 
 
@@ -57,16 +58,19 @@ EPISODES = [
 
 
 def test_figures_are_those_counted_by_hand() -> None:
-    arm = summarise({"normal": EPISODES}).arms["normal"]
+    arm = summarise({"normal": scores_of(EPISODES)}).arms["normal"]
     overall = arm.overall
     assert overall.num_questions == 4
     assert overall.em.mean == 0.5
     assert overall.f1.mean == 0.25
     assert overall.em.low < 0.5 < overall.em.high
-    assert overall.mean_searches == 1.0
-    assert overall.mean_sampled_tokens == 4.0
+    assert overall.searches.mean == 1.0
+    assert overall.sampled_tokens.mean == 4.0
+    assert overall.seconds.mean == 2.5
     assert overall.answered == 0.5
-    assert overall.gold_recall == pytest.approx((1.0 + 0.5 + 0.0) / 3)
+    assert overall.gold_recall is not None
+    assert overall.gold_recall.mean == pytest.approx((1.0 + 0.5 + 0.0) / 3)
+    assert overall.pass_at == {}
     assert overall.failures == {"timeout": 1, "engine_failed": 1}
     assert list(arm.by_hops) == [1, 2]
     assert (arm.by_hops[1].num_questions, arm.by_hops[2].num_questions) == (1, 2)
@@ -75,13 +79,13 @@ def test_figures_are_those_counted_by_hand() -> None:
 
 def test_questions_that_name_no_gold_passage_have_no_recall() -> None:
     assert gold_recall(EPISODES[3]) is None
-    summary = summarise({"normal": [EPISODES[3]]})
+    summary = summarise({"normal": scores_of([EPISODES[3]])})
     assert summary.arms["normal"].overall.gold_recall is None
     assert summary.arms["normal"].by_hops == {}
 
 
 def test_a_summary_comes_back_from_json_equal() -> None:
-    summary = summarise({"normal": EPISODES, "closed_book": EPISODES[:1]})
+    summary = summarise({"normal": scores_of(EPISODES), "closed_book": scores_of(EPISODES[:1])})
     assert EvaluationSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
 
 
@@ -93,19 +97,119 @@ def test_an_arm_without_episodes_is_refused() -> None:
 def test_the_gain_pairs_questions_by_id_whatever_their_order() -> None:
     before = [played("a", 0.0), played("b", 1.0), played("c", 0.0)]
     after = [played("c", 1.0), played("a", 1.0), played("b", 1.0)]
-    assert em_gain(before, after).mean == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="the same ones before and after"):
-        em_gain(before, after[:2])
+    gain = em_gain(scores_of(before), scores_of(after))
+    assert gain.interval.mean == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="the same questions before and after"):
+        em_gain(scores_of(before), scores_of(after[:2]))
 
 
 def test_the_table_sets_before_beside_after_and_fits_a_terminal() -> None:
-    before = summarise({"normal": EPISODES[:2], "closed_book": EPISODES[:1]})
-    after = summarise({"normal": EPISODES[:1], "gold": EPISODES[:1]})
+    one, two = scores_of(EPISODES[:1]), scores_of(EPISODES[:2])
+    before = summarise({"normal": two, "closed_book": one})
+    after = summarise({"normal": one, "gold": one})
     console = Console(width=100, record=True, force_terminal=False)
-    console.print(before_after_table(before, after))
+    console.print(to_rich(before_after_table(before, after)))
     text = console.export_text()
     assert "0.50 [0.00, 1.00]" in text
     assert "1.00 [1.00, 1.00]" in text
     assert "1.50 → 2.00" in text
     assert "gold" not in text, "an arm of one evaluation alone has nothing to compare"
     assert "…" not in text
+
+
+# --- several sources, several samples -------------------------------------------------------------
+
+MIXED = [
+    *(played(f"nq-{n}", float(n < 6), source="nq") for n in range(8)),
+    *(played(f"bam-{n}", float(n < 1), source="bamboogle") for n in range(2)),
+]
+
+
+def test_the_average_over_sources_weighs_each_source_the_same() -> None:
+    arm = summarise({"normal": scores_of(MIXED)}).arms["normal"]
+    assert list(arm.by_source) == ["nq", "bamboogle"]
+    assert arm.by_source["nq"].em.mean == 0.75
+    assert arm.by_source["bamboogle"].em.mean == 0.5
+    assert arm.overall.em.mean == pytest.approx(0.7)
+    assert arm.macro is not None
+    assert (arm.macro.num_sources, arm.macro.em.mean) == (2, 0.625)
+    assert arm.headline == arm.macro.em
+    assert source_metrics(scores_of(MIXED)) == {
+        "em/source_nq": 0.75,
+        "em/source_bamboogle": 0.5,
+        "em/macro": 0.625,
+    }
+
+
+def test_a_single_source_has_no_average_over_sources() -> None:
+    arm = summarise({"normal": scores_of(EPISODES)}).arms["normal"]
+    assert arm.macro is None
+    assert arm.headline == arm.overall.em
+    assert source_metrics(scores_of(EPISODES)) == {}
+
+
+def test_samples_of_a_question_give_its_mean_and_the_unbiased_pass_at_k() -> None:
+    """Two of four right: pass@2 is 1 - C(2, 2) / C(4, 2) = 5/6; pass@4 is 1."""
+    right = [1.0, 0.0, 1.0, 0.0]
+    episodes = [played("a", em, member=n) for n, em in enumerate(right)]
+    episodes += [played("b", 0.0, member=n) for n in range(4)]
+    first, second = scores_of(episodes)
+    assert (first.em, first.f1, first.seconds) == (0.5, 0.25, 2.5)
+    assert first.pass_at == {2: pytest.approx(5 / 6), 4: 1.0}
+    assert second.pass_at == {2: 0.0, 4: 0.0}
+    overall = summarise({"normal": [first, second]}).arms["normal"].overall
+    assert overall.num_questions == 2
+    assert overall.em.mean == 0.25
+    assert overall.pass_at[2].mean == pytest.approx(5 / 12)
+    assert overall.pass_at[4] == bootstrap_interval([1.0, 0.0])
+
+
+def test_pass_at_k_is_told_for_powers_of_two_and_for_all_samples() -> None:
+    assert [ks_of(n) for n in (1, 2, 3, 4, 5, 8)] == [
+        [], [2], [2, 3], [2, 4], [2, 4, 5], [2, 4, 8]
+    ]  # fmt: skip
+
+
+def test_a_summary_with_sources_and_samples_comes_back_from_json_equal() -> None:
+    episodes = [
+        played(e.question.id, em, source=e.question.source, member=n)
+        for e in MIXED
+        for n, em in enumerate((1.0, 0.0))
+    ]
+    summary = summarise({"normal": scores_of(episodes)})
+    assert EvaluationSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+
+
+def test_questions_of_another_text_have_another_digest() -> None:
+    def score(text: str, answer: str) -> QuestionScore:
+        episode = played("a", 1.0)
+        return scores_of([replace(episode, question=Question("a", text, (answer,), "s"))])[0]
+
+    assert score("Who?", "x").digest == score("Who?", "x").digest
+    assert (
+        len({score("Who?", "x").digest, score("Who?", "y").digest, score("Why?", "x").digest}) == 3
+    )
+
+
+def test_the_terminals_tables_fit_it_and_the_reports_have_every_figure() -> None:
+    summary = summarise({"normal": scores_of(MIXED), "closed_book": scores_of(MIXED)})
+    console = Console(width=100, record=True, force_terminal=False)
+    for table in summary_tables(summary):
+        console.print(to_rich(table))
+    text = console.export_text()
+    assert "searching, mean" in text
+    assert "0.62 [" in text
+    assert "Bamboogle" in text
+    assert "…" not in text
+    wide = sources_table(summary, is_wide=True)
+    assert wide.columns == (
+        "questions", "EM", "cover EM", "F1", "searches", "tokens", "seconds", "gold recall",
+        "answered",
+    )  # fmt: skip
+    assert {len(row.cells) for row in wide.rows} == {9}
+
+
+def test_the_figures_of_several_samples_say_so() -> None:
+    episodes = [played("a", 1.0, member=n) for n in range(4)]
+    (table,) = summary_tables(summarise({"normal": scores_of(episodes)}))
+    assert table.columns[1:4] == ("EM (avg@4)", "pass@2", "pass@4")

@@ -1,14 +1,17 @@
 import math
+import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage.errors import UserError
 from forage.retrieval.bm25 import BM25, BM25Builder, tokenize
+from forage.retrieval.bm25_columns import Columns
 
 WORDS = st.lists(st.sampled_from("ada engine lake wrote program the zürich 1815".split()))
 
@@ -115,3 +118,41 @@ def test_a_damaged_index_is_refused(tmp_path: Path):
     (tmp_path / "data.csc.index.npy").write_bytes(b"")
     with pytest.raises(UserError, match="cannot be read"):
         BM25(tmp_path)
+
+
+def test_a_large_skewed_corpus_is_searched_as_if_every_row_were_scored(tmp_path: Path):
+    """Words as common as in text, so that most columns are looked up and not added up; and ties."""
+    rng = random.Random(0)
+    words = [f"w{n}" for n in range(300)]
+    weights = [1 / (n + 1) for n in range(300)]
+    texts = [" ".join(rng.choices(words, weights, k=rng.choice([4, 8, 30]))) for _ in range(2000)]
+    engine = build(tmp_path, [*texts, *texts[:500]])
+    columns = engine._columns
+    for _ in range(300):
+        query = " ".join(rng.choices(words, k=rng.randint(1, 9)))
+        terms = [engine._words[word] for word in query.split()]
+        scores = np.zeros(len(engine), dtype=np.float32)
+        for term in terms:
+            rows, values = columns._column(term)
+            scores[rows] += values
+        order = np.argsort(-scores, kind="stable")
+        for topk in (1, 3, 40):
+            [found] = engine.search([query], topk)
+            expected = [row for row in order[:topk].tolist() if scores[row] > 0]
+            assert [(hit.row, hit.score) for hit in found] == [(r, scores[r]) for r in expected]
+
+
+def test_common_words_are_only_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    texts = [f"the {'rare' if n % 100 == 0 else 'other'} {'x ' * (n % 7)}" for n in range(1000)]
+    engine = build(tmp_path, texts)
+    added: list[int] = []
+    look_up = Columns._look_up
+
+    def spy(columns: Columns, term: int, rows: np.ndarray) -> np.ndarray:
+        added.append(len(rows))
+        return look_up(columns, term, rows)
+
+    monkeypatch.setattr(Columns, "_look_up", spy)
+    assert len(engine.search(["the rare"], 3)[0]) == 3
+    assert added
+    assert max(added) <= 10

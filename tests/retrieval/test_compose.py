@@ -35,12 +35,13 @@ def search(settings: ServeSettings, query: str) -> list[Hit]:
 
 
 def test_a_directory_is_an_index(index_dir: Path):
-    [hit] = search(ServeSettings(source=str(index_dir)), "compiler")
+    [hit] = search(ServeSettings(sources=(str(index_dir),)), "compiler")
     assert hit.passage == PASSAGES[2]
 
 
 def test_a_provider_is_asked_as_its_settings_say(provider: WebServer):
-    settings = ServeSettings(source="web:serper", web=(f"url={provider.url}/ask", "num_results=7"))
+    said = (f"url={provider.url}/ask", "num_results=7")
+    settings = ServeSettings(sources=("web:serper",), web=said)
     [hit] = search(settings, "anything")
     assert hit.passage.text == "a snippet"
     assert (provider.seen[0].path, json.loads(provider.seen[0].body)["num"]) == ("/ask", 7)
@@ -48,17 +49,17 @@ def test_a_provider_is_asked_as_its_settings_say(provider: WebServer):
 
 def test_what_was_recorded_is_replayed_without_the_provider(provider: WebServer, tmp_path: Path):
     record = tmp_path / "answers.jsonl"
-    settings = ServeSettings(source="web:serper", web=(f"url={provider.url}",), record=record)
+    settings = ServeSettings(sources=("web:serper",), web=(f"url={provider.url}",), record=record)
     found = search(settings, "anything")
-    assert search(ServeSettings(source=f"replay:{record}"), "anything") == found
+    assert search(ServeSettings(sources=(f"replay:{record}",)), "anything") == found
     assert len(provider.seen) == 1
 
 
 def test_pages_are_opened_where_there_are_some(index_dir: Path, tmp_path: Path):
-    assert open_page_store(ServeSettings(source=str(index_dir))) is None
+    assert open_page_store(ServeSettings(sources=(str(index_dir),))) is None
     path = tmp_path / "pages.jsonl"
     path.write_text('{"url": "http://a", "contents": "text"}\n')
-    pages = open_page_store(ServeSettings(source=str(index_dir), pages=path))
+    pages = open_page_store(ServeSettings(sources=(str(index_dir),), pages=path))
     assert pages is not None
     with pages:
         page = pages.page("http://a")
@@ -69,10 +70,10 @@ def test_pages_are_opened_where_there_are_some(index_dir: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (ServeSettings(source="absent"), "absent is not an index"),
-        (ServeSettings(source="absent", web=("num_results=3",)), "--web says how to ask"),
-        (ServeSettings(source="web:nobody"), "web:nobody"),
-        (ServeSettings(source="replay:absent"), "cannot read the recording absent"),
+        (ServeSettings(sources=("absent",)), "absent is not an index"),
+        (ServeSettings(sources=("absent",), web=("num_results=3",)), "--web says how to ask"),
+        (ServeSettings(sources=("web:nobody",)), "web:nobody"),
+        (ServeSettings(sources=("replay:absent",)), "cannot read the recording absent"),
     ],
 )
 def test_what_cannot_be_served_is_told(settings: ServeSettings, said: str):
@@ -85,12 +86,13 @@ def test_a_recording_of_something_else_is_not_continued(
 ):
     record = tmp_path / "answers.jsonl"
     search(
-        ServeSettings(source="web:serper", web=(f"url={provider.url}",), record=record), "anything"
+        ServeSettings(sources=("web:serper",), web=(f"url={provider.url}",), record=record),
+        "anything",
     )
     with pytest.raises(UserError, match="answers.jsonl"):
-        open_source(ServeSettings(source=str(index_dir), record=record))
+        open_source(ServeSettings(sources=(str(index_dir),), record=record))
 
 
 def test_an_unknown_setting_is_refused():
     with pytest.raises(ValidationError, match="extra"):
-        ServeSettings.model_validate({"source": "x", "rerank": True})
+        ServeSettings.model_validate({"sources": ["x"], "reranker": True})

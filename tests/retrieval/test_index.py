@@ -10,6 +10,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.retrieval.index import Index, build_index, open_index
+from forage.retrieval.manifest import BM25Manifest
 from tests.retrieval.conftest import PASSAGES
 
 
@@ -68,6 +69,7 @@ def test_k1_and_b_change_the_scores_and_are_kept_in_the_manifest(corpus: Path, t
         before = index.search(["engine"], 1)[0][0].score
     with open_index(build(corpus, tmp_path / "a", k1=2.0, b=0.75)) as index:
         assert index.search(["engine"], 1)[0][0].score != before
+        assert isinstance(index.manifest, BM25Manifest)
         assert (index.manifest.k1, index.manifest.b) == (2.0, 0.75)
 
 
@@ -79,7 +81,7 @@ def test_k1_and_b_change_the_scores_and_are_kept_in_the_manifest(corpus: Path, t
         ("num_passages", 6, "passages 6, but its corpus holds 5"),
         ("corpus_bytes", 6, "corpus bytes 6, but its corpus has"),
         ("corpus_sha256", "0", "corpus sha256 0, but its corpus has"),
-        ("backend", "faiss", "backend: Input should be 'bm25'"),
+        ("backend", "faiss", "'faiss' found using 'backend' does not match any of .* 'bm25'"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_an_error_that_names_both_sides(

@@ -24,7 +24,7 @@ SERVE = (
     "import logging, sys; logging.basicConfig(level=logging.INFO); "
     "from forage.retrieval.compose import ServeSettings; from forage.errors import UserError; "
     "from forage.retrieval.server import serve\n"
-    "settings = ServeSettings(source=sys.argv[1], host=sys.argv[3], port=int(sys.argv[5]))\n"
+    "settings = ServeSettings(sources=(sys.argv[1],), host=sys.argv[3], port=int(sys.argv[5]))\n"
     "try: serve(settings)\n"
     "except UserError as error: sys.exit(f'error: {error}')\n"
     "logging.info('returned')",

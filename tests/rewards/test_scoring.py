@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.config import RewardConfig
 from forage.environment.prompt import PromptTemplate
+from forage.reward_config import RewardConfig, RewardWeights
 from forage.rewards.scoring import score_episode, table_score
 from forage.types import Origin, Segment, Status
 from tests.rewards.episodes import OBSERVATION, make_episode
@@ -11,8 +13,8 @@ from tests.rewards.episodes import OBSERVATION, make_episode
 S, F, R = 0.2, 0.1, 0.05
 
 
-def make_config(answer: str = "em", **scores: float) -> RewardConfig:
-    return RewardConfig.model_validate({"answer": answer, **scores})
+def make_config(answer: str = "em", **settings: Any) -> RewardConfig:
+    return RewardConfig.model_validate({"answer": answer, **settings})
 
 
 TABLE = make_config(structure_score=S, final_format_score=F, retrieval_score=R)
@@ -99,6 +101,7 @@ def test_the_parts_say_how_the_value_came_about():
         "has_answer": 1.0,
         "format_valid": 0.0,
         "retrieved": 1.0,
+        "table": F,
     }
 
 
@@ -175,3 +178,111 @@ def test_what_an_observation_says_changes_no_score_without_the_retrieval_term(
     plain = score_episode(make_episode(*sampled, observation="x"), config)
     other = score_episode(make_episode(*sampled, observation="y" + observation), config)
     assert plain == other
+
+
+# --- the terms around the table -------------------------------------------------------------------
+
+MANY_TAGS = f"<think>{'</answer>' * 10}</think> <answer>Tiber</answer>"  # 11 are closed
+
+
+def test_each_search_that_was_run_costs_and_the_part_says_so():
+    config = make_config(search_cost=0.1)
+    for num_searches in range(4):
+        reward = score_episode(make_episode(*[SEARCH] * num_searches, RIGHT), config)
+        assert reward.value == pytest.approx(1.0 - 0.1 * num_searches)
+        assert reward.parts["search_cost"] == pytest.approx(-0.1 * num_searches)
+
+
+def test_a_query_that_was_never_run_costs_nothing():
+    episode = make_episode(SEARCH, SEARCH, observation="")
+    assert score_episode(episode, make_config(search_cost=0.1)).parts["search_cost"] == 0.0
+
+
+def test_answering_without_a_search_is_penalised_and_searching_is_not():
+    config = make_config(no_search_penalty=0.3)
+    without, with_one = make_episode(RIGHT), make_episode(SEARCH, RIGHT)
+    assert score_episode(without, config).value == pytest.approx(0.7)
+    assert score_episode(without, config).parts["no_search_penalty"] == -0.3
+    assert score_episode(with_one, config).value == 1.0
+    assert score_episode(with_one, config).parts["no_search_penalty"] == 0.0
+
+
+@pytest.mark.parametrize("tag", ["<answer>", "</answer>"])
+@pytest.mark.parametrize(("count", "score"), [(9, 1.0), (10, 0.25)])
+def test_more_than_ten_answer_tags_quarter_a_right_answer(tag: str, count: int, score: float):
+    """As in RLinf and veRL: one more stands around the answer itself; either kind counts."""
+    sampled = f"<think>{tag * count}</think> <search>Rome</search>"
+    episode = make_episode(sampled, RIGHT)
+    assert score_episode(episode, make_config(many_answers_factor=0.25)).value == score
+    assert score_episode(episode, make_config()).value == 1.0
+
+
+def test_many_answer_tags_do_not_touch_what_a_wrong_answer_earns():
+    config = make_config(many_answers_factor=0.25, final_format_score=F)
+    wrong = MANY_TAGS.replace("Tiber", "Po")
+    assert score_episode(make_episode(wrong), config).value == pytest.approx(F)
+
+
+def test_answer_tags_in_passages_are_not_counted():
+    trap = f"<information>{'<answer>' * 40}</information>"
+    episode = make_episode(SEARCH, RIGHT, observation=trap)
+    assert score_episode(episode, make_config(many_answers_factor=0.25)).value == 1.0
+
+
+EVERYTHING = make_config(
+    structure_score=S,
+    final_format_score=F,
+    retrieval_score=R,
+    many_answers_factor=0.5,
+    search_cost=0.01,
+    no_search_penalty=0.02,
+    weights={"table": 0.5, "em": 0.1, "cover_em": 0.2, "f1": 0.3, "format_valid": 0.4},
+)
+
+
+@pytest.mark.parametrize(
+    ("knob", "episode"),
+    [
+        ({"many_answers_factor": 0.25}, make_episode(MANY_TAGS)),
+        ({"max_answer_tags": 11}, make_episode(MANY_TAGS)),
+        ({"search_cost": 0.1}, make_episode(SEARCH, RIGHT)),
+        ({"no_search_penalty": 0.1}, make_episode(RIGHT)),
+    ],
+)
+def test_turning_each_knob_of_the_terms_changes_a_score(knob: dict, episode):
+    before = score_episode(episode, EVERYTHING).value
+    after = score_episode(episode, EVERYTHING.model_copy(update=knob)).value
+    assert after != pytest.approx(before)
+
+
+@pytest.mark.parametrize("name", [n for n in RewardWeights.model_fields if n != "judge"])
+def test_turning_each_weight_adds_its_part_and_nothing_else(name: str):
+    episode = make_episode(SEARCH, RIGHT)
+    before = score_episode(episode, EVERYTHING)
+    turned = EVERYTHING.weights.model_copy(update={name: getattr(EVERYTHING.weights, name) + 2.0})
+    after = score_episode(episode, EVERYTHING.model_copy(update={"weights": turned}))
+    assert before.parts[name] > 0
+    assert after.value == pytest.approx(before.value + 2.0 * before.parts[name])
+
+
+@given(
+    st.lists(st.sampled_from([SEARCH, RIGHT, WRONG, MANY_TAGS, "hm"]), max_size=5),
+    st.fixed_dictionaries(
+        {n: st.floats(-2, 2) for n in RewardWeights.model_fields if n != "judge"}
+    ),
+)
+def test_the_value_is_the_sum_that_the_recorded_parts_say(
+    sampled: list[str], weights: dict[str, float]
+):
+    config = EVERYTHING.model_copy(update={"weights": RewardWeights(**weights)})
+    reward = score_episode(make_episode(*sampled), config)
+    total = sum(weights[name] * reward.parts.get(name, 0.0) for name in weights)
+    charges = reward.parts["search_cost"] + reward.parts["no_search_penalty"]
+    assert reward.value == pytest.approx(total + charges)
+
+
+def test_the_retrieved_part_is_there_when_its_weight_asks_for_it():
+    config = make_config(weights={"retrieved": 0.5})
+    assert score_episode(make_episode(SEARCH, WRONG), config).value == pytest.approx(0.5)
+    missed = make_episode(SEARCH, WRONG, observation=NO_TIBER)
+    assert score_episode(missed, config).value == 0.0

@@ -23,7 +23,7 @@ def episode_of(job: Job, segments: tuple[Segment, ...] = (), version: int = 0) -
     )
 
 
-def score(episode: Episode) -> Reward:
+async def score(episode: Episode) -> Reward:
     return Reward(float(episode.member), {"em": float(episode.member)})
 
 
@@ -117,7 +117,11 @@ def test_episodes_come_back_in_the_order_of_the_jobs_and_are_seen_as_they_end(
 
 async def test_every_episode_is_scored():
     stage = Stage()
-    scheduler = Scheduler(stage.play, lambda episode: Reward(0.25, {"em": 1.0}), 4)
+
+    async def quarter(episode: Episode) -> Reward:
+        return Reward(0.25, {"em": 1.0})
+
+    scheduler = Scheduler(stage.play, quarter, 4)
     playing = asyncio.create_task(scheduler.play_all(jobs(2)))
     await settle()
     stage.finish("job-0")
@@ -129,10 +133,10 @@ async def test_every_episode_is_scored():
 async def test_a_bug_in_one_episode_cancels_the_rest_and_is_raised(place: str):
     stage = Stage()
 
-    def score_it(episode: Episode) -> Reward:
+    async def score_it(episode: Episode) -> Reward:
         if place == "score":
             raise ZeroDivisionError("a bug")
-        return score(episode)
+        return await score(episode)
 
     def on_done(episode: Episode) -> None:
         if place == "on_done":

@@ -38,7 +38,9 @@ def visit(url: str, profile: Path, script_ms: int = 0) -> Visit:
 
     ``script_ms``: for pages that fetch after they are loaded, how long by the page's own clock.
     """
-    shown = _run(profile, f"--virtual-time-budget={script_ms}", "--dump-dom", url)
+    # A budget of 0 is no budget: some versions of Chromium then never come back.
+    budget = [f"--virtual-time-budget={script_ms}"] if script_ms else []
+    shown = _run(profile, *budget, "--dump-dom", url)
     console = tuple(line for line in shown.stderr.splitlines() if "CONSOLE" in line)
     return Visit(shown.stdout, console)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from forage.evaluation.scores import scores_of
 from forage.evaluation.summary import em_gain, summarise
 from forage.records import RunRecords, write_episode_file
 from forage.types import (
@@ -209,6 +210,10 @@ def make_report_input(
             for arm in ("normal", "closed_book", "gold", "random")
         }
     before, after = played["before"], played["after"]
+    scores = {
+        label: {arm: scores_of(episodes) for arm, episodes in arms.items()}
+        for label, arms in played.items()
+    }
     return ReportInput(
         name="First light",
         note="A model of 0.9 million parameters, from random weights to searching, on two cores."
@@ -218,9 +223,9 @@ def make_report_input(
         metrics=make_metrics(num_steps),
         environment="2 cores, torch 2.13.0, Python 3.11",
         total_seconds=754.0,
-        before=summarise(before),
-        after=summarise(after),
-        em_gain=em_gain(before["normal"], after["normal"]),
+        before=summarise(scores["before"]),
+        after=summarise(scores["after"]),
+        em_gain=em_gain(scores["before"]["normal"], scores["after"]["normal"]),
         warm_start=[
             (step, 0.35 + 4.6 * math.exp(-step / 60) + 0.08 * math.sin(step)) for step in range(400)
         ],

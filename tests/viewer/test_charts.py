@@ -64,7 +64,8 @@ def test_decades_are_evenly_spaced_on_a_logarithmic_axis_and_zero_stands_at_its_
     y = [y for _, y in corners(chart.lines[0].points)]
     assert y[0] - y[1] == pytest.approx(y[1] - y[2])
     assert y[3] == chart.bottom
-    assert [tick.text for tick in chart.y_ticks] == ["10⁻⁷", "10⁻⁶", "10⁻⁵"]
+    assert y[3] - y[0] == pytest.approx(y[0] - y[1])
+    assert [tick.text for tick in chart.y_ticks] == ["0", "10⁻⁷", "10⁻⁶", "10⁻⁵"]
 
 
 @pytest.mark.parametrize("values", [(3.0,), (2.0, 2.0, 2.0), (0.0, 0.0), (-1.0, -1.0)])

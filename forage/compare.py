@@ -1,0 +1,61 @@
+"""``forage compare``: two files of figures, paired by question, on the terminal and as a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from forage.errors import UserError
+from forage.evaluation.comparison import Comparison, compare
+from forage.evaluation.comparison_tables import (
+    comparison_table,
+    left_out_text,
+    settings_table,
+    write_comparison_markdown,
+)
+from forage.evaluation.result import read_result
+from forage.evaluation.tables import to_rich
+from forage.viewer.comparison_page import write_comparison_page
+
+
+def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
+    """Print the tables and write ``out``, whose ending says as what; raises ``UserError``."""
+    if out is not None and out.suffix not in (".html", ".md", ".json"):
+        raise UserError(f"--out is {out}; let it end in .html, .md or .json")
+    names = _short_names(first, second)
+    comparison = compare(read_result(first), read_result(second), names)
+    console = Console()
+    for arm in comparison.arms:
+        console.print(to_rich(comparison_table(arm, names)))
+        if left_out := left_out_text(arm, comparison):
+            console.print(left_out)
+    settings = settings_table(comparison)
+    if settings is not None:
+        console.print(to_rich(settings))
+    if out is not None:
+        _write(out, comparison)
+        console.print(f"written: {out}")
+    return comparison
+
+
+def _write(out: Path, comparison: Comparison) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    match out.suffix:
+        case ".html":
+            write_comparison_page(out, comparison)
+        case ".md":
+            write_comparison_markdown(out, comparison)
+        case _:
+            out.write_text(json.dumps(comparison.to_json(), indent=1), encoding="utf-8")
+
+
+def _short_names(first: Path, second: Path) -> tuple[str, str]:
+    """What tells the two paths apart: the file's name, with as many folders as that takes."""
+    one, other = first.with_suffix("").parts, second.with_suffix("").parts
+    for length in range(1, max(len(one), len(other)) + 1):
+        names = "/".join(one[-length:]), "/".join(other[-length:])
+        if names[0] != names[1]:
+            return names
+    return "A", "B"

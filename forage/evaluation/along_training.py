@@ -1,0 +1,85 @@
+"""Evaluation beside a training run: a stratified part of the questions on the way, all at the end.
+
+``train.py`` opens it once, so that what cannot be evaluated is said before the first step, and
+plays with the engine and the retriever that the run has anyway.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from forage.config import RunConfig
+from forage.evaluation.arms import Arm
+from forage.evaluation.evaluate import (
+    Destination,
+    Evaluator,
+    evaluate,
+    open_other_search,
+    open_passages,
+    policy_facts,
+)
+from forage.evaluation.subset import questions_to_evaluate, training_subset
+from forage.retrieval.client import SearchClient
+from forage.rollout.player import Player
+from forage.types import Episode, Generate, Score
+
+
+class TrainingEvaluation:
+    """What a run evaluates: nothing, unless ``evaluation.every`` or ``at_end`` asks for it."""
+
+    def __init__(self, config: RunConfig, player: Player, score: Score) -> None:
+        """Raises ``UserError`` for questions that are missing or too long."""
+        self._config = config
+        self._player = player
+        self._score = score
+        is_asked = bool(config.evaluation.every) or config.evaluation.at_end
+        self._questions = questions_to_evaluate(config) if is_asked else []
+        player.check_prompts(self._questions)
+        self._corpus = open_passages(config) if is_asked else None
+        self._evaluator: Evaluator | None = None
+
+    async def open(self, engine: Generate, search: SearchClient, stack: AsyncExitStack) -> None:
+        """Wait for the other retriever and check every arm; raises ``UserError``."""
+        if not self._questions:
+            return
+        self._search = search
+        settings = self._config.evaluation
+        other = await open_other_search(settings.other_search, stack)
+        passages = self._corpus.store if self._corpus else None
+        self._evaluator = Evaluator(
+            self._config, self._player, engine, search, passages, self._score, other
+        )
+        self._evaluator.searches.check(settings.arms, self._questions)
+
+    async def play_subset(self) -> dict[Arm, list[Episode]]:
+        """The questions that are evaluated on the way, by arm."""
+        assert self._evaluator is not None, "opened before the first step"
+        questions = training_subset(self._questions, self._config)
+        return await self._evaluator.play_arms(questions, self._config.evaluation.arms)
+
+    async def play_all(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, step: int
+    ) -> Path:
+        """All questions with the weights as they are; gives the file of figures.
+
+        Cut and resumed like any evaluation: what is on the disk is not played again.
+        """
+        assert self._evaluator is not None, "opened before the first step"
+        destination = Destination(final_figures(self._config), "final evaluation", step)
+        await evaluate(
+            self._evaluator,
+            self._questions,
+            destination,
+            policy_facts(model, tokenizer),
+            await self._search.what_is_served(),
+            self._corpus.digest if self._corpus else None,
+        )
+        return destination.out
+
+
+def final_figures(config: RunConfig) -> Path:
+    """Where ``evaluation.at_end`` leaves its figures."""
+    return config.output_dir / "evaluation" / "final.json"

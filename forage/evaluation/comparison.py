@@ -1,0 +1,213 @@
+"""Two evaluations question by question: differences with intervals, and whether they are chance.
+
+Two files of figures go in; the questions that both have are paired. Questions with the same id and
+another text, and files without a common question, are refused. Nothing here plays or draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forage.errors import UserError
+from forage.evaluation.result import EvaluationResult
+from forage.evaluation.scores import QuestionScore
+from forage.evaluation.statistics import Bootstrap, Difference, bootstrap, macro_bootstrap
+
+METRICS = ("em", "cover_em", "f1", "searches", "sampled_tokens", "seconds")
+NUM_RESAMPLES = 10_000
+"""More than for an interval: a p-value of 0.001 needs thousands."""
+
+Pair = tuple[QuestionScore, QuestionScore]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigure:
+    """One metric in both, and second - first."""
+
+    metric: str
+    first: float
+    second: float
+    difference: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSlice:
+    """The metrics over some questions; ``source`` and ``num_hops`` say which, if not all."""
+
+    num_questions: int
+    figures: tuple[ComparedFigure, ...]
+    source: str | None = None
+    num_hops: int | None = None
+
+    def figure(self, metric: str) -> ComparedFigure:
+        return next(figure for figure in self.figures if figure.metric == metric)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedArm:
+    """An arm of both; ``macro`` is the plain mean over data sources, None where there is one."""
+
+    arm: str
+    overall: ComparedSlice
+    macro: ComparedSlice | None
+    by_source: tuple[ComparedSlice, ...]
+    by_hops: tuple[ComparedSlice, ...]
+    num_only_first: int
+    num_only_second: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``differing`` are the settings that the episodes depend on and that are not the same."""
+
+    first: str
+    second: str
+    arms: tuple[ComparedArm, ...]
+    differing: tuple[tuple[str, str, str], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(
+    first: EvaluationResult,
+    second: EvaluationResult,
+    names: tuple[str, str],
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+) -> Comparison:
+    """Pair the questions of every arm that both have; raises ``UserError``."""
+    arms = [arm for arm in first.scores if arm in second.scores]
+    if not arms:
+        raise UserError(
+            f"{names[0]} has the arms {', '.join(first.scores)}, {names[1]} "
+            f"{', '.join(second.scores)}: there is none to compare"
+        )
+    settings = sorted({*first.fingerprint, *second.fingerprint})
+    pairs = [(n, first.fingerprint.get(n, "–"), second.fingerprint.get(n, "–")) for n in settings]
+    return Comparison(
+        first=names[0],
+        second=names[1],
+        arms=tuple(
+            _compare_arm(arm, first.scores[arm], second.scores[arm], names, num_resamples, seed)
+            for arm in arms
+        ),
+        differing=tuple((name, one, other) for name, one, other in pairs if one != other),
+    )
+
+
+def _compare_arm(
+    arm: str,
+    first: Sequence[QuestionScore],
+    second: Sequence[QuestionScore],
+    names: tuple[str, str],
+    num_resamples: int,
+    seed: int,
+) -> ComparedArm:
+    pairs = _pair(arm, first, second, names)
+    by_source: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        by_source.setdefault(pair[0].source, []).append(pair)
+    hops = sorted({n for one, _ in pairs if (n := one.num_hops) is not None})
+    parts = {
+        source: _resample(those, num_resamples, seed + 1 + number)
+        for number, (source, those) in enumerate(by_source.items())
+    }
+    macro = None
+    if len(parts) > 1:
+        means = [_means(those) for those in by_source.values()]
+        macro = ComparedSlice(
+            len(pairs), _figures(_average(means), macro_bootstrap(list(parts.values())))
+        )
+    return ComparedArm(
+        arm=arm,
+        overall=_slice(pairs, _resample(pairs, num_resamples, seed)),
+        macro=macro,
+        by_source=tuple(
+            _slice(those, parts[source], source=source) for source, those in by_source.items()
+        ),
+        by_hops=tuple(
+            _slice(those, _resample(those, num_resamples, seed), num_hops=n)
+            for n in hops
+            if (those := [pair for pair in pairs if pair[0].num_hops == n])
+        ),
+        num_only_first=len(first) - len(pairs),
+        num_only_second=len(second) - len(pairs),
+    )
+
+
+def _pair(
+    arm: str,
+    first: Sequence[QuestionScore],
+    second: Sequence[QuestionScore],
+    names: tuple[str, str],
+) -> list[Pair]:
+    theirs: Mapping[str, QuestionScore] = {score.question_id: score for score in second}
+    pairs = [(one, theirs[one.question_id]) for one in first if one.question_id in theirs]
+    if not pairs:
+        raise UserError(
+            f"{names[0]} and {names[1]} have no question in common in the arm {arm} (the first "
+            f"ones are {first[0].question_id} and {second[0].question_id}): a paired comparison "
+            "needs the same questions; evaluate both on one file"
+        )
+    changed = [one.question_id for one, other in pairs if one.digest != other.digest]
+    if changed:
+        raise UserError(
+            f"{len(changed)} of {len(pairs)} questions have the same id but another text or other "
+            f"golden answers in {names[0]} and {names[1]} (the first is {changed[0]}): these are "
+            "different questions; evaluate both on one file"
+        )
+    return pairs
+
+
+def _resample(pairs: Sequence[Pair], num_resamples: int, seed: int) -> Bootstrap:
+    rows = [
+        [getattr(other, metric) - getattr(one, metric) for metric in METRICS]
+        for one, other in pairs
+    ]
+    return bootstrap(rows, num_resamples, seed)
+
+
+def _slice(
+    pairs: Sequence[Pair],
+    resampled: Bootstrap,
+    source: str | None = None,
+    num_hops: int | None = None,
+) -> ComparedSlice:
+    return ComparedSlice(len(pairs), _figures(_means(pairs), resampled), source, num_hops)
+
+
+def _means(pairs: Sequence[Pair]) -> list[tuple[float, float]]:
+    """(first, second) for each metric."""
+    size = len(pairs)
+    return [
+        (
+            sum(getattr(one, metric) for one, _ in pairs) / size,
+            sum(getattr(other, metric) for _, other in pairs) / size,
+        )
+        for metric in METRICS
+    ]
+
+
+def _average(means: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The plain mean over parts, metric by metric."""
+    return [
+        (sum(one for one, _ in column) / len(means), sum(other for _, other in column) / len(means))
+        for column in zip(*means, strict=True)
+    ]
+
+
+def _figures(
+    means: Sequence[tuple[float, float]], resampled: Bootstrap
+) -> tuple[ComparedFigure, ...]:
+    return tuple(
+        ComparedFigure(
+            metric,
+            one,
+            other,
+            Difference(resampled.interval(column), resampled.p_value(column)),
+        )
+        for column, (metric, (one, other)) in enumerate(zip(METRICS, means, strict=True))
+    )

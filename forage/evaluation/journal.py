@@ -1,0 +1,195 @@
+"""The episodes of an evaluation on disk, line by line as they end, and their scores in memory.
+
+A run that was cut goes on behind its last whole line. Beside ``eval.jsonl`` lies
+``eval.fingerprint.json``, written before the first episode: what the episodes depend on. Another
+model, prompt or retriever is refused by name, and so is a question that has changed since. Of two
+lines for the same episode the later one counts. Nothing here plays or sums up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from forage.errors import UserError
+from forage.evaluation.scores import QuestionScore, Score
+from forage.records import (
+    EpisodeRecord,
+    json_line,
+    open_for_lines,
+    read_episodes,
+    record_to_json,
+)
+from forage.rollout.scheduler import Job
+from forage.types import Episode, Question, TokenizerId
+
+LOG = logging.getLogger(__name__)
+
+
+class Journal:
+    """An episode file open for appending; ``with`` it, for it is locked meanwhile."""
+
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: Mapping[str, str],
+        questions: Sequence[Question],
+        *,
+        step: int = 0,
+        tokenizer: TokenizerId | None = None,
+        is_fresh: bool = False,
+        retries_failed: bool = False,
+    ) -> None:
+        """Open or make ``path`` and take in what it holds of ``questions``; raises ``UserError``.
+
+        ``is_fresh`` throws away what is there; ``retries_failed`` forgets the episodes in which a
+        search or the engine failed, so that they are played again. ``step`` and ``tokenizer`` go
+        into new lines.
+        """
+        self._path, self._step, self._tokenizer = path, step, tokenizer
+        self._scores: dict[tuple[str, str, int], Score] = {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _open_alone(path)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path}: {error.strerror}; choose another --out"
+            ) from None
+        try:
+            if is_fresh:
+                self._file.truncate(0)
+                self._fingerprint_path.unlink(missing_ok=True)
+            self._check_fingerprint(fingerprint)
+            self._read(questions, retries_failed)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def _fingerprint_path(self) -> Path:
+        return self._path.with_suffix(".fingerprint.json")
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self._scores)
+
+    def has(self, arm: str, job: Job) -> bool:
+        """Whether that episode has been played."""
+        return (arm, job.question.id, job.member) in self._scores
+
+    def add(self, arm: str, episode: Episode) -> None:
+        """Append a scored episode; kill -9 behind this loses nothing."""
+        record = EpisodeRecord(self._step, arm, episode, self._tokenizer)
+        self._file.write(json_line(record_to_json(record)))
+        self._file.flush()
+        self._scores[arm, episode.question.id, episode.member] = Score.of(episode)
+
+    def scores(
+        self, arm: str, questions: Iterable[Question], num_samples: int
+    ) -> list[QuestionScore]:
+        """The questions of an arm, all of whose episodes have been played."""
+        return [
+            QuestionScore.of(
+                question,
+                [self._scores[arm, question.id, member] for member in range(num_samples)],
+            )
+            for question in questions
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _check_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
+        """Refuse to go on with other settings; else note them before the first episode."""
+        earlier: dict[str, str] = {}
+        if os.fstat(self._file.fileno()).st_size:
+            try:
+                earlier = json.loads(self._fingerprint_path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"{self._path} holds episodes, but {self._fingerprint_path.name} beside it "
+                    "does not say how they were played: begin again with --fresh, or choose "
+                    "another --out"
+                ) from error
+        differing = [
+            f"{name} ({earlier[name]} then, {value} now)"
+            for name, value in fingerprint.items()
+            if earlier.get(name, value) != value
+        ]
+        if differing:
+            raise UserError(
+                f"{self._path} holds episodes of another run, which differs in "
+                f"{'; '.join(differing)}: choose another --out, begin again with --fresh, or set "
+                "it back to go on"
+            )
+        partial = self._fingerprint_path.with_suffix(".partial")
+        partial.write_text(json.dumps({**earlier, **fingerprint}, indent=1), encoding="utf-8")
+        partial.replace(self._fingerprint_path)
+
+    def _read(self, questions: Sequence[Question], retries_failed: bool) -> None:
+        by_id = {question.id: question for question in questions}
+        for record in read_episodes(self._path):
+            episode, arm = record.episode, record.arm or ""
+            question = by_id.get(episode.question.id)
+            if question is None:
+                continue  # more questions were asked for then than now
+            if question != episode.question:
+                raise UserError(
+                    f"the question {question.id} has changed since {self._path} was written: "
+                    "choose another --out, or begin again with --fresh"
+                )
+            score = Score.of(episode)
+            key = (arm, question.id, episode.member)
+            if retries_failed and score.failures:
+                self._scores.pop(key, None)
+            else:
+                self._scores[key] = score
+
+
+def played_episodes(path: Path, arm: str, questions: Iterable[Question]) -> list[Episode]:
+    """The first episode of each question in an arm, in the questions' order."""
+    found = {
+        record.episode.question.id: record.episode
+        for record in read_episodes(path)
+        if record.arm == arm and record.episode.member == 0
+    }
+    return [found[question.id] for question in questions if question.id in found]
+
+
+def _open_alone(path: Path) -> BinaryIO:
+    """Open for appending and lock; raises ``OSError``, ``UserError`` where another holds it."""
+    with path.open("ab") as held:
+        # Locked before a torn last line is cut: it may be another process's that still writes it.
+        _lock(held, path)
+        file = open_for_lines(path)
+    try:
+        _lock(file, path)
+    except UserError:
+        file.close()
+        raise
+    return file
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"another evaluation is writing {path}: wait for its end, or choose another --out"
+        ) from None

@@ -1,0 +1,97 @@
+"""The file of figures (``eval.json``): what was found, how it was played, and each question's row.
+
+``forage eval`` writes it; reports and ``forage compare`` read it. The rows make two evaluations
+comparable question by question without their episodes::
+
+    {"name": "...", "protocol": {...}, "fingerprint": {...}, "arms": {...},
+     "scores": {"columns": ["question_id", ...], "rows": {"normal": [["nq-1", ...], ...]}}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from forage.errors import UserError
+from forage.evaluation.protocol import Protocol
+from forage.evaluation.scores import QuestionScore
+from forage.evaluation.summary import EvaluationSummary
+
+_COLUMNS = [field.name for field in fields(QuestionScore)]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """A finished evaluation. ``fingerprint`` is every setting that its episodes depend on."""
+
+    name: str
+    note: str
+    protocol: Protocol
+    fingerprint: dict[str, str]
+    summary: EvaluationSummary
+    scores: dict[str, list[QuestionScore]]
+
+
+def write_result(path: Path, result: EvaluationResult) -> None:
+    """Write the file in one move, a question a line; raises ``OSError``."""
+    head = {
+        "name": result.name,
+        "note": result.note,
+        "protocol": result.protocol.to_json(),
+        "fingerprint": result.fingerprint,
+        **result.summary.to_json(),
+    }
+    arms = [
+        f"{json.dumps(arm)}: [\n"
+        + ",\n".join(json.dumps(astuple(score), separators=(",", ":")) for score in scores)
+        + "]"
+        for arm, scores in result.scores.items()
+    ]
+    rows = ",\n".join(arms)
+    text = json.dumps(head, indent=1).removesuffix("\n}")
+    text += f',\n "scores": {{"columns": {json.dumps(_COLUMNS)}, "rows": {{\n{rows}}}}}\n}}\n'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def read_result(path: Path) -> EvaluationResult:
+    """The inverse of ``write_result``; raises ``UserError``."""
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    try:
+        return _from_json(row)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path} is no file of figures of this version ({type(error).__name__}: {error}); "
+            "name the .json that `forage eval --out` writes, or evaluate again"
+        ) from error
+
+
+def _from_json(row: Mapping[str, Any]) -> EvaluationResult:
+    columns = row["scores"]["columns"]
+    return EvaluationResult(
+        name=row["name"],
+        note=row["note"],
+        protocol=Protocol.from_json(row["protocol"]),
+        fingerprint=dict(row["fingerprint"]),
+        summary=EvaluationSummary.from_json(row),
+        scores={
+            arm: [_score(dict(zip(columns, values, strict=True))) for values in rows]
+            for arm, rows in row["scores"]["rows"].items()
+        },
+    )
+
+
+def _score(row: dict[str, Any]) -> QuestionScore:
+    row["pass_at"] = {int(k): value for k, value in row["pass_at"].items()}
+    row["failures"] = tuple(row["failures"])
+    return QuestionScore(**row)

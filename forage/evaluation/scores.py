@@ -1,0 +1,139 @@
+"""What an episode adds to the figures, and what a question's episodes come to.
+
+A scored episode is tens of kilobytes and its ``Score`` a hundred bytes: an evaluation keeps the
+latter and leaves the former on the disk. Summaries, comparisons and the file of figures are made of
+``QuestionScore``. Nothing here resamples, plays or reads files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from forage.algorithms.pass_at_k import pass_at_k
+from forage.types import Episode, Question, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One episode. ``failures`` are the kinds of its failed searches, and a failed engine's."""
+
+    em: float
+    cover_em: float
+    f1: float
+    searches: int
+    sampled_tokens: int
+    seconds: float
+    is_answered: bool
+    gold_recall: float | None
+    failures: tuple[str, ...]
+
+    @classmethod
+    def of(cls, episode: Episode) -> Score:
+        return cls(
+            em=part_of(episode, "em"),
+            cover_em=part_of(episode, "cover_em"),
+            f1=part_of(episode, "f1"),
+            searches=episode.num_searches,
+            sampled_tokens=episode.num_sampled_tokens,
+            seconds=episode.seconds,
+            is_answered=episode.status is Status.ANSWERED,
+            gold_recall=gold_recall(episode),
+            failures=_failures(episode),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionScore:
+    """One question in one arm: means over its K episodes (``num_samples``).
+
+    ``digest`` tells two questions with the same id apart; ``num_hops`` is None where the source
+    does not say; ``pass_at`` is pass@k on exact match for k = 2, 4, 8, ... and K (none for K = 1).
+    """
+
+    question_id: str
+    source: str
+    num_hops: int | None
+    digest: str
+    em: float
+    cover_em: float
+    f1: float
+    searches: float
+    sampled_tokens: float
+    seconds: float
+    answered: float
+    gold_recall: float | None
+    pass_at: dict[int, float]
+    failures: tuple[str, ...]
+
+    @classmethod
+    def of(cls, question: Question, samples_K: Sequence[Score]) -> QuestionScore:
+        ems_K = [score.em for score in samples_K]
+        recalls = [score.gold_recall for score in samples_K if score.gold_recall is not None]
+        return cls(
+            question_id=question.id,
+            source=question.source,
+            num_hops=question.num_hops,
+            digest=digest_of(question),
+            em=fmean(ems_K),
+            cover_em=fmean(score.cover_em for score in samples_K),
+            f1=fmean(score.f1 for score in samples_K),
+            searches=fmean(score.searches for score in samples_K),
+            sampled_tokens=fmean(score.sampled_tokens for score in samples_K),
+            seconds=fmean(score.seconds for score in samples_K),
+            answered=fmean(score.is_answered for score in samples_K),
+            gold_recall=fmean(recalls) if recalls else None,
+            pass_at={k: pass_at_k(ems_K, k) for k in ks_of(len(ems_K))},
+            failures=tuple(kind for score in samples_K for kind in score.failures),
+        )
+
+
+def scores_of(episodes: Iterable[Episode]) -> list[QuestionScore]:
+    """Episodes gathered by question, in the order that questions first appear."""
+    samples: dict[str, list[Score]] = {}
+    questions: dict[str, Question] = {}
+    for episode in episodes:
+        question = questions.setdefault(episode.question.id, episode.question)
+        samples.setdefault(question.id, []).append(Score.of(episode))
+    return [QuestionScore.of(question, samples[name]) for name, question in questions.items()]
+
+
+def ks_of(num_samples: int) -> list[int]:
+    """The k that pass@k is told for: powers of two below the number of samples, and that number.
+
+    >>> ks_of(1), ks_of(2), ks_of(10)
+    ([], [2], [2, 4, 8, 10])
+    """
+    powers = [2**n for n in range(1, num_samples.bit_length()) if 2**n < num_samples]
+    return [*powers, num_samples] if num_samples > 1 else []
+
+
+def digest_of(question: Question) -> str:
+    """Twelve hexadecimal digits of what is asked and what counts as right."""
+    parts = "\0".join((question.text, *question.golden_answers))
+    return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def part_of(episode: Episode, name: str) -> float:
+    """A part of an episode's reward."""
+    assert episode.reward is not None, f"the episode of {episode.question.id} has not been scored"
+    assert name in episode.reward.parts, f"the reward of {episode.question.id} has no part {name}"
+    return episode.reward.parts[name]
+
+
+def gold_recall(episode: Episode) -> float | None:
+    """Share of the question's gold passages that some search returned; None if it names none."""
+    gold = set(episode.question.gold_passage_ids)
+    if not gold:
+        return None
+    seen = {passage_id for turn in episode.turns for passage_id in turn.passage_ids_K}
+    return len(gold & seen) / len(gold)
+
+
+def _failures(episode: Episode) -> tuple[str, ...]:
+    kinds = [turn.search_failure.value for turn in episode.turns if turn.search_failure]
+    if episode.status is Status.ENGINE_FAILED:
+        kinds.append(episode.status.value)
+    return tuple(kinds)

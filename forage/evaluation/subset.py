@@ -1,0 +1,58 @@
+"""Which questions are evaluated: a part that keeps the shares of the whole.
+
+A file of several sets begins with thousands of questions of the first: what comes first is no
+sample of it. Here each stratum (data source and number of hops) is shuffled and the strata are laid
+into one another, so that every beginning of the list is a stratified sample. A smaller part is a
+part of a larger one, and an evaluation that is asked for more plays only what is new.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from forage.config import RunConfig
+from forage.data.questions import read_questions
+from forage.errors import UserError
+from forage.types import Question
+
+
+def questions_to_evaluate(config: RunConfig) -> list[Question]:
+    """``evaluation.num_questions`` of ``data.test``; raises ``UserError``."""
+    if config.data.test is None:
+        raise UserError("data.test is missing: name a file of questions to evaluate on")
+    questions = read_questions(config.data.test, config.data.test_form)
+    settings = config.evaluation
+    return stratified(questions, settings.num_questions, settings.subset_seed)
+
+
+def training_subset(questions: Sequence[Question], config: RunConfig) -> list[Question]:
+    """The part of these that is evaluated every ``evaluation.every`` steps of training."""
+    settings = config.evaluation
+    return stratified(questions, settings.num_training_questions, settings.subset_seed)
+
+
+def stratified(questions: Sequence[Question], size: int | None, seed: int | None) -> list[Question]:
+    """At most ``size`` questions in which each stratum has its share, to within one question.
+
+    Question r of the n of a stratum stands at (r + 1/2) / n of the way; the list in that order is
+    cut. The result is in file order. ``seed`` None takes the first of each stratum instead of a
+    random part.
+
+    A file of six easy questions (e) and three hard ones (h), cut to three, gives two and one::
+
+        place   1/12 1/6 3/12 5/12 1/2 7/12 9/12 5/6 11/12
+        kind     e    h   e    e    h   e    e    h   e
+    """
+    if size is None or size >= len(questions):
+        return list(questions)
+    strata: dict[tuple[str, int], list[int]] = {}
+    for row, question in enumerate(questions):
+        strata.setdefault((question.source, question.num_hops or 0), []).append(row)
+    placed: list[tuple[float, int]] = []
+    for (source, hops), rows in strata.items():
+        if seed is not None:
+            random.Random(f"{seed}/{source}/{hops}").shuffle(rows)
+        placed += [((rank + 0.5) / len(rows), row) for rank, row in enumerate(rows)]
+    placed.sort()
+    return [questions[row] for row in sorted(row for _, row in placed[:size])]

@@ -1,0 +1,168 @@
+"""``forage rescore``: what an original would have given for the episodes of a file.
+
+Reads Forage's own episodes, the rollout dumps of veRL, and plain lines with a text and its golden
+answers; the rules are ``rewards/compat.py``'s. It compares and writes; it changes no record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from forage.environment.prompt import PromptTemplate
+from forage.errors import UserError
+from forage.records import record_from_json
+from forage.rewards.compat import (
+    RULES_THAT_SEE_THE_PROMPT,
+    Golden,
+    OriginalSettings,
+    Rule,
+    response_text,
+    score_text,
+    settings_read_by,
+)
+
+_NUM_SHOWN = 5
+_TEXTS = (("prompt", "response"), ("input", "output"))
+_GOLDEN = ("golden_answers", "ground_truth", "gts", "reward_model", "target", "solutions")
+_SCORES = ("score", "reward")
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A line of a log: the texts, the golden answers, and the score it got, if it says so."""
+
+    line: int
+    prompt: str
+    response: str
+    golden_answers: Golden
+    recorded: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """A line's score as recorded and as the original gives it."""
+
+    line: int
+    recorded: float | None
+    original: float
+
+
+def run_rescore(path: Path, rule: Rule, settings: OriginalSettings, out: Path | None) -> None:
+    """Rescore a file, say what differs, and write the scores to ``out``; raises ``UserError``."""
+    rescored = list(rescore(read_log(path), rule, settings))
+    if not rescored:
+        raise UserError(f"{path} holds no episode")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        rows = "".join(json.dumps(asdict(one)) + "\n" for one in rescored)
+        out.write_text(rows, encoding="utf-8")
+    console = Console()
+    console.print(f"{len(rescored)} episodes, mean score as {rule}: {_mean(rescored):.4f}")
+    compared = [one for one in rescored if one.recorded is not None]
+    if compared:
+        different = [one for one in compared if _differs(one)]
+        recorded = fmean(one.recorded for one in compared if one.recorded is not None)
+        console.print(
+            f"{len(compared)} have a recorded score, mean {recorded:.4f}; "
+            f"{len(different)} of them differ"
+        )
+        for one in different[:_NUM_SHOWN]:
+            console.print(f"  line {one.line}: recorded {one.recorded:g}, {rule} {one.original:g}")
+
+
+def rescore(logged: Iterable[Logged], rule: Rule, settings: OriginalSettings) -> Iterator[Rescored]:
+    """Each line's score by ``rule``, from the text that the original had before it."""
+    for one in logged:
+        sees_prompt = rule in RULES_THAT_SEE_THE_PROMPT
+        text = one.prompt + one.response if sees_prompt else one.response
+        score = score_text(text, one.golden_answers, rule, settings)
+        yield Rescored(one.line, one.recorded, score)
+
+
+def parse_settings(rule: Rule, pairs: Sequence[str]) -> OriginalSettings:
+    """Settings from ``name=value``; raises ``UserError`` for one that the rule does not read."""
+    known = settings_read_by(rule)
+    values: dict[str, float] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in known:
+            raise UserError(f"{rule} reads no {name!r}; it reads {', '.join(known)}")
+        try:
+            values[name] = float(value)
+        except ValueError as error:
+            raise UserError(f"{pair!r}: {name} must be a number, for example {name}=0.2") from error
+    return replace(OriginalSettings(), **values)
+
+
+def read_log(path: Path) -> Iterator[Logged]:
+    """The lines of a JSONL file of episodes or texts; raises ``UserError`` that names the line."""
+    template = PromptTemplate.load("search-r1").text
+    try:
+        file = path.open(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError("it is not a JSON object")
+                is_ours = "segments" in row and "turns" in row
+                yield _from_episode(number, row, template) if is_ours else _from_text(number, row)
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(f"{path}, line {number} cannot be rescored: {error}") from error
+
+
+def _from_episode(number: int, row: Mapping[str, Any], template: str) -> Logged:
+    """An episode of ours, as if Search-R1's prompt in Qwen's chat format had asked."""
+    episode = record_from_json(row).episode
+    message = template.replace("{question}", episode.question.text)
+    return Logged(
+        line=number,
+        prompt=f"<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n",
+        response=response_text(episode),
+        golden_answers=episode.question.golden_answers,
+        recorded=episode.reward.value if episode.reward else None,
+    )
+
+
+def _from_text(number: int, row: Mapping[str, Any]) -> Logged:
+    pair = next((names for names in _TEXTS if names[1] in row), None)
+    if pair is None and "text" not in row:
+        raise ValueError(
+            f"it has the keys {', '.join(sorted(row))}; needed are text, or prompt and response "
+            "(input and output in veRL's dumps)"
+        )
+    prompt, response = ("", row["text"]) if pair is None else (row.get(pair[0], ""), row[pair[1]])
+    if not isinstance(prompt, str) or not isinstance(response, str):
+        raise ValueError("its prompt and response must be texts")
+    score = next((row[name] for name in _SCORES if name in row), None)
+    recorded = None if score is None else float(score)
+    return Logged(number, prompt, response, _golden(row), recorded)
+
+
+def _golden(row: Mapping[str, Any]) -> Golden:
+    """The golden answers, however deep: ``reward_model.ground_truth.target`` in veRL's rows."""
+    value = next((row[name] for name in _GOLDEN if name in row), None)
+    if isinstance(value, Mapping):
+        return _golden(value)
+    if isinstance(value, str) or (
+        isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+    ):
+        return value
+    raise ValueError(f"it has no golden answers under any of {', '.join(_GOLDEN)}")
+
+
+def _mean(rescored: Sequence[Rescored]) -> float:
+    return fmean(one.original for one in rescored)
+
+
+def _differs(one: Rescored) -> bool:
+    return one.recorded is not None and abs(one.recorded - one.original) > 1e-6

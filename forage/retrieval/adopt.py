@@ -1,0 +1,191 @@
+"""Takes over a FAISS index that someone else built beside a corpus, after a look at its vectors.
+
+A sample of passages is encoded again and compared with what the index holds in their rows. Where
+they differ, the usual other poolings, prefixes and title formats are tried, so that the error can
+say what to change. The FAISS file is linked, not copied (its parts, where it came in parts, are
+joined); the corpus is copied plainly, as every index keeps it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from forage.data.corpus import CorpusStore, build_store
+from forage.errors import UserError
+from forage.retrieval.build import FAISS_FILE, dense_versions, write_probes
+from forage.retrieval.encoder import EncoderChoice, passage_text, require_finite
+from forage.retrieval.faiss_index import FaissIndex, open_faiss
+from forage.retrieval.faiss_settings import AdoptedSettings
+from forage.retrieval.manifest import DenseManifest, common_fields, hash_file, write_manifest
+from forage.retrieval.meter import metered
+from forage.retrieval.sentence_encoder import SentenceEncoder, open_encoder
+from forage.retrieval.staging import built_beside, refuse_other_contents
+from forage.types import Passage
+
+logger = logging.getLogger(__name__)
+
+NUM_CHECKED = 64
+_NUM_TRIED = 16
+# A few passages may have been cut elsewhere, so the tenth part that agrees least is not looked at.
+_IGNORED_PART = 0.1
+# Vectors in float16 or 8 bits agree with ours to 0.99; product quantisation keeps the direction.
+_MIN_COSINE, _MIN_COSINE_QUANTISED = 0.97, 0.7
+_MAX_LENGTH_DIFFERENCE = 0.05
+_PREFIXES = ("", "passage: ", "query: ")
+_TEMPLATES = ('"{title}"\n{text}', "{title}\n{text}", "{title} {text}", "{text}")
+_POOLINGS = ("mean", "cls", "lasttoken")
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreement:
+    """How our vectors compare with the index's: cosine, and mean length of each."""
+
+    cosine: float
+    stored_length: float
+    our_length: float
+
+
+def adopt_index(
+    files: Sequence[Path],
+    corpus: Path,
+    out: Path,
+    choice: EncoderChoice,
+    settings: AdoptedSettings,
+    device: str | None = None,
+    show_progress: bool = True,
+) -> DenseManifest:
+    """Make ``out`` an index over the FAISS ``files`` (the parts of one, in order) and ``corpus``.
+
+    Raises ``UserError`` where the index is damaged, has another length than the corpus, or holds
+    other vectors than the encoder gives (with the cosine, and what fits better).
+    """
+    out = out.absolute()
+    refuse_other_contents(out)
+    with built_beside(out) as directory:
+        path = directory / FAISS_FILE
+        _take(files, path, show_progress)
+        index = open_faiss(path, settings)
+        encoder = open_encoder(choice, device)
+        if index.dimension != encoder.dimension:
+            raise UserError(
+                f"{files[0]} holds vectors of {index.dimension} dimensions, but {choice.model} "
+                f"gives {encoder.dimension}: it is another encoder's"
+            )
+        with metered(f"reading {corpus.name}", len(index), show_progress) as advance:
+            stored = build_store(corpus, directory, lambda _: advance(1))
+        if stored.num_passages != len(index):
+            raise UserError(
+                f"{files[0]} holds {len(index)} vectors, but {corpus} {stored.num_passages} "
+                "passages; they do not belong together"
+            )
+        with CorpusStore(directory) as store:
+            agreement = _check(store, index, encoder)
+            write_probes(store, encoder, directory)
+        manifest = DenseManifest.model_validate(
+            common_fields(stored)
+            | {
+                "backend": "adopted",
+                "encoder": encoder.spec,
+                "faiss": settings.model_copy(update={"structure": index.structure}),
+                "metric": index.metric,
+                "index_bytes": path.stat().st_size,
+                "index_sha256": hash_file(path),
+                "source_files": tuple(str(file.absolute()) for file in files),
+                "checked_cosine": round(agreement.cosine, 4),
+                "library": dense_versions(),
+            }
+        )
+        write_manifest(directory, manifest)
+    logger.info(
+        "adopted %s of %d vectors in %s; cosine with our encoder %.4f",
+        index.structure,
+        len(index),
+        out,
+        agreement.cosine,
+    )
+    return manifest
+
+
+def _take(files: Sequence[Path], path: Path, show_progress: bool) -> None:
+    """The index at ``path``: one file is linked (64 GB are not copied), parts are joined."""
+    absent = [file for file in files if not file.is_file()]
+    if absent:
+        raise UserError(f"there is no file {absent[0]} to adopt")
+    if len(files) == 1:
+        try:
+            path.hardlink_to(files[0].resolve())
+        except OSError:  # another file system, or one without hard links
+            path.symlink_to(files[0].resolve())
+            logger.warning("%s is on another file system: keep it where it is", files[0])
+        return
+    with path.open("wb") as out, metered("joining parts", len(files), show_progress) as advance:
+        for file in files:
+            with file.open("rb") as part:
+                shutil.copyfileobj(part, out, 2**24)
+            advance(1)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _check(store: CorpusStore, index: FaissIndex, encoder: SentenceEncoder) -> _Agreement:
+    """Compare a sample of passages; raises ``UserError`` with the measure and what fits better."""
+    rows = np.random.default_rng(0).choice(len(store), min(NUM_CHECKED, len(store)), replace=False)
+    rows = np.sort(rows).tolist()
+    passages = [store.passage(row) for row in rows]
+    kept = index.reconstruct(rows)
+    spec = encoder.spec
+    ours = encoder.encode_passages([passage_text(spec.passage_template, p) for p in passages])
+    require_finite(ours, [passage.id for passage in passages], spec)
+    agreement = _compare(kept, ours)
+    least = _MIN_COSINE_QUANTISED if "PQ" in index.structure else _MIN_COSINE
+    if not agreement.cosine >= least:  # NaN too
+        better = _fit_better(passages[:_NUM_TRIED], kept[:_NUM_TRIED], encoder, least)
+        raise UserError(
+            f"the index does not hold the vectors that {spec.model} gives for the passages: "
+            f"cosine {agreement.cosine:.3f} over a sample of {len(rows)}, at least {least} is "
+            f"needed ({spec.pooling} pooling, passage prefix {spec.passage_prefix!r}); {better}"
+        )
+    difference = abs(agreement.our_length / max(agreement.stored_length, 1e-12) - 1)
+    if difference > _MAX_LENGTH_DIFFERENCE and "PQ" not in index.structure:
+        option = "--no-normalise" if spec.normalise else "--normalise"
+        raise UserError(
+            f"the index holds vectors of length {agreement.stored_length:.3f}, {spec.model} gives "
+            f"{agreement.our_length:.3f} (cosine {agreement.cosine:.3f}): give {option}"
+        )
+    return agreement
+
+
+def _compare(kept_BD: np.ndarray, ours_BD: np.ndarray) -> _Agreement:
+    kept_lengths, our_lengths = (np.linalg.norm(x, axis=1) for x in (kept_BD, ours_BD))
+    products = (kept_BD * ours_BD).sum(axis=1)
+    cosines = products / np.maximum(kept_lengths * our_lengths, 1e-12)
+    cosine = float(np.quantile(cosines, _IGNORED_PART))
+    return _Agreement(cosine, float(kept_lengths.mean()), float(our_lengths.mean()))
+
+
+def _fit_better(
+    passages: Sequence[Passage], kept: np.ndarray, encoder: SentenceEncoder, least: float
+) -> str:
+    """Which usual settings would have given these vectors, in words."""
+    poolings = _POOLINGS if encoder.spec.pooling in _POOLINGS else (encoder.spec.pooling,)
+    tried: list[tuple[float, str]] = []
+    for pooling, prefix, template in itertools.product(poolings, _PREFIXES, _TEMPLATES):
+        texts = [passage_text(template, passage) for passage in passages]
+        found = _compare(kept, encoder.try_settings(texts, pooling, prefix))
+        options = f"--pooling {pooling} --passage-prefix {prefix!r} --passage-template {template!r}"
+        tried.append((found.cosine, options))
+    cosine, options = max(tried)
+    if cosine >= least:
+        return f"{options} gives {cosine:.3f}: try that"
+    return (
+        f"of {len(tried)} poolings, prefixes and title formats tried the best ({options}) gives "
+        f"{cosine:.3f}: another model or revision, or another corpus or order of passages"
+    )

@@ -1,0 +1,222 @@
+"""What an index will cost, before anything is built: memory, disk and time for each backend.
+
+Sizes follow from the formats (FAISS's own, checked against real files in the tests); times from
+encoding a sample here and building a small index of random vectors. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from forage.data.corpus import format_contents, read_corpus
+from forage.errors import UserError
+from forage.retrieval.bm25 import BM25Builder, tokenize
+from forage.retrieval.encoder import Encoder, passage_text
+from forage.retrieval.faiss_settings import (
+    FaissSettings,
+    FlatSettings,
+    HnswSettings,
+    IvfPqSettings,
+    IvfSettings,
+    PqSettings,
+    Sq8Settings,
+    fit_to,
+    num_training_rows,
+    rescore_dtype,
+    stored_dtype,
+)
+from forage.retrieval.vectors import ShardLayout, bytes_per_vector, create_vectors
+from forage.types import Passage
+
+_SAMPLED_LINES = 20_000
+_ENCODED = 256
+_ROWS_PER_SHARD = 16_384
+# The store beside every index: an offset, a bucket and a row of 8 bytes for each passage.
+_STORE_BYTES = 24
+_CALIBRATION_ROWS, _CALIBRATION_SHARDS = 4096, 8
+_STORAGE_BYTES = {"float32": 4, "float16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusLook:
+    """A corpus as its first lines describe it; ``is_exact`` where these were all."""
+
+    num_passages: int
+    num_bytes: int
+    is_exact: bool
+    sample: tuple[Passage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The cost of an index in bytes and seconds.
+
+    ``memory`` is what searching at full speed keeps in RAM (mapped: the kernel may drop it),
+    ``disk`` the finished directory, the ``build_`` figures the most that building takes.
+    """
+
+    backend: str
+    memory: int
+    disk: int
+    build_memory: int
+    build_disk: int
+    seconds: float | None = None
+
+
+def look_at_corpus(corpus: Path) -> CorpusLook:
+    """Read the first lines of a corpus and reckon its size from them; raises ``UserError``."""
+    if not corpus.is_file():
+        raise UserError(f"cannot read the corpus {corpus}: no such file; check the path")
+    passages = tuple(itertools.islice(read_corpus(corpus), _SAMPLED_LINES))
+    if not passages:
+        raise UserError(f"the corpus {corpus} holds no passage")
+    if len(passages) < _SAMPLED_LINES:
+        num_bytes = sum(len(format_contents(passage).encode()) + 30 for passage in passages)
+        return CorpusLook(len(passages), num_bytes, True, passages)
+    with corpus.open("rb") as raw:
+        is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
+        lines = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+        plain_bytes = sum(len(line) for line in itertools.islice(lines, _SAMPLED_LINES))
+        # A gzip reader reads ahead, by less than a thousandth of so many lines.
+        part = (raw.tell() if is_gzip else plain_bytes) / corpus.stat().st_size
+    scale = max(1 / part, 1.0)
+    return CorpusLook(round(_SAMPLED_LINES * scale), round(plain_bytes * scale), False, passages)
+
+
+def measure_encoder(encoder: Encoder, passages: Sequence[Passage]) -> float:
+    """Passages a second, on a sample spread evenly over those given."""
+    step = max(len(passages) // _ENCODED, 1)
+    texts = [
+        passage_text(encoder.spec.passage_template, passage)
+        for passage in passages[::step][:_ENCODED]
+    ]
+    encoder.encode_passages(texts[:8])  # once for nothing: the first call allocates
+    started = time.perf_counter()
+    encoder.encode_passages(texts)
+    return len(texts) / (time.perf_counter() - started)
+
+
+def estimate_dense(
+    num_passages: int,
+    corpus_bytes: int,
+    dimension: int,
+    settings: FaissSettings,
+    passages_per_s: float | None = None,
+    index_seconds: float = 0.0,
+) -> Estimate:
+    """The cost of an index of vectors; without a rate there is no time."""
+    settings = fit_to(settings, num_passages, dimension)
+    index = index_bytes(num_passages, dimension, settings)
+    shards = num_passages * bytes_per_vector(dimension, stored_dtype(settings))
+    kept = shards if rescore_dtype(settings) is not None else 0
+    corpus = corpus_bytes + num_passages * _STORE_BYTES
+    shard = min(_ROWS_PER_SHARD, num_passages) * dimension * 4
+    training = num_training_rows(settings, num_passages) * dimension * 4
+    in_memory = 0 if isinstance(settings, FlatSettings | Sq8Settings) else index
+    seconds = None if passages_per_s is None else num_passages / passages_per_s + index_seconds
+    return Estimate(
+        backend=settings.kind,
+        memory=index,
+        disk=index + kept + corpus,
+        build_memory=max(3 * shard, training, shard + in_memory) + num_passages * _STORE_BYTES,
+        build_disk=index + shards + corpus,
+        seconds=seconds,
+    )
+
+
+def index_bytes(num_passages: int, dimension: int, settings: FaissSettings) -> int:
+    """The size of the FAISS file, but for headers of some hundred bytes; settings are fitted."""
+    match settings:
+        case FlatSettings(storage=storage):
+            per_row, fixed = dimension * _STORAGE_BYTES[storage], 0
+        case Sq8Settings():
+            per_row, fixed = dimension, 8 * dimension
+        case HnswSettings(links=links, storage=storage):
+            # 2 M links of 4 bytes on the ground level, M on each above it (one row in M^level),
+            # an offset of 8 and a level of 4.
+            upper = links / (links - 1)
+            per_row = dimension * _STORAGE_BYTES[storage] + 4 * (2 * links + upper) + 12
+            fixed = 0
+        case IvfSettings(lists=lists, storage=storage):
+            per_row = dimension * _STORAGE_BYTES[storage] + 8
+            fixed = (lists or 1) * (4 * dimension + 8)
+        case PqSettings(code_bytes=code_bytes):
+            per_row, fixed = code_bytes or 1, 256 * dimension * 4
+        case IvfPqSettings(lists=lists, code_bytes=code_bytes):
+            per_row = (code_bytes or 1) + 8
+            fixed = (lists or 1) * (4 * dimension + 8) + 256 * dimension * 4
+        case _:
+            raise AssertionError("an adopted index is there already")
+    return round(num_passages * per_row) + fixed
+
+
+def index_seconds(num_passages: int, dimension: int, settings: FaissSettings) -> float:
+    """Roughly how long FAISS takes, from a small index of random vectors built here and now.
+
+    Adding to lists and learning them grow with their number, walking a graph with log N.
+    """
+    from forage.retrieval.faiss_index import build_faiss
+
+    settings = fit_to(settings, num_passages, dimension)
+    small, lists_ratio = settings, 1.0
+    if isinstance(settings, IvfSettings | IvfPqSettings):
+        few = min(settings.lists or 1, _CALIBRATION_ROWS // 64)
+        small = settings.model_copy(update={"lists": few, "probes": 1})
+        lists_ratio = (settings.lists or 1) / few
+    ticks: list[float] = []
+    with tempfile.TemporaryDirectory() as directory:
+        layout = ShardLayout(
+            num_rows=_CALIBRATION_ROWS,
+            dimension=dimension,
+            dtype="float32",
+            rows_per_shard=_CALIBRATION_ROWS // _CALIBRATION_SHARDS,
+        )
+        vectors = create_vectors(Path(directory) / "vectors", layout)
+        rng = np.random.default_rng(0)
+        for shard in range(layout.num_shards):
+            shape = (len(layout.rows(shard)), dimension)
+            vectors.write(shard, rng.standard_normal(shape, dtype=np.float32))
+        started = time.perf_counter()
+        path = Path(directory) / "index"
+        build_faiss(vectors, small, path, lambda _: ticks.append(time.perf_counter()))
+    per_shard = (ticks[-1] - ticks[0]) / (_CALIBRATION_SHARDS - 1)
+    trained_s = max(ticks[0] - started - per_shard, 0.0)
+    training_ratio = num_training_rows(settings, num_passages) / max(
+        num_training_rows(small, _CALIBRATION_ROWS), 1
+    )
+    growth = 1.0
+    if isinstance(settings, HnswSettings):
+        growth = max(math.log(num_passages) / math.log(_CALIBRATION_ROWS), 1.0)
+    rows_ratio = num_passages / _CALIBRATION_ROWS
+    added_s = per_shard * _CALIBRATION_SHARDS * rows_ratio * lists_ratio * growth
+    return added_s + trained_s * training_ratio * lists_ratio
+
+
+def estimate_bm25(look: CorpusLook) -> Estimate:
+    """The cost of a BM25 index: 8 bytes a passage and distinct word of it; time from the sample."""
+    started = time.perf_counter()
+    builder = BM25Builder(0.9, 0.4)
+    num_words = num_pairs = 0
+    for passage in look.sample:
+        text = format_contents(passage)
+        builder.add(text)
+        words = tokenize(text)
+        num_words, num_pairs = num_words + len(words), num_pairs + len(set(words))
+    with tempfile.TemporaryDirectory() as directory:
+        builder.write(Path(directory))
+    seconds = time.perf_counter() - started
+    scale = look.num_passages / len(look.sample)
+    index = round(8 * num_pairs * scale)
+    corpus = look.num_bytes + look.num_passages * _STORE_BYTES
+    # While it scores, bm25s holds every word's id and, of each pair, row, word and score thrice.
+    build_memory = round((4 * num_words + 36 * num_pairs) * scale)
+    return Estimate("bm25", index, index + corpus, build_memory, index + corpus, seconds * scale)

@@ -1,0 +1,262 @@
+"""FAISS: the only file that imports it. Builds an index from vectors on disk, opens one, searches.
+
+Opened indexes are memory-mapped, so that a start takes no time and several servers share one copy.
+Flat and 8-bit indexes are written as a stream, shard by shard; the others are built in memory.
+Encoders, passages and re-scoring are ``forage.retrieval.dense``'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import faiss as _faiss
+import numpy as np
+
+from forage.errors import UserError
+from forage.hardware import num_cores
+from forage.retrieval.faiss_settings import (
+    AdoptedSettings,
+    FaissSettings,
+    FlatSettings,
+    HnswSettings,
+    IvfPqSettings,
+    IvfSettings,
+    PqSettings,
+    Sq8Settings,
+    num_training_rows,
+)
+from forage.retrieval.vectors import VectorShards
+
+# FAISS's classes come out of a generator, without types.
+faiss: Any = _faiss
+
+Metric = Literal["inner_product", "l2"]
+
+_CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
+_COUNT_AT = 8  # of the rows, in the header of every index file
+_GPU_BLOCK_ROWS = 2**16
+
+
+class FaissIndex:
+    """An opened index: rows and scores, higher is better."""
+
+    def __init__(self, index: Any) -> None:
+        """Use ``open_faiss``."""
+        self._index = index
+
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
+    @property
+    def dimension(self) -> int:
+        return int(self._index.d)
+
+    @property
+    def metric(self) -> Metric:
+        return "l2" if self._index.metric_type == faiss.METRIC_L2 else "inner_product"
+
+    @property
+    def structure(self) -> str:
+        """FAISS's class, "IndexFlatIP" for example."""
+        return type(faiss.downcast_index(self._index)).__name__
+
+    def search(self, vectors_BD: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores float32 and rows int64, both [B, K]; a row of -1 where there is none.
+
+        K is ``topk`` or the size of the index. L2 gives the negative squared distance.
+        """
+        num_results = min(topk, len(self))
+        scores_BK, rows_BK = self._index.search(vectors_BD, num_results)
+        return (-scores_BK if self.metric == "l2" else scores_BK), rows_BK
+
+    def reconstruct(self, rows: Sequence[int]) -> np.ndarray:
+        """The stored vectors of ``rows``, as exact as the index keeps them, float32 [B, D]."""
+        inner = faiss.downcast_index(self._index)
+        if isinstance(inner, faiss.IndexIVF):
+            inner.make_direct_map()
+        try:
+            return np.stack([inner.reconstruct(int(row)) for row in rows])
+        except RuntimeError as error:
+            raise UserError(
+                f"{self.structure} does not give its vectors back ({_reason(error)})"
+            ) from error
+
+
+def faiss_version() -> str:
+    return str(faiss.__version__)
+
+
+def open_faiss(path: Path, settings: FaissSettings, gpus: Sequence[int] = ()) -> FaissIndex:
+    """Map the index at ``path``; onto the ``gpus`` named, in float16 and sharded over them.
+
+    Raises ``UserError`` for a damaged file, a build of FAISS without GPUs, or a GPU not there.
+    """
+    faiss.omp_set_num_threads(num_cores())
+    # The first maps every kind of index, and is missing from old versions; the second, lists only.
+    flags = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP)
+    try:
+        index = faiss.read_index(str(path), flags)
+    except (RuntimeError, MemoryError) as error:
+        raise UserError(
+            f"the FAISS index {path} cannot be read ({_reason(error)}); build it again"
+        ) from error
+    if gpus:
+        index = _on_gpus(index, gpus)
+    _set_search(index, settings)
+    return FaissIndex(index)
+
+
+def build_faiss(
+    vectors: VectorShards,
+    settings: FaissSettings,
+    path: Path,
+    on_rows: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Index ``vectors`` by inner product into the file ``path``; ``on_rows`` hears of progress.
+
+    Training takes a sample; memory is that of the sample and the index (flat, sq8: of a shard).
+    """
+    faiss.omp_set_num_threads(num_cores())
+    layout = vectors.layout
+    index = _empty(settings, layout.dimension)
+    if not index.is_trained:
+        num_rows = num_training_rows(settings, layout.num_rows)
+        sample = np.random.default_rng(0).choice(layout.num_rows, num_rows, replace=False)
+        index.train(vectors.gather(np.sort(sample)))
+    if isinstance(settings, FlatSettings | Sq8Settings):
+        _write_stream(index, vectors, path, on_rows)
+        return
+    for shard in range(layout.num_shards):
+        index.add(vectors.read(shard))
+        on_rows(len(layout.rows(shard)))
+    faiss.write_index(index, str(path))
+
+
+def _empty(settings: FaissSettings, dimension: int) -> Any:
+    """An index of the kind, not trained; deterministic but for the threads of HNSW."""
+    assert not isinstance(settings, AdoptedSettings), "an adopted index is not built"
+    index = faiss.index_factory(dimension, _factory(settings), faiss.METRIC_INNER_PRODUCT)
+    if isinstance(settings, HnswSettings):
+        index.hnsw.efConstruction = settings.ef_construction
+    if isinstance(settings, PqSettings | IvfPqSettings):
+        # Minutes of annealing for a search by Hamming distance, which is not ours.
+        index.do_polysemous_training = False
+    return index
+
+
+def _factory(settings: FaissSettings) -> str:
+    """FAISS's own description of an index."""
+    match settings:
+        case FlatSettings(storage=storage):
+            return _CODECS[storage]
+        case Sq8Settings():
+            return "SQ8"
+        case HnswSettings(links=links, storage=storage):
+            return f"HNSW{links},{_CODECS[storage]}"
+        case IvfSettings(lists=lists, storage=storage):
+            return f"IVF{lists},{_CODECS[storage]}"
+        case PqSettings(code_bytes=code_bytes):
+            return f"PQ{code_bytes}"
+        case IvfPqSettings(lists=lists, code_bytes=code_bytes):
+            return f"IVF{lists},PQ{code_bytes}"
+        case AdoptedSettings():
+            raise AssertionError("an adopted index is not built")
+
+
+def _write_stream(
+    index: Any, vectors: VectorShards, path: Path, on_rows: Callable[[int], None]
+) -> None:
+    """Write an index whose file is a header, a count and the codes, without holding the codes.
+
+    The header is FAISS's own, of the index while it is empty, with the counts put in. That this is
+    its format is checked against FAISS's own writer with the first vectors.
+    """
+    few = vectors.read(0)[:2]
+    header = faiss.serialize_index(index).tobytes()
+    index.add(few)
+    whole = faiss.serialize_index(index).tobytes()
+    codes = index.sa_encode(few).tobytes()
+    stated = int.from_bytes(whole[len(header) - 8 : len(header)], "little")
+    unit = len(codes) // stated  # codes are counted in bytes, or in floats of four
+    assert _with_counts(header, len(few), stated) + codes == whole, (
+        "this version of FAISS writes another file format"
+    )
+    num_rows = vectors.layout.num_rows
+    with path.open("wb") as file:
+        file.write(_with_counts(header, num_rows, num_rows * index.sa_code_size() // unit))
+        for shard in range(vectors.layout.num_shards):
+            block = vectors.read(shard)
+            file.write(index.sa_encode(block).data)
+            on_rows(len(block))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _with_counts(header: bytes, num_rows: int, num_units: int) -> bytes:
+    """A header with its number of rows and, at its end, the size of the codes that follow."""
+    before, after = header[:_COUNT_AT], header[_COUNT_AT + 8 : -8]
+    return before + num_rows.to_bytes(8, "little") + after + num_units.to_bytes(8, "little")
+
+
+def _set_search(index: Any, settings: FaissSettings) -> None:
+    """How thoroughly a search looks."""
+    inner = faiss.downcast_index(index)
+    if isinstance(settings, IvfSettings | IvfPqSettings | AdoptedSettings) and settings.probes:
+        if not hasattr(inner, "nprobe"):
+            raise UserError(f"--probes is for lists; the index is an {type(inner).__name__}")
+        inner.nprobe = settings.probes
+    if isinstance(settings, HnswSettings | AdoptedSettings) and settings.ef_search:
+        if not hasattr(inner, "hnsw"):
+            raise UserError(f"--ef-search is for HNSW; the index is an {type(inner).__name__}")
+        inner.hnsw.efSearch = settings.ef_search
+
+
+def _on_gpus(index: Any, gpus: Sequence[int]) -> Any:
+    """The index in float16 on the GPUs named, its rows divided among them."""
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise UserError(
+            "this build of FAISS has no GPU support: install faiss-gpu-cu12 in the place of "
+            "faiss-cpu, or leave --gpus out"
+        )
+    absent = [gpu for gpu in gpus if not 0 <= gpu < faiss.get_num_gpus()]
+    if absent:
+        raise UserError(f"there is no GPU {absent[0]} here; FAISS sees {faiss.get_num_gpus()}")
+    inner = faiss.downcast_index(index)
+    if isinstance(inner, faiss.IndexFlat | faiss.IndexScalarQuantizer):
+        return _flat_on_gpus(inner, gpus)
+    options = faiss.GpuMultipleClonerOptions()
+    options.useFloat16 = True
+    options.shard = True
+    try:
+        return faiss.index_cpu_to_gpus_list(index, co=options, gpus=list(gpus))
+    except RuntimeError as error:
+        raise UserError(
+            f"an {type(inner).__name__} cannot go on a GPU ({_reason(error)}); "
+            "flat, sq8, ivf and ivfpq can"
+        ) from error
+
+
+def _flat_on_gpus(index: Any, gpus: Sequence[int]) -> Any:
+    """Exact search in float16: equal runs of rows on each GPU, copied block by block."""
+    shards = faiss.IndexShards(index.d, True, True)  # threaded, rows numbered through
+    kept: list[Any] = []
+    bounds = np.linspace(0, index.ntotal, len(gpus) + 1).astype(int).tolist()
+    for gpu, start, end in zip(gpus, bounds, bounds[1:], strict=False):
+        config = faiss.GpuIndexFlatConfig()
+        config.device, config.useFloat16 = gpu, True
+        resources = faiss.StandardGpuResources()
+        part = faiss.GpuIndexFlat(resources, index.d, index.metric_type, config)
+        for first in range(start, end, _GPU_BLOCK_ROWS):
+            part.add(index.reconstruct_n(first, min(_GPU_BLOCK_ROWS, end - first)))
+        shards.add_shard(part)
+        kept += [resources, part]
+    shards.kept = kept  # IndexShards does not own them
+    return shards
+
+
+def _reason(error: BaseException) -> str:
+    """The last words of an error of FAISS, which begin with C++ signatures."""
+    return str(error).strip().rpartition("failed: ")[2][-200:] or type(error).__name__

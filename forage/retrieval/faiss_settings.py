@@ -1,0 +1,205 @@
+"""How vectors are searched: the settings of each FAISS index, as the manifest keeps them.
+
+Memory and speed are traded for recall here: ``docs/retrieval.md`` says by how much. FAISS itself is
+imported by ``forage.retrieval.faiss_index`` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from forage.errors import UserError
+from forage.retrieval.vectors import VectorDtype
+
+Storage = Literal["float32", "float16", "int8"]
+RescoreDtype = Literal["float16", "int8"]
+
+# FAISS warns below 39 training vectors a centroid; a byte of product quantisation has 256.
+_TRAIN_PER_CENTROID = 40
+_CENTROIDS_PER_BYTE = 256
+# How many rows FAISS is asked for: to score again, and where fewer would do.
+_CANDIDATES, _FEWEST = 200, 32
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FlatSettings(_Settings):
+    """Exact: every vector is compared."""
+
+    kind: Literal["flat"] = "flat"
+    storage: Literal["float32", "float16"] = "float32"
+
+
+class Sq8Settings(_Settings):
+    """Every vector is compared in 8 bits a component, and the best ones exactly."""
+
+    kind: Literal["sq8"] = "sq8"
+    rescore: RescoreDtype | None = "float16"
+    candidates: int | None = Field(default=None, ge=1)
+
+
+class HnswSettings(_Settings):
+    """A graph that is walked (https://arxiv.org/abs/1603.09320): fast, and larger than flat."""
+
+    kind: Literal["hnsw"] = "hnsw"
+    storage: Storage = "float32"
+    links: int = Field(default=64, ge=2)
+    ef_construction: int = Field(default=200, ge=1)
+    ef_search: int = Field(default=128, ge=1)
+
+
+class IvfSettings(_Settings):
+    """Vectors in lists by their nearest centroid; a search reads the ``probes`` nearest lists."""
+
+    kind: Literal["ivf"] = "ivf"
+    storage: Storage = "float32"
+    lists: int | None = Field(default=None, ge=1)
+    probes: int | None = Field(default=None, ge=1)
+
+
+class PqSettings(_Settings):
+    """Product quantisation (``code_bytes`` a vector), the best candidates scored again exactly."""
+
+    kind: Literal["pq"] = "pq"
+    code_bytes: int | None = Field(default=None, ge=1)
+    rescore: RescoreDtype | None = "float16"
+    candidates: int | None = Field(default=None, ge=1)
+
+
+class IvfPqSettings(_Settings):
+    """Lists as in ivf, with product quantisation inside them, and candidates scored again."""
+
+    kind: Literal["ivfpq"] = "ivfpq"
+    lists: int | None = Field(default=None, ge=1)
+    probes: int | None = Field(default=None, ge=1)
+    code_bytes: int | None = Field(default=None, ge=1)
+    rescore: RescoreDtype | None = "float16"
+    candidates: int | None = Field(default=None, ge=1)
+
+
+class AdoptedSettings(_Settings):
+    """An index that someone else built, searched as it is; ``structure`` is its class in FAISS."""
+
+    kind: Literal["adopted"] = "adopted"
+    structure: str = ""
+    ef_search: int | None = Field(default=None, ge=1)
+    probes: int | None = Field(default=None, ge=1)
+
+
+FaissSettings = Annotated[
+    FlatSettings
+    | Sq8Settings
+    | HnswSettings
+    | IvfSettings
+    | PqSettings
+    | IvfPqSettings
+    | AdoptedSettings,
+    Field(discriminator="kind"),
+]
+BUILT_KINDS: dict[str, type[_Settings]] = {
+    "flat": FlatSettings,
+    "sq8": Sq8Settings,
+    "hnsw": HnswSettings,
+    "ivf": IvfSettings,
+    "pq": PqSettings,
+    "ivfpq": IvfPqSettings,
+}
+
+
+def fit_to(settings: FaissSettings, num_rows: int, dimension: int) -> FaissSettings:
+    """The settings with what was left open decided for a corpus; raises ``UserError``.
+
+    Lists: about 4 sqrt(N), a power of two, so few that each can be learnt. Probes: one list in 64,
+    at least 8. Bytes of product quantisation: one for 8 dimensions. Candidates: 32 of 8
+    bits, 200 of product quantisation.
+    """
+    changes: dict[str, int] = {}
+    if isinstance(settings, Sq8Settings | PqSettings | IvfPqSettings):
+        if settings.rescore is not None:
+            few = _FEWEST if isinstance(settings, Sq8Settings) else _CANDIDATES
+            changes["candidates"] = settings.candidates or few
+        elif settings.candidates is not None:
+            raise UserError(
+                f"--candidates {settings.candidates} has no effect where nothing is scored again; "
+                "give --rescore float16 or int8 too"
+            )
+    if isinstance(settings, IvfSettings | IvfPqSettings):
+        lists = settings.lists or _num_lists(num_rows)
+        if lists > num_rows:
+            raise UserError(f"--lists {lists} is more than the {num_rows} passages of the corpus")
+        probes = settings.probes or min(max(lists // 64, 8), lists, 256)
+        if probes > lists:
+            raise UserError(f"--probes {probes} is more than the {lists} lists")
+        changes |= {"lists": lists, "probes": probes}
+    if isinstance(settings, PqSettings | IvfPqSettings):
+        code_bytes = settings.code_bytes or _code_bytes(dimension)
+        if dimension % code_bytes:
+            raise UserError(
+                f"--code-bytes {code_bytes} does not divide the {dimension} dimensions of the "
+                f"encoder; {_code_bytes(dimension)} does"
+            )
+        if num_rows < _CENTROIDS_PER_BYTE:
+            raise UserError(
+                f"{settings.kind} learns {_CENTROIDS_PER_BYTE} centroids and needs as many "
+                f"passages, the corpus has {num_rows}; take --backend flat"
+            )
+        changes["code_bytes"] = code_bytes
+    return settings.model_copy(update=changes)
+
+
+def num_training_rows(settings: FaissSettings, num_rows: int) -> int:
+    """How many vectors an index learns its centroids or ranges from; 0 where it learns nothing."""
+    wanted = 0
+    if isinstance(settings, IvfSettings | IvfPqSettings):
+        wanted = _TRAIN_PER_CENTROID * (settings.lists or 1)
+    if isinstance(settings, PqSettings | IvfPqSettings):
+        wanted = max(wanted, _CENTROIDS_PER_BYTE * 2 * _TRAIN_PER_CENTROID)
+    if isinstance(settings, Sq8Settings) or getattr(settings, "storage", None) == "int8":
+        wanted = max(wanted, 2**17)
+    return min(wanted, num_rows)
+
+
+def stored_dtype(settings: FaissSettings) -> VectorDtype:
+    """In which numbers a build keeps vectors on disk: those that are needed of them later."""
+    rescore = rescore_dtype(settings)
+    if rescore is not None:
+        return rescore
+    return "float32" if getattr(settings, "storage", None) == "float32" else "float16"
+
+
+def rescore_dtype(settings: FaissSettings) -> RescoreDtype | None:
+    """The numbers from which candidates are scored again, None where they are not."""
+    if isinstance(settings, Sq8Settings | PqSettings | IvfPqSettings):
+        return settings.rescore
+    return None
+
+
+def num_candidates(settings: FaissSettings, topk: int) -> int:
+    """How many rows to ask FAISS for.
+
+    At least a fixed number, so that the first k of a search for more (the batcher shares one
+    search among requests) are the search for k, up to that number.
+    """
+    if isinstance(settings, Sq8Settings | PqSettings | IvfPqSettings) and settings.candidates:
+        return max(topk, settings.candidates)
+    if isinstance(settings, HnswSettings):
+        return max(topk, settings.ef_search)
+    if isinstance(settings, AdoptedSettings) and settings.ef_search:
+        return max(topk, settings.ef_search)
+    return max(topk, _FEWEST)
+
+
+def _num_lists(num_rows: int) -> int:
+    most = max(num_rows // _TRAIN_PER_CENTROID, 1)
+    wanted = min(4 * num_rows**0.5, most)
+    return 2 ** int(math.log2(max(wanted, 1)))
+
+
+def _code_bytes(dimension: int) -> int:
+    """The largest divisor of the dimension that is at most an eighth of it."""
+    return next(size for size in range(max(dimension // 8, 1), 0, -1) if dimension % size == 0)

@@ -1,0 +1,120 @@
+"""How far a build is: a line with rate and time left, on a terminal or in the log.
+
+A bar where somebody watches, a log line now and then where nobody does (a cluster's job). Safe to
+advance from several threads. What is counted is the caller's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+logger = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 30.0
+
+
+class Meter:
+    """Counts to ``total`` (None: nobody knows); ``done`` of them were there before it began."""
+
+    def __init__(
+        self,
+        label: str,
+        total: int | None,
+        done: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._label, self._total, self._done = label, total, done
+        self._clock, self._begun, self._new = clock, clock(), 0
+        self._lock = threading.Lock()
+
+    def advance(self, count: int) -> None:
+        """``count`` more are done."""
+        with self._lock:
+            self._new += count
+
+    @property
+    def done(self) -> int:
+        """What is done, with what was there before."""
+        return self._done + self._new
+
+    def rate(self) -> float:
+        """So many a second since it began."""
+        return self._new / max(self._clock() - self._begun, 1e-9)
+
+    def left_s(self) -> float | None:
+        """Seconds to the end at this rate; None where total or rate are not known."""
+        if self._total is None or self._new == 0:
+            return None
+        return (self._total - self.done) / self.rate()
+
+    def sentence(self) -> str:
+        """``encoding passages: 1,200 of 5,000, 310/s, 0:00:12 left``."""
+        of = "" if self._total is None else f" of {self._total:,}"
+        left = self.left_s()
+        end = "" if left is None else f", {format_duration(left)} left"
+        return f"{self._label}: {self.done:,}{of}, {self.rate():,.0f}/s{end}"
+
+
+@contextmanager
+def metered(
+    label: str, total: int | None, is_shown: bool, done: int = 0
+) -> Iterator[Callable[[int], None]]:
+    """Gives the function to call with each advance; silent unless ``is_shown``."""
+    meter = Meter(label, total, done)
+    console = Console(stderr=True)
+    if not is_shown or not console.is_terminal:
+        yield _logged(meter) if is_shown else meter.advance
+        if is_shown:
+            logger.info("%s", meter.sentence())
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(label, total=total, completed=done, rate="")
+
+        def advance(count: int) -> None:
+            meter.advance(count)
+            progress.update(task, completed=meter.done, rate=f"{meter.rate():,.0f}/s")
+
+        yield advance
+        progress.update(task, total=meter.done)
+
+
+def format_duration(seconds: float) -> str:
+    """``3:07:09``."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _logged(meter: Meter) -> Callable[[int], None]:
+    last = time.monotonic()
+
+    def advance(count: int) -> None:
+        nonlocal last
+        meter.advance(count)
+        if time.monotonic() - last >= _LOG_EVERY_S:
+            last = time.monotonic()
+            logger.info("%s", meter.sentence())
+
+    return advance

@@ -1,0 +1,157 @@
+"""A source behind a cross-encoder: more passages are retrieved, the best by its reading are kept.
+
+A source that holds a source. The model reads a query and a passage together, which is dearer and
+better than comparing two vectors. Each query meets its own passages alone. How the passages are
+found is the inner source's; pooling and prefixes are an encoder's, a cross-encoder has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Protocol
+
+import numpy as np
+
+from forage.errors import UserError
+from forage.retrieval.source import Source, SourceError
+from forage.types import Hit, Passage
+
+PUBLISHED_MODEL = "cross-encoder/ms-marco-MiniLM-L12-v2"
+
+
+class ScorePairs(Protocol):
+    """What a reranker needs of a model."""
+
+    @property
+    def id(self) -> str:
+        """Changes when a pair may be scored differently."""
+        ...
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """One float32 a (query, passage) pair, higher is better."""
+        ...
+
+
+class Reranked:
+    """Retrieves ``depth`` hits a query whatever is asked for, and orders them by the model's score.
+
+    The published setting retrieves 10 and keeps 3. The depth is fixed so that the first k of a
+    search for more are the search for k; a search for more than ``depth`` finds ``depth``.
+    """
+
+    def __init__(self, source: Source, model: ScorePairs, depth: int = 10) -> None:
+        """Raises ``UserError`` for a depth below 1. We close the source."""
+        if depth < 1:
+            raise UserError(f"the reranker's depth is {depth}; it must be 1 or more (10 is common)")
+        self._source, self._model, self._depth = source, model, depth
+
+    @property
+    def name(self) -> str:
+        return f"{self._source.name}+rerank"
+
+    @property
+    def id(self) -> str:
+        parts = f"rerank {self._depth}\n{self._model.id}\n{self._source.id}"
+        return f"{self.name}-{sha256(parts.encode()).hexdigest()[:16]}"
+
+    @property
+    def num_passages(self) -> int | None:
+        return self._source.num_passages
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """Hits with the model's scores, ties in the order retrieved; raises ``SourceError``."""
+        found = self._source.search(queries, self._depth)
+        pairs = [
+            (query, passage_as_read(hit.passage))
+            for query, hits in zip(queries, found, strict=True)
+            for hit in hits
+        ]
+        scores = iter(self._score(pairs))
+        return [_best(hits, [next(scores) for _ in hits])[:topk] for hits in found]
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _score(self, pairs: list[tuple[str, str]]) -> list[float]:
+        if not pairs:
+            return []
+        scores = self._model.score(pairs)
+        assert scores.shape == (len(pairs),), f"{scores.shape} scores for {len(pairs)} pairs"
+        wrong = np.flatnonzero(~np.isfinite(scores))
+        if len(wrong):
+            # The text stays out of the message: it may be long, and it is the caller's.
+            raise SourceError(
+                f"the reranker {self._model.id} gave {scores[wrong[0]]} for {len(wrong)} of "
+                f"{len(pairs)} passages; load it with dtype float32 or choose another model",
+                is_temporary=False,
+            )
+        return scores.tolist()
+
+
+class CrossEncoderModel:
+    """A cross-encoder with one output, loaded by sentence-transformers."""
+
+    def __init__(
+        self,
+        model: str = PUBLISHED_MODEL,
+        revision: str | None = None,
+        device: str | None = None,
+        dtype: str = "float32",
+        batch_size: int = 32,
+        max_tokens: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Load a directory or hub id; raises ``UserError`` where it is no such model.
+
+        ``device`` None takes a GPU where there is one. ``max_tokens`` None is the model's own
+        limit; a longer pair loses the end of its passage.
+        """
+        from sentence_transformers import CrossEncoder
+        from torch import nn
+
+        if dtype not in ("float32", "float16", "bfloat16"):
+            raise UserError(f"dtype {dtype!r} is not float32, float16 or bfloat16")
+        if batch_size < 1:
+            raise UserError(f"the reranker's batch size is {batch_size}; it must be 1 or more")
+        try:
+            self._model = CrossEncoder(
+                model,
+                revision=revision,
+                device=device,
+                max_length=max_tokens,
+                trust_remote_code=trust_remote_code,
+                model_kwargs={"torch_dtype": dtype},
+                # Some models' own sigmoid rounds all good passages to 1: the order needs logits.
+                activation_fn=nn.Identity(),
+            )
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot load the cross-encoder {model}: {error}") from error
+        if self._model.num_labels != 1:
+            raise UserError(
+                f"{model} gives {self._model.num_labels} numbers for a pair; a reranker needs a "
+                f"cross-encoder with one, such as {PUBLISHED_MODEL}"
+            )
+        self._batch_size = batch_size
+        commit = getattr(self._model.config, "_commit_hash", None)  # of a hub's model
+        self.id = f"{model}@{commit or 'local'} {dtype} {self._model.max_seq_length}"
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Raw logits, float32 [N]; batches hold pairs of similar length, so little is padding."""
+        order = sorted(range(len(pairs)), key=lambda row: -sum(map(len, pairs[row])))
+        scores = self._model.predict(
+            [pairs[row] for row in order], batch_size=self._batch_size, show_progress_bar=False
+        )
+        in_place = np.empty(len(pairs), dtype=np.float32)
+        in_place[order] = scores
+        return in_place
+
+
+def passage_as_read(passage: Passage) -> str:
+    """The passage as Search-R1's reranker gives it to the model: ``(Title: "Ada") Born 1815.``"""
+    return f'(Title: "{passage.title}") {passage.text}' if passage.title else passage.text
+
+
+def _best(hits: Sequence[Hit], scores: Sequence[float]) -> list[Hit]:
+    rescored = [Hit(hit.passage, score) for hit, score in zip(hits, scores, strict=True)]
+    return sorted(rescored, key=lambda hit: -hit.score)

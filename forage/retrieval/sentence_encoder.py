@@ -1,0 +1,384 @@
+"""Encoders through sentence-transformers: the only file that imports it for vectors.
+
+``open_encoder`` settles every setting of an encoder (what the user says, else what the model's own
+files say, else the published settings of its family) into a spec, and loads the model by it. The
+spec of a manifest comes back as a choice with nothing left open, so building and serving go the
+same way. Vectors leave as float32, normalised in float32 whatever the model computes in.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+
+from forage.errors import UserError
+from forage.hardware import choose_matmul_kernel, keep_freed_memory
+from forage.retrieval.encoder import (
+    QUOTED_TITLE,
+    Dtype,
+    EncoderChoice,
+    EncoderSpec,
+    Pooling,
+    check_template,
+)
+from forage.retrieval.families import Family, family_of, question_encoder_of
+from forage.retrieval.model_files import ModelFiles
+from forage.retrieval.precision import is_bfloat16_better
+
+logger = logging.getLogger(__name__)
+
+Task = Literal["query", "document"]
+
+# Longer inputs cost time and passages have about 100 words; --max-length raises it.
+_MAX_LENGTH = 512
+# A batch holds texts of about this many characters in all, padding included; see
+# benchmarks/index_build.md for the sizes that were tried.
+_CPU_BATCH_CHARS, _GPU_BATCH_CHARS = 8_000, 400_000
+_MAX_BATCH_ROWS = 512
+_PROMPT_NAMES: dict[Task, tuple[str, ...]] = {
+    "query": ("query", "search_query", "s2p_query"),
+    "document": ("document", "passage", "corpus", "search_document"),
+}
+
+
+class SentenceEncoder:
+    """A loaded encoder; satisfies ``forage.retrieval.encoder.Encoder``."""
+
+    def __init__(
+        self, spec: EncoderSpec, passages: SentenceTransformer | None, queries: SentenceTransformer
+    ) -> None:
+        """``passages`` may be None where only queries are encoded; use ``open_encoder``."""
+        self._spec, self._passages, self._queries = spec, passages, queries
+
+    @property
+    def spec(self) -> EncoderSpec:
+        return self._spec
+
+    @property
+    def dimension(self) -> int:
+        return self._spec.dimension
+
+    @property
+    def device(self) -> str:
+        return str(self._queries.device)
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 [B, D]; rows may hold NaN where the model gives it (see ``bad_rows``)."""
+        return self._encode(self._queries, texts, self._spec.query_prefix, "query")
+
+    def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 [B, D]; rows may hold NaN where the model gives it (see ``require_finite``)."""
+        assert self._passages is not None, "this encoder was opened for queries only"
+        return self._encode(self._passages, texts, self._spec.passage_prefix, "document")
+
+    def try_settings(self, texts: Sequence[str], pooling: Pooling, prefix: str) -> np.ndarray:
+        """The passages' vectors, float32 [B, D], under another pooling and prefix, once."""
+        assert self._passages is not None, "this encoder was opened for queries only"
+        _set_pooling(self._passages, pooling)
+        try:
+            return self._encode(self._passages, texts, prefix, "document")
+        finally:
+            _set_pooling(self._passages, self._spec.pooling)
+
+    def _encode(
+        self, model: SentenceTransformer, texts: Sequence[str], prefix: str, task: Task
+    ) -> np.ndarray:
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        budget = _CPU_BATCH_CHARS if model.device.type == "cpu" else _GPU_BATCH_CHARS
+        for rows in batches_by_length([len(text) for text in texts], budget):
+            vectors[rows] = _forward(model, [texts[row] for row in rows], prefix, task)
+        if self._spec.normalise:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors /= np.maximum(lengths, 1e-12)
+        return vectors
+
+
+def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Rows in batches of similar length, longest first: rows x longest <= ``budget``, or one row.
+
+    ``([5, 1, 9, 2], 10)`` gives ``[2], [0, 3], [1]``.
+    """
+    batch: list[int] = []
+    longest = 0
+    for row in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist():
+        is_full = (len(batch) + 1) * longest > budget or len(batch) == _MAX_BATCH_ROWS
+        if batch and is_full:
+            yield batch
+            batch = []
+        if not batch:
+            longest = max(lengths[row], 1)
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def open_encoder(
+    choice: EncoderChoice, device: str | None = None, is_for_queries_only: bool = False
+) -> SentenceEncoder:
+    """Load the encoder that ``choice`` names onto ``device`` ("cpu", "cuda:1"; None: the best).
+
+    Raises ``UserError`` where it is not found, or a setting does not fit it.
+    """
+    device = _check_device(device)
+    if device == "cpu":
+        keep_freed_memory()  # a quarter of the time went into faulting pages in again
+    if Path(choice.model).is_dir():  # the manifest is read elsewhere than it was written
+        choice = replace(choice, model=str(Path(choice.model).absolute()))
+    files = ModelFiles(choice.model, choice.revision)
+    spec = _settle(choice, files)
+    query_model = spec.query_model
+    queries = None
+    if query_model is not None:
+        query_files = ModelFiles(query_model, spec.query_revision)
+        spec = spec.model_copy(
+            update={
+                "query_revision": query_files.commit,
+                "query_fingerprint": query_files.fingerprint(),
+            }
+        )
+        queries = _Loaded(spec, query_files, device)
+    passages = None
+    if queries is None or not is_for_queries_only:
+        passages = _Loaded(spec, files, device)
+    first = queries or passages
+    assert first is not None, "a model is loaded for queries, or for both"
+    spec = first.complete(choice)
+    for loaded in (queries, passages):
+        if loaded is not None:
+            loaded.apply(spec)
+    return SentenceEncoder(spec, passages and passages.model, first.model)
+
+
+class _Loaded:
+    """One model of an encoder, from loading it until it computes as the spec says."""
+
+    def __init__(self, spec: EncoderSpec, files: ModelFiles, device: str) -> None:
+        self.spec, self.files, self.device = spec, files, device
+        self.model = _load(spec, files, device)
+
+    def complete(self, choice: EncoderChoice) -> EncoderSpec:
+        """The spec with what only the loaded model tells: dimension, length, pooling, numbers."""
+        own_length = self.model.max_seq_length or _MAX_LENGTH
+        if choice.max_length is not None and choice.max_length > own_length:
+            raise UserError(
+                f"--max-length {choice.max_length} is beyond the {own_length} tokens that "
+                f"{self.spec.model} takes"
+            )
+        dimension = self.model.get_embedding_dimension()
+        assert dimension is not None, "every text encoder knows its dimension"
+        spec = self.spec.model_copy(
+            update={
+                "dimension": dimension,
+                "max_length": choice.max_length or min(own_length, _MAX_LENGTH),
+                "pooling": _pooling_of(self.model) or "own",
+            }
+        )
+        if choice.pooling not in (None, spec.pooling):
+            raise UserError(
+                f"{spec.model} has no pooling that can be set to {choice.pooling!r}; "
+                "leave --pooling out"
+            )
+        self.model.max_seq_length = spec.max_length
+        dtype = choice.dtype or self._choose_dtype(spec)
+        return spec.model_copy(update={"dtype": dtype})
+
+    def apply(self, spec: EncoderSpec) -> None:
+        """Compute as ``spec`` says."""
+        self.model.max_seq_length = spec.max_length
+        if spec.onnx_file is not None:
+            return
+        self.model.to(getattr(torch, spec.dtype))
+        if spec.dtype == "float32" and self.device == "cpu":
+            choose_matmul_kernel()
+
+    def _choose_dtype(self, spec: EncoderSpec) -> Dtype:
+        if spec.onnx_file is not None:
+            return "float32"
+        if not self.device.startswith("cpu"):
+            config = self.files.read_json("config.json")
+            own = str(config.get("torch_dtype") or config.get("dtype") or "")
+            return "bfloat16" if own == "bfloat16" else "float16"
+        choose_matmul_kernel()
+        better = is_bfloat16_better(
+            lambda texts: SentenceEncoder(spec, self.model, self.model).encode_passages(texts),
+            lambda: cast(None, self.model.to(torch.bfloat16)),
+        )
+        if better:
+            return "bfloat16"
+        # The weights were rounded for the measurement: take them from the files again.
+        self.model = _load(self.spec, self.files, self.device)
+        return "float32"
+
+
+def _settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:
+    """Each setting that is known before loading; the other fields are filled in later."""
+    family = family_of(choice.model)
+    own = files.read_json("config_sentence_transformers.json") or {}
+    modules = files.read_json("modules.json")
+    template = choice.passage_template or (family.passage_template if family else QUOTED_TITLE)
+    check_template(template)
+    if modules is None and family is None and choice.pooling is None:
+        logger.warning(
+            "%s says nothing of its pooling and belongs to no family known here: "
+            "mean pooling and unit length are used; see --pooling and --no-normalise",
+            choice.model,
+        )
+    return EncoderSpec(
+        model=choice.model,
+        revision=files.commit,
+        fingerprint=files.fingerprint(),
+        query_model=choice.query_model or question_encoder_of(choice.model),
+        query_revision=choice.query_revision,
+        pooling=_first(choice.pooling, None if modules or not family else family.pooling, "own"),
+        query_prefix=_prefix(choice.query_prefix, own, "query", family),
+        passage_prefix=_prefix(choice.passage_prefix, own, "document", family),
+        passage_template=template,
+        normalise=_normalises(choice, own, modules, family),
+        max_length=choice.max_length or _MAX_LENGTH,
+        dimension=1,
+        dtype=choice.dtype or "float32",
+        onnx_file=choice.onnx_file,
+        trust_remote_code=choice.trust_remote_code,
+    )
+
+
+def _first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next(value for value in values if value is not None)
+
+
+def _prefix(said: str | None, own: dict[str, Any], task: Task, family: Family | None) -> str:
+    if said is not None:
+        return said
+    prompts = own.get("prompts") or {}
+    # "" for both sides is what the library writes where nobody set any: it says nothing.
+    if any(prompts.values()):
+        return next((prompts[name] for name in _PROMPT_NAMES[task] if prompts.get(name)), "")
+    if family is None:
+        return ""
+    return family.query_prefix if task == "query" else family.passage_prefix
+
+
+def _normalises(
+    choice: EncoderChoice, own: dict[str, Any], modules: Any, family: Family | None
+) -> bool:
+    """Unit length by the user's word, a Normalize module, the model's similarity, or the family."""
+    if choice.normalise is not None:
+        return choice.normalise
+    if modules and any(module["type"].endswith("Normalize") for module in modules):
+        return True
+    similarity = own.get("similarity_fn_name")
+    if modules and similarity is not None:
+        return similarity == "cosine"
+    return family.normalise if family else True
+
+
+def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransformer:
+    """The modules in float32, pooling as the spec says, without their own last normalisation."""
+    config = files.read_json("config.json")
+    with tempfile.TemporaryDirectory() as directory:
+        source: str = files.model
+        if config.get("model_type") == "dpr":
+            source, files = _unwrap_dpr(files, Path(directory)), ModelFiles(directory)
+        try:
+            model = SentenceTransformer(
+                source,
+                device=device,
+                revision=files.commit,
+                trust_remote_code=spec.trust_remote_code,
+                model_kwargs={"dtype": torch.float32},
+            )
+        except (OSError, ValueError, ImportError) as error:
+            hint = ""
+            if "trust_remote_code" in str(error):
+                hint = "; it runs code of its own: read it, then give --trust-remote-code"
+            raise UserError(f"cannot load the encoder {files.model}: {error}{hint}") from error
+    for name, module in list(model.named_children()):
+        if type(module).__name__ == "Normalize":
+            del model[int(name)]  # the spec decides, and it is done in float32
+    _set_pooling(model, spec.pooling)
+    if spec.onnx_file is not None:
+        from forage.retrieval.onnx_model import OnnxModel
+
+        path = files.find(spec.onnx_file)
+        if path is None:
+            raise UserError(f"the encoder {files.model} has no file {spec.onnx_file}")
+        cast(Any, model[0]).model = OnnxModel(path, cast(Any, model[0]).model.config)
+    return model.eval()
+
+
+def _unwrap_dpr(files: ModelFiles, directory: Path) -> str:
+    """A copy, in ``directory``, of the plain BERT inside a DPR encoder.
+
+    Loaded as they are, DPR's passage encoders get random weights: the library's automatic class
+    for them is that of the question encoder.
+    """
+    [architecture] = files.read_json("config.json")["architectures"]
+    dpr = getattr(transformers, architecture).from_pretrained(files.model, revision=files.commit)
+    inner = dpr.ctx_encoder if hasattr(dpr, "ctx_encoder") else dpr.question_encoder
+    if dpr.config.projection_dim:
+        raise UserError(f"{files.model} projects its vectors; only DPR without it can be loaded")
+    bert = inner.bert_model
+    values = dpr.config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
+    bert.config = transformers.BertConfig.from_dict(values)
+    bert.save_pretrained(directory)
+    transformers.AutoTokenizer.from_pretrained(files.model, revision=files.commit).save_pretrained(
+        directory
+    )
+    return str(directory)
+
+
+def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Task) -> np.ndarray:
+    encode = model.encode_query if task == "query" else model.encode_document
+    return encode(
+        texts,
+        prompt=prefix,
+        batch_size=len(texts),
+        show_progress_bar=False,
+        normalize_embeddings=False,
+        convert_to_numpy=True,
+    )
+
+
+def _pooling_of(model: SentenceTransformer) -> Pooling | None:
+    """The one mode of the model's one pooling module; None where there is no such thing."""
+    found = [module for module in model if type(module).__name__ == "Pooling"]
+    if len(found) != 1 or len(list(model)) != 2:
+        return None
+    mode = cast(Any, found[0]).pooling_mode
+    return mode if mode in ("mean", "cls", "lasttoken", "max") else None
+
+
+def _set_pooling(model: SentenceTransformer, pooling: Pooling) -> None:
+    if pooling != "own" and _pooling_of(model) is not None:
+        [module] = [module for module in model if type(module).__name__ == "Pooling"]
+        cast(Any, module).pooling_mode = pooling
+
+
+def _check_device(device: str | None) -> str:
+    """The device, or the first there is; raises ``UserError`` for one that is not there."""
+    if device is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f"unknown device {device!r}; cpu, cuda:0, cuda:1 ... are known") from error
+    if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"there is no device {device} here: torch sees {torch.cuda.device_count()} GPUs"
+        )
+    return device
+
+
+def with_dtype_of(choice: EncoderChoice, spec: EncoderSpec) -> EncoderChoice:
+    """The choice, computing in the numbers of ``spec`` where it leaves them open."""
+    return choice if choice.dtype is not None else replace(choice, dtype=spec.dtype)

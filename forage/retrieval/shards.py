@@ -1,0 +1,139 @@
+"""Shards of an index: how a whole one is cut, and how what they find becomes one result.
+
+A shard is an index directory of its own, over a run of the corpus's rows; shard after shard they
+are the whole. Scores of different shards must be comparable. Vectors' are, as long as the encoder
+is the same, so a corpus may be cut and each part indexed. BM25's depend on how many passages of
+the corpus hold a word, so a whole index is cut here and its scores are kept. Where shards run is
+``forage.retrieval.sharded``'s.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forage.data.corpus import LINES_FILE, OFFSETS_FILE, CorpusStore, StoredCorpus, build_store
+from forage.errors import UserError
+from forage.retrieval.bm25 import cut_rows
+from forage.retrieval.index import Index, open_index
+from forage.retrieval.manifest import BM25Manifest, common_fields, write_manifest
+from forage.retrieval.staging import built_beside, refuse_other_contents
+from forage.types import Hit
+
+logger = logging.getLogger(__name__)
+
+MARK_FILE = "shard.json"
+
+
+class ShardMark(BaseModel):
+    """Which shard of what: written beside a manifest when a whole index is cut."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parent: str
+    number: int = Field(ge=0)
+    count: int = Field(ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """What a running shard says of itself; scores are comparable where ``scale`` is the same."""
+
+    directory: str
+    name: str
+    id: str
+    num_passages: int
+    scale: str
+    mark: ShardMark | None
+
+
+def cut_index(directory: Path, out: Path, count: int) -> list[Path]:
+    """Cut a BM25 index into ``count`` index directories in ``out``; raises ``UserError``.
+
+    They are named ``shard-00000-of-00002`` and so on, and hold equal runs of rows.
+    """
+    with open_index(directory) as index:
+        manifest = index.manifest
+        if not isinstance(manifest, BM25Manifest):
+            raise UserError(
+                f"{directory} is an index of vectors, whose scores do not depend on the rest of "
+                "the corpus: cut the corpus file and build an index of each part"
+            )
+        if not 1 <= count <= len(index):
+            raise UserError(f"{len(index)} passages cannot be cut into {count} shards")
+        bounds = np.linspace(0, len(index), count + 1).astype(int).tolist()
+        places: list[Path] = []
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            place = out.absolute() / f"shard-{number:05d}-of-{count:05d}"
+            refuse_other_contents(place)
+            with built_beside(place) as part:
+                stored = _cut_corpus(directory, index.store, range(start, stop), part)
+                cut_rows(directory, range(start, stop), part)
+                mark = ShardMark(parent=index.id, number=number, count=count)
+                (part / MARK_FILE).write_text(mark.model_dump_json() + "\n", encoding="utf-8")
+                write_manifest(part, manifest.model_copy(update=common_fields(stored)))
+            places.append(place)
+            logger.info("shard %d of %d: %d passages in %s", number, count, stop - start, place)
+    return places
+
+
+def describe_shard(directory: Path, index: Index) -> ShardInfo:
+    """What an opened index is as a shard; raises ``UserError`` for a damaged mark."""
+    path = directory / MARK_FILE
+    mark = None
+    if path.exists():
+        try:
+            mark = ShardMark.model_validate_json(path.read_text(encoding="utf-8"))
+        except ValidationError as error:
+            raise UserError(f"{path} cannot be read; cut the index again") from error
+    if isinstance(index.manifest, BM25Manifest):
+        scale = index.id if mark is None else mark.parent
+    else:
+        scale = index.manifest.encoder.model_dump_json()
+    return ShardInfo(str(directory), index.name, index.id, len(index), scale, mark)
+
+
+def check_shards(shards: Sequence[ShardInfo]) -> None:
+    """Raise ``UserError`` unless these are, in this order, a whole with comparable scores."""
+    first = shards[0]
+    for shard in shards[1:]:
+        if (shard.name, shard.scale) != (first.name, first.scale):
+            raise UserError(
+                f"the scores of {first.directory} ({first.name}) and {shard.directory} "
+                f"({shard.name}) cannot be compared: shards of BM25 have to be cut from one whole "
+                "index, indexes of vectors need the same encoder"
+            )
+    numbers = [shard.mark.number for shard in shards if shard.mark is not None]
+    if first.mark is not None and numbers != list(range(first.mark.count)):
+        raise UserError(
+            f"the index was cut into {first.mark.count} shards, numbered from 0; given were "
+            f"{', '.join(map(str, numbers))}, in this order"
+        )
+
+
+def merge(found: Sequence[Sequence[Hit]], topk: int) -> list[Hit]:
+    """The best of one query's hits from each shard, ties by shard and so by row."""
+    return sorted(chain.from_iterable(found), key=lambda hit: -hit.score)[:topk]
+
+
+def _cut_corpus(directory: Path, store: CorpusStore, rows: range, part: Path) -> StoredCorpus:
+    """The store of ``rows``, each with the id that it has in the whole."""
+    offsets = np.load(directory / OFFSETS_FILE, mmap_mode="r")
+    lines = part / "lines.jsonl"
+    with (directory / LINES_FILE).open("rb") as source, lines.open("wb") as target:
+        source.seek(int(offsets[rows.start]))
+        for row, line in zip(rows, source, strict=False):
+            found = json.loads(line)
+            if "id" not in found:  # its id says at which row it stands, and that changes
+                line = json.dumps(found | {"id": store.passage(row).id}).encode() + b"\n"
+            target.write(line)
+    stored = build_store(lines, part)
+    lines.unlink()
+    return stored

@@ -1,0 +1,114 @@
+"""Where an index is built: beside its place, renamed into it when it is whole.
+
+``built_beside`` starts from nothing and leaves nothing behind. ``resumable_beside`` keeps its
+directory when a build ends early, so that the same command goes on; one build at a time may have
+it. What is built is not known here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from psutil import pid_exists
+
+from forage.errors import UserError
+from forage.retrieval.manifest import MANIFEST_FILE
+
+_LOCK_FILE = "lock"
+
+
+def refuse_other_contents(out: Path) -> None:
+    """Only an index, an empty directory or nothing may be built over."""
+    if not out.exists() or (out / MANIFEST_FILE).is_file():
+        return
+    if not out.is_dir() or any(out.iterdir()):
+        raise UserError(
+            f"{out} exists and is not an index; nothing was touched: choose another --out"
+        )
+
+
+@contextmanager
+def built_beside(out: Path) -> Iterator[Path]:
+    """A directory to build in, renamed to ``out`` if the body ends well, else removed."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(out)
+        name = f"{_prefix(out)}{os.getpid()}-"
+        directory = Path(tempfile.mkdtemp(prefix=name, dir=out.parent))
+    except OSError as error:
+        raise UserError(f"cannot write beside {out}: {error.strerror}") from error
+    try:
+        yield directory
+        _put_in_place(directory, out)
+    except OSError as error:
+        raise UserError(f"cannot write the index {out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def partial_directory(out: Path) -> Path:
+    """Where the unfinished build of ``out`` lies."""
+    return out.with_name(f".{out.name}.partial")
+
+
+@contextmanager
+def resumable_beside(out: Path, is_restart: bool) -> Iterator[Path]:
+    """The directory of the unfinished build, as it was left, renamed to ``out`` in the end.
+
+    ``is_restart`` empties it first. Raises ``UserError`` while another process builds ``out``.
+    """
+    directory = partial_directory(out)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / _LOCK_FILE).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"another process is building {out}; wait for it") from error
+            if is_restart:
+                _empty(directory)
+            yield directory
+            (directory / _LOCK_FILE).unlink()
+            _put_in_place(directory, out)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the index {out}: {error.strerror or error}; what is finished stays in "
+            f"{directory}, and the same command goes on from there"
+        ) from error
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != _LOCK_FILE:
+            path.unlink()
+
+
+def _put_in_place(directory: Path, out: Path) -> None:
+    directory.chmod(0o755)
+    if out.exists():
+        retired = out.with_name(f"{_prefix(out)}{os.getpid()}-retired")
+        out.rename(retired)
+        directory.rename(out)
+        shutil.rmtree(retired)
+    else:
+        directory.rename(out)
+
+
+def _prefix(out: Path) -> str:
+    return f".{out.name}.building-"
+
+
+def _remove_leftovers(out: Path) -> None:
+    """Remove what builds of ``out`` that were killed left beside it."""
+    for left in list(out.parent.iterdir()):
+        owner = left.name.removeprefix(_prefix(out)).split("-")[0]
+        if left.name.startswith(_prefix(out)) and owner.isdigit() and not pid_exists(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,205 @@
+"""The vectors of a corpus on disk, in shards that are whole or not there.
+
+A build writes them shard by shard and goes on after a kill with those that are missing; a
+compressed index then scores its candidates again from them. float16 halves float32 and loses
+nothing that matters to a ranking; int8 halves it again (one scale a vector). Where vectors come
+from, and how they are searched, is not known here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from hashlib import file_digest
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forage.errors import UserError
+
+VectorDtype = Literal["float32", "float16", "int8"]
+
+SHARDS_FILE = "shards.json"
+_DIGEST_CHARS = 16
+
+
+class ShardLayout(BaseModel):
+    """How many vectors of which kind, and how many of them lie in a shard (the last: the rest)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_rows: int = Field(ge=1)
+    dimension: int = Field(ge=1)
+    dtype: VectorDtype
+    rows_per_shard: int = Field(ge=1)
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_rows // self.rows_per_shard)
+
+    def rows(self, shard: int) -> range:
+        """The rows of a shard."""
+        start = shard * self.rows_per_shard
+        return range(start, min(start + self.rows_per_shard, self.num_rows))
+
+
+class VectorShards:
+    """A directory of shards, ``00012-<checksum>.npy``, so that damage shows."""
+
+    def __init__(self, directory: Path, layout: ShardLayout) -> None:
+        """Use ``create`` or ``open_vectors``."""
+        self.directory, self.layout = directory, layout
+        self._paths: dict[int, Path] = {}
+        self._maps: dict[int, np.ndarray] = {}
+        for path in directory.glob("[0-9]*-*.npy"):
+            self._paths[int(path.name.partition("-")[0])] = path
+
+    def __len__(self) -> int:
+        return self.layout.num_rows
+
+    def missing(self) -> list[int]:
+        """The shards that have no file."""
+        return [shard for shard in range(self.layout.num_shards) if shard not in self._paths]
+
+    def drop_damaged(self) -> list[int]:
+        """Read every file, delete those that do not match their checksum, and say which."""
+        damaged = [shard for shard, path in self._paths.items() if not _is_whole(path)]
+        for shard in damaged:
+            self._paths.pop(shard).unlink()
+        for left in self.directory.glob("*.tmp"):
+            left.unlink()
+        return sorted(damaged)
+
+    def write(self, shard: int, vectors_BD: np.ndarray) -> None:
+        """Store the rows of a shard: written aside, synced, renamed."""
+        shape = (len(self.layout.rows(shard)), self.layout.dimension)
+        assert vectors_BD.shape == shape, f"shard {shard} is {shape}, not {vectors_BD.shape}"
+        handle, name = tempfile.mkstemp(suffix=".tmp", dir=self.directory)
+        with os.fdopen(handle, "wb") as file:
+            np.save(file, _pack(vectors_BD, self.layout.dtype))
+            file.flush()
+            os.fsync(file.fileno())
+        path = self.directory / f"{shard:05d}-{_digest(Path(name))}.npy"
+        Path(name).rename(path)
+        sync_directory(self.directory)
+        self._paths[shard] = path
+
+    def read(self, shard: int) -> np.ndarray:
+        """The vectors of a shard, float32 [B, D]."""
+        return _unpack(self._map(shard)[:])
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        """The vectors of ``rows`` (int64 [B], any order), float32 [B, D]."""
+        vectors = np.empty((len(rows), self.layout.dimension), dtype=np.float32)
+        order = np.argsort(rows, kind="stable")
+        shards = rows[order] // self.layout.rows_per_shard
+        starts = np.flatnonzero(np.diff(shards, prepend=-1))
+        for start, end in itertools.pairwise([*starts, len(rows)]):
+            places = order[start:end]
+            shard = int(shards[start])
+            within = rows[places] - shard * self.layout.rows_per_shard
+            vectors[places] = _unpack(self._map(shard)[within])
+        return vectors
+
+    def num_bytes(self) -> int:
+        """What the shards take on disk."""
+        return sum(path.stat().st_size for path in self._paths.values())
+
+    def _map(self, shard: int) -> np.ndarray:
+        if shard not in self._maps:
+            path = self._paths[shard]
+            try:
+                self._maps[shard] = np.load(path, mmap_mode="r")
+            except (OSError, EOFError, ValueError) as error:
+                raise UserError(
+                    f"the vectors in {path} cannot be read ({error}); build the index again"
+                ) from error
+        return self._maps[shard]
+
+
+def create_vectors(directory: Path, layout: ShardLayout) -> VectorShards:
+    """The shards in ``directory``, which keeps those of the same layout that it already has."""
+    directory.mkdir(exist_ok=True)
+    path = directory / SHARDS_FILE
+    if path.exists() and _read_layout(directory) != layout:
+        for old in directory.iterdir():
+            old.unlink()
+    path.write_text(layout.model_dump_json() + "\n", encoding="utf-8")
+    return VectorShards(directory, layout)
+
+
+def open_vectors(directory: Path) -> VectorShards:
+    """Finished vectors; raises ``UserError`` where shards are missing or too short."""
+    vectors = VectorShards(directory, _read_layout(directory))
+    missing = vectors.missing()
+    if missing:
+        raise UserError(
+            f"{directory} lacks {len(missing)} of {vectors.layout.num_shards} shards of vectors, "
+            f"the first is number {missing[0]}; build the index again"
+        )
+    for shard in range(vectors.layout.num_shards):
+        found = vectors._map(shard)
+        if len(found) != len(vectors.layout.rows(shard)):
+            raise UserError(
+                f"shard {shard} of {directory} holds {len(found)} vectors instead of "
+                f"{len(vectors.layout.rows(shard))}; build the index again"
+            )
+    return vectors
+
+
+def bytes_per_vector(dimension: int, dtype: VectorDtype) -> int:
+    """On disk."""
+    return _packed_type(dimension, dtype).itemsize * (1 if dtype == "int8" else dimension)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in ``directory`` outlast a power cut."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read_layout(directory: Path) -> ShardLayout:
+    path = directory / SHARDS_FILE
+    try:
+        return ShardLayout.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{path} cannot be read; build the index again") from error
+
+
+def _packed_type(dimension: int, dtype: VectorDtype) -> np.dtype:
+    if dtype == "int8":
+        return np.dtype([("scale", "<f4"), ("codes", "i1", (dimension,))])
+    return np.dtype(dtype)
+
+
+def _pack(vectors_BD: np.ndarray, dtype: VectorDtype) -> np.ndarray:
+    """float32 [B, D] as it is stored: int8 with the scale that makes the largest component 127."""
+    if dtype != "int8":
+        return vectors_BD.astype(dtype)
+    packed = np.empty(len(vectors_BD), dtype=_packed_type(vectors_BD.shape[1], dtype))
+    scale_B = np.maximum(np.abs(vectors_BD).max(axis=1), 1e-30) / 127
+    packed["scale"] = scale_B
+    packed["codes"] = np.rint(vectors_BD / scale_B[:, None])
+    return packed
+
+
+def _unpack(packed: np.ndarray) -> np.ndarray:
+    """Stored vectors as float32 [B, D]."""
+    if packed.dtype.names is None:
+        return packed.astype(np.float32)
+    return packed["codes"].astype(np.float32) * packed["scale"][:, None]
+
+
+def _is_whole(path: Path) -> bool:
+    return path.stem.rpartition("-")[2] == _digest(path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()[:_DIGEST_CHARS]

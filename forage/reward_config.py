@@ -1,0 +1,178 @@
+"""The settings of ``reward``: the published table, the terms around it, functions and a judge.
+
+``config.py`` hangs them under its root and adds the checks that span other sections. What each key
+does is in docs/rewards.md; what contradicts another key is refused here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class RewardWeights(_Frozen):
+    """The factors of the sum that is the reward, by part; ``table`` is the published table."""
+
+    table: float = Field(default=1.0, allow_inf_nan=False)
+    em: float = Field(default=0.0, allow_inf_nan=False)
+    cover_em: float = Field(default=0.0, allow_inf_nan=False)
+    f1: float = Field(default=0.0, allow_inf_nan=False)
+    format_valid: float = Field(default=0.0, allow_inf_nan=False)
+    retrieved: float = Field(default=0.0, allow_inf_nan=False)
+    judge: float = Field(default=0.0, allow_inf_nan=False)
+
+
+class RewardFunction(_Frozen):
+    """A reward of the user's own, ``module:function``, and its factor in the sum."""
+
+    path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    weight: float = Field(default=1.0, allow_inf_nan=False)
+
+    @property
+    def name(self) -> str:
+        """The part under which its value is recorded."""
+        return self.path.partition(":")[2]
+
+
+class JudgeConfig(_Frozen):
+    """A language model that judges answers, behind any OpenAI-compatible endpoint.
+
+    ``url`` is what stands before ``/chat/completions``. The key comes from an environment variable
+    or a file, or there is none. ``prompt`` None is the template that ships with Forage.
+    """
+
+    url: str | None = None
+    model: str = "default"
+    key_variable: str | None = None
+    key_file: Path | None = None
+    prompt: Path | None = None
+    cache: Path | None = Path("runs/judge.sqlite")
+    max_tokens: int = Field(default=256, ge=1)
+    timeout_s: float = Field(default=30.0, gt=0)
+    deadline_s: float = Field(default=120.0, gt=0)
+    max_retries: int = Field(default=3, ge=0)
+    max_concurrent_requests: int = Field(default=16, ge=1)
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Self:
+        if self.key_variable is not None and self.key_file is not None:
+            raise ValueError(
+                f"reward.judge.key_variable ({self.key_variable}) and key_file ({self.key_file}) "
+                "both name the key; remove one"
+            )
+        if self.deadline_s < self.timeout_s:
+            raise ValueError(
+                f"reward.judge.deadline_s ({self.deadline_s}) is shorter than timeout_s "
+                f"({self.timeout_s}): not even one try would fit; raise deadline_s"
+            )
+        return self
+
+
+_TABLE_SCORES = (
+    *("structure_score", "final_format_score", "retrieval_score"),
+    *("max_answer_tags", "many_answers_factor"),
+)
+_PART_NAMES = (
+    *RewardWeights.model_fields,
+    *("mean", "has_answer", "answer_tags", "search_cost", "no_search_penalty"),
+)
+
+
+class RewardConfig(_Frozen):
+    """The published table, the terms around it, and how they are added up (docs/rewards.md)."""
+
+    answer: Literal["em", "cover_em", "f1", "judge"] = "em"
+    structure_score: float = Field(default=0.0, ge=0, le=1)
+    final_format_score: float = Field(default=0.0, ge=0, le=1)
+    retrieval_score: float = Field(default=0.0, ge=0, le=1)
+    max_answer_tags: int = Field(default=10, ge=1)
+    many_answers_factor: float = Field(default=1.0, ge=0, le=1)
+    search_cost: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    no_search_penalty: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    weights: RewardWeights = RewardWeights()
+    functions: tuple[RewardFunction, ...] = ()
+    judge: JudgeConfig = JudgeConfig()
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether a judge's verdict enters the reward."""
+        return self.weights.judge != 0 or (self.answer == "judge" and self.weights.table != 0)
+
+    @property
+    def needs_retrieved(self) -> bool:
+        """Whether the reward asks if a golden answer was retrieved."""
+        return self.weights.retrieved != 0 or self.retrieval_score > 0
+
+    @model_validator(mode="after")
+    def _table_is_sound(self) -> Self:
+        structure, factor = self.structure_score, self.many_answers_factor
+        if self.final_format_score > factor * (1 - structure):
+            raise ValueError(
+                f"reward.final_format_score ({self.final_format_score}) is above what a right "
+                f"answer in a broken format earns, many_answers_factor * (1 - structure_score) = "
+                f"{factor * (1 - structure):g}: a wrong answer would earn more; lower one of them"
+            )
+        if structure + self.retrieval_score > 1:
+            raise ValueError(
+                f"reward.structure_score ({structure}) and retrieval_score "
+                f"({self.retrieval_score}) add up to more than 1: a wrong answer would earn more "
+                "than a right one; lower one of them"
+            )
+        if self.retrieval_score and not structure:
+            raise ValueError(
+                "reward.retrieval_score is only reached through a valid format: "
+                "set reward.structure_score above 0, or retrieval_score to 0"
+            )
+        if self.max_answer_tags != 10 and factor == 1:
+            raise ValueError(
+                f"reward.max_answer_tags ({self.max_answer_tags}) does nothing while "
+                "many_answers_factor is 1; set many_answers_factor (RLinf and veRL: 0.25)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sum_is_sound(self) -> Self:
+        weights = self.weights
+        if weights.table == 0:
+            for name in ("answer", *_TABLE_SCORES):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"reward.{name} is read by the table alone, and reward.weights.table is "
+                        "0; remove one of them"
+                    )
+        terms = [*weights.model_dump().values(), self.search_cost, self.no_search_penalty]
+        if not any(terms) and not any(function.weight for function in self.functions):
+            raise ValueError("every weight of reward is 0: nothing could be learnt; raise one")
+        if self.search_cost and self.search_cost >= weights.table > 0:
+            raise ValueError(
+                f"reward.search_cost ({self.search_cost}) is no less than reward.weights.table "
+                f"({weights.table}): one search would cost what a right answer earns; lower it"
+            )
+        names = [function.name for function in self.functions]
+        for name in names:
+            if names.count(name) > 1 or name in _PART_NAMES:
+                raise ValueError(
+                    f"reward.functions: the part {name} is there already; give the function "
+                    "another name"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_is_used_and_named(self) -> Self:
+        if self.needs_judge and self.judge.url is None:
+            raise ValueError(
+                "reward.judge.url is missing: name the OpenAI-compatible endpoint of the judge, "
+                "for example http://127.0.0.1:8001/v1"
+            )
+        if not self.needs_judge and self.judge != JudgeConfig():
+            raise ValueError(
+                "reward.judge does nothing: set reward.answer to judge, or reward.weights.judge "
+                "to another value than 0"
+            )
+        return self

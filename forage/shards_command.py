@@ -1,0 +1,92 @@
+"""``forage shards``: cuts an index of words into shards, starts shards on Ray, and stops them.
+
+What a shard is and how shards answer together are ``forage.retrieval``'s; ``forage serve ray:APP``
+puts the search service in front of them.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forage.arguments import not_negative, positive
+from forage.serve_command import add_open_arguments, open_options
+
+if TYPE_CHECKING:
+    from forage.retrieval.sharded import ShardPlace
+
+_APP = "forage"
+
+
+def add_shards_arguments(parser: ArgumentParser) -> None:
+    """The three kinds of ``forage shards``."""
+    kinds = parser.add_subparsers(metavar="KIND", title="kinds", required=True)
+    cut = kinds.add_parser("cut", help="an index of words into shards", allow_abbrev=False)
+    cut.add_argument("index", type=Path, metavar="DIR")
+    cut.add_argument("--out", type=Path, required=True, metavar="DIR")
+    cut.add_argument("--count", type=positive, required=True, metavar="N", help="of shards")
+    cut.set_defaults(run=_cut, usage=cut.format_usage)
+    start = kinds.add_parser("start", help="shards on a Ray cluster", allow_abbrev=False)
+    text = "a shard's index, in order; behind @ a resource of the machines that have it"
+    start.add_argument("shards", nargs="+", metavar="DIR[@RESOURCE]", help=text)
+    _add_cluster(start)
+    start.add_argument(
+        "--cpus-each", type=not_negative, default=1.0, metavar="N", help="of a shard"
+    )
+    start.add_argument(
+        "--gpus-each", type=not_negative, default=0.0, metavar="N", help="of a shard"
+    )
+    start.add_argument("--replicas", type=positive, default=1, metavar="N", help="of each shard")
+    add_open_arguments(start.add_argument_group("indexes of vectors"))
+    start.set_defaults(run=_start, usage=start.format_usage)
+    stop = kinds.add_parser("stop", help="what start has started", allow_abbrev=False)
+    _add_cluster(stop)
+    stop.set_defaults(run=_stop, usage=stop.format_usage)
+
+
+def _add_cluster(parser: ArgumentParser) -> None:
+    parser.add_argument("--app", default=_APP, metavar="NAME", help="of the shards together")
+    parser.add_argument("--ray-address", default="auto", metavar="HOST:PORT", help="the cluster")
+
+
+def run_shards(args: Namespace) -> int:
+    """Never called: each kind sets its own function, and one of them is required."""
+    raise AssertionError(f"{args} names no kind")
+
+
+def _cut(args: Namespace) -> int:
+    from forage.retrieval.shards import cut_index
+
+    cut_index(args.index, args.out, args.count)
+    return 0
+
+
+def _start(args: Namespace) -> int:
+    from forage.retrieval.sharded import start_shards
+
+    start_shards(
+        [_place(text) for text in args.shards],
+        app=args.app,
+        address=args.ray_address,
+        options=open_options(args),
+        num_cpus=args.cpus_each,
+        num_gpus=args.gpus_each,
+        replicas=args.replicas,
+    )
+    return 0
+
+
+def _stop(args: Namespace) -> int:
+    from forage.retrieval.sharded import stop_shards
+
+    stop_shards(args.app, args.ray_address)
+    return 0
+
+
+def _place(text: str) -> ShardPlace:
+    """``/data/shard-0@first`` is a directory on the machines with the resource ``first``."""
+    from forage.retrieval.sharded import ShardPlace
+
+    directory, _, resource = text.partition("@")
+    return ShardPlace(Path(directory).absolute(), resource or None)

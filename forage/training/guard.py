@@ -1,0 +1,130 @@
+"""What a run does when the sentinel alarms: warn, stop, or go back to before the trouble.
+
+The loop shows it each step, and catches ``GoBack``. Going back drops the checkpoints from the
+trouble on; ``rollbacks.jsonl`` is the one file of a run that it does not cut: it says why, and how
+often, and so how small the step has become, also to a resumed run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from forage.config import RunConfig
+from forage.errors import UserError
+from forage.training.checkpoint import checkpoints, drop_checkpoint
+from forage.training.sentinel import Alarm, Sentinel
+
+LOG = logging.getLogger(__name__)
+
+ROLLBACKS_FILE = "rollbacks.jsonl"
+
+
+class Collapsed(UserError):
+    """An alarm ends the run; the newest checkpoint is from before it."""
+
+
+class GoBack(Exception):
+    """An alarm sends the run back to ``checkpoint``."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(str(checkpoint))
+        self.checkpoint = checkpoint
+
+
+class Guard:
+    """The sentinel of a run and its orders."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._sentinel = self._new_sentinel()
+
+    @property
+    def rate_factor(self) -> float:
+        """What the rollbacks so far have left of the learning rate."""
+        return self._config.sentinel.rate_factor ** self._num_rollbacks()
+
+    def see(self, step: int, metrics: Mapping[str, float]) -> tuple[list[Alarm], dict[str, float]]:
+        """The alarms that begin with this step, and the sentinel's own metrics."""
+        if self._config.sentinel.action == "off":
+            return [], {}
+        return self._sentinel.see(step, metrics), self._sentinel.metrics()
+
+    def remember(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """Take the recorded metrics of a run in, and forget all others."""
+        self._sentinel = self._new_sentinel()
+        for row in rows:
+            self._sentinel.see(int(row["step"]), row)
+
+    def act_on(self, alarms: Sequence[Alarm]) -> None:
+        """Say what is wrong; raises ``Collapsed`` or ``GoBack`` where the config wants more."""
+        for alarm in alarms:
+            LOG.warning("collapse ahead? %s", alarm)
+        if alarms and self._config.sentinel.action == "stop":
+            raise Collapsed(
+                f"the run is collapsing: {_said(alarms)}. The newest checkpoint is from before the "
+                "alarm; lower trainer.learning_rate, look at the reward, or set sentinel.action: "
+                "roll_back, and go on with --resume"
+            )
+        if alarms and self._config.sentinel.action == "roll_back":
+            raise GoBack(self._roll_back(alarms))
+
+    @contextmanager
+    def against_divergence(self, step: int) -> Iterator[None]:
+        """Around the learning of ``step``: a gradient that is no number is an alarm, too."""
+        try:
+            yield
+        except FloatingPointError as error:
+            if self._config.sentinel.action in ("off", "warn"):
+                raise
+            signal, meaning = "optimizer/grad_norm", f"the run has diverged ({error})"
+            self.act_on([Alarm(step, step, signal, math.nan, math.nan, math.inf, meaning)])
+
+    def _roll_back(self, alarms: Sequence[Alarm]) -> Path:
+        """Drop the checkpoints from the trouble on, record it, and give the newest that is left.
+
+        The weights after n steps are healthy if step n + staleness, the first that they alone have
+        played, was. Raises ``Collapsed`` where there are none, or after too many rollbacks.
+        """
+        out, most = self._config.output_dir, self._config.sentinel.max_rollbacks
+        if self._num_rollbacks() >= most:
+            raise Collapsed(
+                f"the run collapses again after {most} rollbacks: {_said(alarms)}. Look at the "
+                "reward for what can be had without a right answer, or lower trainer.learning_rate"
+            )
+        before = min(alarm.since for alarm in alarms) - self._config.rollout.max_staleness
+        by_step = checkpoints(out)
+        healthy = [step for step in by_step if step < before]
+        if not healthy:
+            raise Collapsed(
+                f"the run is collapsing and holds no checkpoint from before step {before}: "
+                f"{_said(alarms)}. Raise trainer.keep_checkpoints, and start anew"
+            )
+        for step, checkpoint in by_step.items():
+            if step >= before:
+                drop_checkpoint(checkpoint)
+        row = {"to_step": max(healthy), "since": before, "alarms": [str(alarm) for alarm in alarms]}
+        with (out / ROLLBACKS_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        LOG.warning(
+            "back to after step %d, with %g of the learning rate", max(healthy), self.rate_factor
+        )
+        return by_step[max(healthy)]
+
+    def _num_rollbacks(self) -> int:
+        path = self._config.output_dir / ROLLBACKS_FILE
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def _new_sentinel(self) -> Sentinel:
+        return Sentinel(self._config.sentinel, self._config.trainer.max_grad_norm)
+
+
+def _said(alarms: Sequence[Alarm]) -> str:
+    return "; ".join(map(str, alarms))

@@ -1,0 +1,201 @@
+"""Watches a run for the signs of a collapse: pure detection, from one step's metrics to the next.
+
+The loop shows it each step's metrics and acts on its alarms (warn, stop, or roll back); this file
+does neither. Its memory is a function of the metrics shown, so a resumed run shows it the recorded
+ones again. docs/sentinel.md explains each sign and its threshold.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+from forage.config import SentinelConfig
+
+_HOPS = re.compile(r"searches/hops_(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A sign that stayed beyond its limit: which, since when, and what that means."""
+
+    step: int
+    since: int
+    signal: str
+    value: float
+    normal: float
+    limit: float
+    meaning: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.signal} is {self.value:.4g} at step {self.step}, beyond {self.limit:.4g} since "
+            f"step {self.since} (normal: {self.normal:.4g}): {self.meaning}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing to watch.
+
+    ``normal`` is the median of the last values within limits ("recent"), or the best median so far
+    ("best", against slow decay); ``limit`` gives from it what may not be passed, downwards
+    ("below") or upwards ("above").
+    """
+
+    signal: str
+    side: Literal["below", "above"]
+    against: Literal["recent", "best"]
+    limit: Callable[[float], float]
+    meaning: str
+
+    def is_beyond(self, value: float, limit: float) -> bool:
+        return value < limit if self.side == "below" else value > limit
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is remembered of a sign."""
+
+    sign: Sign
+    recent: deque[float]
+    best: float | None = None
+    since: int | None = None
+    num_beyond: int = 0
+
+    def see(self, step: int, value: float, patience: int) -> Alarm | None:
+        """Take a value in; an alarm in the very step in which patience ends."""
+        normal = self._normal()
+        if normal is None or not self.sign.is_beyond(value, self.sign.limit(normal)):
+            self._remember(value)
+            return None
+        self.since = step if self.since is None else self.since
+        self.num_beyond += 1
+        if self.num_beyond != patience:
+            return None
+        sign = self.sign
+        return Alarm(step, self.since, sign.signal, value, normal, sign.limit(normal), sign.meaning)
+
+    def _normal(self) -> float | None:
+        """None until a whole window was seen."""
+        if self.best is None:
+            return None
+        return self.best if self.sign.against == "best" else median(self.recent)
+
+    def _remember(self, value: float) -> None:
+        self.since, self.num_beyond = None, 0
+        self.recent.append(value)
+        if len(self.recent) == self.recent.maxlen:
+            middle = median(self.recent)
+            better = max if self.sign.side == "below" else min
+            self.best = middle if self.best is None else better(self.best, middle)
+
+
+@dataclass(slots=True)
+class Sentinel:
+    """Sees the metrics of one step after another; ``max_grad_norm`` is the trainer's."""
+
+    config: SentinelConfig
+    max_grad_norm: float
+    _watches: dict[str, _Watch] = field(default_factory=dict)
+
+    def see(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        """The alarms that begin with this step. Signs without a finite value are passed over."""
+        alarms: list[Alarm] = []
+        for key, sign in self._signs(metrics).items():
+            value = metrics.get(sign.signal, math.nan)
+            if not math.isfinite(value):
+                continue
+            watch = self._watches.get(key)
+            if watch is None:
+                watch = self._watches[key] = _Watch(sign, deque(maxlen=self.config.window))
+            alarm = watch.see(step, value, self.config.patience)
+            if alarm is not None:
+                alarms.append(alarm)
+        return alarms
+
+    def metrics(self) -> dict[str, float]:
+        """How many signs are beyond their limits, and how many of them for longer than patience."""
+        beyond = [watch.num_beyond for watch in self._watches.values() if watch.num_beyond]
+        return {
+            "sentinel/beyond": float(len(beyond)),
+            "sentinel/alarms": float(sum(n >= self.config.patience for n in beyond)),
+        }
+
+    def _signs(self, metrics: Mapping[str, float]) -> dict[str, Sign]:
+        signs = _fixed_signs(self.config, self.max_grad_norm)
+        drop = self.config.searches_drop
+        for name in metrics:
+            if match := _HOPS.fullmatch(name):
+                signs[name] = _searches_sign(name, int(match.group(1)), drop)
+        return signs
+
+
+def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign]:
+    return {
+        "likelihood": Sign(
+            "health/correct_logprob",
+            "below",
+            "best",
+            lambda normal: normal - config.likelihood_drop,
+            "the policy finds its own correct episodes ever less likely",
+        ),
+        "low entropy": Sign(
+            "policy/entropy",
+            "below",
+            "recent",
+            lambda _: config.min_entropy,
+            "the policy explores nothing any more",
+        ),
+        "high entropy": Sign(
+            "policy/entropy",
+            "above",
+            "recent",
+            lambda normal: normal * config.entropy_growth,
+            "the policy turns to noise",
+        ),
+        "gradient": Sign(
+            "optimizer/grad_norm",
+            "above",
+            "recent",
+            lambda normal: max(normal * config.grad_norm_growth, max_grad_norm),
+            "single steps change the policy beyond recognition",
+        ),
+        "format": Sign(
+            "health/format_breaks",
+            "above",
+            "best",
+            lambda normal: normal + config.format_breaks_rise,
+            "the reasoning falls apart: think blocks are left open or hold other tags",
+        ),
+        "repetition": Sign(
+            "health/repetition",
+            "above",
+            "best",
+            lambda normal: normal + config.repetition_rise,
+            "the policy repeats itself",
+        ),
+        "empty answers": Sign(
+            "health/empty_answers",
+            "above",
+            "best",
+            lambda normal: normal + config.empty_answers_rise,
+            "the policy answers with nothing",
+        ),
+    }
+
+
+def _searches_sign(name: str, num_hops: int, drop: float) -> Sign:
+    """More searches than hops are no loss when they go."""
+    return Sign(
+        name,
+        "below",
+        "best",
+        lambda normal: min(normal, float(num_hops)) * (1.0 - drop),
+        f"the policy stops searching on questions of {num_hops} hops",
+    )

@@ -1,0 +1,129 @@
+"""Published figures: as the reference has them, beside one's own, with what differs said."""
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+
+from forage.data.benchmarks import TEST_SETS
+from forage.evaluation.markdown import render_markdown
+from forage.evaluation.published import literature, protocol_rows, shared_sources
+from forage.evaluation.tables import protocol_table, published_table
+from tests.evaluation.results import PROTOCOL, make_result, make_score
+
+
+def test_the_sets_are_those_of_the_benchmarks_in_their_order() -> None:
+    assert tuple(literature().names) == TEST_SETS
+
+
+def test_every_published_average_is_the_plain_mean_of_its_seven_figures() -> None:
+    """So a digit that was mistyped is found; published averages are rounded to three digits."""
+    assert len(literature().results) == 10
+    for result in literature().results:
+        assert result.average == pytest.approx(fmean(result.em.values()), abs=0.00051)
+        assert result.average_over(TEST_SETS) == pytest.approx(result.average, abs=0.00051)
+
+
+def test_known_figures_stand_where_they_belong() -> None:
+    ppo = next(r for r in literature().results if r.method == "Search-R1, PPO, base")
+    assert (ppo.model, ppo.em["nq"], ppo.em["musique"]) == ("7B", 0.480, 0.196)
+    assert literature().origins[ppo.origin].url == "https://arxiv.org/abs/2503.09516"
+
+
+def test_every_origin_is_explained() -> None:
+    assert {r.origin for r in literature().results} == set(literature().origins)
+
+
+def mine(*sources: str):
+    scores = [make_score(f"{s}-{n}", float(n < 2), source=s) for s in sources for n in range(4)]
+    return make_result({"normal": scores})
+
+
+def test_only_the_sets_that_were_evaluated_are_compared_and_averaged() -> None:
+    table = published_table(mine("bamboogle", "nq"))
+    assert table is not None
+    assert table.columns == ("NQ", "Bamboogle", "average of 2")
+    own, *others = table.rows
+    assert own.is_own
+    assert [cell.text for cell in own.cells] == ["0.500", "0.500", "0.500"]
+    direct = next(row for row in others if row.label == "7B direct")
+    assert [cell.text for cell in direct.cells] == ["0.134", "0.120", "0.127"]
+
+
+def test_all_seven_give_the_published_average() -> None:
+    table = published_table(mine(*TEST_SETS))
+    assert table is not None
+    assert table.columns[-1] == "average"
+    ppo = next(row for row in table.rows if row.label == "7B Search-R1, PPO, base")
+    assert ppo.cells[-1].text == "0.431"
+
+
+def test_ones_own_average_is_left_out_where_other_sources_are_in_it() -> None:
+    table = published_table(mine("nq", "mine"))
+    assert table is not None
+    assert table.rows[0].cells[-1].text == ""
+
+
+def test_an_evaluation_on_other_questions_shows_no_published_figures() -> None:
+    assert published_table(mine("world")) is None
+    assert published_table(make_result({"gold": [make_score("q", 1.0)]})) is None
+    assert "published" not in render_markdown(mine("world")).lower().replace(
+        "averages of published tables", ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "row", "here", "differs"),
+    [
+        ({}, "retriever", "bm25", True),
+        ({"retriever": "e5-flat"}, "retriever", "e5-flat", False),
+        ({"retriever": None}, "retriever", "the server does not say", True),
+        ({}, "corpus", "300 passages", True),
+        ({"num_passages": None}, "corpus", "size unknown", True),
+        ({"num_passages": 21_015_324}, "corpus", "21,015,324 passages", False),
+        ({}, "passages a search", "3", False),
+        ({"topk": 5}, "passages a search", "5", True),
+        ({}, "prompt", "brief", True),
+        ({"prompt": "search-r1"}, "prompt", "search-r1 (its rules in other words)", True),
+        ({}, "searches at most", "4", False),
+        ({"max_turns": 2}, "searches at most", "2", True),
+        ({}, "answers", "greedy, one answer a question", False),
+        ({"temperature": 0.7, "num_samples": 8}, "answers", "mean of 8 at temperature 0.7", True),
+        ({}, "questions", "NQ 4", True),
+    ],
+)
+def test_what_differs_in_the_protocol_is_said(
+    changes: dict[str, object], row: str, here: str, differs: bool
+) -> None:
+    result = mine("nq")
+    rows = protocol_rows(replace(PROTOCOL, **changes), result.summary.arms["normal"])  # type: ignore[arg-type]
+    found = next(r for r in rows if r.name == row)
+    assert (found.here, found.differs) == (here, differs)
+
+
+def test_as_many_questions_as_published_do_not_differ() -> None:
+    scores = [make_score(f"b-{n}", 0.0, source="bamboogle") for n in range(125)]
+    result = make_result({"normal": scores})
+    assert shared_sources(result.summary.arms["normal"]) == ["bamboogle"]
+    row = protocol_table(result).rows[-1]
+    assert [cell.text for cell in row.cells] == ["Bamboogle 125", "Bamboogle 125", "same"]
+
+
+def test_the_markdown_report_has_figures_published_results_and_differences() -> None:
+    result = make_result(
+        {
+            "normal": [
+                make_score(f"{s}-{n}", float(n < 1), s, 2) for s in TEST_SETS for n in (0, 1)
+            ],
+            "closed_book": [make_score("nq-0", 0.0, failures=("timeout",))],
+        },
+        name="a | b_c",
+    )
+    text = render_markdown(result)
+    assert "# Evaluation: a \\| b\\_c" in text
+    assert "| **searching** | 14 | 0.50 [" in text
+    assert "closed book: 1 timeout" in text
+    assert "| 7B Search-R1, PPO, base | 0.480 | 0.638 |" in text
+    assert "https://arxiv.org/abs/2503.09516" in text
+    assert "| retriever | E5-base | bm25 | differs |" in text
+    assert "- search.topk: 3" in text

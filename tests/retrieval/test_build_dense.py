@@ -1,0 +1,343 @@
+"""Indexes of vectors from a corpus file: built, cut short, gone on with, opened, refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forage.data.corpus import write_corpus
+from forage.errors import UserError
+from forage.retrieval.build import DenseBuild, build_dense_index
+from forage.retrieval.encoder import EncoderChoice
+from forage.retrieval.faiss_settings import (
+    FaissSettings,
+    FlatSettings,
+    HnswSettings,
+    IvfPqSettings,
+    IvfSettings,
+    PqSettings,
+    Sq8Settings,
+)
+from forage.retrieval.index import OpenOptions, open_corpus, open_index
+from forage.retrieval.manifest import DenseManifest
+from forage.types import Passage
+from tests.retrieval.tiny_encoders import WIDTH, write_encoder
+
+WORDS = "ada wrote the first program for an engine while grace built compilers at night".split()
+PASSAGES = [
+    Passage(f"p{n}", f"title {n}", " ".join(WORDS[(n * k) % len(WORDS)] for k in range(1, 9)))
+    for n in range(300)
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("m") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("c") / "corpus.jsonl.gz"
+    write_corpus(path, PASSAGES)
+    return path
+
+
+def settings(model: Path, faiss: FaissSettings | None = None, **more: object) -> DenseBuild:
+    choice = EncoderChoice(str(model), dtype="float32")
+    return DenseBuild(choice, faiss or FlatSettings(), rows_per_shard=64, **more)  # type: ignore[arg-type] # flags
+
+
+def build(texts: Path, out: Path, build: DenseBuild) -> DenseManifest:
+    return build_dense_index(texts, out, build, show_progress=False)
+
+
+@pytest.fixture(scope="module")
+def flat(texts: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("i") / "flat"
+    build(texts, out, settings(model))
+    return out
+
+
+@pytest.fixture
+def copy(flat: Path, tmp_path: Path) -> Path:
+    """The flat index, to be damaged."""
+    out = tmp_path / "copy"
+    subprocess.run(["cp", "-r", flat, out], check=True)
+    return out
+
+
+@pytest.mark.parametrize(
+    "faiss",
+    [
+        FlatSettings(storage="float16"),
+        Sq8Settings(rescore="int8"),
+        HnswSettings(links=8),
+        IvfSettings(lists=4, probes=4),
+        PqSettings(code_bytes=4),
+        IvfPqSettings(lists=4, probes=4, code_bytes=4, rescore="int8"),
+    ],
+    ids=lambda faiss: faiss.kind,
+)
+def test_every_kind_finds_a_passage_by_its_own_text(
+    texts: Path, model: Path, tmp_path: Path, faiss: FaissSettings
+):
+    manifest = build(texts, tmp_path / "i", settings(model, faiss))
+    assert (manifest.backend, manifest.num_passages) == (faiss.kind, 300)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["i"]
+    with open_index(tmp_path / "i", OpenOptions(dtype="float32")) as index:
+        assert index.name == faiss.kind
+        queries = [f'"{PASSAGES[n].title}"\n{PASSAGES[n].text}' for n in (0, 150, 299)]
+        found = index.search(queries, 5)
+    for row, hits in zip((0, 150, 299), found, strict=True):
+        assert PASSAGES[row] in [hit.passage for hit in hits]
+
+
+def test_the_manifest_says_what_the_index_is_made_of(flat: Path, model: Path):
+    tree = json.loads((flat / "manifest.json").read_text())
+    assert tree["backend"] == "flat"
+    assert tree["metric"] == "inner_product"
+    assert tree["encoder"]["model"] == str(model)
+    assert tree["encoder"]["dtype"] == "float32"
+    assert tree["encoder"]["pooling"] == "mean"
+    assert tree["encoder"]["dimension"] == WIDTH
+    assert "faiss" in tree["library"]
+    assert tree["num_passages"] == 300
+    assert tree["index_bytes"] == (flat / "vectors.faiss").stat().st_size
+
+
+def test_vectors_are_kept_only_where_candidates_are_scored_again(
+    texts: Path, model: Path, tmp_path: Path, flat: Path
+):
+    build(texts, tmp_path / "i", settings(model, PqSettings(code_bytes=4)))
+    assert (tmp_path / "i" / "vectors").is_dir()
+    assert not (flat / "vectors").exists()
+
+
+def test_the_corpus_of_an_index_is_read_without_its_encoder(copy: Path):
+    (copy / "vectors.faiss").unlink()
+    with open_corpus(copy) as store:
+        assert store.passage(299) == PASSAGES[299]
+
+
+_BUILD = """
+import sys
+from pathlib import Path
+from forage.retrieval.build import DenseBuild, build_dense_index
+from forage.retrieval.encoder import EncoderChoice
+from forage.retrieval.faiss_settings import PqSettings
+choice = EncoderChoice(sys.argv[3], dtype="float32")
+settings = DenseBuild(choice, PqSettings(code_bytes=4), rows_per_shard=4)
+build_dense_index(Path(sys.argv[1]), Path(sys.argv[2]), settings, show_progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_goes_on_with_its_finished_shards(
+    texts: Path, model: Path, tmp_path: Path
+):
+    out, partial = tmp_path / "i", tmp_path / ".i.partial"
+    command = [sys.executable, "-c", _BUILD, str(texts), str(out), str(model)]
+    child = subprocess.Popen(command, start_new_session=True)
+    try:
+        while len(list(partial.glob("vectors/0*.npy"))) < 5:
+            assert child.poll() is None, "the build ended before it could be killed"
+            time.sleep(0.001)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    finished = {path.name: path.stat().st_mtime_ns for path in partial.glob("vectors/0*.npy")}
+    assert 5 <= len(finished) < 75
+    assert not out.exists()
+    subprocess.run(command, check=True)
+    kept = {path.name: path.stat().st_mtime_ns for path in (out / "vectors").glob("0*.npy")}
+    assert len(kept) == 75
+    assert finished.items() <= kept.items()
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
+    whole = tmp_path / "whole"
+    once = DenseBuild(EncoderChoice(str(model), dtype="float32"), PqSettings(code_bytes=4), (), 4)
+    assert build(texts, whole, once) == DenseManifest.model_validate_json(
+        (out / "manifest.json").read_text()
+    )
+
+
+class _Killed(Exception):
+    pass
+
+
+def cut_short(texts: Path, out: Path, build_: DenseBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a build behind whose vectors are all there."""
+
+    def fail(*_: object) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("forage.retrieval.build.write_probes", fail)
+        with pytest.raises(_Killed):
+            build(texts, out, build_)
+
+
+def test_a_damaged_shard_is_encoded_again(
+    texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flat: Path
+):
+    cut_short(texts, tmp_path / "i", settings(model), monkeypatch)
+    path = next((tmp_path / ".i.partial" / "vectors").glob("00002-*.npy"))
+    content = bytearray(path.read_bytes())
+    content[-20:] = bytes(20)
+    path.write_bytes(content)
+    build(texts, tmp_path / "i", settings(model))
+    assert (tmp_path / "i" / "vectors.faiss").read_bytes() == (flat / "vectors.faiss").read_bytes()
+
+
+def test_another_kind_of_index_goes_on_with_the_same_vectors(
+    texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cut_short(texts, tmp_path / "i", settings(model, HnswSettings(storage="float16")), monkeypatch)
+    vectors = tmp_path / ".i.partial" / "vectors"
+    before = {path.name: path.stat().st_mtime_ns for path in vectors.glob("0*.npy")}
+    build(texts, tmp_path / "i", settings(model, PqSettings(code_bytes=4)))
+    kept = tmp_path / "i" / "vectors"
+    assert {path.name: path.stat().st_mtime_ns for path in kept.glob("0*.npy")} == before
+
+
+def test_another_encoder_does_not_go_on_with_an_unfinished_build(
+    texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out = tmp_path / "i"
+    cut_short(texts, out, settings(model), monkeypatch)
+    other = DenseBuild(EncoderChoice(str(model), dtype="float32", pooling="cls"), FlatSettings())
+    with pytest.raises(UserError, match="pooling 'mean', this one has 'cls'; .* --restart"):
+        build(texts, out, other)
+    anew = DenseBuild(other.encoder, other.faiss, is_restart=True)
+    assert build(texts, out, anew).encoder.pooling == "cls"
+
+
+def test_another_corpus_does_not_go_on_with_an_unfinished_build(
+    texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out = tmp_path / "i"
+    cut_short(texts, out, settings(model), monkeypatch)
+    write_corpus(tmp_path / "other.jsonl", PASSAGES[:100])
+    with pytest.raises(UserError, match="unfinished build of another corpus .* --restart"):
+        build(tmp_path / "other.jsonl", out, settings(model))
+
+
+def test_an_open_choice_of_numbers_stays_that_of_the_unfinished_build(
+    texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The measurement may come out otherwise the next time, and vectors of one build must agree."""
+    for dtype in ("float32", "bfloat16"):
+        out = tmp_path / dtype
+        cut_short(texts, out, DenseBuild(EncoderChoice(str(model), dtype=dtype)), monkeypatch)
+        assert build(texts, out, DenseBuild(EncoderChoice(str(model)))).encoder.dtype == dtype
+
+
+def test_a_wrong_corpus_line_leaves_nothing_behind(model: Path, tmp_path: Path):
+    (tmp_path / "bad.jsonl").write_text('{"id": "1", "contents": "x"}\n{"id": "2"}\n')
+    with pytest.raises(UserError, match='bad.jsonl:2: "contents" is missing'):
+        build(tmp_path / "bad.jsonl", tmp_path / "i", settings(model))
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_a_device_named_twice_is_an_error(texts: Path, model: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="names one twice: cpu, cpu"):
+        build(texts, tmp_path / "i", settings(model, devices=("cpu", "cpu")))
+
+
+def test_an_index_and_a_corpus_of_different_lengths_are_an_error(
+    copy: Path, model: Path, tmp_path: Path
+):
+    write_corpus(tmp_path / "short.jsonl", PASSAGES[:299])
+    build(tmp_path / "short.jsonl", tmp_path / "short", settings(model))
+    (tmp_path / "short" / "vectors.faiss").rename(copy / "vectors.faiss")
+    with pytest.raises(UserError, match="manifest says index bytes .* its FAISS file has"):
+        open_index(copy)
+    tree = json.loads((copy / "manifest.json").read_text())
+    other = json.loads((tmp_path / "short" / "manifest.json").read_text())
+    tree |= {key: other[key] for key in ("index_bytes", "index_sha256")}
+    (copy / "manifest.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="passages 300, but its FAISS file holds 299"):
+        open_index(copy)
+
+
+def test_a_flipped_byte_in_the_index_is_found(copy: Path):
+    path = copy / "vectors.faiss"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="index sha256 .* but its FAISS file has"):
+        open_index(copy)
+
+
+def test_a_missing_index_file_is_named(copy: Path):
+    (copy / "vectors.faiss").unlink()
+    with pytest.raises(UserError, match=r"cannot read .*vectors\.faiss: No such file"):
+        open_index(copy)
+
+
+def test_an_encoder_whose_files_changed_is_refused(copy: Path, tmp_path: Path, model: Path):
+    other = write_encoder(tmp_path / "other", seed=5)
+    with pytest.raises(UserError, match="the manifest says encoder fingerprint .* but .*other has"):
+        open_index(copy, OpenOptions(encoder=str(other)))
+
+
+def test_another_place_of_the_same_encoder_is_taken(copy: Path, tmp_path: Path):
+    place = write_encoder(tmp_path / "elsewhere")
+    tree = json.loads((copy / "manifest.json").read_text())
+    tree["encoder"]["model"] = "/no/longer/there"
+    (copy / "manifest.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="cannot load the encoder /no/longer/there"):
+        open_index(copy)
+    with open_index(copy, OpenOptions(encoder=str(place), dtype="float32")) as index:
+        assert len(index.search(["ada"], 2)[0]) == 2
+
+
+def test_an_encoder_that_gives_other_vectors_than_when_the_index_was_built_is_refused(copy: Path):
+    probes = np.load(copy / "probes.npy")
+    np.save(copy / "probes.npy", np.roll(probes, 1, axis=1))
+    with pytest.raises(UserError, match=r"gives other vectors for the same texts \(lowest cosine"):
+        open_index(copy)
+
+
+def test_an_index_whose_encoder_runs_code_is_not_opened_unless_asked_for(copy: Path):
+    tree = json.loads((copy / "manifest.json").read_text())
+    tree["encoder"]["trust_remote_code"] = True
+    (copy / "manifest.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="runs code of its own; .* --trust-remote-code"):
+        open_index(copy)
+    with open_index(copy, OpenOptions(trust_remote_code=True, dtype="float32")) as index:
+        assert len(index) == 300
+
+
+def test_a_manifest_whose_backend_is_not_its_settings_is_refused(copy: Path):
+    tree = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(tree | {"backend": "hnsw"}))
+    with pytest.raises(UserError, match="backend is hnsw, but faiss.kind is flat"):
+        open_index(copy)
+
+
+def test_missing_packages_are_named_with_the_extra_that_brings_them(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delitem(sys.modules, "forage.retrieval.faiss_index")
+    monkeypatch.delitem(sys.modules, "forage.retrieval.dense")
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(
+        UserError, match=r"needs the package faiss; run: pip install 'forage\[dense"
+    ):
+        open_index(copy)
+
+
+def test_one_build_at_a_time(texts: Path, model: Path, tmp_path: Path):
+    from forage.retrieval.staging import resumable_beside
+
+    with (
+        resumable_beside(tmp_path / "i", False),
+        pytest.raises(UserError, match="another process is building"),
+    ):
+        build(texts, tmp_path / "i", settings(model))

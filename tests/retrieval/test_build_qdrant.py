@@ -1,0 +1,219 @@
+"""``forage index --backend qdrant`` and its server: a real encoder, a real embedded collection."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from qdrant_client import grpc as proto
+
+from forage.cli import main
+from forage.errors import UserError
+from forage.retrieval.build import DenseBuild, build_dense_index
+from forage.retrieval.build_qdrant import QdrantPlace, build_qdrant_index
+from forage.retrieval.encoder import EncoderChoice
+from forage.retrieval.faiss_settings import FlatSettings
+from forage.retrieval.index import OpenOptions, open_index
+from forage.retrieval.manifest import QdrantManifest
+from forage.retrieval.qdrant_settings import QdrantSettings
+from forage.retrieval.sentence_encoder import SentenceEncoder
+from tests.retrieval.conftest import PASSAGES
+from tests.retrieval.qdrant_server import FakeQdrant, serving_qdrant
+from tests.retrieval.random_bert import WIDTH, save_encoder
+
+# Without it, each opening measures which numbers are faster here.
+EXACT = OpenOptions(device="cpu", dtype="float32")
+QUERIES = ["who wrote the first compiler", "lake", ""]
+
+
+@pytest.fixture(scope="module")
+def encoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_encoder(tmp_path_factory.mktemp("model") / "encoder")
+
+
+@pytest.fixture
+def build(encoder_dir: Path) -> DenseBuild:
+    choice = EncoderChoice(str(encoder_dir), pooling="mean", normalise=True, dtype="float32")
+    return DenseBuild(choice, FlatSettings(), devices=("cpu",))
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeQdrant]:
+    with serving_qdrant() as server:
+        yield server
+
+
+def make(corpus: Path, out: Path, build: DenseBuild, place: QdrantPlace) -> QdrantManifest:
+    return build_qdrant_index(corpus, out, build, place, show_progress=False)
+
+
+def change_manifest(index_dir: Path, key: str, value: object) -> None:
+    path = index_dir / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+
+
+def test_an_embedded_index_finds_what_a_flat_one_finds(
+    corpus: Path, tmp_path: Path, build: DenseBuild
+):
+    manifest = make(corpus, tmp_path / "qdrant", build, QdrantPlace())
+    build_dense_index(corpus, tmp_path / "flat", build, show_progress=False)
+    assert (manifest.distance, manifest.url, manifest.settings) == ("cosine", None, None)
+    with (
+        open_index(tmp_path / "qdrant", EXACT) as index,
+        open_index(tmp_path / "flat", EXACT) as flat,
+    ):
+        assert (index.name, index.num_passages) == ("qdrant", len(PASSAGES))
+        for ours, exact in zip(index.search(QUERIES, 9), flat.search(QUERIES, 9), strict=True):
+            assert [hit.passage for hit in ours] == [hit.passage for hit in exact]
+            assert [h.score for h in ours] == pytest.approx([h.score for h in exact], abs=1e-5)
+    assert not (tmp_path / "qdrant" / "vectors").exists()
+    assert not (tmp_path / "qdrant" / "state.json").exists()
+
+
+def test_an_embedded_index_can_be_moved_and_opened_again(
+    corpus: Path, tmp_path: Path, build: DenseBuild
+):
+    make(corpus, tmp_path / "here", build, QdrantPlace())
+    moved = (tmp_path / "here").rename(tmp_path / "there")
+    for _ in range(2):  # a collection that was not closed would be locked
+        with open_index(moved, EXACT) as index:
+            assert len(index.search(["lake"], 2)[0]) == 2
+        index.close()
+
+
+def test_vectors_that_are_not_of_unit_length_are_compared_by_inner_product(
+    corpus: Path, tmp_path: Path, encoder_dir: Path
+):
+    choice = EncoderChoice(str(encoder_dir), pooling="mean", normalise=False, dtype="float32")
+    build = DenseBuild(choice, FlatSettings(), devices=("cpu",))
+    assert make(corpus, tmp_path / "dot", build, QdrantPlace()).distance == "dot"
+    build_dense_index(corpus, tmp_path / "flat", build, show_progress=False)
+    with open_index(tmp_path / "dot", EXACT) as index, open_index(tmp_path / "flat", EXACT) as flat:
+        found = [[hit.passage.id for hit in hits] for hits in index.search(QUERIES, 9)]
+        assert found == [[hit.passage.id for hit in hits] for hits in flat.search(QUERIES, 9)]
+
+
+def test_on_a_server_the_collection_is_named_after_what_it_is_made_of(
+    corpus: Path, tmp_path: Path, build: DenseBuild, fake: FakeQdrant
+):
+    names: list[str] = []
+    for number, settings in enumerate(
+        [None, QdrantSettings(hnsw_ef=64), QdrantSettings(m=16), QdrantSettings(quantise=True)]
+    ):
+        place = QdrantPlace(fake.url, "wiki", settings)
+        manifest = make(corpus, tmp_path / str(number), build, place)
+        names.append(manifest.collection)
+        assert manifest.settings == (settings or QdrantSettings())
+        with open_index(tmp_path / str(number), EXACT) as index:
+            assert len(index.search(["lake"], 3)[0]) == 3
+    assert all(name.startswith("wiki-") for name in names)
+    assert names[0] == names[1]  # how widely a search looks changes no point
+    assert len(set(names)) == 3
+    sent = fake.requests(proto.UpsertPoints)
+    assert [request.collection_name for request in sent] == [names[0], *names[2:]]
+    searches = [r.query_points[0].params.hnsw_ef for r in fake.requests(proto.QueryBatchPoints)]
+    assert searches == [256, 64, 256, 256]
+
+
+def test_a_build_that_lost_its_server_goes_on_without_encoding_again(
+    corpus: Path,
+    tmp_path: Path,
+    build: DenseBuild,
+    fake: FakeQdrant,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    place = QdrantPlace(fake.url, "wiki")
+    fake.failures_of = {proto.UpsertPoints: grpc.StatusCode.PERMISSION_DENIED}
+    with pytest.raises(UserError, match="PERMISSION_DENIED.*goes on where it stopped"):
+        make(corpus, tmp_path / "index", build, place)
+    assert not (tmp_path / "index").exists()
+    fake.failures_of = {}
+
+    def refuse(*_: object) -> np.ndarray:
+        raise AssertionError("passages are encoded already")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceEncoder, "encode_passages", refuse)
+        make(corpus, tmp_path / "index", build, place)
+    with open_index(tmp_path / "index", EXACT) as index:
+        assert len(index.search(["lake"], 9)[0]) == len(PASSAGES)
+
+
+def test_a_server_that_is_not_there_is_noticed_before_anything_is_encoded(
+    corpus: Path, tmp_path: Path, build: DenseBuild, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("forage.retrieval.qdrant_collection.time.sleep", lambda _: None)
+    with pytest.raises(UserError, match="UNAVAILABLE"):
+        make(corpus, tmp_path / "index", build, QdrantPlace("http://127.0.0.1:9"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_index_and_a_collection_that_do_not_fit_are_refused(
+    corpus: Path, tmp_path: Path, build: DenseBuild
+):
+    out = tmp_path / "index"
+    make(corpus, out, build, QdrantPlace())
+    with pytest.raises(UserError, match="--gpus is for FAISS"):
+        open_index(out, OpenOptions(gpus=(0,)))
+    change_manifest(out, "distance", "dot")
+    with pytest.raises(UserError, match=rf"vectors of {WIDTH} numbers \(Cosine\), but the index"):
+        open_index(out, EXACT)
+    change_manifest(out, "distance", "cosine")
+    change_manifest(out, "collection", "other")
+    with pytest.raises(UserError, match="no Qdrant collection 'other'"):
+        open_index(out, EXACT)
+    change_manifest(out, "collection", "forage")
+    with open_index(out, EXACT) as index:  # and none of the refusals has kept the lock
+        index.backend._collection.add(7, np.ones((1, WIDTH), np.float32))  # type: ignore[attr-defined]
+    for _ in range(2):
+        with pytest.raises(UserError, match="passages 5, but its backend holds 6"):
+            open_index(out, EXACT)
+
+
+def index_command(corpus: Path, out: Path, encoder_dir: Path, *options: str) -> int:
+    words = f"-q index --corpus {corpus} --out {out} --backend qdrant --encoder {encoder_dir}"
+    return main(
+        [*words.split(), "--pooling", "mean", "--dtype", "float32", "--device", "cpu", *options]
+    )
+
+
+def test_the_command_builds_both_kinds(
+    corpus: Path, tmp_path: Path, encoder_dir: Path, fake: FakeQdrant
+):
+    assert index_command(corpus, tmp_path / "embedded", encoder_dir) == 0
+    options = "--collection wiki --m 8 --ef-construct 64 --hnsw-ef 32 --on-disk --quantise"
+    server = ("--qdrant-url", fake.url, *options.split())
+    assert index_command(corpus, tmp_path / "server", encoder_dir, *server) == 0
+    with open_index(tmp_path / "server", EXACT) as index:
+        assert isinstance(index.manifest, QdrantManifest)
+        assert index.manifest.settings == QdrantSettings(
+            m=8, ef_construct=64, hnsw_ef=32, on_disk=True, quantise=True
+        )
+        assert index.manifest.collection.startswith("wiki-")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--m", "8"], "--m has no effect here: Qdrant's embedded mode"),
+        (["--quantise"], "--quantise has no effect here: Qdrant's embedded mode"),
+        (["--collection", "x"], "--collection has no effect here: Qdrant's embedded mode"),
+        (["--k1", "1"], "--k1 has no effect here: the backend is qdrant"),
+        (["--links", "8"], "--links has no effect here: the backend is qdrant"),
+        (["--qdrant-url", "http://h", "--m", "1"], "--m: Input should be greater than or equal"),
+        (["--backend", "flat", "--hnsw-ef", "8"], "--hnsw-ef has no effect here: the backend is"),
+        (["--backend", "bm25", "--on-disk"], "has no effect here: the backend is bm25"),
+        (["--estimate"], "--out has no effect here"),
+    ],
+)
+def test_options_that_nothing_reads_are_named(
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    complaint: str,
+):
+    assert index_command(corpus, tmp_path / "index", tmp_path, *options) == 2
+    assert complaint in capsys.readouterr().err

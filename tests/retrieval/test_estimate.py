@@ -1,0 +1,134 @@
+"""What an index will cost, against what it did cost."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from forage.data.corpus import write_corpus
+from forage.errors import UserError
+from forage.retrieval import estimate as estimate_module
+from forage.retrieval.build import DenseBuild, build_dense_index, build_index
+from forage.retrieval.encoder import EncoderChoice
+from forage.retrieval.estimate import (
+    estimate_bm25,
+    estimate_dense,
+    index_seconds,
+    look_at_corpus,
+    measure_encoder,
+)
+from forage.retrieval.faiss_settings import (
+    FaissSettings,
+    FlatSettings,
+    HnswSettings,
+    IvfSettings,
+    PqSettings,
+    Sq8Settings,
+)
+from tests.retrieval.test_build_dense import PASSAGES
+from tests.retrieval.tiny_encoders import WIDTH, write_encoder
+from tests.retrieval.vectors_of_words import WordEncoder
+
+WIKI = (21_015_324, 14 * 10**9, 768)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("c") / "corpus.jsonl"
+    write_corpus(path, PASSAGES)
+    return path
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    "faiss", [FlatSettings(), PqSettings(code_bytes=4), Sq8Settings(rescore="int8")], ids=repr
+)
+def test_the_disk_that_is_estimated_is_what_a_build_takes(
+    texts: Path, tmp_path: Path, faiss: FaissSettings
+):
+    model = write_encoder(tmp_path / "m")
+    build = DenseBuild(EncoderChoice(str(model), dtype="float32"), faiss)
+    build_dense_index(texts, tmp_path / "i", build, show_progress=False)
+    look = look_at_corpus(texts)
+    found = estimate_dense(look.num_passages, look.num_bytes, WIDTH, faiss)
+    assert found.disk == pytest.approx(size_of(tmp_path / "i"), abs=5000)
+
+
+def test_a_bm25_index_is_estimated_from_its_words(texts: Path, tmp_path: Path):
+    build_index(texts, tmp_path / "i", show_progress=False)
+    found = estimate_bm25(look_at_corpus(texts))
+    assert found.disk == pytest.approx(size_of(tmp_path / "i"), rel=0.2)
+    assert found.seconds is not None
+
+
+def test_the_published_index_of_wikipedia_takes_64_6_gb_in_float32():
+    """21.0 M x 768 x 4 bytes: the size of the two published parts of the flat E5 index."""
+    assert estimate_dense(*WIKI, FlatSettings()).memory / 1e9 == pytest.approx(64.6, abs=0.05)
+
+
+def test_compression_takes_the_part_of_float32_that_its_bytes_are():
+    whole = estimate_dense(*WIKI, FlatSettings()).memory
+    assert estimate_dense(*WIKI, FlatSettings(storage="float16")).memory / whole == 0.5
+    assert estimate_dense(*WIKI, Sq8Settings()).memory / whole == pytest.approx(0.25, abs=1e-3)
+    assert estimate_dense(*WIKI, PqSettings()).memory / whole == pytest.approx(1 / 32, abs=1e-3)
+
+
+def test_the_second_look_costs_disk_and_no_memory():
+    assert estimate_dense(*WIKI, Sq8Settings(rescore=None)).disk < 31e9
+    with_vectors = estimate_dense(*WIKI, PqSettings(rescore="int8"))
+    without = estimate_dense(*WIKI, PqSettings(rescore=None))
+    assert with_vectors.memory == without.memory
+    assert with_vectors.disk - without.disk == WIKI[0] * (768 + 4)
+
+
+def test_a_flat_index_is_built_in_the_memory_of_a_shard_and_a_graph_in_its_own():
+    flat, graph = (estimate_dense(*WIKI, kind) for kind in (FlatSettings(), HnswSettings()))
+    assert flat.build_memory < 1e9
+    assert graph.build_memory > graph.memory > flat.memory
+
+
+def test_time_is_passages_over_rate_and_what_faiss_takes():
+    assert estimate_dense(1000, 10**6, 32, FlatSettings(), 50.0, 7.0).seconds == 27.0
+    assert estimate_dense(1000, 10**6, 32, FlatSettings()).seconds is None
+
+
+def test_faiss_is_reckoned_to_take_longer_for_more_rows_and_more_lists():
+    small = index_seconds(10**4, 16, IvfSettings(lists=64, probes=1))
+    assert index_seconds(10**7, 16, IvfSettings(lists=64, probes=1)) > 20 * small
+    assert index_seconds(10**4, 16, HnswSettings(links=8)) > 0
+
+
+def test_the_encoder_s_rate_is_measured_on_passages_of_the_corpus():
+    encoder = WordEncoder()
+    assert measure_encoder(encoder, PASSAGES) > 0
+    assert encoder.num_encoded == 256 + 8
+
+
+def test_a_small_corpus_is_counted(texts: Path):
+    look = look_at_corpus(texts)
+    assert (look.num_passages, look.is_exact) == (300, True)
+    assert look.num_bytes == pytest.approx(texts.stat().st_size, rel=0.05)
+
+
+@pytest.mark.parametrize("is_gzip", [False, True])
+def test_a_large_corpus_is_reckoned_from_its_first_lines(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gzip: bool
+):
+    monkeypatch.setattr(estimate_module, "_SAMPLED_LINES", 100)
+    content = texts.read_bytes() * 100
+    path = tmp_path / "large"
+    path.write_bytes(gzip.compress(content, 0) if is_gzip else content)
+    look = look_at_corpus(path)
+    assert not look.is_exact
+    assert len(look.sample) == 100
+    # A gzip reader is ahead of the lines it gave by up to its buffer of 128 kB.
+    assert look.num_passages == pytest.approx(30_000, rel=0.95 if is_gzip else 0.03)
+
+
+@pytest.mark.parametrize(("name", "message"), [("nothing", "no such file"), ("", "no such file")])
+def test_a_corpus_that_is_not_there_is_named(tmp_path: Path, name: str, message: str):
+    with pytest.raises(UserError, match=message):
+        look_at_corpus(tmp_path / name)

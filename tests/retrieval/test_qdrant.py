@@ -1,0 +1,370 @@
+"""Qdrant, embedded for real; a server's side over gRPC against a stand-in that is not Qdrant."""
+
+import math
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from qdrant_client import grpc as proto
+
+from forage.errors import UserError
+from forage.retrieval.backend import Backend
+from forage.retrieval.qdrant import Qdrant, build_qdrant
+from forage.retrieval.qdrant_collection import QdrantCollection
+from forage.retrieval.qdrant_settings import Distance, QdrantSettings
+from forage.retrieval.source import SourceError
+from tests.retrieval.qdrant_server import FakeQdrant, serving_qdrant
+
+NUM_ROWS, DIMENSION = 160, 16
+VECTORS_BD = np.random.default_rng(0).normal(size=(NUM_ROWS, DIMENSION)).astype(np.float32)
+
+
+class Numbered:
+    """Encodes "7" as vector 7 plus a little of vector 8; "nan" as no number."""
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        nan = np.full(DIMENSION, math.nan, np.float32)
+        return np.stack(
+            [
+                nan if text == "nan" else VECTORS_BD[int(text)] + 0.3 * VECTORS_BD[int(text) + 1]
+                for text in texts
+            ]
+        )
+
+
+def vectors(start: int, stop: int) -> np.ndarray:
+    return VECTORS_BD[start:stop]
+
+
+def collection_in(
+    where: Path | str, settings: QdrantSettings | None = None, distance: Distance = "cosine"
+) -> QdrantCollection:
+    return QdrantCollection(where, "passages", DIMENSION, distance, settings, retry_delay_s=0)
+
+
+def expected_rows(query: int, topk: int, distance: Distance) -> list[int]:
+    """The slow, obvious search."""
+    wanted = Numbered().encode_queries([str(query)])[0]
+    scores = [float(vector @ wanted) for vector in VECTORS_BD]
+    if distance == "cosine":
+        scores = [s / float(np.linalg.norm(v)) for s, v in zip(scores, VECTORS_BD, strict=True)]
+    return sorted(range(NUM_ROWS), key=lambda row: -scores[row])[:topk]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("embedded") / "qdrant"
+    collection = collection_in(where)
+    build_qdrant(collection, NUM_ROWS, vectors, batch_size=64)
+    collection.close()
+    return where
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeQdrant]:
+    with serving_qdrant() as server:
+        yield server
+
+
+def test_an_embedded_collection_finds_what_the_slow_search_finds(built: Path):
+    backend = Qdrant(collection_in(built), Numbered())
+    served: Backend = backend
+    assert len(served) == NUM_ROWS
+    found = backend.search(["7", "0", "99"], 5)
+    assert [[s.row for s in hits] for hits in found] == [
+        expected_rows(query, 5, "cosine") for query in (7, 0, 99)
+    ]
+    [best, *_] = found[0]
+    wanted = Numbered().encode_queries(["7"])[0]
+    cosine = wanted @ VECTORS_BD[7] / np.linalg.norm(wanted) / np.linalg.norm(VECTORS_BD[7])
+    assert best.score == pytest.approx(cosine, abs=1e-5)
+    backend.close()
+
+
+def test_the_distance_changes_the_order(tmp_path: Path):
+    collection = collection_in(tmp_path / "dot", distance="dot")
+    build_qdrant(collection, NUM_ROWS, vectors)
+    [found] = Qdrant(collection, Numbered()).search(["7"], 20)
+    assert [s.row for s in found] == expected_rows(7, 20, "dot")
+    assert expected_rows(7, 20, "dot") != expected_rows(7, 20, "cosine")
+    collection.close()
+
+
+def test_topk_above_the_corpus_no_queries_and_many_queries(built: Path):
+    backend = Qdrant(collection_in(built), Numbered())
+    assert len(backend.search(["7"], 999)[0]) == NUM_ROWS
+    assert backend.search([], 3) == []
+    numbers = [str(n % 100) for n in range(150)]  # more than travel in one request
+    found = backend.search(numbers, 1)
+    assert [hits[0].row for hits in found] == [int(n) for n in numbers]
+    everything = backend.search(["7"], 50)[0]
+    assert all(backend.search(["7"], k)[0] == everything[:k] for k in (1, 3, 10))
+    backend.close()
+
+
+def test_equal_scores_are_ordered_by_row(tmp_path: Path):
+    collection = collection_in(tmp_path)
+    same = np.repeat(VECTORS_BD[7:8], 20, axis=0)
+    build_qdrant(collection, 20, lambda start, stop: same[start:stop])
+    [found] = Qdrant(collection, Numbered()).search(["7"], 20)
+    assert [s.row for s in found] == list(range(20))
+    collection.close()
+
+
+def test_a_query_that_is_not_a_number_is_an_error(built: Path):
+    backend = Qdrant(collection_in(built), Numbered())
+    with pytest.raises(SourceError, match="not a number"):
+        backend.search(["7", "nan"], 3)
+    backend.close()
+
+
+def test_a_build_that_was_killed_goes_on_without_encoding_again(tmp_path: Path):
+    """kill -9 in the middle of a batch; the next build asks only for what is missing."""
+    program = f"""
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from forage.retrieval.qdrant import build_qdrant
+from forage.retrieval.qdrant_collection import QdrantCollection
+vectors = np.load(sys.argv[2])
+def dying(start, stop):
+    if start >= 128:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return vectors[start:stop]
+collection = QdrantCollection(Path(sys.argv[1]), "passages", {DIMENSION})
+build_qdrant(collection, {NUM_ROWS}, dying, batch_size=64)
+"""
+    np.save(tmp_path / "vectors.npy", VECTORS_BD)
+    where = tmp_path / "qdrant"
+    child = subprocess.run(
+        [sys.executable, "-c", program, str(where), str(tmp_path / "vectors.npy")], check=False
+    )
+    assert child.returncode == -signal.SIGKILL
+    asked: list[tuple[int, int]] = []
+    told: list[int] = []
+
+    def counted(start: int, stop: int) -> np.ndarray:
+        asked.append((start, stop))
+        return VECTORS_BD[start:stop]
+
+    collection = collection_in(where)
+    assert collection.create_or_resume() == 128
+    build_qdrant(collection, NUM_ROWS, counted, batch_size=64, on_rows=told.append)
+    assert asked == [(128, 160)]
+    assert sum(told) == NUM_ROWS
+    [found] = Qdrant(collection, Numbered()).search(["7"], 5)
+    assert [s.row for s in found] == expected_rows(7, 5, "cosine")
+    collection.close()
+
+
+def test_a_batch_that_lacks_one_point_is_sent_again(tmp_path: Path):
+    collection = collection_in(tmp_path)
+    collection.create_or_resume()
+    for start, stop in [(0, 10), (11, 20)]:
+        collection.add(start, VECTORS_BD[start:stop])
+    assert (collection.has_rows(0, 10), collection.has_rows(5, 15)) == (True, False)
+    build_qdrant(collection, 20, vectors, batch_size=10)
+    assert collection.count() == 20
+    collection.close()
+
+
+def test_points_that_the_corpus_does_not_have_are_an_error_that_names_both_counts(tmp_path: Path):
+    collection = collection_in(tmp_path)
+    build_qdrant(collection, 30, vectors)
+    with pytest.raises(UserError, match="holds 30 points, but the corpus 20 passages"):
+        build_qdrant(collection, 20, vectors)
+    collection.close()
+
+
+def test_an_index_of_another_dimension_distance_or_place_names_both_sides(built: Path):
+    wider = QdrantCollection(built, "passages", 32)
+    with pytest.raises(UserError, match=r"vectors of 16 numbers .* but the index says 32 \(Cosine"):
+        Qdrant(wider, Numbered())
+    with pytest.raises(UserError, match="in use by another process"):
+        collection_in(built)
+    wider.close()
+    dot = collection_in(built, distance="dot")
+    with pytest.raises(UserError, match=r"\(Cosine\), but the index says 16 \(Dot\)"):
+        Qdrant(dot, Numbered())
+    dot.close()
+    other = QdrantCollection(built, "pages", DIMENSION)
+    with pytest.raises(UserError, match="no Qdrant collection 'pages'"):
+        Qdrant(other, Numbered())
+    other.close()
+
+
+def test_a_damaged_directory_is_an_error(tmp_path: Path):
+    collection = collection_in(tmp_path)
+    build_qdrant(collection, 10, vectors)
+    collection.close()
+    [stored] = tmp_path.rglob("storage.sqlite")
+    whole = stored.read_bytes()
+    stored.write_bytes(b"not a database, " * 200)
+    with pytest.raises(UserError, match="cannot be read .*build the index again"):
+        collection_in(tmp_path)
+    stored.write_bytes(whole)
+    with sqlite3.connect(stored) as database:
+        database.execute("UPDATE points SET point = x'00'")
+    database.close()
+    with pytest.raises(UserError, match="cannot be read .*build the index again"):
+        collection_in(tmp_path)
+
+
+def test_settings_of_a_server_are_refused_in_embedded_mode(tmp_path: Path):
+    with pytest.raises(UserError, match="do nothing in Qdrant's embedded mode"):
+        collection_in(tmp_path, QdrantSettings(m=16))
+
+
+def test_settings_outside_what_qdrant_takes_are_refused():
+    for wrong in ({"m": 1}, {"ef_construct": 0}, {"hnsw_ef": 0}, {"ef": 3}):
+        with pytest.raises(ValidationError):
+            QdrantSettings.model_validate(wrong)
+
+
+def test_over_grpc_a_build_and_a_search_give_what_the_embedded_mode_gives(
+    fake: FakeQdrant, built: Path
+):
+    collection = collection_in(fake.url)
+    build_qdrant(collection, NUM_ROWS, vectors, batch_size=64)
+    embedded = Qdrant(collection_in(built), Numbered())
+    remote = Qdrant(collection, Numbered())
+    assert len(remote) == NUM_ROWS
+    queries = [str(n) for n in range(70)]
+    for ours, theirs in zip(remote.search(queries, 5), embedded.search(queries, 5), strict=True):
+        assert [s.row for s in ours] == [s.row for s in theirs]
+        assert [s.score for s in ours] == pytest.approx([s.score for s in theirs])
+    assert len(fake.requests(proto.QueryBatchPoints)) == 2
+    embedded.close()
+    remote.close()
+
+
+def test_the_published_settings_reach_the_server(fake: FakeQdrant):
+    collection = collection_in(fake.url)
+    build_qdrant(collection, 10, vectors)
+    Qdrant(collection, Numbered()).search(["7"], 3)
+    [create] = fake.requests(proto.CreateCollection)
+    assert (create.hnsw_config.m, create.hnsw_config.ef_construct) == (32, 512)
+    params = create.vectors_config.params
+    assert (params.size, params.distance) == (DIMENSION, proto.Distance.Cosine)
+    assert not params.on_disk
+    assert not create.HasField("quantization_config")
+    [update] = fake.requests(proto.UpdateCollection)
+    # No graph while points arrive; the graph when all are there.
+    assert create.optimizers_config.indexing_threshold == 0
+    assert update.optimizers_config.indexing_threshold == 10_000
+    [query] = fake.requests(proto.QueryBatchPoints)[0].query_points
+    assert (query.limit, query.params.hnsw_ef) == (3, 256)
+    assert not query.params.HasField("quantization")
+    collection.close()
+
+
+def test_each_setting_reaches_the_server(fake: FakeQdrant):
+    settings = QdrantSettings(m=8, ef_construct=64, hnsw_ef=99, on_disk=True, quantise=True)
+    collection = collection_in(fake.url, settings)
+    build_qdrant(collection, NUM_ROWS, vectors)
+    backend = Qdrant(collection, Numbered())
+    few, many = backend.search(["7"], 3)[0], backend.search(["7"], 200)[0]
+    assert (len(few), len(many)) == (3, NUM_ROWS)
+    [create] = fake.requests(proto.CreateCollection)
+    assert (create.hnsw_config.m, create.hnsw_config.ef_construct) == (8, 64)
+    assert create.vectors_config.params.on_disk
+    assert create.quantization_config.scalar.type == proto.QuantizationType.Int8
+    assert create.quantization_config.scalar.always_ram
+    queries = [request.query_points[0] for request in fake.requests(proto.QueryBatchPoints)]
+    assert all(query.params.quantization.rescore for query in queries)
+    # A small topk has as many candidates scored again as a large one, and a beam that holds them.
+    assert [(query.limit, query.params.hnsw_ef) for query in queries] == [(100, 100), (200, 200)]
+    collection.close()
+
+
+def test_upserts_are_tried_again_while_the_server_is_away(
+    fake: FakeQdrant, caplog: pytest.LogCaptureFixture
+):
+    collection = collection_in(fake.url)
+    collection.create_or_resume()
+    fake.failures = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED]
+    collection.add(0, VECTORS_BD[:10])
+    assert collection.count() == 10
+    assert len(fake.requests(proto.UpsertPoints)) == 3
+    assert "trying again" in caplog.text
+    collection.close()
+
+
+def test_a_server_that_stays_away_or_refuses_is_an_error_and_the_build_goes_on_later(
+    fake: FakeQdrant,
+):
+    collection = collection_in(fake.url)
+
+    def failing(start: int, stop: int) -> np.ndarray:
+        if start:
+            fake.failures = [grpc.StatusCode.UNAVAILABLE] * 6
+        return VECTORS_BD[start:stop]
+
+    with pytest.raises(UserError, match="UNAVAILABLE: as the test asked; .*goes on where it"):
+        build_qdrant(collection, 20, failing, batch_size=10)
+    assert collection.count() == 10
+    asked: list[int] = []
+    build_qdrant(collection, 20, lambda a, b: (asked.append(a), vectors(a, b))[1], batch_size=10)
+    assert asked == [10]
+    fake.failures = [grpc.StatusCode.UNAUTHENTICATED]
+    before = len(fake.seen)
+    with pytest.raises(UserError, match="UNAUTHENTICATED.*QDRANT_API_KEY"):
+        collection.count()
+    assert len(fake.seen) == before + 1  # no use in asking again
+    collection.close()
+
+
+def test_a_search_that_fails_is_a_typed_failure(fake: FakeQdrant):
+    collection = collection_in(fake.url)
+    build_qdrant(collection, 10, vectors)
+    backend = Qdrant(collection, Numbered())
+    fake.failures = [grpc.StatusCode.UNAVAILABLE]
+    with pytest.raises(SourceError, match="UNAVAILABLE") as error:
+        backend.search(["7"], 3)
+    assert error.value.is_temporary
+    assert backend.search(["7"], 1)[0][0].row == 7
+    collection.close()
+
+
+def test_a_build_waits_for_the_graph_and_says_why_there_is_none(fake: FakeQdrant):
+    collection = collection_in(fake.url)
+    build_qdrant(collection, 10, vectors)
+    before = len(fake.seen)
+    fake.statuses = [proto.Yellow, proto.Yellow, proto.Green]
+    collection.finish(10, poll_s=0)
+    assert len(fake.seen) == before + 5  # count, update, three looks
+    fake.statuses = [proto.Red]
+    with pytest.raises(UserError, match="could not index 'passages'"):
+        collection.finish(10, poll_s=0)
+    collection.close()
+
+
+def test_the_key_travels_with_each_request_and_stays_out_of_the_messages(
+    fake: FakeQdrant, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("QDRANT_API_KEY", "s3cret")
+    with pytest.warns(UserWarning, match="insecure connection"):
+        collection = collection_in(fake.url)
+    fake.failures = [grpc.StatusCode.PERMISSION_DENIED]
+    with pytest.raises(UserError) as error:
+        collection.create_or_resume()
+    assert fake.keys == {"s3cret"}
+    assert "s3cret" not in str(error.value)
+    collection.close()
+
+
+def test_a_server_that_is_not_there_is_an_error_that_names_the_port_to_use():
+    collection = collection_in("http://127.0.0.1:9")
+    with pytest.raises(UserError, match="gRPC port, 6334 unless changed"):
+        collection.create_or_resume()
+    collection.close()
+    for wrong in ("http://host:port", "ftp://host"):
+        with pytest.raises(UserError, match="is not the URL of a Qdrant server"):
+            collection_in(wrong)
