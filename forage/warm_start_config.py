@@ -62,7 +62,7 @@ class WarmStartConfig(Settings):
     def dead_keys(self) -> dict[str, str]:
         dead: dict[str, str] = {}
         if self.episode_files:
-            remedy = "episodes are read from warm_start.episodes; remove that one"
+            remedy = "it is about scripted demonstrations; remove warm_start.episodes"
             dead |= dict.fromkeys(("poor_share", "single_passage_share"), remedy)
         else:
             dead["select"] = "set warm_start.episodes to recorded episodes"

@@ -136,7 +136,7 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         ({"reward": {"retrieval_score": 0.1}}, "set reward.structure_score above 0"),
         (
             {"warm_start": {"episodes": "e.jsonl", "poor_share": 0.5}},
-            "warm_start.poor_share does nothing: episodes are read from warm_start.episodes",
+            "warm_start.poor_share does nothing: it is about scripted demonstrations; remove ",
         ),
         (
             {"warm_start": {"select": {"min_reward": 1.0}}},
