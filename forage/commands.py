@@ -103,6 +103,7 @@ def _new(args: Namespace) -> int:
 def _sft_arguments(parser: ArgumentParser) -> None:
     _add_config(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model learnt")
+    parser.add_argument("--adapter", action="store_true", help="the adapters alone, not merged")
 
 
 def _sft(args: Namespace) -> int:
@@ -111,7 +112,7 @@ def _sft(args: Namespace) -> int:
     config = load_config(args.config, args.overrides)
     from forage.sft import run_sft
 
-    run_sft(config, args.out)
+    run_sft(config, args.out, adapter_only=args.adapter)
     return 0
 
 
@@ -207,6 +208,15 @@ def _data_arguments(parser: ArgumentParser) -> None:
     convert.add_argument("--split", default="train", help="to write into Search-R1's rows")
     _add_question_output(convert)
     convert.set_defaults(run=_data_convert, usage=convert.format_usage)
+    chosen = kinds.add_parser("select", help="the best of recorded episodes", allow_abbrev=False)
+    chosen.add_argument("files", type=Path, nargs="+", metavar="EPISODES.jsonl")
+    chosen.add_argument("--out", type=Path, metavar="FILE.jsonl", help="only counted if left out")
+    chosen.add_argument("--min-reward", type=float, metavar="R")
+    chosen.add_argument("--best-of-group", action="store_true", help="of a question in a step")
+    chosen.add_argument("--max-per-question", type=positive, metavar="N")
+    chosen.add_argument("--keep-duplicates", action="store_true", help="of the same tokens")
+    chosen.add_argument("--arm", action="append", metavar="ARM", help="normal if left out")
+    chosen.set_defaults(run=_data_select, usage=chosen.format_usage)
     corpus = kinds.add_parser("corpus", help="a published corpus", allow_abbrev=False)
     corpus.add_argument("name", metavar="NAME_OR_URL", help="wiki-18, wiki-18-e5, ... or http://")
     corpus.add_argument("--out", type=Path, required=True, metavar="DIR")
@@ -258,6 +268,27 @@ def _data_convert(args: Namespace) -> int:
     return 0
 
 
+def _data_select(args: Namespace) -> int:
+    from rich.console import Console
+
+    from forage.data.selection import select
+    from forage.records import write_records
+    from forage.warm_start_config import SelectConfig
+
+    config = SelectConfig(
+        min_reward=args.min_reward,
+        best_of_group=args.best_of_group,
+        max_per_question=args.max_per_question,
+        deduplicate=not args.keep_duplicates,
+        arms=tuple(args.arm or ["normal"]),
+    )
+    selection = select(args.files, config)
+    if args.out is not None:
+        write_records(args.out, selection.records())
+    Console().print(selection.explain(), soft_wrap=True)
+    return 0
+
+
 def _data_corpus(args: Namespace) -> int:
     from forage.data.published_corpora import fetch
 
@@ -281,12 +312,13 @@ def _export_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--step", type=count, help="the newest checkpoint if left out")
+    parser.add_argument("--adapter", action="store_true", help="the adapters alone, not merged")
 
 
 def _export(args: Namespace) -> int:
     from forage.training.checkpoint import export_model
 
-    export_model(args.run_dir, args.out, args.step)
+    export_model(args.run_dir, args.out, args.step, adapter_only=args.adapter)
     return 0
 
 

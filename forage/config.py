@@ -10,7 +10,7 @@ import difflib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -18,19 +18,37 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from forage.algorithm_config import AlgorithmConfig, Settings
 from forage.errors import UserError
 from forage.reward_config import RewardConfig
+from forage.warm_start_config import WarmStartConfig
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
+class LoraConfig(_Frozen):
+    """Adapters of rank ``rank`` beside linear layers, scaled by ``alpha / rank``.
+
+    ``target_modules`` are names of layers such as q_proj; none named is every linear layer of the
+    blocks. ``dropout`` is for ``forage sft`` alone.
+    """
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: tuple[str, ...] = ()
+
+
 class ModelConfig(_Frozen):
-    """The policy: an ordinary Hugging Face directory or hub id."""
+    """The policy: an ordinary Hugging Face directory or hub id, or a directory of adapters.
+
+    With ``lora``, ``train`` and ``sft`` leave its weights as they are and learn adapters.
+    """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
 
 
 class DataConfig(_Frozen):
@@ -215,31 +233,6 @@ class SentinelConfig(_Frozen):
         return self
 
 
-class WarmStartConfig(_Frozen):
-    """Supervised learning from episodes: recorded ones, or poor scripted demonstrations."""
-
-    episodes: Path | None = None
-    poor_share: float = Field(default=0.6, ge=0, le=1)
-    single_passage_share: float = Field(default=0.0, ge=0, le=1)
-    num_steps: int = Field(default=200, ge=1)
-    sequences_per_step: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=3e-3, gt=0)
-    matrix_learning_rate: float = Field(default=0.02, gt=0)
-    warmup_steps: int = Field(default=20, ge=0)
-    observation_weight: float = Field(default=0.1, ge=0)
-    argument_weight: float = Field(default=6.0, gt=0)
-
-    @model_validator(mode="after")
-    def _no_dead_keys(self) -> Self:
-        if self.episodes is not None:
-            for name in ("poor_share", "single_passage_share"):
-                if name in self.model_fields_set:
-                    raise ValueError(
-                        f"warm_start.{name} does nothing with warm_start.episodes; remove one"
-                    )
-        return self
-
-
 class EvaluationConfig(_Frozen):
     """Which arms and questions, how they are sampled, and how often during training.
 
@@ -418,12 +411,27 @@ class RunConfig(_Frozen):
                 f"rollout.top_p is {self.rollout.top_p}: sampling from a cut distribution breaks "
                 "the probability ratio; use 1.0 to train"
             )
+        if self.model.lora is not None and self.model.lora.dropout:
+            raise UserError(
+                f"model.lora.dropout is {self.model.lora.dropout}: the trainer would see another "
+                "policy than the one that sampled, and the probability ratio would be noise; use 0 "
+                "to train (forage sft may drop)"
+            )
         if self.data.train is None:
             raise UserError("data.train is missing: name a file of questions")
         if self.trainer.group_size < 2 and self.algorithm.needs_groups:
             raise UserError(
                 f"trainer.group_size is {self.trainer.group_size}: a group baseline needs at "
                 "least 2 episodes of a question"
+            )
+
+    def check_supervised(self) -> None:
+        """Refuse what supervised learning cannot use; raises ``UserError``."""
+        if self.model.lora is not None and self.warm_start.optimizer == "muon":
+            raise UserError(
+                "model.lora with warm_start.optimizer: muon: Muon evens out the directions of a "
+                "matrix, which a product of two thin ones does not survive; set "
+                "warm_start.optimizer: adamw, and warm_start.learning_rate to 1e-4 or so"
             )
 
 
@@ -457,8 +465,7 @@ def to_yaml(config: RunConfig) -> str:
     """The whole config, defaults included, as YAML that ``load_config`` reads back equal."""
     tree = config.model_dump(mode="json", exclude_defaults=False)
     _drop_dead_keys(config.algorithm, tree["algorithm"])
-    if config.warm_start.episodes is not None:
-        del tree["warm_start"]["poor_share"], tree["warm_start"]["single_passage_share"]
+    _drop_dead_keys(config.warm_start, tree["warm_start"])
     return yaml.safe_dump(tree, sort_keys=False)
 
 
@@ -481,7 +488,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     node = tree
     for name in parents:
-        child = node.setdefault(name, {})
+        if node.get(name) is None:  # absent, or null: an optional section that is off
+            node[name] = {}
+        child = node[name]
         if not isinstance(child, dict):
             raise UserError(f"override {override!r}: {name} is a value, it has no keys below it")
         node = child
@@ -528,6 +537,7 @@ def _all_keys(model: type[BaseModel], prefix: str) -> list[str]:
     keys: list[str] = []
     for name, field in model.model_fields.items():
         keys.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys.extend(_all_keys(field.annotation, f"{prefix}{name}."))
+        for section in get_args(field.annotation) or (field.annotation,):
+            if isinstance(section, type) and issubclass(section, BaseModel):
+                keys.extend(_all_keys(section, f"{prefix}{name}."))
     return keys

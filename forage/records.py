@@ -33,6 +33,7 @@ from forage.types import (
     Reward,
     Segment,
     Status,
+    TokenizerId,
     Turn,
 )
 
@@ -48,19 +49,32 @@ TENSORBOARD_DIR = "tensorboard"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """One line of an episode file: when it was played, under which arm, and the episode."""
+    """One line of an episode file: when it was played, under which arm, and the episode.
+
+    ``tokenizer`` is None in a file that does not say what its tokens mean.
+    """
 
     step: int
     arm: str | None
     episode: Episode
+    tokenizer: TokenizerId | None = None
 
 
 class RunRecords:
     """The files of one run, open for appending; a torn last line is cut when they are opened."""
 
-    def __init__(self, directory: Path, has_tensorboard: bool = True) -> None:
-        """Open or create the files; raises ``UserError`` where the directory cannot be written."""
+    def __init__(
+        self,
+        directory: Path,
+        tokenizer: TokenizerId | None = None,
+        has_tensorboard: bool = True,
+    ) -> None:
+        """Open or create the files; raises ``UserError`` where the directory cannot be written.
+
+        ``tokenizer`` is written beside each episode.
+        """
         self._directory = directory
+        self._tokenizer = tokenizer
         self._has_tensorboard = has_tensorboard
         self._writer: SummaryWriter | None = None
         self._files: dict[str, BinaryIO] = {}
@@ -95,7 +109,8 @@ class RunRecords:
     ) -> None:
         """Append one line for each episode."""
         for episode in episodes:
-            self._files[EPISODES_FILE].write(json_line(episode_to_json(episode, step, arm)))
+            record = EpisodeRecord(step, arm, episode, self._tokenizer)
+            self._files[EPISODES_FILE].write(json_line(record_to_json(record)))
 
     def sync(self) -> None:
         """Everything written so far is on the disk when this returns; raises ``OSError``."""
@@ -171,15 +186,29 @@ class RunRecords:
 
 
 def write_episode_file(
-    path: Path, step: int, episodes_by_arm: Mapping[str, Iterable[Episode]]
+    path: Path,
+    step: int,
+    episodes_by_arm: Mapping[str, Iterable[Episode]],
+    tokenizer: TokenizerId | None = None,
 ) -> None:
     """Write the episodes of an evaluation, replacing the file in one move."""
+    write_records(
+        path,
+        (
+            EpisodeRecord(step, arm, episode, tokenizer)
+            for arm, episodes in episodes_by_arm.items()
+            for episode in episodes
+        ),
+    )
+
+
+def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
+    """Write an episode file, replacing what is there in one move."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
-        for arm, episodes in episodes_by_arm.items():
-            for episode in episodes:
-                file.write(json_line(episode_to_json(episode, step, arm)))
+        for record in records:
+            file.write(json_line(record_to_json(record)))
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
@@ -207,15 +236,28 @@ def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
 
 def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
     """One line of an episode file; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-    return EpisodeRecord(row["step"], row["arm"], episode_from_json(row))
+    known = row.get("tokenizer")  # files from before it was recorded have none
+    tokenizer = None if known is None else TokenizerId(known["name"], known["sha256"])
+    return EpisodeRecord(row["step"], row["arm"], episode_from_json(row), tokenizer)
 
 
-def episode_to_json(episode: Episode, step: int, arm: str | None = None) -> dict[str, Any]:
-    """An episode with everything in it, ready for ``json``; numbers survive bit for bit."""
+def record_to_json(record: EpisodeRecord) -> dict[str, Any]:
+    """One line of an episode file, ready for ``json``; numbers survive bit for bit."""
+    tokenizer = record.tokenizer
+    return {
+        "step": record.step,
+        "arm": record.arm,
+        "tokenizer": None
+        if tokenizer is None
+        else {"name": tokenizer.name, "sha256": tokenizer.sha256},
+        **episode_to_json(record.episode),
+    }
+
+
+def episode_to_json(episode: Episode) -> dict[str, Any]:
+    """An episode with everything in it."""
     question, reward = episode.question, episode.reward
     return {
-        "step": step,
-        "arm": arm,
         "question": {
             "id": question.id,
             "text": question.text,

@@ -1,50 +1,65 @@
 """``forage sft``: supervised learning from episodes, before reinforcement learning.
 
-The episodes are recorded ones, or scripted demonstrations of the training questions, which are
-played through the real environment and the real retriever; with them, demonstrations of test
-questions measure how well the model reads. The result is an ordinary model directory. What is
-learnt, and how, is ``training/warmstart.py``.
+The episodes are the best of recorded ones (``data/selection.py`` chooses), or scripted
+demonstrations of the training questions, which are played through the real environment and the
+real retriever; with them, demonstrations of test questions measure how well the model reads. The
+result is an ordinary model directory. What is learnt, and how, is ``training/warmstart.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from transformers import PreTrainedModel
+
 from forage.config import RunConfig
 from forage.data.questions import read_questions
+from forage.data.selection import select
+from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
-from forage.records import read_episodes
+from forage.records import EpisodeRecord
 from forage.retrieval.client import SearchClient
 from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.demonstrator import Demonstrator, FirstHit, ScriptWriter
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job, Scheduler
-from forage.training.model import load_model, load_tokenizer, save_model
-from forage.training.reading import find_read_arguments, reading_accuracy
-from forage.training.warmstart import warm_start, weigh
-from forage.types import Episode, Question, Reward, Status
+from forage.training import lora
+from forage.training.model import load_policy, load_tokenizer, save_model
+from forage.training.reading import ReadArguments, find_read_arguments, reading_accuracy
+from forage.training.warmstart import WeightedTokens, warm_start, weigh
+from forage.types import Episode, Origin, Question, Reward, Status, TokenizerId
+
+LOG = logging.getLogger(__name__)
 
 LOSSES_FILE = "warm_start.jsonl"
 READING_EVERY = 100
 NUM_HELD_OUT = 64
 
 
-def run_sft(config: RunConfig, out: Path) -> None:
-    """Train ``model.path`` on episodes and write the model to ``out``; raises ``UserError``."""
+def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
+    """Train ``model.path`` on episodes and write the model to ``out``; raises ``UserError``.
+
+    Adapters (``model.lora``) are merged into it, or with ``adapter_only`` written as they are.
+    """
+    config.check_supervised()
+    if adapter_only and config.model.lora is None:
+        raise UserError("without model.lora there is no adapter to write; leave --adapter out")
     choose_matmul_kernel()
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
     settings = config.warm_start
     held_out: list[Episode] = []
-    if settings.episodes is not None:
-        episodes = [record.episode for record in read_episodes(settings.episodes)]
+    if settings.episode_files:
+        episodes = recorded(config, player.codec)
     else:
         num_episodes = settings.num_steps * settings.sequences_per_step
         form = config.data.train_form
@@ -54,11 +69,64 @@ def run_sft(config: RunConfig, out: Path) -> None:
             form = config.data.test_form
             questions = _questions_with_hops(config.data.test, form, "data.test")
             held_out = asyncio.run(demonstrate(config, player, questions, NUM_HELD_OUT))
-    if not episodes:
-        raise UserError("there is no episode to learn from: the file of episodes is empty")
     sequences = [weigh(episode, player.codec, settings) for episode in episodes]
     read_arguments = [find_read_arguments(episode, player.codec) for episode in held_out]
-    model = load_model(config.model)
+    model = load_policy(config.model, config.seed)
+    torch.manual_seed(config.seed)  # what adapters drop
+    _learn(config, model, sequences, read_arguments)
+    if lora.has_adapters(model) and not adapter_only:
+        lora.merge(model)
+    save_model(model, tokenizer, out)
+
+
+def recorded(config: RunConfig, codec: Codec) -> list[Episode]:
+    """The episodes of ``warm_start.episodes`` that pass its tests, in an order of the seed's.
+
+    Raises ``UserError``, also for episodes whose tokens mean something else to this model.
+    """
+    settings = config.warm_start
+    selection = select(settings.episode_files, settings.select)
+    LOG.info("%s", selection.explain())
+    mine = codec.identity()
+    episodes: list[Episode] = []
+    for record in selection.records():
+        _check_tokens(record, codec, mine)
+        episodes.append(record.episode)
+    # In a run's file the episodes of a question stand together, and so would they in a step.
+    random.Random(f"sft/{config.seed}").shuffle(episodes)
+    return episodes
+
+
+def _check_tokens(record: EpisodeRecord, codec: Codec, mine: TokenizerId) -> None:
+    theirs, episode = record.tokenizer, record.episode
+    if theirs is not None:
+        if theirs.sha256 != mine.sha256:
+            raise UserError(
+                f"the episodes were played with the tokenizer {theirs.name} ({theirs.sha256}), "
+                f"model.path has {mine.name} ({mine.sha256}): the same ids are other words; "
+                "play them with this model, or train one with that tokenizer"
+            )
+        return
+    # Records that do not name their tokenizer say what was sampled in words, too.
+    sampled = [s.token_ids_T for s in episode.segments if s.origin is Origin.SAMPLED]
+    for token_ids_T, turn in zip(sampled, episode.turns, strict=False):
+        read = codec.decode(token_ids_T)
+        if read != turn.sampled:
+            raise UserError(
+                f"the episode of question {episode.question.id} (step {record.step}) was played "
+                f"with another tokenizer than {mine.name} ({mine.sha256}): it reads "
+                f"{read[:40]!r} where {turn.sampled[:40]!r} was sampled"
+            )
+
+
+def _learn(
+    config: RunConfig,
+    model: PreTrainedModel,
+    sequences: Sequence[WeightedTokens],
+    read_arguments: Sequence[ReadArguments],
+) -> None:
+    """The steps, under a progress bar and into the file of losses."""
+    settings = config.warm_start
     config.output_dir.mkdir(parents=True, exist_ok=True)
     with (
         (config.output_dir / LOSSES_FILE).open("w", buffering=1, encoding="utf-8") as losses,
@@ -72,7 +140,6 @@ def run_sft(config: RunConfig, out: Path) -> None:
                 said = f", reads {row['reading']:.0%}"
             losses.write(json.dumps(row) + "\n")
             bar.advance(f"loss {loss:.2f}{said}")
-    save_model(model, tokenizer, out)
 
 
 async def demonstrate(

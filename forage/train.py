@@ -46,7 +46,7 @@ from forage.training.checkpoint import (
 )
 from forage.training.credit import Credit
 from forage.training.guard import Collapsed, GoBack, Guard
-from forage.training.model import load_model, load_tokenizer
+from forage.training.model import load_policy, load_tokenizer
 from forage.training.trainer import build_trainer
 from forage.training.vitals import vitals
 from forage.types import Episode, Question, Status
@@ -88,13 +88,13 @@ class _Run:
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
         self.player.check_prompts(self.questions)
         self.scorer = Scorer(config.reward, config.environment.protocol)
-        model = load_model(config.model)
+        model = load_policy(config.model, config.seed)
         self.trainer = build_trainer(model, config)
         self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
         self.num_steps_done = 0
         self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
         self.guard = Guard(config)
-        self.records = RunRecords(config.output_dir)
+        self.records = RunRecords(config.output_dir, self.player.codec.identity())
         self.searches_logged = SearchCounts()
         self.stop = asyncio.Event()
         # Last, because it starts a thread: what cannot be set up above is said with nothing to end.

@@ -87,6 +87,17 @@ class SearchReply:
     is_switched_off: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerId:
+    """Which tokenizer gave token ids their meaning: ``sha256`` of its vocabulary, and its name.
+
+    The name is for people; two with the same hash are the same.
+    """
+
+    name: str
+    sha256: str
+
+
 class Origin(StrEnum):
     """Who wrote a segment of the transcript. Only ``SAMPLED`` tokens are ever trained."""
 

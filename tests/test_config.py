@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -45,6 +45,11 @@ def recipe(tmp_path: Path) -> Path:
             "rollout.engine.num_slots",
         ),
         (tree(topk=3), "topk", "search.topk"),
+        (
+            {"model": {"path": "m", "lora": {"rnk": 8}}},
+            "model.lora.rnk",
+            "model.lora.rank",
+        ),
         (tree(environment={"topk": 3}), "environment.topk", "search.topk"),
     ],
 )
@@ -129,6 +134,18 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
         ({"trainer": {"max_tokens_per_micro_batch": 4095}}, "a whole episode must fit"),
         ({"rollout": {"engine": {"num_slots": 8, "tile_rows": 16}}}, "lower tile_rows"),
         ({"reward": {"retrieval_score": 0.1}}, "set reward.structure_score above 0"),
+        (
+            {"warm_start": {"episodes": "e.jsonl", "poor_share": 0.5}},
+            "warm_start.poor_share does nothing: it is about scripted demonstrations; remove ",
+        ),
+        (
+            {"warm_start": {"select": {"min_reward": 1.0}}},
+            "warm_start.select does nothing: set warm_start.episodes",
+        ),
+        (
+            {"warm_start": {"optimizer": "adamw", "matrix_learning_rate": 0.1}},
+            "warm_start.matrix_learning_rate does nothing: set warm_start.optimizer to muon",
+        ),
         ({"data": {"train_form": "flat"}}, "data.train_form does nothing without data.train"),
         ({"data": {"test_form": "flat"}}, "data.test_form does nothing without data.test"),
         ({"data": {"difficulty": "e.jsonl"}}, "data.difficulty does nothing by itself"),
@@ -301,6 +318,16 @@ def test_a_dotted_override_replaces_one_setting(
     assert config.model.path == "somewhere"
 
 
+def test_an_override_switches_an_optional_section_on_and_off(recipe: Path) -> None:
+    on = load_config(recipe, ["model.lora=null", "model.lora.rank=8"])
+    assert on.model.lora is not None
+    assert (on.model.lora.rank, on.model.lora.alpha) == (8, 32.0)
+    again = recipe.with_name("again.yaml")
+    again.write_text(to_yaml(on), encoding="utf-8")
+    assert load_config(again) == on
+    assert load_config(again, ["model.lora=null"]).model.lora is None
+
+
 @pytest.mark.parametrize(
     ("override", "urls"),
     [
@@ -369,6 +396,15 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         unique=True,
     ),
     train=st.none() | st.just("questions.jsonl"),
+    lora=st.none() | st.just({"rank": 4, "target_modules": ["q_proj"]}),
+    warm_start=st.sampled_from(
+        [
+            {},
+            {"optimizer": "adamw"},
+            {"episodes": "e.jsonl"},
+            {"episodes": ["e.jsonl", "f.jsonl"], "select": {"min_reward": 0.5, "arms": ["gold"]}},
+        ]
+    ),
 )
 def test_a_config_written_as_yaml_is_read_back_equal(
     tmp_path_factory: pytest.TempPathFactory,
@@ -379,8 +415,12 @@ def test_a_config_written_as_yaml_is_read_back_equal(
     advantage: str,
     arms: list[str],
     train: str | None,
+    lora: dict[str, Any] | None,
+    warm_start: dict[str, Any],
 ) -> None:
     settings = tree(
+        model={"path": "somewhere", "lora": lora},
+        warm_start=warm_start,
         seed=seed,
         note=note,
         data={"train": train},
@@ -451,9 +491,14 @@ def test_a_config_cannot_be_changed_after_it_was_checked() -> None:
 
 def leaf_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from leaf_keys(field.annotation, f"{prefix}{name}.")
-        else:
+        sections = [
+            section
+            for section in get_args(field.annotation) or (field.annotation,)
+            if isinstance(section, type) and issubclass(section, BaseModel)
+        ]
+        for section in sections:
+            yield from leaf_keys(section, f"{prefix}{name}.")
+        if not sections:
             yield prefix + name
 
 

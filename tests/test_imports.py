@@ -24,6 +24,7 @@ LEVELS = (
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
+    ("warm_start_config",),
     ("algorithm_config", "reward_config"),
     ("types", "errors", "hardware", "progress", "arguments"),
 )
@@ -34,8 +35,8 @@ EXCEPTIONS = {("retrieval", "forage.data.corpus")}
 
 # Packages that only one file wraps, so that the rest runs, and is read, without them.
 HEAVY = {
-    *("datasets", "faiss", "pyarrow", "qdrant_client", "ray", "sentence_transformers", "sglang"),
-    *("vllm", "wandb"),
+    *("datasets", "faiss", "peft", "pyarrow", "qdrant_client", "ray", "sentence_transformers"),
+    *("sglang", "vllm", "wandb"),
 }
 # sentence-transformers has two kinds of models: encoders and cross-encoders have a file each.
 NUM_WRAPPERS = {"sentence_transformers": 2}

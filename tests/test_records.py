@@ -60,7 +60,7 @@ def make_episode(member: int = 0, text: str = "Where?", logprob: float = -0.1) -
 
 
 def round_trip(episode: Episode) -> Episode:
-    return episode_from_json(json.loads(json.dumps(episode_to_json(episode, 3, "gold"))))
+    return episode_from_json(json.loads(json.dumps(episode_to_json(episode))))
 
 
 # Any text, lone surrogates included: passages are what they are.

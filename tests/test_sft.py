@@ -2,22 +2,27 @@
 
 import asyncio
 import json
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from forage.config import RunConfig
 from forage.data.questions import read_questions, write_questions
+from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.records import write_episode_file
 from forage.rollout.player import Player
-from forage.sft import demonstrate, run_sft
+from forage.sft import demonstrate, recorded, run_sft
 from forage.training.model import load_tokenizer
 from forage.types import Episode, Question, Status
-from tests.tiny_runs import make_config, random_model
+from tests.tiny_runs import make_config, random_model, scratch
 
 SHORT = {"num_steps": 3, "sequences_per_step": 8, "warmup_steps": 1}
 NOWHERE = {"url": "http://127.0.0.1:9", "startup_timeout_s": 0.1}
@@ -90,14 +95,15 @@ def test_recorded_episodes_are_learnt_without_a_search_server(tmp_path: Path):
     played = demonstrations(config_of(tmp_path))
     write_episode_file(tmp_path / "played.jsonl", 0, {"normal": played})
     settings = {**SHORT, "episodes": str(tmp_path / "played.jsonl")}
-    recorded = config_of(tmp_path / "recorded", warm_start=settings, search=NOWHERE)
-    run_sft(recorded, tmp_path / "recorded" / "model")
-    run_sft(config_of(tmp_path / "shown"), tmp_path / "shown" / "model")
-    rows = {
-        name: [json.loads(line) for line in (tmp_path / name / "warm_start.jsonl").open()]
-        for name in ("recorded", "shown")
-    }
-    assert [row["loss"] for row in rows["recorded"]] == [row["loss"] for row in rows["shown"]]
+    config = config_of(tmp_path / "recorded", warm_start=settings, search=NOWHERE)
+    run_sft(config, tmp_path / "model")
+    rows = [json.loads(line) for line in (tmp_path / "recorded" / "warm_start.jsonl").open()]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert len(recorded(config, tiny_codec_of(config))) == len(played)
+
+
+def tiny_codec_of(config: RunConfig) -> Codec:
+    return Codec(load_tokenizer(config.model))
 
 
 def test_reading_is_measured_on_test_questions_at_the_end(tmp_path: Path):
@@ -118,12 +124,78 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path):
     for changes, complaint in (
         ({"data": plain}, r"no question of .*plain.jsonl says how it is solved"),
         ({"data": {"train": None}}, "data.train is missing"),
-        ({"warm_start": empty}, "there is no episode to learn from"),
+        ({"warm_start": empty}, "is left to learn from: kept 0 of 0 episodes"),
         ({"warm_start": absent}, r"absent.jsonl"),
         ({"environment": narrow}, r"only 0 of 24 demonstrations reached their answer"),
         ({"search": NOWHERE}, "no search server answers at http://127.0.0.1:9"),
         ({"model": {"path": "no/such/model"}}, "model.path is 'no/such/model'"),
+        (
+            {"model": {"path": str(random_model()), "lora": {}}},
+            "model.lora with warm_start.optimizer: muon: .* set warm_start.optimizer: adamw",
+        ),
     ):
         with pytest.raises(UserError, match=complaint):
             run_sft(config_of(tmp_path / "run", **changes), out)
     assert not out.exists()
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+ADAMW = {**SHORT, "optimizer": "adamw", "learning_rate": 3e-3}
+
+
+@cache
+def scripted() -> Path:
+    """Demonstrations in a file, so that no test below plays them anew."""
+    path = scratch() / "scripted.jsonl"
+    write_episode_file(path, 0, {"normal": demonstrations(config_of(scratch() / "scripted"))})
+    return path
+
+
+def learn_adapters(out: Path, adapter_only: bool = False, **lora: Any) -> dict[str, Tensor]:
+    """The weights that ``forage sft`` writes; ``lora`` settings of the adapters."""
+    config = config_of(
+        out / "run",
+        model={"path": str(random_model()), "lora": {"rank": 4, **lora}},
+        warm_start={**ADAMW, "episodes": str(scripted())},
+        search=NOWHERE,
+    )
+    run_sft(config, out / "model", adapter_only)
+    name = "adapter_model.safetensors" if adapter_only else "model.safetensors"
+    return load_file(out / "model" / name)
+
+
+def test_adapters_are_merged_into_an_ordinary_model_or_written_alone(tmp_path: Path):
+    merged = learn_adapters(tmp_path / "merged")
+    adapters = learn_adapters(tmp_path / "alone", adapter_only=True)
+    base = load_file(random_model() / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    a, b = (adapters[f"base_model.model.{name}.lora_{letter}.weight"] for letter in "AB")
+    expected = base[f"{name}.weight"] + (32 / 4) * b @ a
+    torch.testing.assert_close(merged[f"{name}.weight"], expected)
+    moved = {key for key, weight in merged.items() if not torch.equal(weight, base[key])}
+    assert {key.split(".")[-2] for key in moved} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"alpha": 4.0}, {"rank": 2}, {"dropout": 0.5}, {"target_modules": ["q_proj", "v_proj"]}],
+)
+def test_each_setting_of_adapters_changes_what_is_learnt(tmp_path: Path, changed: dict[str, Any]):
+    as_it_is = learn_adapters(tmp_path / "plain")
+    other = learn_adapters(tmp_path / "other", **changed)
+    assert any(not torch.equal(other[name], weight) for name, weight in as_it_is.items())
+
+
+def test_what_adapters_drop_is_a_function_of_the_seed(tmp_path: Path):
+    first = learn_adapters(tmp_path / "first", dropout=0.3)
+    torch.manual_seed(99)
+    again = learn_adapters(tmp_path / "again", dropout=0.3)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_without_adapters_none_can_be_written(tmp_path: Path):
+    with pytest.raises(UserError, match="there is no adapter to write; leave --adapter out"):
+        run_sft(config_of(tmp_path), tmp_path / "model", adapter_only=True)

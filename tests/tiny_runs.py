@@ -27,6 +27,8 @@ from forage.sft import run_sft
 FORAGE = (sys.executable, "-m", "forage")
 WORLD_SIZE = 300
 MAX_TOKENS = 384
+# Queries that wait together travel together: how many do is for the clock to say.
+BY_THE_CLOCK = ("rollout/tokens_per_s", "search/requests")
 SETTINGS: dict[str, Any] = {
     "seed": 5,
     "environment": {
@@ -167,7 +169,7 @@ def metrics_of(run_dir: Path) -> list[dict[str, float | None]]:
         {
             name: value
             for name, value in row.items()
-            if not name.startswith("seconds/") and name != "rollout/tokens_per_s"
+            if not name.startswith("seconds/") and name not in BY_THE_CLOCK
         }
         for row in rows
     ]

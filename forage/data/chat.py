@@ -49,7 +49,7 @@ def search_r1_question(place: str, row: Row, default_id: str, default_source: st
             '"reward_model.ground_truth.target"',
         ),
         source=mend(source),
-        gold_passage_ids=gold_passage_ids(row),
+        gold_passage_ids=gold_passage_ids(place, row),
         hops=hops(place, row),
     )
 

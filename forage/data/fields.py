@@ -28,16 +28,26 @@ def question_text(place: str, row: Row, value: object, needed: str = '"question"
 
 def golden_answers(place: str, row: Row, value: object, needed: str) -> tuple[str, ...]:
     """One answer or a list of them, each once."""
-    values = [value] if isinstance(value, str) else value
+    values = [value] if isinstance(value, str | int | float) else value
     if not isinstance(values, Sequence) or not values:
         raise UserError(
             f"{place}: a question without answers; a list of texts is needed under {needed}, "
             f"{_found(row)}"
         )
+    texts: list[str] = []
     for answer in values:
         if not isinstance(answer, str) or not answer.strip():
             raise UserError(f"{place}: the answer {shorten(answer)} is no text; put it in quotes")
-    return tuple(dict.fromkeys(mend(answer) for answer in values))
+        texts.append(mend(answer))
+    return tuple(dict.fromkeys(texts))
+
+
+def objects(place: str, value: object, what: str) -> list[Row]:
+    """``value`` as a list of objects, empty for None; ``what`` is what the error calls them."""
+    rows = [] if value is None else value
+    if not isinstance(rows, list | tuple) or any(not isinstance(row, dict) for row in rows):
+        raise UserError(f"{place}: {what} must be a list of objects, not {shorten(value)}")
+    return list(rows)
 
 
 def mend(text: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forage.data.fields import golden_answers, mend, question_text, row_id
-from forage.data.rows import Row
+from forage.data.fields import golden_answers, mend, objects, question_text, row_id
+from forage.data.rows import Row, shorten
 from forage.errors import UserError
 from forage.types import Hop, Question
 
@@ -28,7 +28,7 @@ def flat_question(place: str, row: Row, default_id: str, default_source: str) ->
         text=question_text(place, row, row.get("question")),
         golden_answers=answers,
         source=str(row.get("data_source") or default_source),
-        gold_passage_ids=gold_passage_ids(row),
+        gold_passage_ids=gold_passage_ids(place, row),
         hops=hops(place, row),
     )
 
@@ -49,12 +49,15 @@ def asearcher_question(place: str, row: Row, default_id: str, default_source: st
     )
 
 
-def gold_passage_ids(row: Row) -> tuple[str, ...]:
-    return tuple(str(i) for i in _metadata(row).get("gold_passage_ids") or ())
+def gold_passage_ids(place: str, row: Row) -> tuple[str, ...]:
+    ids = _metadata(row).get("gold_passage_ids") or ()
+    if not isinstance(ids, list | tuple):
+        raise UserError(f"{place}: gold_passage_ids must be a list, not {shorten(ids)}")
+    return tuple(str(i) for i in ids)
 
 
 def hops(place: str, row: Row) -> tuple[Hop, ...]:
-    return tuple(_hop(place, hop) for hop in _metadata(row).get("hops") or ())
+    return tuple(_hop(place, hop) for hop in objects(place, _metadata(row).get("hops"), "hops"))
 
 
 def _metadata(row: Row) -> Row:
@@ -62,9 +65,9 @@ def _metadata(row: Row) -> Row:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _hop(place: str, hop: object) -> Hop:
+def _hop(place: str, hop: Row) -> Hop:
     names = ("subject", "relation", "value", "passage_id")
-    if not isinstance(hop, dict) or any(not isinstance(hop.get(name), str) for name in names):
+    if any(not isinstance(hop.get(name), str) for name in names):
         raise UserError(f"{place}: a hop is an object with texts under {', '.join(names)}")
     return Hop(*(hop[name] for name in names))
 

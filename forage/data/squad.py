@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from forage.data.fields import golden_answers, mend, question_text, row_id
-from forage.data.rows import Row, read_rows, shorten, stem
+from forage.data.fields import golden_answers, mend, objects, question_text, row_id
+from forage.data.rows import Row, read_rows, stem
 from forage.errors import UserError
 from forage.types import Passage, Question
 
@@ -17,10 +16,9 @@ _TITLE_WORDS = 6
 def squad_questions(place: str, tree: Row, file_stem: str) -> Iterator[tuple[str, Question]]:
     """Each question with its place; answers once each, in the file's order."""
     for passage, paragraph in _paragraphs(place, tree, file_stem):
-        for number, row in enumerate(paragraph.get("qas") or ()):
-            here = f"{place}: paragraph {passage.id}, question {number}"
-            if not isinstance(row, dict):
-                raise UserError(f"{here}: a JSON object is needed, not {shorten(row)}")
+        where = f"{place}: paragraph {passage.id}"
+        for number, row in enumerate(objects(where, paragraph.get("qas"), "qas")):
+            here = f"{where}, question {number}"
             answers = golden_answers(here, row, _texts(row.get("answers")), '"answers"')
             yield (
                 here,
@@ -51,10 +49,9 @@ def is_squad(row: Row) -> bool:
 def _paragraphs(place: str, tree: Row, file_stem: str) -> Iterator[tuple[Passage, Row]]:
     """Each paragraph as a passage, and as it stands in the file; numbered through the file."""
     number = 0
-    articles: list[Any] = tree.get("data") or []
-    for article in articles:
-        for paragraph in article.get("paragraphs") or () if isinstance(article, dict) else ():
-            if not isinstance(paragraph, dict) or not isinstance(paragraph.get("context"), str):
+    for article in objects(place, tree.get("data"), "data"):
+        for paragraph in objects(place, article.get("paragraphs"), "paragraphs"):
+            if not isinstance(paragraph.get("context"), str):
                 raise UserError(
                     f'{place}: paragraph {number}: an object with a text under "context" is needed'
                 )

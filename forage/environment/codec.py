@@ -8,6 +8,7 @@ It never touches what the policy sampled: those tokens are not encoded again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from forage.errors import UserError
+from forage.types import TokenizerId
 
 # White space and zero-width characters inside a tag are allowed for: a reader skips over them.
 _TAG_START = re.compile(
@@ -57,6 +59,12 @@ class Codec:
     def encode_trusted(self, text: str) -> list[int]:
         """Our own fixed text as tokens; added tokens in it are recognised, none are put around."""
         return list(self._encode_fixed(text))
+
+    def identity(self) -> TokenizerId:
+        """Which text each id stands for, as a hash, under the tokenizer's name."""
+        pieces = sorted(self.tokenizer.get_vocab().items(), key=lambda piece: (piece[1], piece[0]))
+        digest = hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+        return TokenizerId(self.tokenizer.name_or_path, digest[:16])
 
     def is_added(self, token_id: int) -> bool:
         """Whether the tokenizer added this token beside its vocabulary (tags, chat markers)."""

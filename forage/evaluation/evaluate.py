@@ -151,6 +151,7 @@ async def evaluate(
         fingerprint,
         questions,
         step=destination.step,
+        tokenizer=evaluator.player.codec.identity(),
         is_fresh=destination.is_fresh,
         retries_failed=destination.retries_failed,
     ) as journal:

@@ -19,9 +19,15 @@ from typing import BinaryIO, Self
 
 from forage.errors import UserError
 from forage.evaluation.scores import QuestionScore, Score
-from forage.records import episode_to_json, json_line, open_for_lines, read_episodes
+from forage.records import (
+    EpisodeRecord,
+    json_line,
+    open_for_lines,
+    read_episodes,
+    record_to_json,
+)
 from forage.rollout.scheduler import Job
-from forage.types import Episode, Question
+from forage.types import Episode, Question, TokenizerId
 
 LOG = logging.getLogger(__name__)
 
@@ -36,15 +42,17 @@ class Journal:
         questions: Sequence[Question],
         *,
         step: int = 0,
+        tokenizer: TokenizerId | None = None,
         is_fresh: bool = False,
         retries_failed: bool = False,
     ) -> None:
         """Open or make ``path`` and take in what it holds of ``questions``; raises ``UserError``.
 
         ``is_fresh`` throws away what is there; ``retries_failed`` forgets the episodes in which a
-        search or the engine failed, so that they are played again. ``step`` goes into new lines.
+        search or the engine failed, so that they are played again. ``step`` and ``tokenizer`` go
+        into new lines.
         """
-        self._path, self._step = path, step
+        self._path, self._step, self._tokenizer = path, step, tokenizer
         self._scores: dict[tuple[str, str, int], Score] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +85,8 @@ class Journal:
 
     def add(self, arm: str, episode: Episode) -> None:
         """Append a scored episode; kill -9 behind this loses nothing."""
-        self._file.write(json_line(episode_to_json(episode, self._step, arm)))
+        record = EpisodeRecord(self._step, arm, episode, self._tokenizer)
+        self._file.write(json_line(record_to_json(record)))
         self._file.flush()
         self._scores[arm, episode.question.id, episode.member] = Score.of(episode)
 

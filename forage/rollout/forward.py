@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from forage.config import EngineConfig
@@ -60,20 +61,27 @@ def choose_forward(
 def rows_are_independent(model: PreTrainedModel, multiple: int) -> bool:
     """Whether tokens get the same bits alone and among others, attention left out.
 
-    Compared over the whole model, in rows of several multiples of ``multiple``.
+    Compared over the whole model, in rows of several multiples of ``multiple``. A matrix of zeros
+    (an adapter that has learnt nothing yet) would hide what it multiplies: noise stands in for it.
     """
     generator = torch.Generator().manual_seed(0)
     num_tokens = multiple * max(_COMPANY)
     ids_1T = torch.randint(model.config.vocab_size, (1, num_tokens), generator=generator)
     positions_1T = torch.randint(512, (1, num_tokens), generator=generator)
+    noise = {
+        name: torch.randn(weight.shape, generator=generator) * 0.02
+        for name, weight in model.base_model.named_parameters()
+        if weight.ndim == 2 and not weight.any()
+    }
 
     def logits(start: int, end: int) -> Tensor:
-        hidden = model.base_model(
-            input_ids=ids_1T[:, start:end],
-            position_ids=positions_1T[:, start:end],
-            use_cache=False,
-            attend=_attend_to_itself,
-        ).last_hidden_state[0]
+        arguments = {
+            "input_ids": ids_1T[:, start:end],
+            "position_ids": positions_1T[:, start:end],
+            "use_cache": False,
+            "attend": _attend_to_itself,
+        }
+        hidden = functional_call(model.base_model, noise, (), arguments).last_hidden_state[0]
         head = model.get_output_embeddings()
         assert head is not None, "a causal language model has a head"
         return head(hidden)

@@ -1,7 +1,8 @@
 """Checkpoints: everything that makes the next step, written whole or not at all.
 
-A checkpoint is a directory: an ordinary Hugging Face model, ``trainer.pt`` (the optimizers and what
-else the trainer carries on), ``critic.safetensors`` where there is a critic, and ``state.json``
+A checkpoint is a directory: an ordinary Hugging Face model, or the adapters alone where those are
+what learns; ``trainer.pt`` (the optimizers and what else the trainer carries on);
+``critic.safetensors`` where there is a critic, again what learns of it; and ``state.json``
 (the step, which gives data position, schedule and sampling seeds, the running baseline, and how
 long the records were). It is written beside its final place, flushed, and moved there in one
 rename, so a killed run or a full disk leaves the previous one as it was.
@@ -18,11 +19,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerFast
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forage.config import ModelConfig, load_config
 from forage.errors import UserError
+from forage.training import lora
 from forage.training.critic import CriticTrainer
-from forage.training.model import save_model
+from forage.training.model import load_model, load_tokenizer, save_model
 from forage.training.trainer import Trainer
 
 LOG = logging.getLogger(__name__)
@@ -64,7 +68,7 @@ def save_checkpoint(
         save_model(trainer.model, tokenizer, partial)
         torch.save(trainer.state_dict(), partial / _TRAINER)
         if trainer.critic is not None:
-            save_file(trainer.critic.critic.state_dict(), partial / _CRITIC)
+            save_file(_learnt(trainer.critic.critic), partial / _CRITIC)
         row = {
             "num_steps_done": state.num_steps_done,
             "seed": state.seed,
@@ -94,7 +98,7 @@ def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
     """Put weights and optimizers back as they were; raises ``UserError`` if files are damaged."""
     try:
         row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-        weights = load_file(checkpoint / _WEIGHTS)
+        weights = _read_weights(checkpoint)
         trainer_state = torch.load(checkpoint / _TRAINER, weights_only=True)
         has_critic = trainer.critic is not None and (checkpoint / _CRITIC).exists()
         critic_weights = load_file(checkpoint / _CRITIC) if has_critic else None
@@ -105,20 +109,50 @@ def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
             f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {reason}); "
             "remove it, and --resume takes the one before it"
         ) from error
+    _load_weights(checkpoint, trainer.model, weights)
+    if trainer.critic is not None:
+        _load_critic(checkpoint, trainer.critic, critic_weights)
+    trainer.load_state_dict(trainer_state)
+    return state
+
+
+def _read_weights(checkpoint: Path) -> dict[str, torch.Tensor] | lora.Adapters:
+    if (checkpoint / lora.ADAPTER_CONFIG).exists():
+        return lora.read_adapters(checkpoint)
+    return load_file(checkpoint / _WEIGHTS)
+
+
+def _load_weights(
+    checkpoint: Path, model: PreTrainedModel, weights: dict[str, torch.Tensor] | lora.Adapters
+) -> None:
+    """Put all weights back, or the adapters; raises ``UserError`` for those of another model."""
+    if isinstance(weights, lora.Adapters) != lora.has_adapters(model):
+        had, has = (
+            ("with", "without") if isinstance(weights, lora.Adapters) else ("without", "with")
+        )
+        raise UserError(
+            f"the checkpoint {checkpoint} is of a run {had} model.lora, the config is {has} it: "
+            "set it as it was, or train into a new output_dir"
+        )
+    if isinstance(weights, lora.Adapters):
+        lora.load_adapters(weights, model)
+        return
     try:
-        missing, unexpected = trainer.model.load_state_dict(weights, strict=False)
+        missing, unexpected = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # torch's for a weight of another size
         raise UserError(f"the checkpoint {checkpoint} is of another model: {error}") from error
-    tied = set(getattr(trainer.model, "all_tied_weights_keys", None) or ())
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     if set(missing) - tied or unexpected:
         raise UserError(
             f"the checkpoint {checkpoint} is of another model: missing {missing[:3]}, "
             f"unexpected {unexpected[:3]}"
         )
-    if trainer.critic is not None:
-        _load_critic(checkpoint, trainer.critic, critic_weights)
-    trainer.load_state_dict(trainer_state)
-    return state
+
+
+def _learnt(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of ``module`` but for those that are frozen."""
+    frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
+    return {name: t for name, t in module.state_dict().items() if name not in frozen}
 
 
 def _load_critic(
@@ -130,8 +164,10 @@ def _load_critic(
             "algorithm.advantage; set that one, or train into a new output_dir"
         )
     try:
-        critic.critic.load_state_dict(weights)
-    except RuntimeError as error:  # torch's for missing names and for other sizes
+        if weights.keys() != _learnt(critic.critic).keys():
+            raise RuntimeError("other names")
+        critic.critic.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # torch's for other sizes
         raise UserError(
             f"the critic of the checkpoint {checkpoint} is of another model; set "
             f"algorithm.critic.path to the one that it started from ({error})"
@@ -155,8 +191,11 @@ def latest_checkpoint(run_dir: Path) -> Path | None:
     return complete[-1] if complete else None
 
 
-def export_model(run_dir: Path, out: Path, step: int | None) -> Path:
-    """Copy a checkpoint's model as a plain Hugging Face directory; raises ``UserError``."""
+def export_model(run_dir: Path, out: Path, step: int | None, adapter_only: bool = False) -> Path:
+    """Write a checkpoint's model as a plain Hugging Face directory; raises ``UserError``.
+
+    Adapters are merged into their base, or with ``adapter_only`` written as they are.
+    """
     complete = _complete(run_dir)
     if not complete:
         raise UserError(f"{run_dir} holds no checkpoint; name the output_dir of a training run")
@@ -166,9 +205,16 @@ def export_model(run_dir: Path, out: Path, step: int | None) -> Path:
     source = steps[max(steps) if step is None else step]
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} exists and is not empty; choose another --out")
-    shutil.copytree(
-        source, out, ignore=shutil.ignore_patterns(_STATE, _TRAINER, _CRITIC), dirs_exist_ok=True
-    )
+    has_adapters = (source / lora.ADAPTER_CONFIG).exists()
+    if adapter_only and not has_adapters:
+        raise UserError(f"{source} holds a whole model and no adapters; leave --adapter out")
+    if has_adapters and not adapter_only:
+        as_run = load_config(run_dir / "config.yaml").model
+        config = ModelConfig(path=str(source), dtype=as_run.dtype)
+        save_model(load_model(config), load_tokenizer(config), out)
+    else:
+        left_out = shutil.ignore_patterns(_STATE, _TRAINER, _CRITIC)
+        shutil.copytree(source, out, ignore=left_out, dirs_exist_ok=True)
     LOG.info("wrote %s", out)
     return out
 

@@ -51,8 +51,9 @@ class CriticTrainer:
         self.critic = critic
         self.num_updates = 0
         self._config = config
+        learnt = [weight for weight in critic.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            critic.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+            learnt, lr=config.learning_rate, weight_decay=config.weight_decay
         )
 
     def step(self, batch: Batch) -> dict[str, float]:

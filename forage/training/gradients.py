@@ -21,10 +21,13 @@ Loss = Callable[[], tuple[Tensor, T]]
 """Computes a micro-batch's share of the loss, and anything to report about it."""
 
 
-def accumulate(model: nn.Module, losses: Sequence[Loss[T]]) -> list[tuple[float, T]]:
+def accumulate(
+    model: nn.Module, losses: Sequence[Loss[T]], num_threads: int | None = None
+) -> list[tuple[float, T]]:
     """Set the parameters' ``grad`` to the gradient of the sum of ``losses``.
 
-    Returns each loss's value and report, in order. Raises what a loss raises.
+    Returns each loss's value and report, in order. Raises what a loss raises. ``num_threads`` None
+    takes what suits.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:
@@ -38,7 +41,7 @@ def accumulate(model: nn.Module, losses: Sequence[Loss[T]]) -> list[tuple[float,
         return loss.item(), report, torch.autograd.grad(loss, parameters)
 
     results: list[tuple[float, T]] = []
-    with _pool(parameters[0].device) as pool:
+    with _pool(parameters[0].device, num_threads) as pool:
         for value, report, gradients in pool.map(differentiate, losses):
             results.append((value, report))
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -60,7 +63,8 @@ def evaluate(device: torch.device, functions: Sequence[Callable[[], T]]) -> list
         return list(pool.map(run, functions))
 
 
-def _pool(device: torch.device) -> ThreadPoolExecutor:
+def _pool(device: torch.device, num_threads: int | None = None) -> ThreadPoolExecutor:
     if device.type == "cpu":
-        return ThreadPoolExecutor(num_cores(), initializer=torch.set_num_threads, initargs=(1,))
+        num_threads = num_threads or num_cores()
+        return ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
     return ThreadPoolExecutor(1)

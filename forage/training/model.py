@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from forage.config import ModelConfig
 from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
+from forage.training import lora
 
 # Its bars show parts of a second of loading, in the middle of ours.
 disable_progress_bar()
@@ -34,23 +35,31 @@ END_OF_TEXT = "<|endoftext|>"
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     """The tokenizer of a model directory or hub id; raises ``UserError``."""
     _check_path(config.path)
+    path = config.path
+    while (base := lora.base_of(Path(path))) and not (Path(path) / "tokenizer.json").is_file():
+        path = base  # peft's own directories hold adapters alone
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.path)
+        tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise UserError(f"model.path is {config.path!r}: no tokenizer there ({error})") from error
     return cast(PreTrainedTokenizerFast, tokenizer)
 
 
+def load_policy(config: ModelConfig, seed: int) -> PreTrainedModel:
+    """The model that learns: with new adapters where ``config.lora`` asks for them.
+
+    Raises ``UserError``.
+    """
+    model = load_model(config)
+    _add_adapters(model, config, config.path, seed)
+    return model
+
+
 def load_model(config: ModelConfig) -> PreTrainedModel:
-    """The policy's weights on their device; raises ``UserError``."""
+    """The weights of ``config.path`` on their device, adapters merged; raises ``UserError``."""
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"model.device is {config.device!r} but torch sees no GPU; use cpu")
-    _check_path(config.path)
-    dtype = getattr(torch, config.dtype)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path is {config.path!r}: no model there ({error})") from error
+    model = _load_weights(config.path, getattr(torch, config.dtype))
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
         for module in model.modules():
@@ -61,19 +70,61 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     return model
 
 
-def load_reference(config: ModelConfig, path: str | None) -> PreTrainedModel:
+def load_reference(
+    policy: PreTrainedModel, config: ModelConfig, path: str | None
+) -> PreTrainedModel:
     """A frozen model beside the policy: of ``path``, or the weights that the run starts with.
 
-    Raises ``UserError`` where it has other tokens than the policy.
+    A policy with adapters gives those weights itself. Raises ``UserError`` where the reference has
+    other tokens than the policy.
     """
+    if path is None and lora.has_adapters(policy):
+        return lora.without_adapters(policy)
     model = _load_beside(config, path, "algorithm.kl.reference")
     model.requires_grad_(False)
     return model
 
 
-def load_critic_base(config: ModelConfig, path: str | None) -> PreTrainedModel:
-    """The model that a critic is made of; raises ``UserError`` as ``load_reference`` does."""
-    return _load_beside(config, path, "algorithm.critic.path")
+def load_critic_base(
+    policy: PreTrainedModel, config: ModelConfig, path: str | None, seed: int
+) -> PreTrainedModel:
+    """The model that a critic is made of, with adapters of its own where the policy has some.
+
+    Raises ``UserError`` as ``load_reference`` does.
+    """
+    if path is None and lora.has_adapters(policy):
+        model = lora.without_adapters(policy)
+    else:
+        model = _load_beside(config, path, "algorithm.critic.path")
+    _add_adapters(model, config, path or config.path, seed)
+    return model
+
+
+def _load_weights(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A model as it is stored; a directory of adapters is its base with them merged."""
+    _check_path(path)
+    base = lora.base_of(Path(path))
+    if base is not None:
+        model = _load_weights(base, dtype)
+        try:
+            adapters = lora.read_adapters(Path(path))
+        except (OSError, ValueError, SafetensorError) as error:
+            raise UserError(f"{path}: its adapters cannot be read ({error})") from error
+        lora.merge_adapters(adapters, model)
+        return model
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path is {path!r}: no model there ({error})") from error
+    if lora.has_adapters(model):  # a hub id of adapters: transformers has brought their base
+        lora.merge(model)
+    return model
+
+
+def _add_adapters(model: PreTrainedModel, config: ModelConfig, path: str, seed: int) -> None:
+    if config.lora is not None:
+        base = str(Path(path).resolve()) if Path(path).is_dir() else path
+        lora.add_adapters(model, config.lora, base, seed)
 
 
 def _load_beside(config: ModelConfig, path: str | None, key: str) -> PreTrainedModel:
@@ -117,9 +168,12 @@ def _check_path(path: str) -> None:
         raise UserError(f"model.path is {path!r}: there is no such directory")
 
 
-def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write an ordinary Hugging Face directory."""
-    cast(PreTrainedModel, model).save_pretrained(out)
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write an ordinary Hugging Face directory; of a model with adapters, the adapters alone."""
+    if lora.has_adapters(model):
+        lora.save_adapters(model, out)
+    else:
+        model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 

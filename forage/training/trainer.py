@@ -44,9 +44,10 @@ def build_trainer(model: PreTrainedModel, config: RunConfig) -> Trainer:
     algorithm = config.algorithm
     reference, critic = None, None
     if algorithm.kl.coefficient:
-        reference = load_reference(config.model, algorithm.kl.reference)
+        reference = load_reference(model, config.model, algorithm.kl.reference)
     if algorithm.advantage == "gae":
-        critic = Critic(load_critic_base(config.model, algorithm.critic.path))
+        base = load_critic_base(model, config.model, algorithm.critic.path, config.seed)
+        critic = Critic(base)
     if algorithm.train_observations:
         LOG.warning(
             "algorithm.train_observations is on: the text of search results is trained as if the "
@@ -93,8 +94,9 @@ class Trainer:
             max_tokens=config.max_tokens_per_micro_batch,
             cost_of=self.cost_of,
         )
+        learnt = [weight for weight in model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+            learnt, lr=config.learning_rate, weight_decay=config.weight_decay
         )
 
     def cost_of(self, num_tokens: int) -> float:

@@ -19,6 +19,7 @@ from forage import attention
 from forage.algorithms.packing import first_fit, lay_end_to_end
 from forage.config import WarmStartConfig
 from forage.environment.codec import Codec
+from forage.training import lora
 from forage.training.gradients import accumulate
 from forage.training.logprobs import token_logprobs
 from forage.types import Episode, Origin
@@ -68,8 +69,9 @@ def warm_start(
     """Train in place, one step a yielded loss (nats a unit of weight).
 
     Step k learns the k-th run of ``sequences_per_step`` sequences, starting over where they end.
-    Matrices inside the blocks are updated by Muon (https://kellerjordan.github.io/posts/muon/),
-    embeddings, head, biases and norms by AdamW; both rates warm up and decay, at last to 5 %.
+    With ``muon``, matrices inside the blocks are updated by Muon
+    (https://kellerjordan.github.io/posts/muon/), embeddings, head, biases and norms by AdamW; else
+    everything that learns by AdamW. Rates warm up and decay, at last to 5 %.
     """
     attention.install(model)
     if next(model.parameters()).device.type == "cpu":
@@ -97,7 +99,13 @@ def _accumulate(model: PreTrainedModel, chosen: Sequence[WeightedTokens]) -> flo
     sizes = [len(sequence.token_ids_T) for sequence in chosen]
     bins = first_fit(sizes, max(MAX_TOKENS_PER_MICRO_BATCH, max(sizes)))
     losses = [partial(_loss, model, [chosen[i] for i in bin_], total_weight) for bin_ in bins]
-    return sum(value for value, _ in accumulate(model, losses))
+    if not (lora.has_adapters(model) and lora.adapter_config(model).lora_dropout):
+        return sum(value for value, _ in accumulate(model, losses))
+    lora.set_dropout(model, is_on=True)
+    # Side by side, threads would draw what is dropped in an order that differs from run to run.
+    results = accumulate(model, losses, num_threads=1)
+    lora.set_dropout(model, is_on=False)
+    return sum(value for value, _ in results)
 
 
 def _loss(
@@ -114,18 +122,23 @@ def _loss(
 def _optimizers(model: PreTrainedModel, config: WarmStartConfig) -> list[torch.optim.Optimizer]:
     ends = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     outside = {id(module.weight) for module in (*ends, model.get_output_embeddings()) if module}
-    is_matrix = {id(p): p.ndim == 2 and id(p) not in outside for p in model.parameters()}
-    matrices = [p for p in model.parameters() if is_matrix[id(p)]]
-    others = [p for p in model.parameters() if not is_matrix[id(p)]]
-    return [
-        torch.optim.Muon(
-            matrices,
+    learnt = [p for p in model.parameters() if p.requires_grad]
+    is_matrix = {
+        id(p): config.optimizer == "muon" and p.ndim == 2 and id(p) not in outside for p in learnt
+    }
+    others = [p for p in learnt if not is_matrix[id(p)]]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    ]
+    if config.optimizer == "muon":
+        muon = torch.optim.Muon(
+            [p for p in learnt if is_matrix[id(p)]],
             lr=config.matrix_learning_rate,
             weight_decay=0.01,
             adjust_lr_fn="match_rms_adamw",
-        ),
-        torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01),
-    ]
+        )
+        optimizers.insert(0, muon)
+    return optimizers
 
 
 def _rate(step: int, config: WarmStartConfig) -> float:

@@ -175,6 +175,7 @@ def test_lone_surrogates_are_mended_so_that_the_question_can_be_written_again(tm
         ('{"question": "Who?", "answers": [1984]}', r"mine\.jsonl:2: the answer 1984 is no text"),
         ('{"question": "Who?", "answers": [""]}', r"mine\.jsonl:2: the answer '' is no text"),
         ('{"question": "Who?", "answers": {"a": 1}}', r"mine\.jsonl:2: a question without answers"),
+        ('{"question": "When?", "answer": 1984}', r"mine\.jsonl:2: the answer 1984 is no text"),
         (
             '{"reward_model": {"ground_truth": {}}, "question": "Who?"}',
             r"mine\.jsonl:2: a question without answers",
@@ -182,6 +183,15 @@ def test_lone_surrogates_are_mended_so_that_the_question_can_be_written_again(tm
         (
             '{"question": "Who?", "answers": ["A"], "metadata": {"hops": [{"subject": "A"}]}}',
             r"mine\.jsonl:2: a hop is an object",
+        ),
+        # These were TypeErrors with a traceback.
+        (
+            '{"question": "Who?", "answers": ["A"], "metadata": {"hops": 5}}',
+            r"mine\.jsonl:2: hops must be a list of objects, not 5",
+        ),
+        (
+            '{"question": "Who?", "answers": ["A"], "metadata": {"gold_passage_ids": 5}}',
+            r"mine\.jsonl:2: gold_passage_ids must be a list, not 5",
         ),
         (
             '{"id": "q", "question": "Who?", "answers": ["A"]}',
@@ -206,6 +216,12 @@ def test_a_bad_line_is_an_error_with_its_number(tmp_path: Path, line: str, messa
         (b'[{"question": "x"}]', "mine.json: record 1: no known form .* has these keys: question"),
         (b'{"data": []}', "holds no questions"),
         (b'{"data": [{"paragraphs": [{}]}]}', "paragraph 0: an object with a text"),
+        (b'{"data": [null]}', "data must be a list of objects"),
+        (b'{"data": [{"paragraphs": 5}]}', "paragraphs must be a list of objects, not 5"),
+        (
+            b'{"data": [{"paragraphs": [{"context": "c", "qas": 7}]}]}',
+            "paragraph mine-0: qas must be a list of objects, not 7",
+        ),
         (
             b'{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "q"}]}]}]}',
             "paragraph mine-0, question 0: a question without answers",

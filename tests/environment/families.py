@@ -26,8 +26,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-Name = Literal["qwen2.5", "qwen2.5-base", "qwen3", "llama3"]
-NAMES: tuple[Name, ...] = ("qwen2.5", "qwen2.5-base", "qwen3", "llama3")
+Name = Literal["qwen2.5", "qwen2.5-base", "qwen3", "qwen3-base", "llama3", "llama3-base"]
+NAMES: tuple[Name, ...] = ("qwen2.5", "qwen2.5-base", "qwen3", "qwen3-base", "llama3")
+"""Those with a chat template, Qwen's base models among them."""
 
 # Tools in the system message; a default system message; consecutive results in one user message.
 QWEN25 = r"""
@@ -222,13 +223,18 @@ class Family:
     special: tuple[str, ...]
     added: tuple[str, ...]
     eos: str
-    pad: str
-    template: str
+    pad: str | None
+    template: str | None
     end_of_turn: str
 
 
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _CALL = ("<tool_call>", "</tool_call>")
+_QWEN3_ADDED = (*_CALL, "<tool_response>", "</tool_response>", "<think>", "</think>")
+_LLAMA_SPECIAL = (
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+    *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
+)
 FAMILIES: dict[Name, Family] = {
     "qwen2.5": Family(_QWEN_SPECIAL, _CALL, "<|im_end|>", "<|endoftext|>", QWEN25, "<|im_end|>"),
     # pad == eos, and the end of a text is not the end of a turn.
@@ -236,25 +242,15 @@ FAMILIES: dict[Name, Family] = {
         _QWEN_SPECIAL, _CALL, "<|endoftext|>", "<|endoftext|>", QWEN25, "<|im_end|>"
     ),
     "qwen3": Family(
-        _QWEN_SPECIAL,
-        (*_CALL, "<tool_response>", "</tool_response>", "<think>", "</think>"),
-        "<|im_end|>",
-        "<|endoftext|>",
-        QWEN3,
-        "<|im_end|>",
+        _QWEN_SPECIAL, _QWEN3_ADDED, "<|im_end|>", "<|endoftext|>", QWEN3, "<|im_end|>"
+    ),
+    "qwen3-base": Family(
+        _QWEN_SPECIAL, _QWEN3_ADDED, "<|endoftext|>", "<|endoftext|>", QWEN3, "<|im_end|>"
     ),
     # pad == eos, as its users set it: the family has no padding token of its own.
-    "llama3": Family(
-        (
-            *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
-            *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
-        ),
-        (),
-        "<|eot_id|>",
-        "<|eot_id|>",
-        LLAMA3,
-        "<|eot_id|>",
-    ),
+    "llama3": Family(_LLAMA_SPECIAL, (), "<|eot_id|>", "<|eot_id|>", LLAMA3, "<|eot_id|>"),
+    # Neither a chat template nor a padding token.
+    "llama3-base": Family(_LLAMA_SPECIAL, (), "<|end_of_text|>", None, None, "<|end_of_text|>"),
 }
 
 _TEXTS = [
@@ -280,13 +276,13 @@ def family_tokenizer(name: Name) -> PreTrainedTokenizerFast:
     )
     base.train_from_iterator(_TEXTS, trainer)
     names: dict[str, Any] = {"eos_token": family.eos, "pad_token": family.pad}
-    if name == "llama3":
+    if name.startswith("llama3"):
         names["bos_token"] = "<|begin_of_text|>"
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=base, **names)
     tokenizer.add_special_tokens({"additional_special_tokens": list(family.special)})
     for content in family.added:
         tokenizer.add_tokens(AddedToken(content, special=False, normalized=False))
-    if name == "llama3":
+    if name.startswith("llama3"):
         bos = tokenizer.bos_token_id
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", bos)]
@@ -295,12 +291,25 @@ def family_tokenizer(name: Name) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+# The rescaled frequencies of Llama 3.1 and later, with a context so short that it matters here.
+LLAMA3_ROPE = {
+    **{"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0},
+    **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 64,
+}
+_SPARE_ROWS = 24
+
+
 @cache
 def family_model(name: Name) -> PreTrainedModel:
-    """Two layers with random weights, of the family's own architecture."""
+    """Two layers with random weights, of the family's own architecture.
+
+    Its embeddings have rows for ids that the tokenizer does not know, as Qwen's have; the instruct
+    models share them with the head, as the small ones of each family do, and the base models not.
+    """
     torch.manual_seed(3)
-    sizes = {
-        "vocab_size": len(family_tokenizer(name)),
+    sizes: dict[str, Any] = {
+        "vocab_size": len(family_tokenizer(name)) + _SPARE_ROWS,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
@@ -308,9 +317,10 @@ def family_model(name: Name) -> PreTrainedModel:
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
         "initializer_range": 0.1,
+        "tie_word_embeddings": not name.endswith("-base"),
     }
-    if name == "qwen3":
+    if name.startswith("qwen3"):
         return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16)).eval()
-    if name == "llama3":
-        return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    if name.startswith("llama3"):
+        return LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=LLAMA3_ROPE)).eval()
     return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()

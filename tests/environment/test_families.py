@@ -127,7 +127,7 @@ async def test_with_tools_the_transcript_is_what_the_template_writes(name: Name)
         make_protocol("tools", player.codec).tools,
     )
     decoded = player.codec.decode(engine.calls[1].token_ids)
-    if name == "qwen2.5-base":  # it ended no turn itself: the call stopped at its closing tag
+    if name.endswith("-base"):  # it ended no turn itself: the call stopped at its closing tag
         assert not decoded.count("<|endoftext|>")
     assert decoded == expected
 
@@ -173,6 +173,26 @@ async def test_with_tags_results_stand_in_the_assistants_own_message(name: Name)
     )
 
 
+async def test_a_base_model_without_a_chat_template_plays_in_plain_text():
+    """Llama 3's base models: the beginning of the text once, and no message around anything."""
+    player = make_player("llama3-base", "tags")
+    tokenizer = family_tokenizer("llama3-base")
+    aimless = player.codec.encode_trusted("Hm.<|end_of_text|>")
+    engine = ScriptedEngine(tokenizer, f"{THOUGHT}<search> Rome </search>", aimless, ANSWER)
+    episode = await play(player, engine)
+    assert_continuous(engine, episode)
+    assert [turn.kind for turn in episode.turns] == [
+        *(ActionKind.SEARCH, ActionKind.INVALID, ActionKind.ANSWER)
+    ]
+    text = player.codec.decode(episode.token_ids_T)
+    assert text.startswith("<|begin_of_text|>")
+    assert text.count("<|begin_of_text|>") == text.count("<|end_of_text|>") == 1
+    assert "<|eot_id|>" not in text
+    assert "<|start_header_id|>" not in text
+    with pytest.raises(UserError, match="no chat template .* use environment.protocol: tags"):
+        make_player("llama3-base", "tools")
+
+
 @protocols
 async def test_reasoning_that_qwen3s_template_strips_stays_in_the_transcript(
     protocol: Literal["tags", "tools"],
@@ -207,6 +227,7 @@ async def test_reasoning_that_qwen3s_template_strips_stays_in_the_transcript(
         ("qwen2.5", "<|im_end|>", "<|im_end|>"),
         ("qwen2.5", "", "<|im_end|>"),  # stopped at the closing tag: the environment ends the turn
         ("qwen2.5-base", "<|endoftext|>", "<|endoftext|><|im_end|>"),
+        ("qwen3-base", "<|endoftext|>", "<|endoftext|><|im_end|>"),
         ("llama3", "<|eot_id|>", "<|eot_id|>"),
         ("llama3", "<|eom_id|>", "<|eom_id|>"),  # its other end of a message, after a call
     ],
@@ -279,7 +300,7 @@ class _FirstThen:
         self._then.release(episode_key)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-base", "llama3"])
+@pytest.mark.parametrize("name", ["qwen2.5-base", "qwen3-base", "llama3"])
 @protocols
 async def test_where_padding_is_the_end_of_text_sampled_ends_are_still_trained(
     name: Name, protocol: Literal["tags", "tools"]

@@ -185,6 +185,21 @@ def test_embeddings_biases_norms_and_an_untied_head_are_left_to_adamw():
     assert {"lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"} <= names(adamw)
 
 
+def test_adamw_alone_moves_everything_that_learns_at_one_rate():
+    model = make_model("llama")
+    model.get_submodule("lm_head").requires_grad_(False)
+    settings = WarmStartConfig(optimizer="adamw", learning_rate=1e-5)
+    (adamw,) = warmstart._optimizers(model, settings)
+    ids = {id(p) for group in adamw.param_groups for p in group["params"]}
+    assert ids == {id(p) for name, p in model.named_parameters() if name != "lm_head.weight"}
+    assert {group["lr"] for group in adamw.param_groups} == {1e-5}
+    losses = [
+        list(warm_start(make_model(), sequences(4), CONFIG.model_copy(update=update)))
+        for update in ({}, {"optimizer": "adamw"})
+    ]
+    assert losses[0] != losses[1]
+
+
 def test_the_rate_rises_stays_and_falls_nearly_to_nothing():
     config = WarmStartConfig(num_steps=100, warmup_steps=10)
     rates = [warmstart._rate(step, config) for step in range(100)]

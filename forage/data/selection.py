@@ -1,0 +1,152 @@
+"""Which recorded episodes are worth learning: rejection sampling over the files of any run.
+
+``forage sft`` and ``forage data select`` both choose here. Files are read twice, and only a few
+figures of each episode are kept in between, so a long run's file needs no memory. Tokens, masks and
+log-probabilities stay those of the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage.errors import UserError
+from forage.records import EpisodeRecord, read_episodes
+from forage.types import Episode, Status
+from forage.warm_start_config import SelectConfig
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What was kept of episode files: the numbers of the records, and why the others were not."""
+
+    files: tuple[Path, ...]
+    num_read: int
+    kept: tuple[int, ...]
+    left_out: dict[str, int]
+
+    def records(self) -> Iterator[EpisodeRecord]:
+        """The records that were kept, in the order of their files."""
+        kept = set(self.kept)
+        return (record for number, record in enumerate(_read(self.files)) if number in kept)
+
+    def explain(self) -> str:
+        """One sentence: how many were kept, and why the others were not."""
+        reasons = ", ".join(f"{reason} {count}" for reason, count in self.left_out.items())
+        text = f"kept {len(self.kept)} of {self.num_read} episodes"
+        return f"{text}; left out: {reasons}" if reasons else text
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """What choosing among the episodes of a question needs to know of one."""
+
+    number: int
+    question_id: str
+    group: Key
+    reward: float
+    num_sampled_tokens: int
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Best first: the highest reward, then the fewest tokens, then the oldest."""
+        return (-self.reward, self.num_sampled_tokens, self.number)
+
+
+def select(files: Sequence[Path], config: SelectConfig) -> Selection:
+    """Choose among the episodes of ``files``; raises ``UserError`` where none is left."""
+    left_out: Counter[str] = Counter()
+    candidates: list[_Candidate] = []
+    seen: set[bytes] = set()
+    num_read = 0
+    for number, (file, record) in enumerate(_read_with_file(files)):
+        num_read += 1
+        reason = _reason_against(record, config)
+        if reason is None and config.deduplicate:
+            digest = _digest(record.episode)
+            reason = "the same tokens as another" if digest in seen else None
+            seen.add(digest)
+        if reason is None:
+            candidates.append(_candidate(number, file, record))
+        else:
+            left_out[reason] += 1
+    if config.best_of_group:
+        best = _first_of_each(candidates, 1, lambda each: each.group)
+        left_out["not the best of its group"] += len(candidates) - len(best)
+        candidates = best
+    if config.max_per_question is not None:
+        best = _first_of_each(candidates, config.max_per_question, lambda each: each.question_id)
+        left_out["more than max_per_question"] += len(candidates) - len(best)
+        candidates = best
+    kept = tuple(sorted(each.number for each in candidates))
+    selection = Selection(tuple(files), num_read, kept, {r: n for r, n in left_out.items() if n})
+    if not kept:
+        raise UserError(
+            f"no episode of {', '.join(map(str, files))} is left to learn from: "
+            f"{selection.explain()}; ask for less"
+        )
+    return selection
+
+
+def _reason_against(record: EpisodeRecord, config: SelectConfig) -> str | None:
+    """Why an episode cannot be learnt whatever the others are, or None."""
+    episode = record.episode
+    if (record.arm or "normal") not in config.arms:
+        return f"played in the arm {record.arm or 'normal'}"
+    if episode.status in (Status.SEARCH_FAILED, Status.ENGINE_FAILED):
+        return "a search or the engine failed"
+    if not episode.num_sampled_tokens:
+        return "nothing was sampled"
+    needs_reward = (
+        config.min_reward is not None or config.best_of_group or config.max_per_question is not None
+    )
+    if needs_reward and episode.reward is None:
+        return "not scored"
+    if config.min_reward is not None and episode.reward is not None:
+        return "reward below min_reward" if episode.reward.value < config.min_reward else None
+    return None
+
+
+def _candidate(number: int, file: Path, record: EpisodeRecord) -> _Candidate:
+    episode = record.episode
+    return _Candidate(
+        number=number,
+        question_id=episode.question.id,
+        group=(file, record.step, record.arm, episode.question.id),
+        reward=episode.reward.value if episode.reward is not None else 0.0,
+        num_sampled_tokens=episode.num_sampled_tokens,
+    )
+
+
+def _first_of_each(
+    candidates: Iterable[_Candidate], most: int, key_of: Callable[[_Candidate], object]
+) -> list[_Candidate]:
+    """The best ``most`` candidates of each key."""
+    taken: Counter[object] = Counter()
+    kept: list[_Candidate] = []
+    for each in sorted(candidates, key=lambda each: each.rank):
+        if taken[key_of(each)] < most:
+            taken[key_of(each)] += 1
+            kept.append(each)
+    return kept
+
+
+def _digest(episode: Episode) -> bytes:
+    """Equal for episodes of one question whose every token is the same."""
+    text = f"{episode.question.id}/{episode.token_ids_T}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _read(files: Sequence[Path]) -> Iterator[EpisodeRecord]:
+    return (record for _, record in _read_with_file(files))
+
+
+def _read_with_file(files: Sequence[Path]) -> Iterator[tuple[Path, EpisodeRecord]]:
+    for file in files:
+        for record in read_episodes(file):
+            yield file, record

@@ -1,0 +1,237 @@
+"""Low-rank adapters in a model (LoRA, https://arxiv.org/abs/2106.09685), through peft.
+
+The policy that learns by adapters keeps its base frozen, and everything that needs the base alone
+(the reference of a leash, the critic's trunk) is another module tree over the same weights, so
+there is no second copy and nothing is switched off while an engine samples. Sampler and trainer
+both compute base and adapter as they stand; merging happens where a model is written or loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from forage.config import LoraConfig
+from forage.errors import UserError
+
+if TYPE_CHECKING:
+    import peft
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_NAME = "default"
+_MUST_AGREE = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
+_PREFIX = "base_model.model."
+"""What peft's files put before the name of a weight."""
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, base: str, seed: int) -> None:
+    """Freeze ``model`` and put adapters beside its linear layers; they change nothing at first.
+
+    ``base`` is what the adapters' files will name as their model. Raises ``UserError`` for a
+    layer that is not there.
+    """
+    import peft
+
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        r=config.rank,
+        # peft annotates an integer and multiplies by it.
+        lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=config.dropout,
+        target_modules=_layers(model, config.target_modules, base),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        _inject(model, settings)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether adapters learn beside the weights of ``model``."""
+    return "peft_config" in vars(model)
+
+
+def adapter_config(model: nn.Module) -> peft.LoraConfig:
+    """What the adapters of ``model`` are, in peft's words."""
+    settings: dict[str, Any] = vars(model)["peft_config"]
+    return settings[_NAME]
+
+
+def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
+    """The base of a model with adapters: other modules, the very same weights."""
+    shared: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
+    shared |= {id(buffer): buffer for buffer in model.buffers()}
+    base = copy.deepcopy(model, shared)
+    _strip(base)
+    return base
+
+
+def set_dropout(model: nn.Module, is_on: bool) -> None:
+    """Let the adapters drop, or not, as they do at first."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.lora_dropout.train(is_on)
+
+
+def save_adapters(model: PreTrainedModel, out: Path) -> None:
+    """Write a directory that peft reads as well: ``adapter_config.json`` and the weights."""
+    out.mkdir(parents=True, exist_ok=True)
+    adapter_config(model).save_pretrained(str(out))
+    weights = {name: weight.data for name, weight in _adapter_parameters(model).items()}
+    save_file(weights, out / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """What a directory of adapters holds: peft's settings, and the weights by name."""
+
+    directory: Path
+    settings: peft.LoraConfig
+    weights: dict[str, Tensor]
+
+
+def read_adapters(directory: Path) -> Adapters:
+    """Read ours or peft's own; raises ``UserError``, or what json and safetensors raise."""
+    import peft
+
+    settings = peft.PeftConfig.from_pretrained(str(directory))
+    if not isinstance(settings, peft.LoraConfig):
+        raise UserError(f"{directory} holds adapters of the kind {settings.peft_type}, not LoRA")
+    return Adapters(directory, settings, load_file(directory / ADAPTER_WEIGHTS))
+
+
+def load_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
+    """Put back what ``save_adapters`` wrote.
+
+    Raises ``UserError`` for adapters of another shape, strength or base.
+    """
+    theirs, mine, where = adapters.settings, adapter_config(model), adapters.directory
+    if theirs.base_model_name_or_path != mine.base_model_name_or_path:
+        raise UserError(
+            f"the adapters in {where} were learnt on {theirs.base_model_name_or_path}, the run's "
+            f"model is {mine.base_model_name_or_path}: set model.path to theirs; if it has only "
+            f"moved, say so in their {ADAPTER_CONFIG}"
+        )
+    for key, name in _MUST_AGREE.items():
+        have, want = getattr(theirs, name), getattr(mine, name)
+        if have != want:
+            raise UserError(
+                f"the adapters in {where} have {key} {_say(have)}, model.lora.{key} is "
+                f"{_say(want)}; set it as it was, or train into a new output_dir"
+            )
+    _copy_in(adapters, model)
+
+
+def merge(model: PreTrainedModel) -> None:
+    """Add the adapters to the weights and take them out: an ordinary model, all of which learns."""
+    from peft.tuners.lora import LoraLayer
+
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, LoraLayer):
+                module.merge()
+    _strip(model)
+    model.requires_grad_(True)
+
+
+def merge_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
+    """Add adapters from files to the weights of their base; raises ``UserError``."""
+    try:
+        _inject(model, adapters.settings)
+    except ValueError as error:
+        raise UserError(f"{adapters.directory}: its adapters do not fit ({error})") from error
+    _copy_in(adapters, model)
+    merge(model)
+
+
+def base_of(directory: Path) -> str | None:
+    """The model that a directory of adapters belongs to; None for another directory."""
+    if not (directory / ADAPTER_CONFIG).is_file():
+        return None
+    import peft
+
+    try:
+        base = peft.PeftConfig.from_pretrained(str(directory)).base_model_name_or_path
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(f"{directory / ADAPTER_CONFIG} cannot be read: {error}") from error
+    if not base:
+        raise UserError(
+            f"{directory / ADAPTER_CONFIG} does not say which model its adapters belong to; write "
+            "its path under base_model_name_or_path"
+        )
+    return base
+
+
+def _inject(model: PreTrainedModel, settings: peft.LoraConfig) -> None:
+    from peft import inject_adapter_in_model
+
+    with warnings.catch_warnings():  # peft reads an attribute that transformers is renaming
+        warnings.simplefilter("ignore", FutureWarning)
+        inject_adapter_in_model(settings, model, _NAME)
+    for weight in _adapter_parameters(model).values():
+        # In bfloat16 the small steps of an optimizer would be rounded away.
+        weight.data = weight.data.float()
+    set_dropout(model, is_on=False)  # new modules are in training mode, whatever the model is in
+
+
+def _layers(model: PreTrainedModel, wanted: tuple[str, ...], base: str) -> list[str]:
+    """The names of linear layers inside the blocks, all where none is wanted by name."""
+    there = sorted(
+        {
+            name.rpartition(".")[2]
+            for name, module in model.base_model.named_modules()
+            if isinstance(module, nn.Linear)
+        }
+    )
+    for name in wanted:
+        if name not in there:
+            raise UserError(
+                f"model.lora.target_modules names {name!r}, which is no linear layer of the blocks "
+                f"of {base}; there are {', '.join(there)}"
+            )
+    return sorted(wanted) or there
+
+
+def _adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapters' parameters, under the names of peft's files."""
+    return {
+        _PREFIX + name.replace(f".{_NAME}.", "."): weight
+        for name, weight in model.named_parameters()
+        if ".lora_A." in name or ".lora_B." in name
+    }
+
+
+def _copy_in(adapters: Adapters, model: nn.Module) -> None:
+    own = _adapter_parameters(model)
+    if {k: v.shape for k, v in adapters.weights.items()} != {k: v.shape for k, v in own.items()}:
+        raise UserError(
+            f"the adapters in {adapters.directory} are of another model, or not plain LoRA"
+        )
+    with torch.no_grad():
+        for name, weight in own.items():
+            weight.copy_(adapters.weights[name])
+
+
+def _strip(model: PreTrainedModel) -> None:
+    """Put the layers that adapters stood beside back in their places."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoraLayer):
+            model.set_submodule(name, module.get_base_layer())
+    del vars(model)["peft_config"]
+
+
+def _say(value: object) -> str:
+    return ", ".join(sorted(value)) if isinstance(value, set) else str(value)
