@@ -62,12 +62,20 @@ def _demo(args: Namespace) -> int:
 def _train_arguments(parser: ArgumentParser) -> None:
     _add_config(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    text = "check everything and print the plan: memory, steps, places, downloads; start nothing"
+    parser.add_argument("--dry-run", action="store_true", help=text)
 
 
 def _train(args: Namespace) -> int:
     from forage.config import load_config
 
     config = load_config(args.config, args.overrides)
+    if args.dry_run:
+        from forage.plan.page import print_plan
+        from forage.plan.plan import make_plan
+
+        print_plan(make_plan(config))
+        return 0
     from forage.train import run_training
 
     run_training(config, resume=args.resume)
