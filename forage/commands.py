@@ -61,9 +61,10 @@ def _demo(args: Namespace) -> int:
 
 def _train_arguments(parser: ArgumentParser) -> None:
     _add_config(parser)
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     text = "check everything and print the plan: memory, steps, places, downloads; start nothing"
-    parser.add_argument("--dry-run", action="store_true", help=text)
+    how.add_argument("--dry-run", action="store_true", help=text)
 
 
 def _train(args: Namespace) -> int:
@@ -197,6 +198,7 @@ def _data_arguments(parser: ArgumentParser) -> None:
     world = kinds.add_parser("world", help="a generated encyclopedia", allow_abbrev=False)
     world.add_argument("--size", type=positive, required=True, metavar="N", help="articles")
     world.add_argument("--seed", type=count, default=0)
+    world.add_argument("--hops", type=int, choices=(1, 2, 3), help="of all questions; else mixed")
     world.add_argument("--out", type=Path, required=True, metavar="DIR")
     world.set_defaults(run=_data_world, usage=world.format_usage)
     squad = kinds.add_parser("squad", help="a file of SQuAD v1.1 JSON", allow_abbrev=False)
@@ -232,7 +234,7 @@ def _add_question_output(parser: ArgumentParser) -> None:
 def _data_world(args: Namespace) -> int:
     from forage.data.world import write_world
 
-    write_world(args.out, size=args.size, seed=args.seed)
+    write_world(args.out, size=args.size, seed=args.seed, num_hops=args.hops)
     return 0
 
 

@@ -112,4 +112,6 @@ def _corpus(name: str) -> Need:
     corpus = CORPORA[name]
     num_bytes = round(corpus.gigabytes * 1e9) if corpus.gigabytes else None
     state = f"{corpus.hub_id}, for the search service"
-    return Need(f"corpus {name}", state, num_bytes, f"forage data corpus {name} --out corpora/{name}")
+    return Need(
+        f"corpus {name}", state, num_bytes, f"forage data corpus {name} --out corpora/{name}"
+    )

@@ -78,9 +78,7 @@ def bytes_of(config: RunConfig) -> int:
     return 4 if config.model.dtype == "float32" else 2
 
 
-def _trainer_states(
-    config: RunConfig, model: ModelSize, critic: ModelSize | None
-) -> list[Part]:
+def _trainer_states(config: RunConfig, model: ModelSize, critic: ModelSize | None) -> list[Part]:
     """What the trainer keeps from step to step; with offload it is elsewhere while sampling."""
     size, gpus = bytes_of(config), config.placement.num_gpus
     stays = not config.placement.offload
@@ -124,7 +122,9 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
             False,
             True,
         ),
-        Part("logits", logits, f"{_LOGIT_COPIES} chunks of {LOGITS_PER_CHUNK:,} x 4 B", False, True),
+        Part(
+            "logits", logits, f"{_LOGIT_COPIES} chunks of {LOGITS_PER_CHUNK:,} x 4 B", False, True
+        ),
     ]
     if gpus > 1:
         numbers = max(model.num_embedding_parameters, _layer_parameters(model))
@@ -182,13 +182,15 @@ def activation_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> in
     """What a forward pass over a micro-batch keeps for its backward pass, logits left out."""
     size, hidden = bytes_of(config), model.hidden_size
     norm = (4 + 2 * size) * hidden  # its input in float32, normalised, and scaled
-    layer = num_tokens * (2 * norm + size * _attention_numbers(config, model))
-    layer += num_tokens * size * 4 * model.intermediate_size  # gate, its SiLU, up, the product
+    numbers = _attention_numbers(config, model)
+    numbers += 4 * model.intermediate_size  # gate, its SiLU, up, the product
+    layer = 2 * norm + size * numbers
     if config.model.gradient_checkpointing:
-        layers = model.num_layers * num_tokens * hidden * size + layer
+        layers = model.num_layers * size * hidden + layer
     else:
         layers = model.num_layers * layer
-    return layers + num_tokens * (norm + size * hidden)  # the last norm, and the chosen states
+    # Of the last norm the scaled states are not kept, but those of them that predict a token are.
+    return num_tokens * (layers + norm)
 
 
 def _attention_numbers(config: RunConfig, model: ModelSize) -> int:
@@ -196,9 +198,12 @@ def _attention_numbers(config: RunConfig, model: ModelSize) -> int:
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if config.model.device != "cpu":  # the fused kernel keeps its output, which is copied once
         return 3 * queries + 2 * keys
-    # Scores of blocks of queries with all keys before their end: half of the square, and a rest.
+    # Blocks of queries meet all keys before their end: half of the square, and a rest. Each block
+    # has a copy of those keys and values, one for each head.
     longest = config.environment.max_tokens
-    return 2 * queries + 2 * keys + model.num_heads * (longest + QUERY_BLOCK) // 2
+    width = (longest + QUERY_BLOCK) / 2
+    copies = 2 * queries * ceil(longest / QUERY_BLOCK) * width / longest
+    return 2 * queries + round(copies + model.num_heads * width)
 
 
 def _layer_parameters(model: ModelSize) -> int:

@@ -1,4 +1,4 @@
-"""How large a model is, without its weights: counted on torch's meta device, which holds no numbers.
+"""How large a model is, counted without its weights: torch's meta device holds no numbers.
 
 The shape comes from a local directory, from the hub's cache, or from the table below, so that a
 plan asks nobody and downloads nothing. What the counts cost in memory is ``memory.py``'s business.

@@ -127,4 +127,4 @@ def _verdict(plan: Plan) -> Iterator[str]:
 
 
 def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e7 else f"{num_bytes / 1e6:,.2f} MB"
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.2f} MB"

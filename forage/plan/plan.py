@@ -50,7 +50,7 @@ class Plan:
 
 
 def make_plan(config: RunConfig, machine: Machine | None = None) -> Plan:
-    """The plan of a recipe on ``machine`` (None: this one); raises ``UserError`` as training does."""
+    """The plan of a recipe on ``machine`` (None: this one); raises what training would raise."""
     config.check_trainable()
     machine = machine or look_at_machine(Path.cwd())
     model = measure(config.model.path)
