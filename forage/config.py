@@ -472,7 +472,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     tree = read_tree(path)
     for override in overrides:
         _apply_override(tree, override)
-    return build_config(tree, source=str(path))
+    # A section that is null is one that the recipe does without.
+    present = {key: value for key, value in tree.items() if value is not None}
+    return build_config(present, source=str(path))
 
 
 def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfig:

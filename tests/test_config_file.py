@@ -49,6 +49,12 @@ def test_a_section_that_is_null_is_taken_away_and_a_value_that_is_null_stays(
     assert read_tree(recipe) == {"evaluation": {"num_questions": None}}
 
 
+def test_a_section_that_is_null_has_its_defaults_also_by_an_override(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "a.yaml", "model: {path: m}\ntrainer: {num_steps: 7}\nsearch: null\n")
+    plain = write(tmp_path / "b.yaml", "model: {path: m}\n")
+    assert load_config(recipe, ["trainer=null"]) == load_config(plain)
+
+
 def test_lists_are_replaced_and_not_joined(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "evaluation: {arms: [normal, gold]}\n")
     recipe = write(tmp_path / "b.yaml", "base: a.yaml\nevaluation: {arms: [random]}\n")
