@@ -22,8 +22,15 @@ from forage.placement_config import PlacementConfig
 from forage.reward_config import RewardConfig
 
 QuestionSet = Literal[
-    *("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"),
-    *("search-r1", "seven"),
+    "nq",
+    "triviaqa",
+    "popqa",
+    "hotpotqa",
+    "2wikimultihopqa",
+    "musique",
+    "bamboogle",
+    "search-r1",
+    "seven",
 ]
 """Published sets as ``forage data prepare`` names them."""
 Corpus = Literal["wiki-18", "wiki-18-e5", "wiki-18-e5-hnsw64", "wiki-18-bm25", "asearcher"]

@@ -48,11 +48,12 @@ def merge(below: Tree, above: Tree) -> Tree:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        if isinstance(old, dict) and value is None:
+        if not isinstance(old, dict):
+            merged[key] = value
+        elif value is None:
             del merged[key]
         else:
-            both = isinstance(old, dict) and isinstance(value, dict)
-            merged[key] = merge(old, value) if both else value
+            merged[key] = merge(old, value) if isinstance(value, dict) else value
     return merged
 
 

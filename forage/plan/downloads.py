@@ -82,7 +82,8 @@ def _model(path: str, size: ModelSize | None) -> Need:
 
 def _is_cached(hub_id: str) -> bool:
     """Whether the weights of a hub id lie in the cache, in one file or in several."""
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+    from transformers.utils.hub import cached_file
 
     for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
         try:
