@@ -82,6 +82,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "trainer.group_size": 4,
         "trainer.num_steps": 331,
         "trainer.warmup_steps": int(0.285 * 2 * 331),
+        "reward.max_answer_tags": 10,
+        "reward.many_answers_factor": 0.25,
     },
     "slime-lite-3b": {
         **GRPO,

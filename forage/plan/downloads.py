@@ -42,7 +42,7 @@ def needs(config: RunConfig, model: ModelSize | None) -> list[Need]:
     if data.train is not None:
         found.append(_questions(data.train, data.train_sets, "train", blocks=True))
     if data.test is not None:
-        is_read = config.evaluation.every > 0
+        is_read = config.evaluation.every > 0 or config.evaluation.at_end
         found.append(_questions(data.test, data.test_sets, "test", blocks=is_read))
     return found + [_corpus(name) for name in config.search.corpora]
 

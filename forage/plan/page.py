@@ -61,7 +61,8 @@ def _work(plan: Plan) -> Iterator[str]:
         )
     evaluation = plan.config.evaluation
     if evaluation.every:
-        count = "all" if evaluation.num_questions is None else f"{evaluation.num_questions:,}"
+        chosen = evaluation.num_training_questions or evaluation.num_questions
+        count = "all" if chosen is None else f"{chosen:,}"
         arms = ", ".join(evaluation.arms)
         yield f"an evaluation on {count} test questions every {evaluation.every} steps ({arms})"
 

@@ -19,6 +19,7 @@ from forage.plan.machine import Machine, look_at_machine
 from forage.plan.memory import Memory, plan_memory
 from forage.plan.models import ModelSize, measure
 from forage.plan.steps import Work, count_work, num_micro_batches
+from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
 from forage.training.model import load_tokenizer
 
@@ -80,9 +81,11 @@ def make_plan(config: RunConfig, machine: Machine | None = None) -> Plan:
 def _check(config: RunConfig) -> tuple[list[str], int | None]:
     """What was checked, said, and the number of questions where their file is here."""
     PromptTemplate.load(config.environment.prompt)
+    Scorer(config.reward, config.environment.protocol)
     checks = [
         "settings: every key is known, none is dead, none contradicts another",
         f"prompt: {config.environment.prompt} has its place for the question",
+        "reward: its functions are found, and the judge's key and template where there is one",
     ]
     questions = None
     if config.data.train is not None and config.data.train.exists():
