@@ -266,7 +266,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     corpus = args.out / f"passages-{args.passages}.jsonl"
     if not corpus.exists():
-        write_corpus(corpus, joined_passages(args.out, args.passages))
+        unfinished = corpus.with_suffix(".tmp")
+        write_corpus(unfinished, joined_passages(args.out, args.passages))
+        unfinished.rename(corpus)
     with (args.out / "world-0" / "train.jsonl").open(encoding="utf-8") as lines:
         asked = [json.loads(line)["question"] for line in lines]
     step = max(len(asked) // args.queries, 1)
