@@ -61,13 +61,22 @@ def _demo(args: Namespace) -> int:
 
 def _train_arguments(parser: ArgumentParser) -> None:
     _add_config(parser)
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    text = "check everything and print the plan: memory, steps, places, downloads; start nothing"
+    how.add_argument("--dry-run", action="store_true", help=text)
 
 
 def _train(args: Namespace) -> int:
     from forage.config import load_config
 
     config = load_config(args.config, args.overrides)
+    if args.dry_run:
+        from forage.plan.page import print_plan
+        from forage.plan.plan import make_plan
+
+        print_plan(make_plan(config))
+        return 0
     from forage.train import run_training
 
     run_training(config, resume=args.resume)
@@ -190,6 +199,7 @@ def _data_arguments(parser: ArgumentParser) -> None:
     world = kinds.add_parser("world", help="a generated encyclopedia", allow_abbrev=False)
     world.add_argument("--size", type=positive, required=True, metavar="N", help="articles")
     world.add_argument("--seed", type=count, default=0)
+    world.add_argument("--hops", type=int, choices=(1, 2, 3), help="of all questions; else mixed")
     world.add_argument("--out", type=Path, required=True, metavar="DIR")
     world.set_defaults(run=_data_world, usage=world.format_usage)
     squad = kinds.add_parser("squad", help="a file of SQuAD v1.1 JSON", allow_abbrev=False)
@@ -234,7 +244,7 @@ def _add_question_output(parser: ArgumentParser) -> None:
 def _data_world(args: Namespace) -> int:
     from forage.data.world import write_world
 
-    write_world(args.out, size=args.size, seed=args.seed)
+    write_world(args.out, size=args.size, seed=args.seed, num_hops=args.hops)
     return 0
 
 

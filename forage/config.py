@@ -16,9 +16,26 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from forage.algorithm_config import AlgorithmConfig, Settings
+from forage.config_file import read_tree
 from forage.errors import UserError
+from forage.placement_config import PlacementConfig
 from forage.reward_config import RewardConfig
 from forage.warm_start_config import WarmStartConfig
+
+QuestionSet = Literal[
+    "nq",
+    "triviaqa",
+    "popqa",
+    "hotpotqa",
+    "2wikimultihopqa",
+    "musique",
+    "bamboogle",
+    "search-r1",
+    "seven",
+]
+"""Published sets as ``forage data prepare`` names them."""
+Corpus = Literal["wiki-18", "wiki-18-e5", "wiki-18-e5-hnsw64", "wiki-18-bm25", "asearcher"]
+"""Published corpora and indexes as ``forage data corpus`` names them."""
 
 
 class _Frozen(BaseModel):
@@ -59,12 +76,16 @@ class DataConfig(_Frozen):
     often each question was answered, for the order ``easy_first`` (the first epoch runs from easy
     to hard) and for keeping those from ``min_success`` to ``max_success``. ``index`` is a
     directory of ``forage index``: the arms gold and random take passages from it.
+    ``train_sets`` and ``test_sets`` are the published sets that the files are made of: a file that
+    is not there yet is answered with the command that makes it.
     """
 
     train: Path | None = None
     test: Path | None = None
     train_form: str | None = None
     test_form: str | None = None
+    train_sets: tuple[QuestionSet, ...] = ()
+    test_sets: tuple[QuestionSet, ...] = ()
     order: Literal["shuffled", "easy_first"] = "shuffled"
     weights: dict[str, Annotated[float, Field(ge=0)]] = {}
     difficulty: Path | None = None
@@ -79,10 +100,10 @@ class DataConfig(_Frozen):
 
     @model_validator(mode="after")
     def _no_dead_keys(self) -> Self:
-        for form, file in (("train_form", self.train), ("test_form", self.test)):
-            if getattr(self, form) is not None and file is None:
-                name = form.removesuffix("_form")
-                raise ValueError(f"data.{form} does nothing without data.{name}; remove it")
+        for name in ("train", "test"):
+            for key in (f"{name}_form", f"{name}_sets"):
+                if getattr(self, key) and getattr(self, name) is None:
+                    raise ValueError(f"data.{key} does nothing without data.{name}; remove it")
         is_used = self.order == "easy_first" or self.has_band
         if self.difficulty is not None and not is_used:
             raise ValueError(
@@ -132,6 +153,8 @@ class SearchConfig(_Frozen):
 
     ``url`` may name several servers (a list, or with commas) that serve the same index: a search
     that fails on one goes to another. Without ``token_file``, FORAGE_TOKEN is the token if set.
+    ``corpora`` are the published ones that it serves: what has to be fetched before, for the plan
+    of ``forage train --dry-run`` and for the message when nothing answers at ``url``.
     """
 
     url: str | tuple[str, ...] = "http://127.0.0.1:8000"
@@ -144,6 +167,7 @@ class SearchConfig(_Frozen):
     max_queries_per_request: int = Field(default=64, ge=1)
     cache_size: int = Field(default=10_000, ge=0)
     startup_timeout_s: float = Field(default=60.0, gt=0)
+    corpora: tuple[Corpus, ...] = ()
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -306,6 +330,7 @@ class RunConfig(_Frozen):
     sentinel: SentinelConfig = SentinelConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    placement: PlacementConfig = PlacementConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -400,6 +425,28 @@ class RunConfig(_Frozen):
             )
         return self
 
+    @model_validator(mode="after")
+    def _placement_fits_the_run(self) -> Self:
+        placement = self.placement
+        if placement.has_server and "engine" in self.rollout.model_fields_set:
+            raise ValueError(
+                f"rollout.engine does nothing: it sizes the in-process engine, and "
+                f"placement.engine is {placement.engine}; remove one of them"
+            )
+        if self.model.device == "cpu" and (placement.num_gpus > 1 or placement.has_server):
+            raise ValueError(
+                f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs and the "
+                f"engine {placement.engine}: set model.device to cuda, or remove placement"
+            )
+        return self
+
+    def check_placement(self) -> None:
+        """Refuse a placement that training cannot do; raises ``UserError``."""
+        if missing := self.placement.not_yet():
+            raise UserError(
+                "; ".join(missing) + ". See what it would take with: forage train --dry-run"
+            )
+
     def check_trainable(self) -> None:
         """Refuse what an evaluation may use but a training run may not; raises ``UserError``."""
         if self.rollout.temperature <= 0:
@@ -436,20 +483,13 @@ class RunConfig(_Frozen):
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe and apply ``key.sub=value`` overrides; raises ``UserError``."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the config {path}: {error.strerror}") from error
-    try:
-        tree = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} holds a {type(tree).__name__}; a mapping of settings is needed")
+    """Read a recipe with its bases, apply ``key.sub=value`` overrides; raises ``UserError``."""
+    tree = read_tree(path)
     for override in overrides:
         _apply_override(tree, override)
-    return build_config(tree, source=str(path))
+    # A section that is null is one that the recipe does without.
+    present = {key: value for key, value in tree.items() if value is not None}
+    return build_config(present, source=str(path))
 
 
 def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfig:
@@ -466,6 +506,9 @@ def to_yaml(config: RunConfig) -> str:
     tree = config.model_dump(mode="json", exclude_defaults=False)
     _drop_dead_keys(config.algorithm, tree["algorithm"])
     _drop_dead_keys(config.warm_start, tree["warm_start"])
+    _drop_dead_keys(config.placement, tree["placement"])
+    if config.placement.has_server:
+        del tree["rollout"]["engine"]
     return yaml.safe_dump(tree, sort_keys=False)
 
 

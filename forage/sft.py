@@ -146,13 +146,8 @@ async def demonstrate(
     config: RunConfig, player: Player, questions: Sequence[Question], num_episodes: int
 ) -> list[Episode]:
     """Scripted episodes of questions drawn at random; raises ``UserError``."""
-    if config.environment.protocol != "tags":
-        raise UserError(
-            "demonstrations are written in tags: set environment.protocol to tags, or "
-            "warm_start.episodes to recorded episodes"
-        )
     settings = config.warm_start
-    writer = ScriptWriter(questions, settings.poor_share)
+    writer = ScriptWriter(questions, settings.poor_share, player.write_search)
     num_short = round(settings.single_passage_share * num_episodes)
     rng = random.Random(f"demonstrations-{config.seed}")
     jobs = [

@@ -63,6 +63,7 @@ class Stopped(Exception):
 def run_training(config: RunConfig, resume: bool) -> None:
     """``forage train``: run to the end, or to a signal; raises ``UserError``."""
     config.check_trainable()
+    config.check_placement()
     _check_output(config.output_dir, resume)
     try:
         asyncio.run(_Run(config).run())

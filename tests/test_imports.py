@@ -19,13 +19,13 @@ LEVELS = (
     ("commands",),
     ("shards_command",),
     ("demo", "play", "compare", "doctor", "index_command", "serve_command", "rescore"),
-    ("train", "sft", "new", "viewer"),
+    ("train", "plan", "sft", "new", "viewer"),
     ("evaluation",),
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
-    ("warm_start_config",),
-    ("algorithm_config", "reward_config"),
+    ("placement_config", "warm_start_config"),
+    ("algorithm_config", "reward_config", "config_file"),
     ("types", "errors", "hardware", "progress", "arguments"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}

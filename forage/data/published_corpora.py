@@ -35,15 +35,19 @@ _NO_DATA = (".gitattributes", ".gitignore", "README.md")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A hub repository, and the name of the file that its pieces make up, where it has pieces."""
+    """A hub repository, and the name of the file that its pieces make up, where it has pieces.
+
+    ``gigabytes`` is the published size, for plans that ask nobody; None where none is published.
+    """
 
     hub_id: str
     whole: str = ""
+    gigabytes: float | None = None
 
 
 CORPORA = {
-    "wiki-18": Published("PeterJinGo/wiki-18-corpus"),
-    "wiki-18-e5": Published("PeterJinGo/wiki-18-e5-index", "e5_Flat.index"),
+    "wiki-18": Published("PeterJinGo/wiki-18-corpus", gigabytes=14.0),
+    "wiki-18-e5": Published("PeterJinGo/wiki-18-e5-index", "e5_Flat.index", gigabytes=64.6),
     "wiki-18-e5-hnsw64": Published("PeterJinGo/wiki-18-e5-index-HNSW64", "e5_HNSW64.index"),
     "wiki-18-bm25": Published("PeterJinGo/wiki-18-bm25-index"),
     "asearcher": Published("inclusionAI/ASearcher-Local-Knowledge"),

@@ -78,8 +78,11 @@ class World:
     test: tuple[Question, ...]
 
 
-def make_world(size: int, seed: int) -> World:
-    """A world of ``size`` articles; the same size and seed give the same world."""
+def make_world(size: int, seed: int, num_hops: int | None = None) -> World:
+    """A world of ``size`` articles; the same size and seed give the same articles.
+
+    Its questions have ``num_hops`` hops, or one, two and three in turn where it is None.
+    """
     if size < MIN_SIZE:
         raise UserError(f"a world of {size} articles is too small; --size needs {MIN_SIZE} or more")
     rng = random.Random(f"world-{seed}")
@@ -92,12 +95,14 @@ def make_world(size: int, seed: int) -> World:
         entity.id = f"w{index}"
     passages = tuple(_article(entity, entities, rng) for entity in entities)
     train, test = (_questions(country, rng) for country in countries)
+    if num_hops is not None:
+        train, test = train[num_hops - 1 :][:1], test[num_hops - 1 :][:1]
     return World(passages, _named(train, "train"), _named(test, "test"))
 
 
-def write_world(out: Path, size: int, seed: int) -> World:
+def write_world(out: Path, size: int, seed: int, num_hops: int | None = None) -> World:
     """Write ``corpus.jsonl``, ``train.jsonl`` and ``test.jsonl`` into ``out``."""
-    world = make_world(size, seed)
+    world = make_world(size, seed, num_hops)
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus.jsonl", world.passages)
     write_questions(out / "train.jsonl", world.train)

@@ -37,6 +37,11 @@ class TagsProtocol:
     def parse(self, text: str) -> Search | Answer | Invalid:
         return actions.parse_action(text)
 
+    def write_search(self, query: str) -> str:
+        """A search as a policy writes it."""
+        # A space before the query: most tokenizers then write a name as they do in passages.
+        return f"{actions.SEARCH_OPEN} {query}{actions.SEARCH_CLOSE}"
+
     def results_frame(self, last_id: int) -> Frame:
         """What stands around passages behind a turn whose last token is ``last_id``."""
         del last_id
@@ -76,6 +81,10 @@ class ToolsProtocol:
 
     def parse(self, text: str) -> Search | Answer | Invalid:
         return self._tool.parse(text)
+
+    def write_search(self, query: str) -> str:
+        """A call of the tool as a policy writes it, with the same space."""
+        return self._tool.write(f" {query}")
 
     def results_frame(self, last_id: int) -> Frame:
         """What stands around passages behind a turn whose last token is ``last_id``."""

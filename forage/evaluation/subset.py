@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from forage.config import RunConfig
 from forage.data.questions import read_questions
+from forage.data.training import require_file
 from forage.errors import UserError
 from forage.types import Question
 
@@ -21,6 +22,7 @@ def questions_to_evaluate(config: RunConfig) -> list[Question]:
     """``evaluation.num_questions`` of ``data.test``; raises ``UserError``."""
     if config.data.test is None:
         raise UserError("data.test is missing: name a file of questions to evaluate on")
+    require_file(config.data.test, config.data.test_sets, "test")
     questions = read_questions(config.data.test, config.data.test_form)
     settings = config.evaluation
     return stratified(questions, settings.num_questions, settings.subset_seed)

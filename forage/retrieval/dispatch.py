@@ -91,10 +91,12 @@ class Dispatcher:
                 return
             addresses = ", ".join(server.url for server in self._servers)
             if loop.time() + _POLL_S >= deadline:
+                corpora = self._settings.corpora
+                wanted = f" (it is to serve {' and '.join(corpora)})" if corpora else ""
                 raise UserError(
                     f"no search server answers at {addresses} after "
                     f"{self._settings.startup_timeout_s:g} s ({said}); start one with "
-                    "`forage serve INDEX`, or set search.url to where it is"
+                    f"`forage serve INDEX`{wanted}, or set search.url to where it is"
                 )
             if not is_said:
                 logger.info("waiting for the search server at %s (%s)", addresses, said)

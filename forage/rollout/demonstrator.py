@@ -9,7 +9,7 @@ can be shown.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -51,11 +51,17 @@ class Script:
 
 
 class ScriptWriter:
-    """Writes scripts; guesses are drawn from all hops."""
+    """Writes scripts; guesses are drawn from all hops, searches spelt by ``write_search``."""
 
-    def __init__(self, questions: Sequence[Question], poor_share: float) -> None:
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        poor_share: float,
+        write_search: Callable[[str], str],
+    ) -> None:
         self._hops = [hop for question in questions for hop in question.hops]
         self._poor_share = poor_share
+        self._write_search = write_search
 
     def write(self, question: Question, rng: random.Random) -> Script:
         """A script for ``question``; poor with probability ``poor_share``."""
@@ -70,16 +76,30 @@ class ScriptWriter:
         other = rng.choice(self._hops)
         match choice:
             case Choice.GOOD:
-                turns = [*_searches(hops), _answer(hops[-1], hops[-1].relation)]
+                turns = [*self._searches(hops), _answer(hops[-1], hops[-1].relation)]
             case Choice.NO_SEARCH:
                 turns = [_answer(replace(hops[-1], value=other.value), hops[-1].relation)]
             case Choice.OTHER_SEARCH:
                 # Every name is one that can be copied: an arbitrary one would teach bad copying.
                 wanted = hops[-1].relation
-                turns = [_search(f"Want the {wanted}. Find the {wanted}.", wanted), _UNKNOWN]
+                thought = f"Want the {wanted}. Find the {wanted}."
+                turns = [self._search(thought, wanted), _UNKNOWN]
             case Choice.STOP_EARLY:
-                turns = [*_searches(hops)[:-1], _answer(hops[-2], hops[-1].relation)]
+                turns = [*self._searches(hops)[:-1], _answer(hops[-2], hops[-1].relation)]
         return Script(choice, tuple(turns))
+
+    def _searches(self, hops: Sequence[Hop]) -> list[str]:
+        wanted = hops[-1].relation
+        first = f"Want the {wanted}. Find the {hops[0].relation}."
+        turns = [self._search(first, hops[0].subject)]
+        for known, hop in pairwise(hops):
+            thought = f"{_found(known, wanted)} Find the {hop.relation}."
+            turns.append(self._search(thought, hop.subject))
+        return turns
+
+    def _search(self, thought: str, query: str) -> str:
+        thinking = f"{actions.THINK_OPEN} {thought}{actions.THINK_CLOSE}"
+        return f"{thinking}{self._write_search(query)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +135,9 @@ class Demonstrator:
         """Nothing is kept."""
 
 
-def _searches(hops: Sequence[Hop]) -> list[str]:
-    wanted = hops[-1].relation
-    turns = [_search(f"Want the {wanted}. Find the {hops[0].relation}.", hops[0].subject)]
-    for known, hop in pairwise(hops):
-        thought = f"{_found(known, wanted)} Find the {hop.relation}."
-        turns.append(_search(thought, hop.subject))
-    return turns
-
-
 def _found(known: Hop, wanted: str) -> str:
     """What was found and what is wanted, side by side: whether to go on can be seen from it."""
     return f"Found the {known.relation} {known.value}. Want the {wanted}."
-
-
-def _search(thought: str, query: str) -> str:
-    # A space before every name: most tokenizers then write it with the tokens it has in passages.
-    return (
-        f"{actions.THINK_OPEN} {thought}{actions.THINK_CLOSE}"
-        f"{actions.SEARCH_OPEN} {query}{actions.SEARCH_CLOSE}"
-    )
 
 
 def _answer(known: Hop, wanted: str) -> str:

@@ -31,6 +31,16 @@ def entities_of(questions: tuple[Question, ...]) -> set[str]:
     return linked | {hop.subject for hop in hops}
 
 
+@pytest.mark.parametrize("num_hops", [1, 2, 3])
+def test_a_world_may_ask_for_one_number_of_hops_alone(num_hops: int):
+    chosen = make_world(SIZE, 0, num_hops)
+    assert chosen.passages == world().passages
+    for mine, mixed in ((chosen.train, world().train), (chosen.test, world().test)):
+        texts = [question.text for question in mine]
+        assert texts[: len(mixed) // 3] == [q.text for q in mixed if q.num_hops == num_hops]
+        assert {question.num_hops for question in mine} == {num_hops}
+
+
 # Files.
 
 

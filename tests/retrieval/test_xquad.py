@@ -1,12 +1,16 @@
 """BM25 on real text: is the paragraph that a question was written about among the first three?"""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from rank_bm25 import BM25Okapi
 
 from forage.data.corpus import write_corpus
+from forage.retrieval.bm25 import BM25, BM25Builder, tokenize
 from forage.retrieval.index import build_index, open_index
 from forage.types import Passage
 
@@ -38,3 +42,29 @@ def test_recall_at_3_of_the_gold_paragraph_is_above_0_9(tmp_path: Path):
         for (gold, _), hits in zip(asked, found, strict=True)
     )
     assert num_found / len(asked) > 0.9
+
+
+class LuceneOkapi(BM25Okapi):
+    """rank_bm25 with Lucene's idf, which never falls below 0; its scores are k1 + 1 times ours."""
+
+    def _calc_idf(self, nd: dict[str, int]) -> None:
+        for word, df in nd.items():
+            self.idf[word] = math.log(1 + (self.corpus_size - df + 0.5) / (df + 0.5))
+
+
+@pytest.mark.skipif(not XQUAD.exists(), reason="../shared/data not found")
+@pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.5, 0.75)])
+def test_the_ranks_of_every_question_are_those_of_rank_bm25(tmp_path: Path, k1: float, b: float):
+    """The first ten, on the same words; where two scores are equal in float32, the lower row."""
+    texts = [passage.text for passage, _ in paragraphs()]
+    builder = BM25Builder(k1, b)
+    for text in texts:
+        builder.add(text)
+    builder.write(tmp_path)
+    questions = [question for _, found in paragraphs() for question in found]
+    reference = LuceneOkapi([tokenize(text) for text in texts], k1=k1, b=b)
+    for question, hits in zip(questions, BM25(tmp_path).search(questions, 10), strict=True):
+        scores = reference.get_scores(tokenize(question)) / (k1 + 1)
+        expected = np.argsort(-scores.astype(np.float32), kind="stable")[:10]
+        assert [hit.row for hit in hits] == expected.tolist()
+        assert [hit.score for hit in hits] == pytest.approx(scores[expected].tolist(), rel=1e-5)

@@ -10,6 +10,7 @@ from forage.data.world import World, make_world
 from forage.environment.actions import Answer, parse_action
 from forage.environment.actions import Search as SearchAction
 from forage.environment.episode import Environment
+from forage.environment.protocol import TagsProtocol
 from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.demonstrator import Choice, Demonstrator, Script, ScriptWriter
@@ -25,7 +26,7 @@ def small_world() -> World:
 
 
 def scripts(poor_share: float, num_rounds: int = 1) -> list[tuple[Question, Script]]:
-    writer = ScriptWriter(small_world().train, poor_share)
+    writer = ScriptWriter(small_world().train, poor_share, TagsProtocol(tiny_codec()).write_search)
     rng = random.Random("scripts")
     questions = small_world().train * num_rounds
     return [(question, writer.write(question, rng)) for question in questions]
@@ -122,7 +123,7 @@ def test_the_same_seed_writes_the_same_script():
 
 
 def test_a_question_without_hops_is_refused():
-    writer = ScriptWriter(small_world().train, 0.5)
+    writer = ScriptWriter(small_world().train, 0.5, str)
     with pytest.raises(AssertionError, match="carry their hops"):
         writer.write(Question("q", "Who?", ("x",), "test"), random.Random(0))
 
@@ -153,3 +154,16 @@ def test_a_script_longer_than_the_turns_ends_out_of_turns_and_is_no_demonstratio
     question = small_world().train[0]
     script = Script(Choice.GOOD, ("<search>x</search>",) * 6)
     assert play(question, script).status is Status.OUT_OF_TURNS
+
+
+def test_searches_are_spelt_as_the_protocol_asks():
+    def call(query: str) -> str:
+        return f"CALL({query})"
+
+    writer = ScriptWriter(small_world().train, 0.0, call)
+    question = next(q for q in small_world().train if q.num_hops == 2)
+    *searches, answer = writer.write(question, random.Random(0)).turns
+    assert [turn.partition("</think>")[2] for turn in searches] == [
+        f"CALL({hop.subject})" for hop in question.hops
+    ]
+    assert "CALL" not in answer

@@ -1,0 +1,108 @@
+"""How large a model is, counted without its weights: torch's meta device holds no numbers.
+
+The shape comes from a local directory, from the hub's cache, or from the table below, so that a
+plan asks nobody and downloads nothing. What the counts cost in memory is ``memory.py``'s business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forage.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Counts of one model; ``num_base_parameters`` leaves the head out, as a critic does."""
+
+    num_parameters: int
+    num_base_parameters: int
+    num_embedding_parameters: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    source: str
+
+    @property
+    def kv_numbers_per_token(self) -> int:
+        """Keys and values of one token, in numbers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+def _qwen(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    is_small = hidden <= 2048
+    return {
+        "model_type": "qwen2",
+        "vocab_size": 151_936 if is_small else 152_064,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": is_small,
+    }
+
+
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B": _qwen(896, 4864, 24, 14, 2),
+    "Qwen/Qwen2.5-1.5B": _qwen(1536, 8960, 28, 12, 2),
+    "Qwen/Qwen2.5-3B": _qwen(2048, 11_008, 36, 16, 2),
+    "Qwen/Qwen2.5-7B": _qwen(3584, 18_944, 28, 28, 4),
+    "Qwen/Qwen2.5-14B": _qwen(5120, 13_824, 48, 40, 8),
+    "Qwen/Qwen2.5-32B": _qwen(5120, 27_648, 64, 40, 8),
+    "Qwen/Qwen2.5-72B": _qwen(8192, 29_568, 80, 64, 8),
+    "meta-llama/Llama-3.2-3B": {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+}
+"""The ``config.json`` of published models, as far as it counts; instruct models share it."""
+
+
+def measure(path: str) -> ModelSize | None:
+    """The size of ``model.path``; None for a hub id of which nothing is known here.
+
+    Raises ``UserError`` for a directory without a readable ``config.json``.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    published = _PUBLISHED.get(path.removesuffix("-Instruct"))
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        source = f"{path}/config.json" if Path(path).is_dir() else "the hub's cache"
+    except (OSError, ValueError) as error:
+        if published is None:
+            if Path(path).is_dir() or path.count("/") != 1:
+                raise UserError(f"model.path is {path!r}: no model there ({error})") from error
+            return None
+        config = AutoConfig.for_model(**published)
+        source = f"the published shape of {path}"
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    embedding = model.get_input_embeddings()
+    heads = config.num_attention_heads
+    return ModelSize(
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        num_base_parameters=sum(p.numel() for p in model.base_model.parameters()),
+        num_embedding_parameters=embedding.weight.numel(),
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        source=source,
+    )

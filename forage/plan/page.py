@@ -1,0 +1,131 @@
+"""A plan as text on the terminal, section by section.
+
+It words and lays out; every figure comes from ``plan.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+
+from forage.plan.plan import Plan
+
+
+def print_plan(plan: Plan, console: Console | None = None) -> None:
+    """Write the plan to stdout, or to ``console``."""
+    console = console or Console()
+    sections = {
+        "plan": _head(plan),
+        "checked": iter(plan.checks),
+        "work": _work(plan),
+        "memory of each device": _memory(plan),
+        "what runs where": _places(plan),
+        "what has to be there": _needs(plan),
+        "look at": iter(plan.warnings),
+        "this machine": _verdict(plan),
+    }
+    for title, lines in sections.items():
+        texts = list(lines)
+        if texts:
+            console.print(f"[bold]{title}[/bold]")
+        for text in texts:
+            console.print(f"  {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    config = plan.config
+    yield f"{config.name}: {config.model.path}, into {config.output_dir}"
+    if config.note:
+        yield config.note
+
+
+def _work(plan: Plan) -> Iterator[str]:
+    work = plan.work
+    yield (
+        f"{work.num_steps:,} steps of {work.questions_per_step:,} questions x {work.group_size} "
+        f"episodes: {work.episodes_per_step:,} episodes a step, "
+        f"{work.episodes_per_step * work.num_steps:,} in all"
+    )
+    yield (
+        f"at most {work.tokens_per_step:,} tokens and {work.searches_per_step:,} searches a step; "
+        f"at most {plan.num_micro_batches:,} micro-batches an optimizer step"
+    )
+    yield f"{work.updates_per_step} optimizer steps a step, {work.num_updates:,} in all"
+    if work.questions_in_epoch is not None:
+        epochs = work.num_steps * work.questions_per_step / work.questions_in_epoch
+        yield (
+            f"{work.questions_in_epoch:,} questions, {work.steps_per_epoch:,} whole steps an "
+            f"epoch: {epochs:.2f} epochs"
+        )
+    evaluation = plan.config.evaluation
+    if evaluation.every:
+        chosen = evaluation.num_training_questions or evaluation.num_questions
+        count = "all" if chosen is None else f"{chosen:,}"
+        arms = ", ".join(evaluation.arms)
+        yield f"an evaluation on {count} test questions every {evaluation.every} steps ({arms})"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    if plan.memory is None or plan.model is None:
+        yield "not known: see below"
+        return
+    model, memory = plan.model, plan.memory
+    yield f"{model.num_parameters:,} parameters, from {model.source}"
+    width = max(len(part.name) for part in memory.parts)
+    for part in memory.parts:
+        phases = {"sampling": part.while_sampling, "learning": part.while_learning}
+        held = " and ".join(phase for phase, holds in phases.items() if holds)
+        yield f"{part.name:{width}}  {_gb(part.num_bytes):>10}  {part.formula}; while {held}"
+    yield (
+        f"{'peak':{width}}  {_gb(memory.peak_bytes):>10}  the larger of sampling "
+        f"({_gb(memory.sampling_bytes)}) and learning ({_gb(memory.learning_bytes)})"
+    )
+    if memory.host_bytes_per_node:
+        yield f"{_gb(memory.host_bytes_per_node)} in the memory of each machine while sampling"
+
+
+def _places(plan: Plan) -> Iterator[str]:
+    config, placement = plan.config, plan.config.placement
+    yield f"search service: {', '.join(config.search.urls)} (started apart; not asked now)"
+    if placement.num_gpus > 1:
+        where = f"{placement.num_nodes} x {placement.gpus_per_node} GPUs"
+        yield f"trainer: weights, gradients and optimizer sharded over {where}"
+    else:
+        yield f"trainer: this process, on {config.model.device}"
+    in_flight = f"{config.rollout.max_concurrent_episodes:,} episodes in flight"
+    if placement.has_server:
+        num_engines = placement.num_gpus // placement.tensor_parallel
+        turns = ", taking turns with the trainer" if placement.offload else ""
+        yield (
+            f"engine: {num_engines} x {placement.engine} on {placement.tensor_parallel} GPUs each"
+            f"{turns}; {in_flight}"
+        )
+    else:
+        yield f"engine: in the trainer's process, with its weights; {in_flight}"
+
+
+def _needs(plan: Plan) -> Iterator[str]:
+    for need in plan.needs:
+        size = "size not published" if need.num_bytes is None else _gb(need.num_bytes)
+        size = f", {size}" if need.num_bytes != 0 else ""
+        yield f"{need.what}: {need.state}{size}"
+        if need.command:
+            yield f"    {need.command}"
+    if plan.download_bytes:
+        yield f"{_gb(plan.download_bytes)} to fetch, as far as sizes are known"
+
+
+def _verdict(plan: Plan) -> Iterator[str]:
+    yield plan.machine.describe()
+    if not plan.obstacles:
+        yield "it can run this recipe"
+        return
+    yield f"it cannot run this recipe yet, for {len(plan.obstacles)} reasons:"
+    for obstacle in plan.obstacles:
+        yield f"- {obstacle}"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.2f} MB"

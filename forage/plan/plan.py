@@ -1,0 +1,169 @@
+"""``forage train --dry-run``: what a recipe would take, and what stands in its way on this machine.
+
+It checks what training checks before its first step, holds the plan against the machine, and writes
+both. No network, no weights, nothing started or changed; whether the plan fits a cluster that is
+not this machine is for its owner to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage.config import RunConfig
+from forage.data.training import training_questions
+from forage.environment.template import PromptTemplate
+from forage.errors import UserError
+from forage.plan.downloads import Need, needs, num_train_questions
+from forage.plan.machine import Machine, look_at_machine
+from forage.plan.memory import Memory, plan_memory
+from forage.plan.models import ModelSize, measure
+from forage.plan.steps import Work, count_work, num_micro_batches
+from forage.rewards.scorer import Scorer
+from forage.rollout.player import Player
+from forage.training.model import load_tokenizer
+
+TYPICAL_WEIGHT = 0.02
+"""The standard deviation that transformers are initialised with."""
+_HALF_SPACING = 2.0**-9
+"""Half the distance between neighbouring bfloat16 numbers, at most, relative to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is known before a run; ``obstacles`` is empty where it can start here."""
+
+    config: RunConfig
+    machine: Machine
+    model: ModelSize | None
+    memory: Memory | None
+    work: Work
+    num_micro_batches: int
+    needs: tuple[Need, ...]
+    checks: tuple[str, ...]
+    warnings: tuple[str, ...]
+    obstacles: tuple[str, ...]
+
+    @property
+    def download_bytes(self) -> int:
+        """What has to be fetched, as far as its size is known."""
+        return sum(need.num_bytes or 0 for need in self.needs)
+
+
+def make_plan(config: RunConfig, machine: Machine | None = None) -> Plan:
+    """The plan of a recipe on ``machine`` (None: this one); raises what training would raise."""
+    config.check_trainable()
+    machine = machine or look_at_machine(Path.cwd())
+    model = measure(config.model.path)
+    critic_path = config.algorithm.critic.path
+    has_critic = config.algorithm.advantage == "gae"
+    critic = (measure(critic_path) if critic_path else model) if has_critic else None
+    memory = None
+    if model is not None and (critic is not None or not has_critic):
+        memory = plan_memory(config, model, critic, machine.num_cores)
+    checks, num_questions = _check(config)
+    work = count_work(config, num_questions or num_train_questions(config))
+    needed = tuple(needs(config, model))
+    return Plan(
+        config=config,
+        machine=machine,
+        model=model,
+        memory=memory,
+        work=work,
+        num_micro_batches=num_micro_batches(config, work),
+        needs=needed,
+        checks=tuple(checks),
+        warnings=tuple(_warnings(config)),
+        obstacles=tuple(_obstacles(config, machine, memory, needed)),
+    )
+
+
+def _check(config: RunConfig) -> tuple[list[str], int | None]:
+    """What was checked, said, and the number of questions where their file is here."""
+    PromptTemplate.load(config.environment.prompt)
+    Scorer(config.reward, config.environment.protocol)
+    checks = [
+        "settings: every key is known, none is dead, none contradicts another",
+        f"prompt: {config.environment.prompt} has its place for the question",
+        "reward: its functions are found, and the judge's key and template where there is one",
+    ]
+    questions = None
+    if config.data.train is not None and config.data.train.exists():
+        questions, _ = training_questions(config.data, config.seed)
+        if len(questions) < config.trainer.questions_per_step:
+            raise UserError(
+                f"{config.data.train} holds {len(questions)} questions, fewer than "
+                f"trainer.questions_per_step ({config.trainer.questions_per_step})"
+            )
+        checks.append(f"questions: {len(questions):,} read from {config.data.train}")
+    if Path(config.model.path).is_dir():
+        tokenizer = load_tokenizer(config.model)
+        player = Player(config.environment, config.rollout, tokenizer, config.seed)
+        checks.append(f"protocol: {config.environment.protocol} works with this tokenizer")
+        if questions is not None:
+            player.check_prompts(questions)
+            checks.append("prompts: each fits environment.max_tokens")
+    return checks, None if questions is None else len(questions)
+
+
+def _warnings(config: RunConfig) -> list[str]:
+    rate = config.trainer.learning_rate
+    if config.model.dtype == "bfloat16" and rate < TYPICAL_WEIGHT * _HALF_SPACING:
+        return [
+            f"model.dtype is bfloat16, in which a weight of {TYPICAL_WEIGHT} does not change by "
+            f"trainer.learning_rate ({rate:g}): an update below "
+            f"{TYPICAL_WEIGHT * _HALF_SPACING:.0e} is rounded away. Use float32"
+        ]
+    return []
+
+
+def _obstacles(
+    config: RunConfig, machine: Machine, memory: Memory | None, needed: tuple[Need, ...]
+) -> list[str]:
+    """What keeps training from starting on this machine, a sentence each."""
+    placement = config.placement
+    obstacles = placement.not_yet()
+    if placement.has_server and placement.engine not in machine.packages:
+        obstacles.append(f"the engine {placement.engine} is not installed on this machine")
+    on_gpu = config.model.device != "cpu"
+    if on_gpu and len(machine.gpu_bytes) < placement.gpus_per_node:
+        obstacles.append(
+            f"{placement.gpus_per_node} GPUs are needed in each machine, this one has "
+            f"{len(machine.gpu_bytes)} (model.device: {config.model.device})"
+        )
+    if memory is None:
+        obstacles.append(
+            f"the size of {config.model.path} is not known here, so neither is its memory: fetch "
+            "it, or name a local directory in model.path"
+        )
+    else:
+        obstacles += _too_little_memory(config, machine, memory)
+    missing = sum(need.num_bytes or 0 for need in needed)
+    if missing > machine.disk_bytes:
+        obstacles.append(
+            f"{missing / 1e9:,.1f} GB have to be fetched, {machine.disk_bytes / 1e9:,.1f} GB of "
+            "disk are free here"
+        )
+    for need in needed:
+        if need.blocks:
+            remedy = f": {need.command}" if need.command else ""
+            obstacles.append(f"{need.what} are not on this machine{remedy}")
+    return obstacles
+
+
+def _too_little_memory(config: RunConfig, machine: Machine, memory: Memory) -> list[str]:
+    found: list[str] = []
+    on_gpu = config.model.device != "cpu"
+    room = (machine.gpu_bytes[0] if machine.gpu_bytes else None) if on_gpu else machine.memory_bytes
+    if room is not None and memory.peak_bytes > room:
+        where = "on each GPU" if on_gpu else "of memory"
+        found.append(
+            f"{memory.peak_bytes / 1e9:,.1f} GB {where} are needed, this machine has "
+            f"{room / 1e9:,.1f} GB"
+        )
+    if memory.host_bytes_per_node > machine.memory_bytes:
+        found.append(
+            f"placement.offload keeps {memory.host_bytes_per_node / 1e9:,.1f} GB in the memory of "
+            f"each machine, this one has {machine.memory_bytes / 1e9:,.1f} GB"
+        )
+    return found

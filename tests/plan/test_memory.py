@@ -1,0 +1,232 @@
+"""The formulas against torch's own count, on the small model that ships, and against the papers."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from forage import attention
+from forage.algorithms.packing import lay_end_to_end
+from forage.config import RunConfig, build_config
+from forage.plan.memory import Memory, activation_bytes, plan_memory, torch_cache_bytes
+from forage.plan.models import ModelSize, measure
+from forage.rollout.slots import SlotCache, round_up
+from forage.rollout.torch_engine import _cache_shape
+from forage.training.gradients import accumulate
+from forage.training.logprobs import hidden_before
+from forage.training.model import load_model
+from forage.training.trainer import Trainer, build_trainer
+
+WARM = Path(__file__).parents[2] / "forage" / "warm" / "model"
+PPO = {"advantage": "gae", "kl": {"coefficient": 0.001}}
+
+
+def make_config(**sections: Any) -> RunConfig:
+    return build_config({"model": {"path": str(WARM)}, **sections})
+
+
+@cache
+def warm_size() -> ModelSize:
+    size = measure(str(WARM))
+    assert size is not None
+    return size
+
+
+def memory_of(config: RunConfig, num_cores: int = 1) -> Memory:
+    critic = warm_size() if config.algorithm.advantage == "gae" else None
+    return plan_memory(config, warm_size(), critic, num_cores)
+
+
+def part(memory: Memory, name: str) -> int:
+    (found,) = [part.num_bytes for part in memory.parts if part.name == name]
+    return found
+
+
+def num_bytes(tensors: list[Tensor]) -> int:
+    """Of distinct storages: tied weights count once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def moments(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the optimizer's state, its step counters left out."""
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return num_bytes([value for value in states if value.ndim])
+
+
+def give_gradients_and_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the gradients of all parameters; the optimizer has taken its first step."""
+
+    def loss() -> tuple[Tensor, None]:
+        return torch.stack([p.square().sum() for p in model.parameters()]).sum(), None
+
+    accumulate(model, [loss])
+    optimizer.step()
+    return num_bytes([p.grad for p in model.parameters() if p.grad is not None])
+
+
+@cache
+def trained() -> tuple[Trainer, int]:
+    """A PPO trainer of the warm model after one step, and the bytes of the policy's gradients."""
+    config = make_config(algorithm=PPO)
+    trainer = build_trainer(load_model(config.model), config)
+    return trainer, give_gradients_and_step(trainer.model, trainer.optimizer)
+
+
+def test_weights_gradients_and_moments_are_what_torch_allocates() -> None:
+    memory = memory_of(make_config(algorithm=PPO))
+    trainer, gradients = trained()
+    assert part(memory, "weights") == num_bytes(list(trainer.model.parameters()))
+    assert part(memory, "optimizer (AdamW)") == moments(trainer.optimizer)
+    assert part(memory, "gradients") == 2 * gradients
+
+
+def test_the_reference_and_the_critic_are_what_torch_allocates() -> None:
+    memory = memory_of(make_config(algorithm=PPO))
+    trainer, _ = trained()
+    assert trainer.critic is not None
+    give_gradients_and_step(trainer.critic.critic, trainer.critic.optimizer)
+    assert part(memory, "reference model") == num_bytes(list(trainer.model.parameters()))
+    critic = trainer.critic.critic
+    assert part(memory, "critic: weights") == num_bytes(list(critic.parameters()))
+    assert part(memory, "critic: optimizer") == moments(trainer.critic.optimizer)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cache_of_the_engine_is_what_torch_allocates(dtype: str) -> None:
+    engine = {"num_slots": 10, "tile_rows": 4, "prefill_bucket": 24}
+    config = make_config(
+        model={"path": str(WARM), "dtype": dtype},
+        environment=budget(300),
+        rollout={"engine": engine},
+    )
+    model = load_model(config.model)
+    cache = SlotCache(
+        _cache_shape(model),
+        round_up(10, 4),
+        300 + 24,
+        next(model.parameters()).dtype,
+        torch.device("cpu"),
+    )
+    assert torch_cache_bytes(config, warm_size()) == num_bytes([*cache.keys, *cache.values])
+    assert part(memory_of(config), "KV cache") == num_bytes([*cache.keys, *cache.values])
+
+
+def kept_for_backward(model: PreTrainedModel, num_sequences: int, length: int) -> int:
+    """Bytes that autograd keeps of a forward pass, parameters left out."""
+    attention.install(model)
+    packed = lay_end_to_end([list(range(length))] * num_sequences)
+    is_wanted_N = packed.positions_N > 0
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden_MH = hidden_before(model, packed, is_wanted_N)
+    kept[hidden_MH.untyped_storage().data_ptr()] = hidden_MH
+    return num_bytes(list(kept.values()))
+
+
+@pytest.mark.parametrize(("num_sequences", "length"), [(1, 600), (4, 300)])
+def test_activations_are_what_autograd_keeps(num_sequences: int, length: int) -> None:
+    config = make_config(environment=budget(length))
+    measured = kept_for_backward(load_model(config.model), num_sequences, length)
+    planned = activation_bytes(config, warm_size(), num_sequences * length)
+    assert planned == pytest.approx(measured, rel=0.03)
+
+
+def test_checkpointing_keeps_layer_inputs_and_one_layer_at_a_time() -> None:
+    """That layer is computed anew in the backward pass: the forward pass keeps all but it."""
+    model = {"path": str(WARM), "gradient_checkpointing": True}
+    with_it = make_config(model=model, environment=budget(600))
+    without = make_config(environment=budget(600))
+    size = warm_size()
+    one_layer_less = replace(size, num_layers=size.num_layers - 1)
+    one_layer = activation_bytes(without, size, 600) - activation_bytes(
+        without, one_layer_less, 600
+    )
+    measured = kept_for_backward(load_model(with_it.model), 1, 600)
+    assert activation_bytes(with_it, size, 600) - one_layer == pytest.approx(measured, rel=0.03)
+
+
+def budget(max_tokens: int) -> dict[str, int]:
+    return {"max_tokens": max_tokens, "max_turn_tokens": 100, "max_observation_tokens": 100}
+
+
+def test_a_layer_in_bfloat16_on_a_gpu_is_counted_by_hand() -> None:
+    """Hidden 4, two heads of 2, one key head, feed-forward 6: two norms of 32 B, 40 numbers."""
+    size = ModelSize(0, 0, 0, 1, 4, 6, 2, 1, 2, "by hand")
+    config = make_config(model={"path": str(WARM), "dtype": "bfloat16", "device": "cuda"})
+    layer, last = 2 * 32 + 2 * (3 * 4 + 2 * 2 + 4 * 6), 32
+    assert activation_bytes(config, size, 10) == 10 * (layer + last)
+
+
+# What a placement changes. The 7B's figures are by hand: 7,615,616,512 parameters of 4 bytes.
+
+SEVEN_B = "Qwen/Qwen2.5-7B"
+SERVER = {"gpus_per_node": 8, "engine": "vllm"}
+
+
+@cache
+def seven_b() -> ModelSize:
+    size = measure(SEVEN_B)
+    assert size is not None
+    return size
+
+
+def placed(**placement: Any) -> Memory:
+    config = build_config(
+        {
+            "model": {"path": SEVEN_B, "device": "cuda"},
+            "algorithm": {"kl": {"coefficient": 0.001}},
+            "placement": placement,
+        }
+    )
+    return plan_memory(config, seven_b(), None, num_cores=2)
+
+
+def test_states_are_sharded_over_all_gpus_and_the_engines_over_some() -> None:
+    eight = placed(**SERVER)
+    assert part(eight, "weights") == 7_615_616_512 * 4 // 8
+    assert part(eight, "optimizer (AdamW)") == 7_615_616_512
+    assert part(eight, "reference model") == part(eight, "weights")
+    assert part(eight, "engine: weights (vllm)") == 7_615_616_512 * 2
+    more = placed(**SERVER, num_nodes=2, tensor_parallel=4)
+    assert part(more, "weights") == part(eight, "weights") // 2
+    assert part(more, "engine: weights (vllm)") == 7_615_616_512 * 2 // 4
+    assert part(more, "engine: KV cache") == part(eight, "engine: KV cache") // 2
+    assert part(more, "activations") == part(eight, "activations")
+    names = [p.name for p in placed().parts]
+    assert "gathered weights" not in names
+    assert part(eight, "gathered weights") == 152_064 * 3584 * 4
+
+
+def test_the_cache_of_a_server_is_that_of_all_episodes_in_flight() -> None:
+    """28 layers, 4 key heads of 128, keys and values: 57,344 bytes a token in bfloat16."""
+    assert part(placed(**SERVER), "engine: KV cache") == 64 * 4096 * 57_344 // 8
+
+
+def test_with_offload_trainer_and_engine_take_turns() -> None:
+    together, apart = placed(**SERVER), placed(**SERVER, offload=True)
+    states = sum(part(apart, name) for name in ("weights", "optimizer (AdamW)", "reference model"))
+    engine = part(apart, "engine: weights (vllm)") + part(apart, "engine: KV cache")
+    assert apart.sampling_bytes == engine
+    assert together.sampling_bytes == engine + states
+    assert together.learning_bytes == apart.learning_bytes + engine
+    assert together.peak_bytes > apart.peak_bytes == max(apart.sampling_bytes, apart.learning_bytes)
+    assert (together.host_bytes_per_node, apart.host_bytes_per_node) == (0, 8 * states)
+
+
+def test_a_cpu_learns_a_micro_batch_on_each_core() -> None:
+    one, four = (memory_of(make_config(), num_cores) for num_cores in (1, 4))
+    assert part(four, "activations") == 4 * part(one, "activations")
+    assert part(four, "gradients") == part(one, "gradients") // 2 * 5

@@ -1,0 +1,54 @@
+"""Counts of published models against what their authors publish, and where a shape comes from."""
+
+from pathlib import Path
+
+import pytest
+
+from forage.errors import UserError
+from forage.plan.models import measure
+from forage.training.model import new_model
+
+# Parameters in all and without embeddings, in billions: the model cards of Qwen2.5
+# (https://arxiv.org/abs/2412.15115) and of Llama 3.2.
+PUBLISHED = {
+    "Qwen/Qwen2.5-0.5B": (0.49, 0.36),
+    "Qwen/Qwen2.5-1.5B-Instruct": (1.54, 1.31),
+    "Qwen/Qwen2.5-3B": (3.09, 2.77),
+    "Qwen/Qwen2.5-7B-Instruct": (7.61, 6.53),
+    "Qwen/Qwen2.5-14B": (14.7, 13.1),
+    "Qwen/Qwen2.5-32B": (32.5, 31.0),
+    "Qwen/Qwen2.5-72B": (72.7, 70.0),
+    "meta-llama/Llama-3.2-3B": (3.21, None),
+}
+
+
+@pytest.mark.parametrize("path", PUBLISHED)
+def test_a_published_model_has_its_published_number_of_parameters(path: str) -> None:
+    size = measure(path)
+    assert size is not None
+    in_all, without_embeddings = PUBLISHED[path]
+    assert size.num_parameters / 1e9 == pytest.approx(in_all, rel=0.01)
+    if without_embeddings is not None:
+        is_tied = size.num_parameters == size.num_base_parameters
+        embeddings = size.num_embedding_parameters * (1 if is_tied else 2)
+        rest = (size.num_parameters - embeddings) / 1e9
+        assert rest == pytest.approx(without_embeddings, rel=0.01)
+
+
+def test_a_directory_is_counted_from_its_config_alone(tmp_path: Path) -> None:
+    model = new_model(300, 64, 3, num_heads=4, num_kv_heads=2, max_tokens=128, seed=0)
+    model.config.save_pretrained(tmp_path)
+    size = measure(str(tmp_path))
+    assert size is not None
+    assert size.num_parameters == sum(p.numel() for p in model.parameters())
+    assert (size.num_layers, size.head_dim, size.kv_numbers_per_token) == (3, 16, 2 * 3 * 2 * 16)
+    assert size.source == f"{tmp_path}/config.json"
+
+
+def test_a_hub_id_that_nobody_here_knows_has_no_size() -> None:
+    assert measure("somebody/some-model") is None
+
+
+def test_a_directory_that_is_missing_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="no model there"):
+        measure("./nowhere/at/all")

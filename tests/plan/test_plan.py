@@ -1,0 +1,237 @@
+"""The plan of a recipe on machines that it fits and on machines that it does not."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from rich.console import Console
+
+from forage.cli import main
+from forage.config import Corpus, QuestionSet, RunConfig, build_config, load_config
+from forage.data.benchmarks import _PARTS
+from forage.data.published_corpora import CORPORA
+from forage.errors import UserError
+from forage.plan.machine import Machine, look_at_machine
+from forage.plan.page import print_plan
+from forage.plan.plan import Plan, make_plan
+from forage.train import run_training
+
+ROOT = Path(__file__).parents[2]
+WARM = ROOT / "forage" / "warm" / "model"
+LAPTOP = Machine(num_cores=2, memory_bytes=16 * 10**9, disk_bytes=100 * 10**9)
+NODE = Machine(
+    num_cores=96,
+    memory_bytes=10**12,
+    disk_bytes=10**13,
+    gpu_bytes=(80 * 10**9,) * 8,
+    gpu_name="a GPU of 80 GB",
+    packages=frozenset({"vllm"}),
+)
+
+
+@pytest.fixture(autouse=True)
+def _logging_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forage.cli._set_up_logging", lambda verbosity: None)
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question": f"Who wrote book {i}?", "answers": ["nobody"]} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def small_config(questions: Path, **sections: Any) -> RunConfig:
+    """A run of the shipped model that any machine can do."""
+    environment = {
+        "prompt": "brief",
+        "max_tokens": 512,
+        "max_turn_tokens": 64,
+        "max_observation_tokens": 128,
+    }
+    tree: dict[str, Any] = {
+        "model": {"path": str(WARM)},
+        "data": {"train": str(questions)},
+        "environment": environment,
+        "trainer": {"max_tokens_per_micro_batch": 1024},
+    }
+    for name, values in sections.items():
+        tree[name] = {**tree.get(name, {}), **values}
+    return build_config(tree)
+
+
+def ppo() -> RunConfig:
+    return load_config(ROOT / "configs" / "search-r1-ppo-v0.2.yaml")
+
+
+def said(plan: Plan) -> str:
+    page = StringIO()
+    print_plan(plan, Console(file=page, width=200))
+    return page.getvalue()
+
+
+def test_a_small_run_has_no_obstacles_and_everything_is_checked(questions: Path) -> None:
+    plan = make_plan(small_config(questions), LAPTOP)
+    assert plan.obstacles == ()
+    assert plan.work.questions_in_epoch == 20
+    text = said(plan)
+    assert "it can run this recipe" in text
+    assert f"20 read from {questions}" in text
+    assert "prompts: each fits environment.max_tokens" in text
+    assert "870,528 parameters" in text
+
+
+def test_the_plan_of_a_published_recipe_says_what_a_laptop_lacks() -> None:
+    plan = make_plan(ppo(), LAPTOP)
+    text = said(plan)
+    assert len(plan.obstacles) == 8
+    for expected in (
+        "training is not sharded yet",
+        "training samples with the in-process engine alone so far",
+        "cannot be moved to host memory yet",
+        "the engine vllm is not installed",
+        "8 GPUs are needed in each machine, this one has 0",
+        "GB in the memory of each machine, this one has 16.0 GB",
+        "forage data prepare search-r1 --split train --out data/search-r1/train.jsonl",
+        "forage data prepare search-r1 --split test --out data/search-r1/test.jsonl",
+    ):
+        assert any(expected in obstacle for obstacle in plan.obstacles), expected
+        assert expected in text
+    assert plan.download_bytes == pytest.approx(7_615_616_512 * 2 + 14.0e9 + 64.6e9)
+
+
+def test_on_a_machine_that_is_large_enough_only_what_forage_lacks_is_left() -> None:
+    plan = make_plan(ppo(), NODE)
+    assert plan.memory is not None
+    assert plan.memory.peak_bytes < 80e9
+    assert list(plan.obstacles[:3]) == ppo().placement.not_yet()
+    assert all("questions" in obstacle for obstacle in plan.obstacles[3:])
+
+
+def test_too_little_memory_is_said_with_both_figures(questions: Path) -> None:
+    config = small_config(questions)
+    plan = make_plan(config, Machine(2, 10**7, 10**12))
+    assert plan.memory is not None
+    (obstacle,) = plan.obstacles
+    assert f"{plan.memory.peak_bytes / 1e9:.1f} GB of memory are needed" in obstacle
+    assert "this machine has 0.0 GB" in obstacle
+
+
+def test_a_gpu_that_is_too_small_is_said() -> None:
+    small = Machine(96, 10**12, 10**13, (10 * 10**9,) * 8, "a small GPU", frozenset({"vllm"}))
+    plan = make_plan(ppo(), small)
+    assert any("GB on each GPU are needed, this machine has 10.0" in o for o in plan.obstacles)
+
+
+def test_too_little_disk_is_said() -> None:
+    plan = make_plan(ppo(), Machine(2, 10**12, 10**9))
+    assert any("93.8 GB have to be fetched, 1.0 GB" in obstacle for obstacle in plan.obstacles)
+
+
+def test_a_model_of_unknown_size_is_an_obstacle_and_no_guess(questions: Path) -> None:
+    plan = make_plan(small_config(questions, model={"path": "somebody/some-model"}), LAPTOP)
+    assert plan.memory is None
+    assert any(
+        "size of somebody/some-model is not known" in obstacle for obstacle in plan.obstacles
+    )
+    assert "not known: see below" in said(plan)
+
+
+def test_bfloat16_weights_that_would_not_move_are_warned_of(questions: Path) -> None:
+    model = {"dtype": "bfloat16"}
+    still = make_plan(small_config(questions, model=model), LAPTOP)
+    moving = small_config(questions, model=model, trainer={"learning_rate": 1e-3})
+    assert "rounded away" in still.warnings[0]
+    assert make_plan(moving, LAPTOP).warnings == ()
+    assert make_plan(small_config(questions), LAPTOP).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"rollout": {"temperature": 0}}, "rollout.temperature is 0"),
+        ({"trainer": {"questions_per_step": 21}}, "20 questions, fewer than"),
+        ({"environment": {"prompt": "./absent.txt"}}, "absent.txt"),
+        ({"environment": {"protocol": "tools", "prompt": "tools"}}, "no chat template"),
+    ],
+)
+def test_what_training_would_refuse_the_plan_refuses(
+    questions: Path, sections: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(UserError, match=expected):
+        make_plan(small_config(questions, **sections), LAPTOP)
+
+
+@pytest.mark.parametrize("key", ["train_sets", "test_sets"])
+def test_the_sets_of_a_file_say_how_it_is_made(tmp_path: Path, key: str) -> None:
+    name = key.removesuffix("_sets")
+    path = tmp_path / f"{name}.jsonl"
+    data = {"train": str(tmp_path / "train.jsonl"), name: str(path)}
+    without = build_config({"model": {"path": str(WARM)}, "data": data})
+    with_sets = build_config({"model": {"path": str(WARM)}, "data": {**data, key: ["nq"]}})
+    command = f"forage data prepare nq --split {name} --out {path}"
+    assert command in said(make_plan(with_sets, LAPTOP))
+    assert command not in said(make_plan(without, LAPTOP))
+
+
+def test_each_key_of_a_placement_changes_the_plan() -> None:
+    config = ppo()
+    texts = {said(make_plan(config, NODE))}
+    changes: list[dict[str, Any]] = [
+        {"num_nodes": 2},
+        {"gpus_per_node": 4},
+        {"engine": "sglang"},
+        {"tensor_parallel": 2},
+        {"offload": False},
+    ]
+    for change in changes:
+        placement = config.placement.model_copy(update=change)
+        texts.add(said(make_plan(config.model_copy(update={"placement": placement}), NODE)))
+    assert len(texts) == 1 + len(changes)
+
+
+def test_the_names_in_the_config_are_those_of_the_tables() -> None:
+    assert set(get_args(Corpus)) == set(CORPORA)
+    assert set(get_args(QuestionSet)) == {name for name, _ in _PARTS} | {"seven"}
+
+
+def test_this_machine_is_described() -> None:
+    machine = look_at_machine(Path.cwd())
+    assert machine.num_cores > 0
+    assert machine.memory_bytes > 10**8
+    assert f"{machine.num_cores} cores" in machine.describe()
+
+
+def test_the_command_prints_the_plan_and_exits_with_0(
+    questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = ROOT / "configs" / "search-r1-grpo-72b.yaml"
+    out = f"output_dir={tmp_path / 'run'}"
+    assert main(["train", str(recipe), "--dry-run", out]) == 0
+    text = capsys.readouterr().out
+    assert "72,706,203,648 parameters" in text
+    assert "it cannot run this recipe yet" in text
+    assert not (tmp_path / "run").exists(), "a dry run leaves nothing behind"
+
+
+def test_the_command_exits_with_2_where_a_setting_is_wrong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = str(ROOT / "configs" / "rlinf-3b.yaml")
+    assert main(["train", recipe, "--dry-run", "trainer.group_sise=3"]) == 2
+    assert main(["train", recipe, "--dry-run", "rollout.top_p=0.9"]) == 2
+    assert main(["train", recipe, "--dry-run", "--resume"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "trainer.group_size" in err
+    assert "rollout.top_p is 0.9" in err
+
+
+def test_training_refuses_the_placement_that_it_cannot_do(tmp_path: Path) -> None:
+    config = ppo().model_copy(update={"output_dir": tmp_path / "run"})
+    with pytest.raises(UserError, match="not sharded yet.*engine is vllm.*offload is true"):
+        run_training(config, resume=False)
+    assert not (tmp_path / "run").exists()

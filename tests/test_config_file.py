@@ -1,0 +1,105 @@
+"""A recipe on top of its bases: what wins, what is merged, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.config import load_config
+from forage.config_file import Tree, merge, read_tree
+from forage.errors import UserError
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_recipe_wins_over_its_bases_and_later_bases_over_earlier_ones(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "trainer: {num_steps: 1, group_size: 1}\nname: a\nseed: 1\n")
+    write(tmp_path / "b.yaml", "trainer: {group_size: 2, warmup_steps: 2}\nname: b\n")
+    recipe = write(
+        tmp_path / "twins" / "c.yaml",
+        "base: [../a.yaml, ../b.yaml]\ntrainer: {warmup_steps: 3}\nmodel: {path: m}\n",
+    )
+    assert read_tree(recipe) == {
+        "name": "b",
+        "seed": 1,
+        "model": {"path": "m"},
+        "trainer": {"num_steps": 1, "group_size": 2, "warmup_steps": 3},
+    }
+
+
+def test_a_base_may_have_a_base_and_overrides_come_last(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "model: {path: m}\nseed: 1\ntrainer: {num_steps: 1}\n")
+    write(tmp_path / "b.yaml", "base: a.yaml\nseed: 2\n")
+    config = load_config(write(tmp_path / "c.yaml", "base: b.yaml\n"), ["trainer.num_steps=9"])
+    assert (config.model.path, config.seed, config.trainer.num_steps) == ("m", 2, 9)
+
+
+def test_a_section_that_is_null_is_taken_away_and_a_value_that_is_null_stays(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "a.yaml", "placement: {gpus_per_node: 8}\nevaluation: {num_questions: 5}\n")
+    recipe = write(
+        tmp_path / "b.yaml", "base: a.yaml\nplacement: null\nevaluation: {num_questions: null}\n"
+    )
+    assert read_tree(recipe) == {"evaluation": {"num_questions": None}}
+
+
+def test_a_section_that_is_null_has_its_defaults_also_by_an_override(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "a.yaml", "model: {path: m}\ntrainer: {num_steps: 7}\nsearch: null\n")
+    plain = write(tmp_path / "b.yaml", "model: {path: m}\n")
+    assert load_config(recipe, ["trainer=null"]) == load_config(plain)
+
+
+def test_lists_are_replaced_and_not_joined(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "evaluation: {arms: [normal, gold]}\n")
+    recipe = write(tmp_path / "b.yaml", "base: a.yaml\nevaluation: {arms: [random]}\n")
+    assert read_tree(recipe) == {"evaluation": {"arms": ["random"]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("base: absent.yaml\n", r"cannot read the config .*absent\.yaml"),
+        ("base: {a: b}\n", "name a file, or a list of files"),
+        ("base: [1]\n", "name a file, or a list of files"),
+        ("base: circle.yaml\n", r"circle\.yaml, which is based on it in turn"),
+        ("base: other.yaml\n", r"circle\.yaml, which is based on it in turn"),
+    ],
+)
+def test_a_base_that_cannot_be_used_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    recipe = write(tmp_path / "circle.yaml", text)
+    write(tmp_path / "other.yaml", "base: circle.yaml\n")
+    with pytest.raises(UserError, match=expected):
+        read_tree(recipe)
+
+
+def test_the_same_base_twice_is_no_circle(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "seed: 1\n")
+    assert read_tree(write(tmp_path / "b.yaml", "base: [a.yaml, a.yaml]\n")) == {"seed": 1}
+
+
+def test_an_unknown_key_of_a_base_is_named_with_the_recipe(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "model: {path: m}\ntrainer: {num_stepz: 1}\n")
+    with pytest.raises(UserError, match=r"b\.yaml:\n  unknown key trainer\.num_stepz"):
+        load_config(write(tmp_path / "b.yaml", "base: a.yaml\n"))
+
+
+TREES = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), st.integers()),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), st.integers() | inner),
+    max_leaves=8,
+)
+
+
+@given(TREES, TREES)
+def test_what_stands_above_is_found_again_in_the_merged_tree(below: Tree, above: Tree) -> None:
+    merged = merge(below, above)
+    assert merge(merged, above) == merged
+    assert merge({}, above) == above
+    assert merge(below, {}) == below
+    assert set(merged) == set(below) | set(above)

@@ -1,0 +1,75 @@
+"""Placement: what is refused at load, and what training says that it cannot do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.config import RunConfig, build_config, load_config, to_yaml
+from forage.errors import UserError
+
+
+def config(device: str = "cuda", **sections: Any) -> RunConfig:
+    model = {"path": "somewhere", "device": device}
+    return build_config({"model": model, "data": {"train": "q.jsonl"}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"placement": {"tensor_parallel": 2}}, "placement.tensor_parallel does nothing"),
+        ({"placement": {"offload": True}}, "set placement.engine to vllm or sglang"),
+        (
+            {"placement": {"engine": "vllm", "gpus_per_node": 6, "tensor_parallel": 4}},
+            "tensor_parallel (4) does not divide gpus_per_node (6)",
+        ),
+        (
+            {"placement": {"engine": "vllm"}, "rollout": {"engine": {"num_slots": 32}}},
+            "rollout.engine does nothing",
+        ),
+        ({"device": "cpu", "placement": {"gpus_per_node": 2}}, "asks for 2 GPUs"),
+        ({"device": "cpu", "placement": {"engine": "sglang"}}, "the engine sglang"),
+    ],
+)
+def test_a_placement_that_cannot_be_meant_is_refused(
+    sections: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        config(**sections)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ({"num_nodes": 2}, "placement asks for 2 x 1 GPUs"),
+        ({"gpus_per_node": 8}, "placement asks for 1 x 8 GPUs"),
+        ({"engine": "vllm"}, "placement.engine is vllm"),
+        ({"engine": "sglang", "offload": True}, "placement.offload is true"),
+    ],
+)
+def test_training_refuses_each_placement_that_it_cannot_do(
+    placement: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        config(placement=placement).check_placement()
+    assert expected in str(error.value)
+    assert "forage train --dry-run" in str(error.value)
+
+
+def test_one_process_on_one_device_is_what_training_does() -> None:
+    config().check_placement()
+    config(device="cpu").check_placement()
+
+
+@pytest.mark.parametrize(
+    "placement", [{}, {"gpus_per_node": 8}, {"engine": "vllm", "offload": True}]
+)
+def test_a_placement_written_as_yaml_is_read_back_equal(
+    tmp_path: Path, placement: dict[str, Any]
+) -> None:
+    """The in-process engine's sizes are dead beside a server: they are not written."""
+    written = config(placement=placement)
+    path = tmp_path / "round_trip.yaml"
+    path.write_text(to_yaml(written), encoding="utf-8")
+    assert load_config(path) == written

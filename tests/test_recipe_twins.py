@@ -1,0 +1,127 @@
+"""Each published recipe, shrunk to a CPU, through the command that a user types.
+
+The twins start from the small models that ship: these read, search less than they should, and stop
+too early. A few steps at a large rate are enough to see the reward rise well beyond its noise.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from forage import config_file, train
+from forage.cli import main
+from forage.config import RunConfig, load_config
+from forage.data.world import write_world
+from forage.records import read_metrics
+from forage.retrieval.index import build_index
+from forage.retrieval.process import ServerProcess
+from tests.test_recipes import CONFIGS, TWINS, flat
+from tests.tiny_runs import scratch
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_logging_stays_as_it_was")]
+
+RISE = 0.05
+"""How much the mean reward of the last two steps is above the first step's, at least."""
+
+# Keys that a run leaves to its plan, to an evaluation or to a report, and one that is read when a
+# right answer has too many tags (tests/rewards turns it): no episode of the small model has.
+NOT_READ_IN_TRAINING = (
+    *("name", "placement.", "data.test", "evaluation.", "search.corpora"),
+    "reward.many_answers_factor",
+)
+
+
+@cache
+def world_dir(num_hops: int) -> Path:
+    """Questions of one number of hops; the articles are the same for all."""
+    out = scratch() / f"twins-{num_hops}"
+    write_world(out, size=2000, seed=0, num_hops=num_hops)
+    return out
+
+
+@pytest.fixture(scope="module")
+def search_url() -> Iterator[str]:
+    index = scratch() / "twins-index"
+    build_index(world_dir(1) / "corpus.jsonl", index, show_progress=False)
+    with ServerProcess(index) as server:
+        yield server.url
+
+
+@pytest.fixture
+def _logging_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forage.cli._set_up_logging", lambda verbosity: None)
+
+
+@contextmanager
+def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[type, str]]]:
+    """Which settings are read from here on, by section and key; writing them all out is no use."""
+    reads: set[tuple[type, str]] = set()
+    is_on = [False]
+    original = BaseModel.__getattribute__
+
+    def spy(self: BaseModel, name: str) -> Any:
+        if is_on[0] and name in type(self).__dict__["__pydantic_fields__"]:
+            reads.add((type(self), name))
+        return original(self, name)
+
+    def unseen(function: Any) -> Any:
+        def run(*args: Any) -> Any:
+            is_on[0] = False
+            try:
+                return function(*args)
+            finally:
+                is_on[0] = True
+
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BaseModel, "__getattribute__", spy)
+        patch.setattr(train, "to_yaml", unseen(train.to_yaml))
+        patch.setattr("forage.config.load_config", unseen(load_config))
+        yield reads
+
+
+def section_and_key(key: str) -> tuple[type, str]:
+    """``trainer.num_steps`` as the class that holds it and its name there."""
+    model: type[BaseModel] = RunConfig
+    *sections, name = key.split(".")
+    for section in sections:
+        inner = model.model_fields[section].annotation
+        assert isinstance(inner, type)
+        assert issubclass(inner, BaseModel)
+        model = inner
+    return model, name
+
+
+@pytest.mark.parametrize("recipe", TWINS)
+def test_a_twin_runs_searches_and_learns_and_reads_every_key_of_its_recipe(
+    recipe: str, search_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+    path = CONFIGS / "cpu" / f"{recipe}.yaml"
+    questions = world_dir(1 if "one-hop" in str(load_config(path).data.train) else 2)
+    overrides = [
+        f"search.url={search_url}",
+        f"output_dir={tmp_path}",
+        f"data.train={questions / 'train.jsonl'}",
+    ]
+    with recorded_reads(monkeypatch) as reads:
+        assert main(["train", str(path), *overrides]) == 0
+
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == list(range(5))
+    rewards = [row["reward/mean"] for row in rows]
+    assert fmean(rewards[-2:]) >= rewards[0] + RISE, rewards
+    assert all(row["searches/mean"] > 0.3 for row in rows)
+    assert all(row["search/failures"] == 0 for row in rows)
+    assert all(row["transcript/violations"] == 0 for row in rows)
+
+    given = dict(flat(config_file.read_tree(CONFIGS / f"{recipe}.yaml")))
+    unread = {key for key in given if section_and_key(key) not in reads}
+    assert {key for key in unread if not key.startswith(NOT_READ_IN_TRAINING)} == set()
