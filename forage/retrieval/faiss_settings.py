@@ -1,6 +1,6 @@
 """How vectors are searched: the settings of each FAISS index, as the manifest keeps them.
 
-Memory and speed are traded for recall here: ``docs/retrieval.md`` says by how much. FAISS itself is
+Memory and speed are traded for recall here: ``docs/retrieval.md`` says how memory goes. FAISS itself is
 imported by ``forage.retrieval.faiss_index`` alone.
 """
 
