@@ -1,7 +1,7 @@
 """How vectors are searched: the settings of each FAISS index, as the manifest keeps them.
 
-Memory and speed are traded for recall here: ``docs/retrieval.md`` says by how much. FAISS itself is
-imported by ``forage.retrieval.faiss_index`` alone.
+Memory and speed are traded for recall here; ``docs/retrieval.md`` has what each takes. FAISS itself
+is imported by ``forage.retrieval.faiss_index`` alone.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from forage.errors import UserError
+from forage.retrieval.compose import ServeSettings, open_source
 from forage.retrieval.index import build_index, open_index
+from forage.retrieval.limits import Limits
 from forage.retrieval.sharded import Sharded, ShardPlace, start_shards, stop_shards
 from forage.retrieval.shards import ShardInfo, cut_index
 from forage.retrieval.source import Source, SourceError
@@ -102,6 +104,13 @@ def test_two_shards_find_what_the_whole_index_finds(sharded: Sharded, whole: Pat
         assert source.search([], 3) == []
         assert (source.name, source.num_passages) == ("bm25", len(index))
     source.close()
+    source.close()
+
+
+def test_forage_serve_finds_the_shards_of_an_application(sharded: Sharded):
+    source = open_source(ServeSettings(sources=("ray:forage",), limits=Limits(deadline_s=100)))
+    assert source.id == sharded.id
+    assert source.search(QUERIES, 3) == sharded.search(QUERIES, 3)
     source.close()
 
 
