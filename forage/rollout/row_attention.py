@@ -64,18 +64,25 @@ def _score_rows(
 def _mix_rows(
     weights_RHL: Any, values_SKLD: Any, slots_R: Any, lengths_R: Any, out_RHD: Any
 ) -> None:
-    """Sums of each slot's values by weight, added as ``mix_values`` adds them."""
+    """Sums of each slot's values by weight, added as ``mix_values`` adds them.
+
+    The heads that share values go along together: their sums do not wait for each other.
+    """
     num_rows, num_heads, head_dim = out_RHD.shape
-    group = num_heads // values_SKLD.shape[1]
-    mixed_D = np.empty(head_dim, dtype=np.float32)
+    num_kv_heads = values_SKLD.shape[1]
+    group = num_heads // num_kv_heads
+    mixed_GD = np.empty((group, head_dim), dtype=np.float32)
     for row in range(num_rows):
-        for head in range(num_heads):
-            values_LD = values_SKLD[slots_R[row], head // group]
-            out_RHD[row, head] = 0.0
+        for kv_head in range(num_kv_heads):
+            values_LD = values_SKLD[slots_R[row], kv_head]
+            out_GD = out_RHD[row, kv_head * group : (kv_head + 1) * group]
+            weights_GL = weights_RHL[row, kv_head * group : (kv_head + 1) * group]
+            out_GD[:] = 0.0
             for start in range(0, lengths_R[row], KEY_BLOCK):
-                mixed_D[:] = 0.0
+                mixed_GD[:] = 0.0
                 for place in range(start, min(start + KEY_BLOCK, lengths_R[row])):
-                    weight = weights_RHL[row, head, place]
-                    for dim in range(head_dim):
-                        mixed_D[dim] += weight * values_LD[place, dim]
-                out_RHD[row, head] += mixed_D
+                    for member in range(group):
+                        weight = weights_GL[member, place]
+                        for dim in range(head_dim):
+                            mixed_GD[member, dim] += weight * values_LD[place, dim]
+                out_GD += mixed_GD
