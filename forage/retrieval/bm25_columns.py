@@ -16,6 +16,8 @@ import numpy as np
 
 # Sums in another order differ by some 1e-7 a term: what is this close to the bound is kept.
 _ROUNDING = 1e-5
+# Finding a row in a column takes as long as adding up this many pairs of it (measured).
+_LOOK_UP_COST = 32
 
 
 class Columns:
@@ -63,29 +65,48 @@ class Columns:
     def _add_up(
         self, rarest_first: list[int], counts: dict[int, int], left: list[float], topk: int
     ) -> tuple[np.ndarray, np.ndarray, int, float]:
-        """Add whole columns until no unseen row can win.
+        """Add whole columns until no unseen row can win, and looking up the rest is cheaper.
 
-        Gives the rows that can, ascending, their sums so far, how many columns were added, and a
-        score that the best ``topk`` rows have at least.
+        Gives the rows that can win, ascending, their sums so far, how many columns were added, and
+        a score that the best ``topk`` rows have at least.
         """
-        floor, number = 0.0, 0
-        columns: list[np.ndarray] = []
-        while number < len(rarest_first) and not left[number] < floor * (1 - _ROUNDING):
-            term = rarest_first[number]
+        floor = 0.0
+        added: list[np.ndarray] = []
+        for term in rarest_first:
             rows, scores = self._column(term)
+            if left[len(added)] < floor * (1 - _ROUNDING):
+                winners = self._winners(added, floor, left[len(added)])
+                if len(winners) * _LOOK_UP_COST <= len(rows):
+                    break
             # A row occurs once in a column, so plain indexed addition is safe (and fast).
             self._sums[rows] += scores if counts[term] == 1 else counts[term] * scores
-            columns.append(rows)
-            number += 1
-            if len(rows) >= topk:
-                floor = max(floor, _kth_highest(self._sums[rows], topk))
-        least = floor * (1 - _ROUNDING) - left[number]
-        found = [rows[self._sums[rows] >= least] for rows in columns]
-        winners = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int32)
+            added.append(rows)
+            higher = self._sums[rows]
+            higher = higher[higher > floor]
+            if len(higher) >= topk:
+                floor = _kth_highest(higher, topk)
+        else:
+            winners = self._winners(added, floor, 0.0)
         sums = self._sums[winners]
-        for rows in columns:
-            self._sums[rows] = 0
-        return winners, sums, number, floor
+        if self._are_many(added):
+            self._sums.fill(0)
+        else:
+            for rows in added:
+                self._sums[rows] = 0
+        return winners, sums, len(added), floor
+
+    def _winners(self, added: list[np.ndarray], floor: float, left: float) -> np.ndarray:
+        """The rows of the columns added so far that could still be among the best, ascending."""
+        # Scores are above 0, so no sum that holds one is below the smallest positive number.
+        least = max(floor * (1 - _ROUNDING) - left, np.finfo(np.float32).tiny)
+        if self._are_many(added):
+            return np.flatnonzero(self._sums >= least)
+        found = [rows[self._sums[rows] >= least] for rows in added]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int32)
+
+    def _are_many(self, added: list[np.ndarray]) -> bool:
+        """Whether it is cheaper to go through all rows than through those of the columns."""
+        return sum(map(len, added)) * 8 > len(self._sums)
 
     def _exact(self, terms: Sequence[int], rows: np.ndarray) -> np.ndarray:
         """The sums of a few rows in the order of the query, so that they depend on nothing else."""
