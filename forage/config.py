@@ -10,14 +10,22 @@ import difflib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from forage.algorithm_config import AlgorithmConfig, Settings
+from forage.endpoint_config import EndpointConfig
 from forage.errors import UserError
 from forage.reward_config import RewardConfig
+
+MODEL_KEYS_OF_WEIGHTS = ("dtype", "device", "gradient_checkpointing")
+"""Keys of ``model`` that are read where the weights are loaded here."""
+
+Method = Literal[
+    "search", "direct", "chain_of_thought", "rag", "ircot", "search_o1", "rejection_sampling"
+]
 
 
 class _Frozen(BaseModel):
@@ -25,12 +33,27 @@ class _Frozen(BaseModel):
 
 
 class ModelConfig(_Frozen):
-    """The policy: an ordinary Hugging Face directory or hub id."""
+    """The policy: an ordinary Hugging Face directory or hub id.
+
+    With ``endpoint`` a server samples instead (``forage eval`` and ``forage play``), and ``path``
+    names the tokenizer alone.
+    """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     gradient_checkpointing: bool = False
+    endpoint: EndpointConfig | None = None
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        if self.endpoint is not None:
+            for name in sorted(set(MODEL_KEYS_OF_WEIGHTS) & self.model_fields_set):
+                raise ValueError(
+                    f"model.{name} does nothing with model.endpoint, where a server has the "
+                    "weights; remove it"
+                )
+        return self
 
 
 class DataConfig(_Frozen):
@@ -250,8 +273,13 @@ class EvaluationConfig(_Frozen):
     those that come first in the file). ``temperature`` 0 is greedy; above it each question is
     played ``num_samples`` times, with ``rollout.top_p``. The arm ``other_retriever`` searches with
     ``other_search``, whose keys are those of ``search``; what it leaves out is as there.
+
+    ``method``: ``search`` plays the environment as training does, the others are the baselines of
+    docs/baselines.md. ``num_candidates`` episodes are played by rejection sampling (5).
     """
 
+    method: Method = "search"
+    num_candidates: int | None = Field(default=None, ge=2)
     every: int = Field(default=0, ge=0)
     at_end: bool = False
     num_questions: int | None = Field(default=None, ge=1)
@@ -291,6 +319,16 @@ class EvaluationConfig(_Frozen):
             raise ValueError(
                 f"evaluation.num_training_questions ({self.num_training_questions}) is above "
                 f"evaluation.num_questions ({self.num_questions}), of which they are a part"
+            )
+        if self.num_candidates is not None and self.method != "rejection_sampling":
+            raise ValueError(
+                "evaluation.num_candidates does nothing: set evaluation.method to "
+                "rejection_sampling, or remove it"
+            )
+        if self.temperature and self.method == "rejection_sampling":
+            raise ValueError(
+                "evaluation.temperature does nothing with evaluation.method: rejection_sampling, "
+                "which samples at rollout.temperature; remove it"
             )
         return self
 
@@ -407,8 +445,36 @@ class RunConfig(_Frozen):
             )
         return self
 
+    @model_validator(mode="after")
+    def _policy_fits_the_run(self) -> Self:
+        endpoint, roll = self.model.endpoint, self.rollout
+        if endpoint is not None and "engine" in roll.model_fields_set:
+            raise ValueError(
+                "rollout.engine does nothing with model.endpoint, where a server samples; remove it"
+            )
+        is_chat = endpoint is not None and endpoint.form == "chat"
+        if is_chat and self.environment.protocol == "tools":
+            raise ValueError(
+                "environment.protocol: tools needs the tokens of the chat template, which "
+                "model.endpoint.form: chat does not give; use environment.protocol: tags"
+            )
+        if self.evaluation.method == "rejection_sampling" and roll.temperature <= 0:
+            raise ValueError(
+                "evaluation.method: rejection_sampling chooses among different episodes, and at "
+                "rollout.temperature 0 they are all the same; raise it"
+            )
+        return self
+
     def check_trainable(self) -> None:
         """Refuse what an evaluation may use but a training run may not; raises ``UserError``."""
+        self.check_weights_are_here("training")
+        evaluation = self.evaluation
+        if (evaluation.every or evaluation.at_end) and evaluation.method != "search":
+            raise UserError(
+                f"evaluation.method is {evaluation.method}: in a training run the policy is "
+                "evaluated as it is trained; use search, or set evaluation.every to 0 and at_end "
+                "to false"
+            )
         if self.rollout.temperature <= 0:
             raise UserError(
                 "rollout.temperature is 0: a greedy policy does not explore; use 1.0 to train"
@@ -424,6 +490,14 @@ class RunConfig(_Frozen):
             raise UserError(
                 f"trainer.group_size is {self.trainer.group_size}: a group baseline needs at "
                 "least 2 episodes of a question"
+            )
+
+    def check_weights_are_here(self, doing: str) -> None:
+        """Refuse a policy whose weights a server has; raises ``UserError``."""
+        if self.model.endpoint is not None:
+            raise UserError(
+                f"model.endpoint is set: {doing} needs the weights of model.path, and what a "
+                "server samples is never learnt from; remove it (forage eval and play use it)"
             )
 
 
@@ -457,6 +531,10 @@ def to_yaml(config: RunConfig) -> str:
     """The whole config, defaults included, as YAML that ``load_config`` reads back equal."""
     tree = config.model_dump(mode="json", exclude_defaults=False)
     _drop_dead_keys(config.algorithm, tree["algorithm"])
+    if config.model.endpoint is not None:
+        del tree["rollout"]["engine"]
+        for name in MODEL_KEYS_OF_WEIGHTS:
+            del tree["model"][name]
     if config.warm_start.episodes is not None:
         del tree["warm_start"]["poor_share"], tree["warm_start"]["single_passage_share"]
     return yaml.safe_dump(tree, sort_keys=False)
@@ -528,6 +606,7 @@ def _all_keys(model: type[BaseModel], prefix: str) -> list[str]:
     keys: list[str] = []
     for name, field in model.model_fields.items():
         keys.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys.extend(_all_keys(field.annotation, f"{prefix}{name}."))
+        for annotation in (field.annotation, *get_args(field.annotation)):
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                keys.extend(_all_keys(annotation, f"{prefix}{name}."))
     return keys

@@ -38,6 +38,7 @@ NUM_HELD_OUT = 64
 
 def run_sft(config: RunConfig, out: Path) -> None:
     """Train ``model.path`` on episodes and write the model to ``out``; raises ``UserError``."""
+    config.check_weights_are_here("supervised learning")
     choose_matmul_kernel()
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)

@@ -24,7 +24,7 @@ LEVELS = (
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
-    ("algorithm_config", "reward_config"),
+    ("algorithm_config", "endpoint_config", "reward_config"),
     ("types", "errors", "hardware", "progress", "arguments"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
