@@ -92,17 +92,13 @@ async def test_more_candidates_find_more_and_five_are_played_unless_told():
     ems = [score_episode(episode, RewardConfig()).parts["em"] for episode in (few, more)]
     assert ems == [0.0, 1.0]
     engine = Candidates(*[WRONG] * 5)
-    player = make_player(
-        config_of("rejection_sampling"), tiny_tokenizer(), Scorer(RewardConfig(), "tags")
-    )
+    player = make_player(config_of("rejection_sampling"), tiny_tokenizer(), BY_RULES)
     await player.play(Job(QUESTION, 0, "k"), engine, TitleSearch([]), 0.0)
     assert len(engine.samplings) == 5
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_anything_is_played():
-    player = make_player(
-        config_of("rejection_sampling"), tiny_tokenizer(), Scorer(RewardConfig(), "tags")
-    )
+    player = make_player(config_of("rejection_sampling"), tiny_tokenizer(), BY_RULES)
     long = Question("q2", "why " * 3000, ("x",), "test")
     with pytest.raises(UserError, match="prompt of question q2"):
         player.check_prompts([QUESTION, long])
