@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from forage.algorithm_config import AlgorithmConfig, Settings
 from forage.config_file import read_tree
+from forage.endpoint_config import EndpointConfig
 from forage.errors import UserError
 from forage.placement_config import PlacementConfig
 from forage.reward_config import RewardConfig
@@ -36,6 +37,13 @@ QuestionSet = Literal[
 """Published sets as ``forage data prepare`` names them."""
 Corpus = Literal["wiki-18", "wiki-18-e5", "wiki-18-e5-hnsw64", "wiki-18-bm25", "asearcher"]
 """Published corpora and indexes as ``forage data corpus`` names them."""
+
+MODEL_KEYS_OF_WEIGHTS = ("dtype", "device", "gradient_checkpointing", "lora")
+"""Keys of ``model`` that are read where the weights are loaded here."""
+
+Method = Literal[
+    "search", "direct", "chain_of_thought", "rag", "ircot", "search_o1", "rejection_sampling"
+]
 
 
 class _Frozen(BaseModel):
@@ -58,7 +66,9 @@ class LoraConfig(_Frozen):
 class ModelConfig(_Frozen):
     """The policy: an ordinary Hugging Face directory or hub id, or a directory of adapters.
 
-    With ``lora``, ``train`` and ``sft`` leave its weights as they are and learn adapters.
+    With ``lora``, ``train`` and ``sft`` leave its weights as they are and learn adapters. With
+    ``endpoint`` a server samples instead (``forage eval`` and ``forage play``), and ``path`` names
+    the tokenizer alone.
     """
 
     path: str
@@ -66,6 +76,17 @@ class ModelConfig(_Frozen):
     device: str = "cpu"
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = None
+    endpoint: EndpointConfig | None = None
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        if self.endpoint is not None:
+            for name in sorted(set(MODEL_KEYS_OF_WEIGHTS) & self.model_fields_set):
+                raise ValueError(
+                    f"model.{name} does nothing with model.endpoint, where a server has the "
+                    "weights; remove it"
+                )
+        return self
 
 
 class DataConfig(_Frozen):
@@ -267,8 +288,13 @@ class EvaluationConfig(_Frozen):
     those that come first in the file). ``temperature`` 0 is greedy; above it each question is
     played ``num_samples`` times, with ``rollout.top_p``. The arm ``other_retriever`` searches with
     ``other_search``, whose keys are those of ``search``; what it leaves out is as there.
+
+    ``method``: ``search`` plays the environment as training does, the others are the baselines of
+    docs/baselines.md. ``num_candidates`` episodes are played by rejection sampling (5).
     """
 
+    method: Method = "search"
+    num_candidates: int | None = Field(default=None, ge=2)
     every: int = Field(default=0, ge=0)
     at_end: bool = False
     num_questions: int | None = Field(default=None, ge=1)
@@ -308,6 +334,16 @@ class EvaluationConfig(_Frozen):
             raise ValueError(
                 f"evaluation.num_training_questions ({self.num_training_questions}) is above "
                 f"evaluation.num_questions ({self.num_questions}), of which they are a part"
+            )
+        if self.num_candidates is not None and self.method != "rejection_sampling":
+            raise ValueError(
+                "evaluation.num_candidates does nothing: set evaluation.method to "
+                "rejection_sampling, or remove it"
+            )
+        if self.temperature and self.method == "rejection_sampling":
+            raise ValueError(
+                "evaluation.temperature does nothing with evaluation.method: rejection_sampling, "
+                "which samples at rollout.temperature; remove it"
             )
         return self
 
@@ -440,6 +476,26 @@ class RunConfig(_Frozen):
             )
         return self
 
+    @model_validator(mode="after")
+    def _policy_fits_the_run(self) -> Self:
+        endpoint, roll = self.model.endpoint, self.rollout
+        if endpoint is not None and "engine" in roll.model_fields_set:
+            raise ValueError(
+                "rollout.engine does nothing with model.endpoint, where a server samples; remove it"
+            )
+        is_chat = endpoint is not None and endpoint.form == "chat"
+        if is_chat and self.environment.protocol == "tools":
+            raise ValueError(
+                "environment.protocol: tools needs the tokens of the chat template, which "
+                "model.endpoint.form: chat does not give; use environment.protocol: tags"
+            )
+        if self.evaluation.method == "rejection_sampling" and roll.temperature <= 0:
+            raise ValueError(
+                "evaluation.method: rejection_sampling chooses among different episodes, and at "
+                "rollout.temperature 0 they are all the same; raise it"
+            )
+        return self
+
     def check_placement(self) -> None:
         """Refuse a placement that training cannot do; raises ``UserError``."""
         if missing := self.placement.not_yet():
@@ -449,6 +505,14 @@ class RunConfig(_Frozen):
 
     def check_trainable(self) -> None:
         """Refuse what an evaluation may use but a training run may not; raises ``UserError``."""
+        self.check_weights_are_here("training")
+        evaluation = self.evaluation
+        if (evaluation.every or evaluation.at_end) and evaluation.method != "search":
+            raise UserError(
+                f"evaluation.method is {evaluation.method}: in a training run the policy is "
+                "evaluated as it is trained; use search, or set evaluation.every to 0 and at_end "
+                "to false"
+            )
         if self.rollout.temperature <= 0:
             raise UserError(
                 "rollout.temperature is 0: a greedy policy does not explore; use 1.0 to train"
@@ -474,11 +538,20 @@ class RunConfig(_Frozen):
 
     def check_supervised(self) -> None:
         """Refuse what supervised learning cannot use; raises ``UserError``."""
+        self.check_weights_are_here("supervised learning")
         if self.model.lora is not None and self.warm_start.optimizer == "muon":
             raise UserError(
                 "model.lora with warm_start.optimizer: muon: Muon evens out the directions of a "
                 "matrix, which a product of two thin ones does not survive; set "
                 "warm_start.optimizer: adamw, and warm_start.learning_rate to 1e-4 or so"
+            )
+
+    def check_weights_are_here(self, doing: str) -> None:
+        """Refuse a policy whose weights a server has; raises ``UserError``."""
+        if self.model.endpoint is not None:
+            raise UserError(
+                f"model.endpoint is set: {doing} needs the weights of model.path, and what a "
+                "server samples is never learnt from; remove it (forage eval and play use it)"
             )
 
 
@@ -507,8 +580,11 @@ def to_yaml(config: RunConfig) -> str:
     _drop_dead_keys(config.algorithm, tree["algorithm"])
     _drop_dead_keys(config.warm_start, tree["warm_start"])
     _drop_dead_keys(config.placement, tree["placement"])
-    if config.placement.has_server:
+    if config.placement.has_server or config.model.endpoint is not None:
         del tree["rollout"]["engine"]
+    if config.model.endpoint is not None:
+        for name in MODEL_KEYS_OF_WEIGHTS:
+            del tree["model"][name]
     return yaml.safe_dump(tree, sort_keys=False)
 
 

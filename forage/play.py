@@ -9,39 +9,29 @@ from rich.panel import Panel
 from rich.text import Text
 
 from forage.config import RunConfig
-from forage.hardware import choose_matmul_kernel
+from forage.evaluation.baselines.methods import make_player
+from forage.evaluation.engines import load_policy_tokenizer, open_policy
 from forage.retrieval.client import SearchClient
-from forage.rollout.player import Player
 from forage.rollout.scheduler import Job
-from forage.rollout.stopping import StopTable
-from forage.rollout.torch_engine import TorchEngine
-from forage.training.model import load_model, load_tokenizer
 from forage.types import Episode, Question
 
 
 def play_one(config: RunConfig, question: str) -> None:
-    """Play ``question`` with ``model.path`` and the retriever at ``search.url``; show it."""
+    """Play ``question`` with the policy and the retriever at ``search.url``; show it."""
     episode = asyncio.run(_play(config, Question("asked", question, (), "command line")))
     Console().print(episode_panel(episode))
 
 
 async def _play(config: RunConfig, question: Question) -> Episode:
-    choose_matmul_kernel()
-    tokenizer = load_tokenizer(config.model)
-    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    tokenizer = load_policy_tokenizer(config)
+    player = make_player(config, tokenizer, score=None)
     player.check_prompts([question])
-    async with SearchClient(config.search) as client:
+    async with (
+        open_policy(config, tokenizer) as policy,
+        SearchClient(config.search) as client,
+    ):
         await client.wait_until_ready()
-        engine = TorchEngine(
-            load_model(config.model),
-            StopTable.of(tokenizer),
-            config.rollout.engine,
-            config.environment.max_tokens,
-        )
-        try:
-            return await player.play(Job(question, 0, "play"), engine, client, temperature=0.0)
-        finally:
-            await engine.close()
+        return await player.play(Job(question, 0, "play"), policy.engine, client, temperature=0.0)
 
 
 def episode_panel(episode: Episode) -> Panel:

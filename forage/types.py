@@ -99,11 +99,21 @@ class TokenizerId:
 
 
 class Origin(StrEnum):
-    """Who wrote a segment of the transcript. Only ``SAMPLED`` tokens are ever trained."""
+    """Who wrote a segment of the transcript. Only ``SAMPLED`` tokens are ever trained.
+
+    ``TRANSCRIBED`` is the policy's text where a server gave nothing but text: the tokens are our
+    tokenizer's reading of it, not those that were sampled, and their probabilities are unknown.
+    """
 
     PROMPT = "prompt"
     SAMPLED = "sampled"
     OBSERVATION = "observation"
+    TRANSCRIBED = "transcribed"
+
+    @property
+    def is_policys(self) -> bool:
+        """Whether the policy wrote it, whatever is known of its tokens."""
+        return self in (Origin.SAMPLED, Origin.TRANSCRIBED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +220,18 @@ class Episode:
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(len(s.token_ids_T) for s in self.segments if s.origin is Origin.SAMPLED)
+        """Tokens that the policy wrote; of a transcribed text, those of our own tokenizer."""
+        return sum(len(s.token_ids_T) for s in self.segments if s.origin.is_policys)
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether it is one sequence of which every token of the policy was sampled as recorded.
+
+        False where a text was transcribed, and where several prompts follow one another: each of
+        them began a context of its own, as the baselines do that ask the policy several things.
+        """
+        origins = [segment.origin for segment in self.segments]
+        return origins.count(Origin.PROMPT) <= 1 and Origin.TRANSCRIBED not in origins
 
     @property
     def oldest_version(self) -> int:
@@ -325,16 +346,25 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One turn as sampled: every token that the engine chose, the stopping one included."""
+    """One turn as sampled: every token that the engine chose, the stopping one included.
+
+    ``is_transcribed``: only the text was known, the tokens are read off it, and ``logprobs_T`` and
+    ``versions_T`` are empty.
+    """
 
     token_ids_T: tuple[int, ...]
     logprobs_T: tuple[float, ...]
     versions_T: tuple[int, ...]
     finish_reason: FinishReason
+    is_transcribed: bool = False
 
 
 class EngineError(RuntimeError):
     """The engine could not sample a turn; the episode ends as ``ENGINE_FAILED``."""
+
+
+class ContextOverflow(EngineError):
+    """The model's context holds no further turn; the episode ends as ``OUT_OF_TOKENS``."""
 
 
 class Generate(Protocol):

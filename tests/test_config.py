@@ -21,6 +21,12 @@ def tree(**sections: Any) -> dict[str, Any]:
     return {"model": {"path": "somewhere"}, **sections}
 
 
+def endpoint(**changes: Any) -> dict[str, Any]:
+    """A model behind a server."""
+    server = {"url": "http://127.0.0.1:8000/v1", "served_model": "tiny", **changes}
+    return {"path": "somewhere", "endpoint": server}
+
+
 def message(settings: dict[str, Any]) -> str:
     with pytest.raises(UserError) as error:
         build_config(settings)
@@ -156,6 +162,32 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
             "data.min_success (0.9) is above data.max_success (0.1)",
         ),
         ({"data": {"weights": {"nq": 0}}}, "data.weights are all 0"),
+        (
+            {"evaluation": {"num_candidates": 3}},
+            "set evaluation.method to rejection_sampling, or remove it",
+        ),
+        (
+            {"evaluation": {"method": "rejection_sampling"}, "rollout": {"temperature": 0}},
+            "at rollout.temperature 0 they are all the same",
+        ),
+        ({"model": endpoint(), "rollout": {"engine": {"num_slots": 64}}}, "rollout.engine does no"),
+        ({"model": {**endpoint(), "dtype": "bfloat16"}}, "model.dtype does nothing with"),
+        (
+            {"model": endpoint(form="chat"), "environment": {"protocol": "tools"}},
+            "use environment.protocol: tags",
+        ),
+        ({"model": endpoint(url="ftp://a")}, "model.endpoint.url: String should match"),
+        (
+            {"model": endpoint(url="http://a/v1/completions")},
+            "for example http://127.0.0.1:8000/v1",
+        ),
+        ({"model": endpoint(url="http://me:secret@a/v1")}, "model.endpoint.key_file or key_var"),
+        ({"model": endpoint(url="http://a/v1?key=secret")}, "model.endpoint.key_file or key_var"),
+        ({"model": endpoint(key_file="a", key_variable="B")}, "both name a key"),
+        ({"model": endpoint(omit=["stop"])}, "model.endpoint.omit (stop) is for form: chat"),
+        ({"model": endpoint(extra={"top_k": 5})}, "model.endpoint.extra holds top_k"),
+        ({"model": endpoint(form="chat", extra={"stop": "x"})}, "model.endpoint.extra holds stop"),
+        ({"model": endpoint(max_retry=3)}, "did you mean model.endpoint.max_retries?"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -287,6 +319,8 @@ def test_without_a_groups_baseline_one_episode_a_question_is_enough(
         ({"rollout": {"top_p": 0.9}}, "rollout.top_p is 0.9"),
         ({"data": {}}, "data.train is missing"),
         ({"trainer": {"group_size": 1}}, "trainer.group_size is 1"),
+        ({"model": endpoint()}, "training needs the weights of model.path"),
+        ({"evaluation": {"method": "rag", "every": 2}}, "set evaluation.every to 0"),
     ],
 )
 def test_what_only_an_evaluation_may_use_is_refused_for_training(
@@ -481,6 +515,25 @@ def test_another_retriever_is_as_the_first_in_what_it_leaves_out(tmp_path: Path)
     other = build_config(same_server).evaluation.other_search
     assert other is not None
     assert (other.url, other.topk, other.token_file) == ("http://a:1", 9, Path("secret"))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"model": endpoint()},
+        {"model": endpoint(form="chat", omit=["stop"], extra={"top_k": 5, "a": {"b": [1]}})},
+        {"model": endpoint(key_file="somewhere/key", timeout_s=3, max_retries=0)},
+        {"evaluation": {"method": "rejection_sampling", "num_candidates": 3}},
+        {"evaluation": {"method": "ircot"}},
+    ],
+)
+def test_an_evaluation_written_as_yaml_is_read_back_equal(
+    tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    config = build_config(tree(**sections))
+    path = tmp_path / "round_trip.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
 
 
 def test_a_config_cannot_be_changed_after_it_was_checked() -> None:

@@ -25,7 +25,7 @@ LEVELS = (
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
     ("placement_config", "warm_start_config"),
-    ("algorithm_config", "reward_config", "config_file"),
+    ("algorithm_config", "reward_config", "config_file", "endpoint_config"),
     ("types", "errors", "hardware", "progress", "arguments"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}

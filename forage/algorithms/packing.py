@@ -27,6 +27,7 @@ CostOf = Callable[[int], float]
 
 def unweighed(episode: Episode) -> Weighed:
     """An episode of which nothing is known yet: no advantage, full weight, the sampler's word."""
+    assert episode.is_trainable, "only one sequence of tokens that were sampled as such is trained"
     logprobs_M = torch.tensor(
         [p for segment in episode.segments for p in segment.logprobs_T], dtype=torch.float32
     )

@@ -29,6 +29,7 @@ from forage.environment.protocol import make_protocol
 from forage.environment.transcript import Transcript
 from forage.types import (
     ActionKind,
+    ContextOverflow,
     EngineError,
     Episode,
     FailureKind,
@@ -127,6 +128,8 @@ class _Player:
                 return Status.OUT_OF_TOKENS
             try:
                 turn, action = await self._sample_turn(max_turn_tokens)
+            except ContextOverflow:
+                return Status.OUT_OF_TOKENS
             except (EngineError, TimeoutError):
                 return Status.ENGINE_FAILED
             if turn.kind is ActionKind.ANSWER:

@@ -126,6 +126,13 @@ def message_observation(
     return Observation(tuple(ids), codec.decode(ids))
 
 
+def note_observation(note: str, codec: Codec, max_tokens: int) -> Observation:
+    """What somebody made of the passages, in the information tags; as untrusted as they are."""
+    frame = information_frame(codec)
+    body = codec.encode_untrusted(note, _room(frame, max_tokens))
+    return _framed(body, False, codec, frame, ())
+
+
 def invalid_observation(codec: Codec, max_tokens: int) -> Observation:
     """The message of the tags protocol, which goes on in the assistant's own message."""
     return message_observation(INVALID_ACTION_MESSAGE, codec, max_tokens, None)

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from forage.environment.chat import ToolSchema, render
+from forage.environment.chat import ToolSchema
 from forage.environment.codec import Codec
-from forage.environment.template import SLOT, PromptTemplate
+from forage.environment.filling import fill
+from forage.environment.template import PromptTemplate
 from forage.errors import UserError
 from forage.types import Question
-
-# Stands for the question while the chat format is applied; no template contains it by chance.
-_PLACEHOLDER = "QUESTIONx7Kq29GOESxHERE"
 
 
 def encode_prompt(
@@ -34,58 +32,21 @@ def encode_prompt(
     A question without a question mark gets one. Raises ``UserError`` for a prompt of more than
     ``max_tokens`` tokens: cutting it would ask something else.
     """
-    before, after = _around_the_question(tokenizer, template, tools)
-    ids = [
-        *_leading_ids(tokenizer),
-        *codec.encode_trusted(before.rstrip()),
-        *codec.encode_untrusted(_with_neighbouring_space(before, _asked(question.text), after)),
-        *codec.encode_trusted(after.lstrip()),
-    ]
+    ids = fill(template.text, {"question": asked(question.text)}, codec, tokenizer, tools)
+    check_length(ids, question, max_tokens)
+    return ids
+
+
+def asked(text: str) -> str:
+    """The question's text, with a question mark at its end."""
+    text = text.strip()
+    return text if text.endswith(("?", "？")) else text + "?"
+
+
+def check_length(ids: Sequence[int], question: Question, max_tokens: int) -> None:
+    """Raises ``UserError`` for a prompt that leaves no room."""
     if len(ids) > max_tokens:
         raise UserError(
             f"the prompt of question {question.id} has {len(ids)} tokens and the budget is "
             f"{max_tokens}; raise environment.max_tokens, or leave the question out"
         )
-    return ids
-
-
-def _asked(text: str) -> str:
-    text = text.strip()
-    return text if text.endswith(("?", "？")) else text + "?"
-
-
-def _with_neighbouring_space(before: str, text: str, after: str) -> str:
-    """The question with the white space on both sides of it.
-
-    Most tokenizers join a space to the word that follows and a line break to the mark before it:
-    encoded apart from the question they would give tokens that the model has rarely seen.
-    """
-    leading = before[len(before.rstrip()) :]
-    trailing = after[: len(after) - len(after.lstrip())]
-    return leading + text + trailing
-
-
-def _around_the_question(
-    tokenizer: PreTrainedTokenizerFast, template: PromptTemplate, tools: Sequence[ToolSchema]
-) -> tuple[str, str]:
-    """The text before and after the question, chat format included."""
-    if not tokenizer.chat_template:
-        before, _, after = template.text.partition(SLOT)
-        return before, after
-    message = {"role": "user", "content": template.text.replace(SLOT, _PLACEHOLDER)}
-    rendered = render(tokenizer, [message], tools)
-    if rendered.count(_PLACEHOLDER) != 1:
-        raise UserError(
-            "the tokenizer's chat template shows the user's message "
-            f"{rendered.count(_PLACEHOLDER)} times; it must show it once"
-        )
-    before, _, after = rendered.partition(_PLACEHOLDER)
-    return before, after
-
-
-def _leading_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The beginning-of-text token, where the tokenizer puts one and no chat format writes it."""
-    bos = tokenizer.bos_token_id
-    if tokenizer.chat_template or not isinstance(bos, int):
-        return []
-    return [bos] if tokenizer.encode("", add_special_tokens=True)[:1] == [bos] else []

@@ -25,7 +25,7 @@ class Transcript:
     def append_sampled(self, completion: Completion) -> None:
         """Add one turn exactly as the engine sampled it."""
         segment = Segment(
-            Origin.SAMPLED,
+            Origin.TRANSCRIBED if completion.is_transcribed else Origin.SAMPLED,
             completion.token_ids_T,
             completion.logprobs_T,
             completion.versions_T,
@@ -34,7 +34,7 @@ class Transcript:
 
     def append_observation(self, token_ids: Sequence[int]) -> None:
         """Add what the environment says in reply to the last turn."""
-        assert self._segments[-1].origin is Origin.SAMPLED, "an observation answers a turn"
+        assert self._segments[-1].origin.is_policys, "an observation answers a turn"
         self._append(Segment(Origin.OBSERVATION, tuple(token_ids)))
 
     @property

@@ -13,13 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.config import RunConfig
 from forage.evaluation.arms import Arm
+from forage.evaluation.engines import facts_of_weights
 from forage.evaluation.evaluate import (
     Destination,
     Evaluator,
     evaluate,
     open_other_search,
     open_passages,
-    policy_facts,
 )
 from forage.evaluation.subset import questions_to_evaluate, training_subset
 from forage.retrieval.client import SearchClient
@@ -73,7 +73,7 @@ class TrainingEvaluation:
             self._evaluator,
             self._questions,
             destination,
-            policy_facts(model, tokenizer),
+            facts_of_weights(model, tokenizer),
             await self._search.what_is_served(),
             self._corpus.digest if self._corpus else None,
         )

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.config import RunConfig, SearchConfig
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.evaluation.arms import Arm, Passages, Searches
+from forage.evaluation.baselines.methods import Plays, make_player
+from forage.evaluation.engines import load_policy_tokenizer, open_policy
 from forage.evaluation.journal import Journal
 from forage.evaluation.markdown import write_markdown
 from forage.evaluation.protocol import Protocol, fingerprint_of
@@ -29,18 +30,13 @@ from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import summarise
 from forage.evaluation.tables import summary_tables, to_rich
-from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.retrieval.client import SearchClient
 from forage.retrieval.exchange import Served
 from forage.retrieval.index import open_corpus
 from forage.retrieval.manifest import read_manifest
 from forage.rewards.scorer import Scorer
-from forage.rollout.player import Player
 from forage.rollout.scheduler import Job
-from forage.rollout.stopping import StopTable
-from forage.rollout.torch_engine import TorchEngine
-from forage.training.model import load_model, load_tokenizer, tokenizer_digest, weights_digest
 from forage.types import Episode, Generate, Question, Score, Search
 
 LOG = logging.getLogger(__name__)
@@ -53,7 +49,7 @@ class Evaluator:
     """Plays arms with whatever engine and retrievers it is given."""
 
     config: RunConfig
-    player: Player
+    player: Plays
     engine: Generate
     search: Search
     passages: Passages | None
@@ -236,36 +232,25 @@ def run_evaluation(
 async def evaluate_model(
     config: RunConfig, questions: Sequence[Question], destination: Destination
 ) -> EvaluationResult:
-    """Evaluate ``model.path`` with the retriever at ``search.url``, under a progress bar."""
-    choose_matmul_kernel()
-    tokenizer = load_tokenizer(config.model)
-    player = Player(config.environment, config.rollout, tokenizer, config.seed)
-    player.check_prompts(questions)
+    """Evaluate the policy with the retriever at ``search.url``, under a progress bar."""
+    tokenizer = load_policy_tokenizer(config)
     scorer = Scorer(config.reward, config.environment.protocol)
-    model = load_model(config.model)
+    player = make_player(config, tokenizer, scorer)
+    player.check_prompts(questions)
     arms = config.evaluation.arms
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(scorer)
+        policy = await stack.enter_async_context(open_policy(config, tokenizer))
         search = await stack.enter_async_context(SearchClient(config.search))
         served = None
         if "normal" in arms:
             await search.wait_until_ready()
             served = await search.what_is_served()
         other = await open_other_search(config.evaluation.other_search, stack)
-        engine = TorchEngine(
-            model, StopTable.of(tokenizer), config.rollout.engine, config.environment.max_tokens
-        )
-        stack.push_async_callback(engine.close)
         corpus = open_passages(config)
         passages, digest = (corpus.store, corpus.digest) if corpus else (None, None)
-        evaluator = Evaluator(config, player, engine, search, passages, scorer, other)
-        policy = policy_facts(model, tokenizer)
-        return await evaluate(evaluator, questions, destination, policy, served, digest)
-
-
-def policy_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """What tells one policy from another in a fingerprint: its weights, not where they lie."""
-    return {"the weights": weights_digest(model), "the tokenizer": tokenizer_digest(tokenizer)}
+        evaluator = Evaluator(config, player, policy.engine, search, passages, scorer, other)
+        return await evaluate(evaluator, questions, destination, policy.facts, served, digest)
 
 
 async def open_other_search(

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from forage.config import RunConfig
 from forage.environment.template import PromptTemplate
+from forage.evaluation.baselines.rejection_sampling import num_candidates
 from forage.retrieval.exchange import Served
 
 
@@ -34,16 +35,21 @@ class Protocol:
     max_tokens: int
     temperature: float
     num_samples: int
+    method: str = "search"
 
     @classmethod
     def of(cls, config: RunConfig, served: Served | None) -> Self:
         environment, evaluation = config.environment, config.evaluation
+        endpoint, told = config.model.endpoint, evaluation.method.replace("_", " ")
+        is_environments = evaluation.method in ("search", "rejection_sampling")
+        if evaluation.method == "rejection_sampling":
+            told += f" (the best of {num_candidates(config)} by the golden answers)"
         return cls(
-            model=config.model.path,
+            model=config.model.path if endpoint is None else endpoint.served_model,
             retriever=served.backend if served else None,
             num_passages=served.num_passages if served else None,
             topk=config.search.topk,
-            prompt=environment.prompt,
+            prompt=environment.prompt if is_environments else "the method's own",
             form=environment.protocol,
             max_turns=environment.max_turns,
             has_final_turn=environment.has_final_turn,
@@ -52,6 +58,7 @@ class Protocol:
             max_tokens=environment.max_tokens,
             temperature=evaluation.temperature,
             num_samples=evaluation.num_samples,
+            method=told,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -68,21 +75,28 @@ def fingerprint_of(
 ) -> dict[str, str]:
     """What the episodes depend on, by name: a setting's key, or words where it is no setting.
 
-    ``policy`` names the weights (digests); ``corpus`` is the digest of the passages behind the arms
-    ``gold`` and ``random``. Only what the arms that are played need is in it: an arm may be added
-    to a finished evaluation.
+    ``policy`` names the weights (digests) or the server; ``corpus`` is the digest of the passages
+    behind the arms ``gold`` and ``random``. Only what the arms that are played need is in it: an
+    arm may be added to a finished evaluation.
     """
     evaluation = config.evaluation
     arms = evaluation.arms
     found: dict[str, object] = {**policy}
-    found["model.dtype"] = config.model.dtype
-    found["model.device"] = config.model.device.partition(":")[0]
+    if config.model.endpoint is None:
+        found["model.dtype"] = config.model.dtype
+        found["model.device"] = config.model.device.partition(":")[0]
     found |= {f"environment.{k}": v for k, v in config.environment.model_dump().items()}
     found["environment.prompt"] = _short_hash(PromptTemplate.load(config.environment.prompt).text)
     found["evaluation.temperature"] = evaluation.temperature
-    if evaluation.temperature:
+    found["evaluation.method"] = evaluation.method
+    if evaluation.method == "rejection_sampling":
+        found["evaluation.num_candidates"] = num_candidates(config)
+        found["rollout.temperature"] = config.rollout.temperature
+        found["reward"] = _short_hash(config.reward.model_dump_json())
+    is_noisy = bool(evaluation.temperature) or evaluation.method == "rejection_sampling"
+    if is_noisy:
         found["rollout.top_p"] = config.rollout.top_p
-    if evaluation.temperature or "random" in arms:
+    if is_noisy or "random" in arms:
         found["seed"] = config.seed
     if "normal" in arms:
         found["search.url"] = ", ".join(config.search.urls)

@@ -151,8 +151,15 @@ def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
             sampled if protocol.temperature else greedy,
             protocol.num_samples > 1,
         ),
+        *_method_rows(protocol),
         _questions_row(arm),
     ]
+
+
+def _method_rows(protocol: Protocol) -> list[ProtocolRow]:
+    if protocol.method == "search":
+        return []
+    return [ProtocolRow("method", "that of each row", protocol.method, True)]
 
 
 def _questions_row(arm: ArmSummary) -> ProtocolRow:

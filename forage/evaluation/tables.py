@@ -269,6 +269,7 @@ def facts(result: EvaluationResult) -> list[tuple[str, str]]:
         ("answers", sampling),
         ("retriever", f"{protocol.retriever or 'unknown'}{size}, top {protocol.topk}"),
         ("prompt", f"{protocol.prompt} ({protocol.form}), {protocol.max_turns} searches at most"),
+        *([] if protocol.method == "search" else [("method", protocol.method)]),
         ("failed searches and episodes", "; ".join(failures) or "none"),
     ]
 

@@ -19,6 +19,7 @@ from forage import attention
 from forage.algorithms.packing import first_fit, lay_end_to_end
 from forage.config import WarmStartConfig
 from forage.environment.codec import Codec
+from forage.errors import UserError
 from forage.training import lora
 from forage.training.gradients import accumulate
 from forage.training.logprobs import token_logprobs
@@ -41,7 +42,14 @@ def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTo
     ``argument_weight`` goes to the place where a turn first writes its action's argument, if that
     was to be read in the prompt or in a passage: a guess cannot be learnt and would only add noise,
     and a second mention is copied from the first, which teaches nothing about reading.
+    Raises ``UserError`` for an episode that is not one sequence of sampled tokens.
     """
+    if not episode.is_trainable:
+        raise UserError(
+            f"the episode of question {episode.question.id} cannot be learnt from: its policy was "
+            "known by its text alone (model.endpoint.form: chat), or it was asked in several "
+            "contexts (evaluation.method); use episodes of another file"
+        )
     weights: list[float] = []
     turns = iter(episode.turns)
     seen = ""

@@ -107,12 +107,12 @@ def _em(episode: Episode) -> float:
 
 
 def _token_blocks(episode: Episode, decode: Decode) -> tuple[BlockView, ...]:
-    """One block a segment. A sampled segment opens the next turn; an observation closes it."""
+    """One block a segment. The policy's segment opens the next turn; an observation closes it."""
     blocks: list[BlockView] = []
     turns = iter(enumerate(episode.turns, start=1))
     number, turn = 0, None
     for segment in episode.segments:
-        if segment.origin is Origin.SAMPLED:
+        if segment.origin.is_policys:
             number, turn = next(turns, (number + 1, None))
         heading, detail = _heading(segment.origin, number, turn)
         count = len(segment.token_ids_T)
@@ -148,13 +148,15 @@ def _heading(origin: Origin, number: int, turn: Turn | None) -> tuple[str, str]:
         return "Prompt", ""
     if turn is None:
         return f"Turn {number}, {origin.value}", ""
-    if origin is Origin.SAMPLED:
+    if origin.is_policys:
         verb = {
             ActionKind.SEARCH: "search",
             ActionKind.ANSWER: "answer",
             ActionKind.INVALID: "no valid action",
         }[turn.kind]
-        return f"Turn {number}: {verb}", _seconds_text(turn.generate_s)
+        known = "known by its text alone" if origin is Origin.TRANSCRIBED else ""
+        details = (known, _seconds_text(turn.generate_s))
+        return f"Turn {number}: {verb}", " · ".join(part for part in details if part)
     what = ""
     if turn.search_failure is not None:
         what = f"search failed: {turn.search_failure.value.replace('_', ' ')}"

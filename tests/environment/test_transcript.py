@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.environment.transcript import Transcript
 from forage.types import Completion, FinishReason, Origin, Segment
+from tests.fakes import line_episode
 
 tokens = st.lists(st.integers(0, 999), min_size=1, max_size=8).map(tuple)
 
@@ -87,3 +90,21 @@ def test_a_transcript_takes_no_text_and_has_no_way_to_remove_anything():
         *("append_sampled", "append_observation"),
         *("token_ids", "last_id", "segments"),
     }
+
+
+def test_a_turn_that_is_known_by_its_text_alone_is_marked_and_never_trained():
+    transcript = Transcript([1, 2])
+    transcript.append_sampled(Completion((3, 4), (), (), FinishReason.STOP, is_transcribed=True))
+    transcript.append_observation([5])
+    origins = [segment.origin for segment in transcript.segments]
+    assert origins == [Origin.PROMPT, Origin.TRANSCRIBED, Origin.OBSERVATION]
+    episode = line_episode("P 1 2")
+    assert episode.is_trainable
+    transcribed = replace(episode, segments=transcript.segments)
+    assert not transcribed.is_trainable
+    assert transcribed.num_sampled_tokens == 2
+
+
+def test_an_episode_of_several_contexts_is_no_sequence_to_train():
+    assert line_episode("S  P 1  S 2  O 3  S 4").is_trainable
+    assert not line_episode("P 1  S 2  P 3  S 4").is_trainable

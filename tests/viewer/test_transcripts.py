@@ -54,6 +54,18 @@ def test_only_sampled_tokens_tell_a_log_probability_and_a_version() -> None:
     assert [token.info for token in blocks[1].tokens] == ["3 -0.5 2", "4 -0.7 3"]
 
 
+def test_a_turn_that_is_known_by_its_text_alone_says_so() -> None:
+    segments = tuple(
+        Segment(Origin.TRANSCRIBED, s.token_ids_T) if s.origin is Origin.SAMPLED else s
+        for s in EPISODE.segments
+    )
+    blocks = view_episode("After", replace(EPISODE, segments=segments), decode).blocks
+    assert [block.origin for block in blocks[1::2]] == ["transcribed", "transcribed"]
+    assert blocks[1].heading == "Turn 1: search"
+    assert blocks[1].detail == "known by its text alone · 200 ms · 2 tokens"
+    assert [token.info for token in blocks[1].tokens] == ["3", "4"]
+
+
 def test_a_token_below_half_is_marked_and_so_is_a_new_line() -> None:
     """Half is exp(-0.693): of -0.5 and -0.7, only the latter lies below."""
     blocks = view_episode("After", EPISODE, decode).blocks

@@ -1,0 +1,259 @@
+"""One question on its way to an episode by a baseline: what it asks, searches and is answered.
+
+The environment's episode is one conversation; a baseline may ask the policy several things, each
+in a context of its own: a prompt and what follows it, exactly as the engine sees it. All of them
+end up in the episode's segments, one context after another, and the turns tell what happened in
+order. A search that a method makes for the policy is a turn in which nothing was sampled. The
+methods are beside this file; scoring is the rewards', which read what the policy wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from transformers import PreTrainedTokenizerFast
+
+from forage.config import EnvironmentConfig
+from forage.environment.actions import ANSWER_CLOSE, ANSWER_OPEN, first_block
+from forage.environment.codec import Codec
+from forage.environment.filling import Filling, fill
+from forage.environment.observation import (
+    Frame,
+    Observation,
+    build_observation,
+    failed_observation,
+)
+from forage.environment.transcript import Transcript
+from forage.rollout.scheduler import Job
+from forage.types import (
+    ActionKind,
+    ContextOverflow,
+    Episode,
+    FailureKind,
+    FinishReason,
+    Generate,
+    Hit,
+    Origin,
+    Sampling,
+    Search,
+    SearchReply,
+    Segment,
+    Status,
+    Turn,
+)
+
+# Passages stand in a prompt of ours without anything of their own around them.
+_BARE = Frame((), (), ())
+
+
+def read_template(name: str) -> str:
+    """A prompt of the baselines, by name."""
+    folder = resources.files("forage.evaluation.baselines") / "prompts"
+    return (folder / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all questions of a run are asked with."""
+
+    environment: EnvironmentConfig
+    codec: Codec
+    tokenizer: PreTrainedTokenizerFast
+    seed: int
+    temperature: float
+    top_p: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the policy wrote in one go; ``said`` is the text less the token that ends a turn."""
+
+    text: str
+    said: str
+    finish_reason: FinishReason
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search brought: the hits, or a typed failure, and how long it took."""
+
+    query: str
+    hits_K: tuple[Hit, ...]
+    failure: FailureKind | None
+    seconds: float
+
+    def turn(self, sampled: str, observation: Observation, generate_s: float = 0.0) -> Turn:
+        """The turn that this search was, with what was shown of it."""
+        return Turn(
+            sampled,
+            ActionKind.SEARCH,
+            self.query,
+            observation=observation.text,
+            passage_ids_K=observation.passage_ids,
+            search_failure=self.failure,
+            generate_s=generate_s,
+            search_s=self.seconds,
+        )
+
+
+class Context:
+    """A prompt and what follows it, as the engine sees it; ``Asking.open`` makes them."""
+
+    def __init__(self, asking: Asking, key: str, prompt_ids: Sequence[int]) -> None:
+        self._asking = asking
+        self._key = key
+        self.transcript = Transcript(prompt_ids)
+
+    async def write(self, stop: tuple[str, ...], max_tokens: int | None = None) -> Written:
+        """Let the policy write; raises ``EngineError``, or ``ContextOverflow`` without room."""
+        asking = self._asking
+        setting, environment = asking.setting, asking.setting.environment
+        wanted = environment.max_turn_tokens
+        wanted = min(wanted, max_tokens) if max_tokens is not None else wanted
+        room = min(wanted, environment.max_tokens - len(self.transcript))
+        if room < 1:
+            raise ContextOverflow(f"the prompt leaves no room in {environment.max_tokens} tokens")
+        sampling = Sampling(
+            max_tokens=room,
+            stop=stop,
+            stop_ids=setting.codec.eos_ids,
+            episode_key=self._key,
+            seed=setting.seed,
+            temperature=setting.temperature,
+            top_p=setting.top_p,
+        )
+        seconds_left = asking.seconds_left()
+        if seconds_left <= 0:
+            raise TimeoutError("the episode's deadline passed")
+        started = time.monotonic()
+        async with asyncio.timeout(seconds_left):
+            completion = await asking.engine.generate(self.transcript.token_ids, sampling)
+        self.transcript.append_sampled(completion)
+        seconds = time.monotonic() - started
+        ids, codec = completion.token_ids_T, setting.codec
+        said = codec.decode(ids[:-1] if ids and ids[-1] in codec.eos_ids else ids)
+        return Written(codec.decode(ids), said, completion.finish_reason, seconds)
+
+    def read(self, observation: Observation) -> None:
+        """Show the policy something, to go on from; raises ``ContextOverflow`` without room."""
+        left = self._asking.setting.environment.max_tokens - len(self.transcript)
+        if len(observation.token_ids) >= left:
+            raise ContextOverflow("what was found does not fit")
+        self.transcript.append_observation(observation.token_ids)
+
+    def close(self) -> None:
+        """Nothing more is asked here: the engine may forget it."""
+        self._asking.engine.release(self._key)
+
+
+class Asking:
+    """The state of one question; a method drives it, ``episode`` is what comes of it."""
+
+    def __init__(self, setting: Setting, job: Job, engine: Generate, search: Search) -> None:
+        self.setting = setting
+        self.job = job
+        self.engine = engine
+        self.turns: list[Turn] = []
+        self._search = search
+        self._contexts: list[Context] = []
+        self._num_silent_turns = 0
+        self._started = time.monotonic()
+
+    def open(self, prompt_ids: Sequence[int]) -> Context:
+        """A context that begins with this prompt; its noise is its own."""
+        key = f"{self.job.key}/context{len(self._contexts)}"
+        context = Context(self, key, prompt_ids)
+        self._contexts.append(context)
+        return context
+
+    def prompt(self, template: str, fillings: Mapping[str, Filling]) -> list[int]:
+        """A template filled in, as tokens."""
+        return fill(template, fillings, self.setting.codec, self.setting.tokenizer)
+
+    def room_beside(self, prompt_ids: Sequence[int]) -> int:
+        """Tokens that may be added to a prompt so that a turn still fits after it."""
+        environment = self.setting.environment
+        return max(environment.max_tokens - environment.max_turn_tokens - len(prompt_ids), 0)
+
+    def show(self, found: Found, max_tokens: int) -> Observation:
+        """The passages as they stand in a prompt, within the budget of an observation."""
+        codec = self.setting.codec
+        budget = min(max_tokens, self.setting.environment.max_observation_tokens)
+        if found.failure is not None:
+            return failed_observation(codec, budget, _BARE)
+        return self.gather(found.hits_K, budget)
+
+    def gather(self, hits: Sequence[Hit], max_tokens: int) -> Observation:
+        """As many of these passages as ``max_tokens`` hold, the first ones first."""
+        return build_observation(hits, self.setting.codec, max_tokens, _BARE)
+
+    async def search(self, query: str) -> Found:
+        """Ask the retriever; what fails, or takes too long, is a typed failure."""
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self.seconds_left()):
+                reply = await self._search.search(query)
+        except TimeoutError:
+            reply = SearchReply(failure=FailureKind.TIMEOUT, detail="the episode's deadline passed")
+        return Found(query, reply.hits_K, reply.failure, time.monotonic() - started)
+
+    def note_own_search(self, found: Found, shown: Observation) -> None:
+        """A search that the method made for the policy; it comes before all contexts."""
+        assert not self._contexts, "the policy asks for what is searched after it has begun"
+        self.turns.append(found.turn("", shown))
+        self._num_silent_turns += 1
+
+    async def answer(self, context: Context) -> Status:
+        """Let the policy give its answer; the last turn of every method."""
+        written = await context.write((ANSWER_CLOSE,))
+        context.close()
+        return self.take_answer(written)
+
+    def take_answer(self, written: Written) -> Status:
+        """Note the last turn, an answer if it holds one, and say how the episode ended."""
+        block = first_block(written.text, ANSWER_OPEN, ANSWER_CLOSE)
+        if block is not None:
+            kind, argument, status = ActionKind.ANSWER, block[1].strip(), Status.ANSWERED
+        else:
+            kind, argument = ActionKind.INVALID, f"The turn holds no {ANSWER_OPEN}."
+            is_cut = written.finish_reason is FinishReason.LENGTH
+            status = Status.OUT_OF_TOKENS if is_cut else Status.OUT_OF_TURNS
+        self.turns.append(Turn(written.text, kind, argument, generate_s=written.seconds))
+        return status
+
+    def seconds_left(self) -> float:
+        return self.setting.deadline_s - (time.monotonic() - self._started)
+
+    @property
+    def was_late_for_a_search(self) -> bool:
+        """Whether a failed search has used up the episode's time: not the engine's fault."""
+        has_failed = bool(self.turns) and self.turns[-1].search_failure is not None
+        return has_failed and self.seconds_left() <= 0
+
+    def close(self) -> None:
+        """The engine may forget every context."""
+        for context in self._contexts:
+            context.close()
+
+    def episode(self, status: Status) -> Episode:
+        """What came of the question; a turn in which nothing was sampled has an empty segment."""
+        segments = [Segment(Origin.SAMPLED, ())] * self._num_silent_turns
+        for context in self._contexts:
+            segments += context.transcript.segments
+        has_failed_search = any(turn.search_failure for turn in self.turns)
+        if has_failed_search and status is not Status.ENGINE_FAILED:
+            status = Status.SEARCH_FAILED
+        return Episode(
+            question=self.job.question,
+            member=self.job.member,
+            segments=tuple(segments),
+            turns=tuple(self.turns),
+            status=status,
+            seconds=time.monotonic() - self._started,
+        )

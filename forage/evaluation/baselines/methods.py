@@ -1,0 +1,172 @@
+"""Which way of answering an evaluation takes: the environment's own, or one of the baselines.
+
+``make_player`` gives the evaluation something that plays jobs; nothing else there knows of the
+baselines. Each of them is in a file of its own, with its paper and what differs from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerFast
+
+from forage.config import RunConfig
+from forage.environment.codec import Codec
+from forage.environment.filling import fill
+from forage.environment.prompt import asked, check_length
+from forage.errors import UserError
+from forage.evaluation.baselines import chain_of_thought, direct, ircot, rag, search_o1
+from forage.evaluation.baselines.asking import Asking, Setting
+from forage.evaluation.baselines.rejection_sampling import RejectionSampler, num_candidates
+from forage.rollout.player import Player
+from forage.rollout.scheduler import Job
+from forage.types import (
+    ContextOverflow,
+    EngineError,
+    Episode,
+    Generate,
+    Question,
+    Score,
+    Search,
+    Status,
+)
+
+Ask = Callable[[Asking], Awaitable[Status]]
+"""A baseline: drives one question to its end and says how it ended; raises ``EngineError``."""
+
+
+class Plays(Protocol):
+    """What an evaluation needs of whatever turns a job into an episode."""
+
+    @property
+    def codec(self) -> Codec:
+        """The tokenizer that its transcripts are written with."""
+        ...
+
+    def check_prompts(self, questions: Iterable[Question]) -> None:
+        """Raises ``UserError`` for the first question whose prompt is too long."""
+        ...
+
+    async def play(
+        self, job: Job, engine: Generate, search: Search, temperature: float | None = None
+    ) -> Episode:
+        """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
+        ...
+
+
+def make_player(
+    config: RunConfig, tokenizer: PreTrainedTokenizerFast, score: Score | None
+) -> Plays:
+    """The player of ``evaluation.method``; raises ``UserError``.
+
+    ``score`` is what rejection sampling chooses by: None where questions have no golden answers.
+    """
+    method = config.evaluation.method
+    match method:
+        case "search" | "rejection_sampling":
+            player = Player(config.environment, config.rollout, tokenizer, config.seed)
+            if method == "search":
+                return player
+            if score is None:
+                raise UserError(
+                    "evaluation.method: rejection_sampling chooses by the golden answers, which a "
+                    "question that is asked here has not; use another method"
+                )
+            return RejectionSampler(player, score, num_candidates(config))
+        case "direct":
+            return BaselinePlayer(config, tokenizer, direct.ask_directly, direct.TEMPLATE)
+        case "chain_of_thought":
+            ask = chain_of_thought.ask_for_reasons
+            return BaselinePlayer(config, tokenizer, ask, chain_of_thought.TEMPLATE)
+        case "rag":
+            return BaselinePlayer(config, tokenizer, rag.ask_with_passages, rag.TEMPLATE)
+        case "ircot":
+            return BaselinePlayer(config, tokenizer, ircot.interleave, ircot.CHAIN_TEMPLATE)
+        case "search_o1":
+            ask = search_o1.reason_with_searches
+            # Each chain holds its place in the engine while its passages are read in another.
+            room = None
+            if config.model.endpoint is None:
+                room = _half_of_the_slots(config.rollout.engine.num_slots)
+            return BaselinePlayer(config, tokenizer, ask, search_o1.TEMPLATE, room)
+
+
+class BaselinePlayer:
+    """Turns a job into an episode by a baseline, as ``Player`` does by the environment."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer: PreTrainedTokenizerFast,
+        ask: Ask,
+        template: str,
+        room: asyncio.Semaphore | None = None,
+    ) -> None:
+        """``template`` is the first prompt; ``room`` bounds how many questions are under way."""
+        self.codec = Codec(tokenizer)
+        self._config = config
+        self._tokenizer = tokenizer
+        self._ask = ask
+        self._template = template
+        self._room = room
+
+    def check_prompts(self, questions: Iterable[Question]) -> None:
+        """Encode every first prompt; raises ``UserError`` for one that leaves too little room.
+
+        Where passages belong into it, those of a search and a turn must fit beside it.
+        """
+        empty = {"passages": (), "reasoning": ""}
+        environment = self._config.environment
+        longest = environment.max_tokens - 1
+        if "{passages}" in self._template:
+            reserved = environment.max_turn_tokens + environment.max_observation_tokens
+            longest = environment.max_tokens - reserved
+        for question in questions:
+            fillings = {"question": asked(question.text), **empty}
+            ids = fill(self._template, fillings, self.codec, self._tokenizer)
+            check_length(ids, question, longest)
+
+    async def play(
+        self, job: Job, engine: Generate, search: Search, temperature: float | None = None
+    ) -> Episode:
+        """Play one job; failures of the engine or of searches end up in the status."""
+        asking = Asking(self._setting(job, temperature), job, engine, search)
+        async with AsyncExitStack() as stack:
+            if self._room is not None:
+                await stack.enter_async_context(self._room)
+            try:
+                status = await self._ask(asking)
+            except ContextOverflow:
+                status = Status.OUT_OF_TOKENS
+            except (EngineError, TimeoutError):
+                was_late = asking.was_late_for_a_search
+                status = Status.SEARCH_FAILED if was_late else Status.ENGINE_FAILED
+            finally:
+                asking.close()
+        return asking.episode(status)
+
+    def _setting(self, job: Job, temperature: float | None) -> Setting:
+        rollout = self._config.rollout
+        temperature = 0.0 if job.is_greedy else temperature
+        return Setting(
+            environment=self._config.environment,
+            codec=self.codec,
+            tokenizer=self._tokenizer,
+            seed=self._config.seed,
+            temperature=rollout.temperature if temperature is None else temperature,
+            top_p=rollout.top_p if temperature != 0 else 1.0,
+            deadline_s=rollout.episode_deadline_s,
+        )
+
+
+def _half_of_the_slots(num_slots: int) -> asyncio.Semaphore:
+    """Room for as many questions as the engine has two places for; raises ``UserError``."""
+    if num_slots < 2:
+        raise UserError(
+            "evaluation.method: search_o1 asks in two contexts at once, and "
+            f"rollout.engine.num_slots is {num_slots}: raise it to 2 or more"
+        )
+    return asyncio.Semaphore(num_slots // 2)

@@ -1,0 +1,70 @@
+"""The baseline that plays a question several times and keeps the best episode.
+
+Rejection sampling as Search-R1 makes its data (https://arxiv.org/abs/2503.09516, after Ahn et al.,
+https://arxiv.org/abs/2402.00157): ``evaluation.num_candidates`` (5) episodes of a question with the
+ordinary environment at ``rollout.temperature``, of which those with a correct final answer are kept
+to learn from. Where one a question is wanted it is that of the highest reward, as in RAFT
+(https://arxiv.org/abs/2304.06767), the earliest of equals: with the default reward, the first whose
+answer matches exactly, else the first.
+
+It looks at the golden answers to choose: its EM is pass@k, a bound on what the policy can reach and
+no method to answer questions with. What differs from the paper: nothing is trained here; the kept
+episodes are ordinary ones, for ``forage sft``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+from forage.config import RunConfig
+from forage.environment.codec import Codec
+from forage.rollout.player import Player
+from forage.rollout.scheduler import Job
+from forage.types import Episode, Generate, Question, Score, Search
+
+_NUM_CANDIDATES = 5
+
+
+class RejectionSampler:
+    """Plays like a player, and hands over the best of several."""
+
+    def __init__(self, player: Player, score: Score, num_candidates: int) -> None:
+        self._player = player
+        self._score = score
+        self._num_candidates = num_candidates
+
+    @property
+    def codec(self) -> Codec:
+        """The tokenizer that its transcripts are written with."""
+        return self._player.codec
+
+    def check_prompts(self, questions: Iterable[Question]) -> None:
+        """Encode every prompt now; raises ``UserError`` for the first that is too long."""
+        self._player.check_prompts(questions)
+
+    async def play(
+        self, job: Job, engine: Generate, search: Search, temperature: float | None = None
+    ) -> Episode:
+        """The best of the candidates; ``temperature`` is the config's, whatever is asked for."""
+        del temperature
+        candidates = await asyncio.gather(
+            *(
+                self._player.play(
+                    replace(job, key=f"{job.key}/candidate{index}", is_greedy=False),
+                    engine,
+                    search,
+                )
+                for index in range(self._num_candidates)
+            )
+        )
+        rewards = await asyncio.gather(*(self._score(episode) for episode in candidates))
+        # ``max`` takes the earliest of equals.
+        best = max(range(len(candidates)), key=lambda index: rewards[index].value)
+        return candidates[best]
+
+
+def num_candidates(config: RunConfig) -> int:
+    """How many episodes are played of a question."""
+    return config.evaluation.num_candidates or _NUM_CANDIDATES

@@ -1,0 +1,84 @@
+"""The baseline that searches inside its reasoning, and has what was found read for it.
+
+Search-o1: Li et al., https://arxiv.org/abs/2501.05366. The policy reasons, and where it writes a
+search the passages do not enter its reasoning: in a context of its own the policy first reads them
+in the light of the reasoning so far and the query, and what it notes down goes on in the chain. A
+turn that neither searches nor answers ends the chain, as there.
+
+What differs: our search tags instead of their markers, so that passages can open neither; passages
+as the retriever returns them instead of whole web pages; the answer in tags instead of a box; after
+``environment.max_turns`` searches one last turn, in which a search is not run.
+"""
+
+from __future__ import annotations
+
+from forage.environment.actions import STOP_STRINGS, Search, parse_action
+from forage.environment.observation import (
+    Observation,
+    empty_observation,
+    failed_observation,
+    note_observation,
+)
+from forage.environment.prompt import asked
+from forage.evaluation.baselines.asking import Asking, Found, read_template
+from forage.types import ActionKind, FinishReason, Status, Turn
+
+TEMPLATE = read_template("search_o1")
+READER_TEMPLATE = read_template("search_o1_reader")
+MARK = "Final information:"
+
+
+async def reason_with_searches(asking: Asking) -> Status:
+    """Reason until an answer, with a condensed note after each search."""
+    max_searches = asking.setting.environment.max_turns
+    template = TEMPLATE.replace("{searches}", str(max_searches))
+    question = asked(asking.job.question.text)
+    chain = asking.open(asking.prompt(template, {"question": question}))
+    reasoning = ""
+    for num_searches in range(max_searches + 1):
+        written = await chain.write(STOP_STRINGS)
+        action = parse_action(written.text)
+        if not isinstance(action, Search):
+            return asking.take_answer(written)
+        if num_searches == max_searches:
+            turn = Turn(written.text, ActionKind.SEARCH, action.query, generate_s=written.seconds)
+            asking.turns.append(turn)
+            is_cut = written.finish_reason is FinishReason.LENGTH
+            return Status.OUT_OF_TOKENS if is_cut else Status.OUT_OF_TURNS
+        reasoning += written.text
+        found = await asking.search(action.query)
+        shown, note = await _condense(asking, found, reasoning)
+        observation = Observation(note.token_ids, note.text, shown.passage_ids)
+        asking.turns.append(found.turn(written.text, observation, written.seconds))
+        chain.read(note)
+        reasoning += note.text
+    raise AssertionError("the last turn ends the chain")
+
+
+async def _condense(
+    asking: Asking, found: Found, reasoning: str
+) -> tuple[Observation, Observation]:
+    """The passages as they were shown to the reader, and the note to go on from.
+
+    Nothing is read where nothing was found: the chain is told so in the fixed words.
+    """
+    codec = asking.setting.codec
+    budget = asking.setting.environment.max_observation_tokens
+    if found.failure is not None or not found.hits_K:
+        fixed = failed_observation if found.failure is not None else empty_observation
+        return fixed(codec, budget), fixed(codec, budget)
+    shown = asking.show(found, budget)
+    texts = {"query": found.query, "passages": shown.token_ids}
+    room = asking.room_beside(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": ()}))
+    # Where it is too long the latest part matters most.
+    latest = tuple(codec.encode_untrusted(reasoning))
+    latest = latest[len(latest) - room :] if len(latest) > room else latest
+    reader = asking.open(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": latest}))
+    written = await reader.write(())
+    reader.close()
+    return shown, note_observation(_conclusion(written.said), codec, budget)
+
+
+def _conclusion(text: str) -> str:
+    """What follows the mark, or all of it where the mark is missing."""
+    return f"{text.rpartition(MARK)[2].strip()}\n"

@@ -1,0 +1,215 @@
+"""What servers of OpenAI's API reply, as far as it is read: choices, their ends, and usage.
+
+Documents of any server come in, plain values go out; fields that are not named below are ignored,
+fields that are missing or of another type make a ``BadReply``. The fields ``token_ids`` and
+``prompt_token_ids`` of a choice are vLLM's and SGLang's answer to ``return_token_ids``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forage.types import FailureKind, FinishReason
+
+_ENDS: dict[str, FinishReason] = {
+    "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
+    "eos_token": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "end_turn": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "max_tokens": FinishReason.LENGTH,
+}
+# The policy of the provider has decided: another try would end in the same way.
+_FINAL_ENDS = ("content_filter", "tool_calls", "function_call")
+
+
+class BadReply(Exception):
+    """The document is no completion that can be used; says why, and whether a retry may help."""
+
+    def __init__(
+        self, detail: str, kind: FailureKind = FailureKind.MALFORMED, may_pass: bool = True
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.may_pass = may_pass
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _TokenLogprobs(_Reply):
+    token_logprobs: list[float | None]
+
+
+class _Choice(_Reply):
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    matched_stop: int | str | None = None
+
+    @property
+    def end(self) -> FinishReason:
+        """Why sampling ended; raises ``BadReply`` for a reason that leaves no usable turn."""
+        if self.finish_reason in _ENDS:
+            return _ENDS[self.finish_reason]
+        said = f"the completion ended with finish_reason {self.finish_reason!r}"
+        if self.finish_reason in _FINAL_ENDS:
+            raise BadReply(said, FailureKind.REFUSED, may_pass=False)
+        kind = FailureKind.SERVER_ERROR if self.finish_reason else FailureKind.MALFORMED
+        raise BadReply(said, kind)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was hit, where the server says so (vLLM, SGLang)."""
+        hit = self.stop_reason if self.stop_reason is not None else self.matched_stop
+        return hit if isinstance(hit, str) else None
+
+
+class CompletionChoice(_Choice):
+    """A choice of ``/completions``."""
+
+    text: str = ""
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: _TokenLogprobs | None = None
+
+
+class _TextPart(_Reply):
+    type: str
+    text: str = ""
+
+
+class _Message(_Reply):
+    content: str | list[_TextPart] | None = None
+    refusal: str | None = None
+
+
+class ChatChoice(_Choice):
+    """A choice of ``/chat/completions``."""
+
+    message: _Message
+
+    @property
+    def text(self) -> str:
+        """What the model wrote; "" where hidden reasoning left no room for anything."""
+        content = self.message.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content if part.type == "text")
+        if content is None and self.message.refusal is not None:
+            return self.message.refusal
+        if content is None and self.end is not FinishReason.LENGTH:
+            raise BadReply("the message has no content")
+        return content or ""
+
+
+class _CompletionReply(_Reply):
+    choices: list[CompletionChoice] = Field(min_length=1)
+
+
+class _ChatReply(_Reply):
+    choices: list[ChatChoice] = Field(min_length=1)
+
+
+class _PromptDetails(_Reply):
+    cached_tokens: int | None = None
+
+
+class _CompletionDetails(_Reply):
+    reasoning_tokens: int | None = None
+
+
+class _UsageReply(_Reply):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the server counted them.
+
+    Cached ones are among the prompt's, those of hidden reasoning among the completion's.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+class _ModelCard(_Reply):
+    id: str
+    max_model_len: int | None = None
+
+
+class ModelList(_Reply):
+    """The reply of ``/models``."""
+
+    object: Literal["list"] = "list"
+    data: list[_ModelCard]
+
+    @property
+    def ids(self) -> list[str]:
+        return [card.id for card in self.data]
+
+    def max_tokens_of(self, name: str) -> int | None:
+        """The context of the model, where the server tells it (vLLM)."""
+        return next((card.max_model_len for card in self.data if card.id == name), None)
+
+
+R = TypeVar("R", bound=_Reply)
+
+
+def read_completion(document: dict[str, Any]) -> CompletionChoice:
+    """The first choice of ``/completions``; raises ``BadReply``."""
+    return _read(_CompletionReply, document).choices[0]
+
+
+def read_chat(document: dict[str, Any]) -> ChatChoice:
+    """The first choice of ``/chat/completions``; raises ``BadReply``."""
+    return _read(_ChatReply, document).choices[0]
+
+
+def read_usage(document: dict[str, Any]) -> Usage:
+    """What the request used; nothing where the server does not say."""
+    try:
+        usage = _UsageReply.model_validate(document.get("usage") or {})
+    except ValidationError:
+        return Usage()
+    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+    return Usage(
+        usage.prompt_tokens,
+        (prompt and prompt.cached_tokens) or 0,
+        usage.completion_tokens or 0,
+        (completion and completion.reasoning_tokens) or 0,
+    )
+
+
+def read_models(document: dict[str, Any]) -> ModelList | None:
+    """The list of models, or None where it is none."""
+    try:
+        return ModelList.model_validate(document)
+    except ValidationError:
+        return None
+
+
+def _read(shape: type[R], document: dict[str, Any]) -> R:
+    try:
+        return shape.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadReply(f"the reply is no completion: {where}: {first['msg']}") from None
