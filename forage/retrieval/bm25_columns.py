@@ -102,7 +102,9 @@ class Columns:
         if self._are_many(added):
             return np.flatnonzero(self._sums >= least)
         found = [rows[self._sums[rows] >= least] for rows in added]
-        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int32)
+        rows = np.concatenate(found) if found else np.empty(0, dtype=np.int32)
+        rows.sort(kind="stable")  # runs that are sorted already are merged; np.unique would hash
+        return rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
 
     def _are_many(self, added: list[np.ndarray]) -> bool:
         """Whether it is cheaper to go through all rows than through those of the columns."""
