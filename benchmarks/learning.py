@@ -2,7 +2,7 @@
 
     python benchmarks/learning.py --out runs/learning --seeds 0 1 2
     python benchmarks/learning.py --out runs/learning --seeds 0 --only "masking off"
-    python benchmarks/learning_report.py runs/learning --curves benchmarks/learning.svg
+    python benchmarks/learning_report.py runs/learning --page benchmarks/learning.md
 
 Each trial is ``forage train`` on the settings of the demo with a few changed, from the warm start
 that ships with Forage, in one generated world and with one search service. Every 256 episodes it
