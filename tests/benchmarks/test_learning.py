@@ -1,13 +1,23 @@
 """The pure parts of the learning benchmark: which trials, when one has arrived, what is written."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.learning import DEFAULT, TRIALS, Point, chosen, config_of, merged, reached_after
+from benchmarks.learning import (
+    DEFAULT,
+    TRIALS,
+    Point,
+    chosen,
+    config_of,
+    merged,
+    reached_after,
+    train,
+)
 from benchmarks.learning_report import (
     END,
     START,
@@ -60,6 +70,31 @@ def test_a_trial_comes_after_the_one_that_sets_its_target():
 def test_a_trial_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(SystemExit, match="no trial 'grpo'; there are: default, std off"):
         chosen(["grpo"])
+
+
+def command(folder: Path, script: str) -> str:
+    """A program that stands in for Python, and does what the shell script says."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("script", ["kill -9 $$", "exit 130"])
+def test_a_run_that_was_stopped_is_not_taken_for_one_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+):
+    """A trial that had been killed was written down as finished, and not run again."""
+    monkeypatch.setattr(sys, "executable", command(tmp_path, script))
+    with pytest.raises(SystemExit, match="start again to go on"):
+        train(tmp_path, 8, resume=False)
+
+
+def test_a_run_that_failed_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", command(tmp_path, "echo one; echo two >&2; exit 1"))
+    assert train(tmp_path, 8, resume=False) == "two"
+    monkeypatch.setattr(sys, "executable", command(tmp_path, "exit 0"))
+    assert train(tmp_path, 8, resume=True) is None
 
 
 @pytest.mark.parametrize("name", TRIALS)
