@@ -2,7 +2,7 @@
 
     python benchmarks/learning.py --out runs/learning --seeds 0 1 2
     python benchmarks/learning.py --out runs/learning --seeds 0 --only "masking off"
-    python benchmarks/learning_report.py runs/learning --curves benchmarks/learning.svg
+    python benchmarks/learning_report.py runs/learning --page benchmarks/learning.md
 
 Each trial is ``forage train`` on the settings of the demo with a few changed, from the warm start
 that ships with Forage, in one generated world and with one search service. Every 256 episodes it
@@ -46,6 +46,7 @@ PACKAGE = Path(forage.__file__).parent
 TRIALS_FILE = Path(__file__).with_suffix(".yaml")
 WORLD_SIZE = 40_000
 DEFAULT = "default"
+INTERRUPTED = 130
 NAMES = (
     "policy/staleness",
     "policy/entropy",
@@ -207,7 +208,10 @@ def run_trial(trial: Trial, out: Path, seed: int, url: str) -> None:
 
 
 def train(folder: Path, num_steps: int, resume: bool) -> str | None:
-    """``forage train`` up to a step; the last line that it said if it failed."""
+    """``forage train`` up to a step; the last line that it said if it failed.
+
+    Raises ``SystemExit`` where a signal ended it: that says nothing of the algorithm.
+    """
     command = [sys.executable, "-m", "forage", "-q", "train", str(folder / "recipe.yaml")]
     command += [f"trainer.num_steps={num_steps}", *(["--resume"] if resume else [])]
     log = folder / "train.log"
@@ -215,6 +219,8 @@ def train(folder: Path, num_steps: int, resume: bool) -> str | None:
         status = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
     if not status:
         return None
+    if status < 0 or status == INTERRUPTED:
+        raise SystemExit(f"stopped in {folder}; start again to go on with this trial")
     lines = log.read_text(encoding="utf-8").strip().splitlines()
     return lines[-1] if lines else f"it ended with status {status}"
 

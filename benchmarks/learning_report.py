@@ -1,8 +1,10 @@
-"""What ``learning.py`` left: tables in Markdown on the terminal, and the curves as one SVG.
+"""What ``learning.py`` left: tables in Markdown, and the curves as one SVG.
 
-    python benchmarks/learning_report.py runs/learning --curves benchmarks/learning.svg
+    python benchmarks/learning_report.py runs/learning
+    python benchmarks/learning_report.py runs/learning --page benchmarks/learning.md
 
-It reads the figures of finished trials only, and says how many of the seeds there are.
+The first prints the tables; the second writes them into a page, between its two marks, and the
+curves beside it. Figures of finished trials are read; those that are missing are named.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import yaml
+
+TRIALS_FILE = Path(__file__).with_name("learning.yaml")
+START, END = "<!-- tables: start -->", "<!-- tables: end -->"
 GROUPS = ("estimators", "losses", "ablations", "staleness")
 HEAD = (
     "trial",
@@ -24,7 +30,6 @@ HEAD = (
     "episodes to the target",
     "times the target's",
     "within twice",
-    "EM while training",
     "searches",
     "minutes of one core",
 )
@@ -114,7 +119,6 @@ def row(curves: Sequence[Curve], allowed: int) -> list[str]:
         if is_compared
         else "",
         f"{num_within} of {len(curves)}" if is_compared else "",
-        " / ".join(number(curve.training.get("em/mean")) for curve in curves),
         " / ".join(f"{curve.points[-1][3]:.2f}" if curve.points else "none" for curve in curves),
         f"{fmean(curve.cpu_seconds for curve in curves) / 60:.1f}",
     ]
@@ -137,12 +141,40 @@ def details(curves: Sequence[Curve]) -> list[str]:
 def table(by_name: dict[str, list[Curve]], group: str) -> str:
     """The Markdown table of a group, and below it the details of those trials that have any."""
     trials = {name: curves for name, curves in by_name.items() if curves[0].group == group}
+    if not trials:
+        return "No trial has been run."
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     for curves in trials.values():
         allowed = target_episodes(by_name[curves[0].reference])
         lines.append("| " + " | ".join(row(curves, allowed)) + " |")
     notes = [f"- {name}: {', '.join(d)}" for name, c in trials.items() if (d := details(c))]
     return "\n".join([*lines, "", *notes])
+
+
+def missing(by_name: dict[str, list[Curve]], names: Sequence[str], num_seeds: int) -> str:
+    """A sentence that names what has not been run, seed by seed."""
+    parts: list[str] = []
+    for seed in range(num_seeds):
+        there = {name for name, curves in by_name.items() if any(c.seed == seed for c in curves)}
+        absent = [name for name in names if name not in there]
+        if absent:
+            parts.append(f"seed {seed}: {'all' if not there else '; '.join(absent)}")
+    return "Nothing is missing." if not parts else f"Not run: {'. '.join(parts)}."
+
+
+def tables(by_name: dict[str, list[Curve]], names: Sequence[str], num_seeds: int) -> str:
+    """All that the figures say, in Markdown."""
+    parts = [f"### {group.capitalize()}\n\n{table(by_name, group)}" for group in GROUPS]
+    return "\n\n".join([missing(by_name, names, num_seeds), *parts])
+
+
+def put_between_marks(page: str, text: str) -> str:
+    """The page with ``text`` between its two marks; raises ``ValueError`` where they are not."""
+    before, start, rest = page.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"the page has no {START} with a {END} after it")
+    return f"{before}{START}\n\n{text}\n\n{END}{after}"
 
 
 def svg(by_name: dict[str, list[Curve]], start_em: float) -> str:
@@ -207,16 +239,23 @@ def height_of(em: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tables and curves of the learning benchmark.")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--curves", type=Path, help="where to write the SVG")
+    parser.add_argument("--seeds", type=int, default=3, help="how many there are to be")
+    parser.add_argument("--page", type=Path, help="write tables into it, and curves beside it")
     args = parser.parse_args()
     by_name = read_curves(args.out)
     if not by_name:
         raise SystemExit(f"{args.out} holds no finished trial of learning.py")
-    for group in GROUPS:
-        print(f"## {group.capitalize()}\n\n{table(by_name, group)}\n")
-    if args.curves:
-        start = json.loads((args.out / "start.json").read_text(encoding="utf-8"))
-        args.curves.write_text(svg(by_name, start["em"]), encoding="utf-8")
+    groups = yaml.safe_load(TRIALS_FILE.read_text(encoding="utf-8"))
+    names = [name for group in GROUPS for name in groups[group]]
+    by_name = {name: by_name[name] for name in names if name in by_name}
+    text = tables(by_name, names, args.seeds)
+    if args.page is None:
+        print(text)
+        return
+    page = args.page.read_text(encoding="utf-8")
+    args.page.write_text(put_between_marks(page, text), encoding="utf-8")
+    start = json.loads((args.out / "start.json").read_text(encoding="utf-8"))
+    args.page.with_suffix(".svg").write_text(svg(by_name, start["em"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

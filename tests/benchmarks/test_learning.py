@@ -1,14 +1,35 @@
 """The pure parts of the learning benchmark: which trials, when one has arrived, what is written."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.learning import DEFAULT, TRIALS, Point, chosen, config_of, merged, reached_after
-from benchmarks.learning_report import Curve, details, read_curves, row, svg, table
+from benchmarks.learning import (
+    DEFAULT,
+    TRIALS,
+    Point,
+    chosen,
+    config_of,
+    merged,
+    reached_after,
+    train,
+)
+from benchmarks.learning_report import (
+    END,
+    START,
+    Curve,
+    details,
+    missing,
+    put_between_marks,
+    read_curves,
+    row,
+    svg,
+    table,
+)
 
 
 def points(*ems: float) -> list[Point]:
@@ -49,6 +70,31 @@ def test_a_trial_comes_after_the_one_that_sets_its_target():
 def test_a_trial_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(SystemExit, match="no trial 'grpo'; there are: default, std off"):
         chosen(["grpo"])
+
+
+def command(folder: Path, script: str) -> str:
+    """A program that stands in for Python, and does what the shell script says."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("script", ["kill -9 $$", "exit 130"])
+def test_a_run_that_was_stopped_is_not_taken_for_one_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+):
+    """A trial that had been killed was written down as finished, and not run again."""
+    monkeypatch.setattr(sys, "executable", command(tmp_path, script))
+    with pytest.raises(SystemExit, match="start again to go on"):
+        train(tmp_path, 8, resume=False)
+
+
+def test_a_run_that_failed_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", command(tmp_path, "echo one; echo two >&2; exit 1"))
+    assert train(tmp_path, 8, resume=False) == "two"
+    monkeypatch.setattr(sys, "executable", command(tmp_path, "exit 0"))
+    assert train(tmp_path, 8, resume=True) is None
 
 
 @pytest.mark.parametrize("name", TRIALS)
@@ -106,7 +152,6 @@ def test_a_row_holds_the_seeds_beside_each_other_and_counts_those_within_twice_t
         "512 / 1152 / no",
         "1.0 / 2.2 / -",
         "1 of 3",
-        "0.700 / 0.700 / none",
         "1.90 / 2.10 / none",
         "1.5",
     ]
@@ -126,6 +171,22 @@ def test_a_groups_table_has_its_trials_alone():
     assert lines.splitlines()[2].startswith("| other | 0.910 | 0.910 | 512 | 1.0 | 1 of 1 |")
     assert lines.splitlines()[4] == "- other: clipped 1.50% of tokens"
     assert "<fast>" not in lines
+
+
+def test_what_has_not_been_run_is_named():
+    by_name = {DEFAULT: [REFERENCE], "<fast>": [FAST, SLOW]}
+    names = [DEFAULT, "<fast>", "late"]
+    assert (
+        missing(by_name, names, 3) == "Not run: seed 0: late. seed 1: default; late. seed 2: all."
+    )
+    assert missing(by_name, [DEFAULT], 1) == "Nothing is missing."
+
+
+def test_tables_replace_those_that_stood_between_the_marks_of_a_page():
+    page = f"# Page\n{START}\nold\n{END}\nafter\n"
+    assert put_between_marks(page, "new") == f"# Page\n{START}\n\nnew\n\n{END}\nafter\n"
+    with pytest.raises(ValueError, match="no <!-- tables: start -->"):
+        put_between_marks(f"{END} {START}", "new")
 
 
 def test_figures_are_read_back_trial_by_trial_in_the_order_of_the_groups(tmp_path: Path):
