@@ -99,6 +99,7 @@ class RunRecords:
         # The writer looks at the rows already there (where a resumed run goes on): open it first.
         writer = self._tensorboard()
         self._files[METRICS_FILE].write(json_line(row))
+        self._files[METRICS_FILE].flush()  # the viewer and the guard read along
         if writer is not None:
             for name, number in row.items():
                 if name != "step" and number is not None:

@@ -1,8 +1,9 @@
 """What a run does when the sentinel alarms: warn, stop, or go back to before the trouble.
 
 The loop shows it each step, and catches ``GoBack``. Going back drops the checkpoints from the
-trouble on; ``rollbacks.jsonl`` is the one file of a run that it does not cut: it says why, and how
-often, and so how small the step has become, also to a resumed run.
+trouble on; ``rollbacks.jsonl`` is the one file of a run that is not cut then: it keeps the reasons
+and the metrics of the steps undone, and its lines say how small the step has become, also to a
+resumed run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from forage.config import RunConfig
 from forage.errors import UserError
+from forage.records import read_metrics
 from forage.training.checkpoint import checkpoints, drop_checkpoint
 from forage.training.sentinel import Alarm, Sentinel
 
@@ -26,7 +28,7 @@ ROLLBACKS_FILE = "rollbacks.jsonl"
 
 
 class Collapsed(UserError):
-    """An alarm ends the run; the newest checkpoint is from before it."""
+    """An alarm ends the run; no checkpoint is written then."""
 
 
 class GoBack(Exception):
@@ -65,13 +67,17 @@ class Guard:
         """Say what is wrong; raises ``Collapsed`` or ``GoBack`` where the config wants more."""
         for alarm in alarms:
             LOG.warning("collapse ahead? %s", alarm)
-        if alarms and self._config.sentinel.action == "stop":
+        if not alarms:
+            return
+        if self._config.sentinel.action == "stop":
+            healthy = self._healthy_checkpoints(alarms)
+            last = f"{healthy[max(healthy)]} is" if healthy else "No checkpoint left is"
             raise Collapsed(
-                f"the run is collapsing: {_said(alarms)}. The newest checkpoint is from before the "
-                "alarm; lower trainer.learning_rate, look at the reward, or set sentinel.action: "
-                "roll_back, and go on with --resume"
+                f"the run is collapsing: {_said(alarms)}. {last} from before that. Go on from "
+                "there, with a smaller step, by sentinel.action=roll_back and --resume; or change "
+                "trainer.learning_rate or reward and start anew"
             )
-        if alarms and self._config.sentinel.action == "roll_back":
+        if self._config.sentinel.action == "roll_back":
             raise GoBack(self._roll_back(alarms))
 
     @contextmanager
@@ -88,8 +94,7 @@ class Guard:
     def _roll_back(self, alarms: Sequence[Alarm]) -> Path:
         """Drop the checkpoints from the trouble on, record it, and give the newest that is left.
 
-        The weights after n steps are healthy if step n + staleness, the first that they alone have
-        played, was. Raises ``Collapsed`` where there are none, or after too many rollbacks.
+        Raises ``Collapsed`` where there is none, or after too many rollbacks.
         """
         out, most = self._config.output_dir, self._config.sentinel.max_rollbacks
         if self._num_rollbacks() >= most:
@@ -97,26 +102,44 @@ class Guard:
                 f"the run collapses again after {most} rollbacks: {_said(alarms)}. Look at the "
                 "reward for what can be had without a right answer, or lower trainer.learning_rate"
             )
-        before = min(alarm.since for alarm in alarms) - self._config.rollout.max_staleness
-        by_step = checkpoints(out)
-        healthy = [step for step in by_step if step < before]
+        healthy = self._healthy_checkpoints(alarms)
         if not healthy:
             raise Collapsed(
-                f"the run is collapsing and holds no checkpoint from before step {before}: "
-                f"{_said(alarms)}. Raise trainer.keep_checkpoints, and start anew"
+                f"the run is collapsing and holds no checkpoint from before: {_said(alarms)}. "
+                "Raise trainer.keep_checkpoints, and start anew"
             )
-        for step, checkpoint in by_step.items():
-            if step >= before:
+        # Should the process die between these two, the run is resumed from before the trouble.
+        for step, checkpoint in reversed(checkpoints(out).items()):
+            if step not in healthy:
                 drop_checkpoint(checkpoint)
-        row = {"to_step": max(healthy), "since": before, "alarms": [str(alarm) for alarm in alarms]}
-        with (out / ROLLBACKS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._record(max(healthy), alarms)
         LOG.warning(
             "back to after step %d, with %g of the learning rate", max(healthy), self.rate_factor
         )
-        return by_step[max(healthy)]
+        return healthy[max(healthy)]
+
+    def _healthy_checkpoints(self, alarms: Sequence[Alarm]) -> dict[int, Path]:
+        """Those from before the alarms began, by the steps done.
+
+        The weights after n steps are healthy if step n + staleness, the first that they alone have
+        played, was.
+        """
+        before = min(alarm.since for alarm in alarms) - self._config.rollout.max_staleness
+        all_steps = checkpoints(self._config.output_dir)
+        return {step: path for step, path in all_steps.items() if step < before}
+
+    def _record(self, to_step: int, alarms: Sequence[Alarm]) -> None:
+        """Add a line to the file: why, and the metrics of the steps that are cut now."""
+        cut = [row for row in read_metrics(self._config.output_dir) if row["step"] >= to_step]
+        row = {
+            "to_step": to_step,
+            "alarms": [str(alarm) for alarm in alarms],
+            "cut": [{name: v for name, v in row.items() if math.isfinite(v)} for row in cut],
+        }
+        with (self._config.output_dir / ROLLBACKS_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def _num_rollbacks(self) -> int:
         path = self._config.output_dir / ROLLBACKS_FILE

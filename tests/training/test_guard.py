@@ -1,0 +1,177 @@
+"""What the guard does about an alarm, on the directories and files of a run without a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.config import RunConfig, build_config
+from forage.errors import UserError
+from forage.records import RunRecords, read_metrics
+from forage.training.checkpoint import checkpoints
+from forage.training.guard import ROLLBACKS_FILE, Collapsed, GoBack, Guard
+
+SIGN = "health/repetition"
+
+
+def make_config(out: Path, action: str, staleness: int = 0, **sentinel: Any) -> RunConfig:
+    sentinel = {} if action == "off" else {"window": 3, "patience": 2, **sentinel}
+    return build_config(
+        {
+            "model": {"path": "somewhere"},
+            "output_dir": str(out),
+            "trainer": {"checkpoint_every": 2, "keep_checkpoints": 9},
+            "rollout": {"max_staleness": staleness},
+            "sentinel": {"action": action, **sentinel},
+        }
+    )
+
+
+def make_checkpoints(out: Path, *steps: int) -> None:
+    for step in steps:
+        (out / "checkpoints" / f"step_{step:06d}").mkdir(parents=True, exist_ok=True)
+
+
+def play(guard: Guard, records: RunRecords, values: list[float], start: int = 0) -> None:
+    """Steps with these values, as the loop takes them; raises what the guard raises."""
+    for step, value in enumerate(values, start=start):
+        alarms, watched = guard.see(step, {SIGN: value})
+        records.write_metrics(step, {SIGN: value, **watched})
+        guard.act_on(alarms)
+
+
+COLLAPSE = [0.1, 0.1, 0.1, 0.1, 0.9, 0.9]  # since step 4, an alarm at step 5
+
+
+def rollbacks(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / ROLLBACKS_FILE).read_text().splitlines()]
+
+
+def test_a_warning_says_what_is_wrong_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with RunRecords(tmp_path) as records:
+        play(Guard(make_config(tmp_path, "warn")), records, COLLAPSE)
+    (said,) = (record.message for record in caplog.records if "collapse" in record.message)
+    assert "health/repetition is 0.9 at step 5" in said
+    assert not (tmp_path / ROLLBACKS_FILE).exists()
+
+
+def test_switched_off_it_sees_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with RunRecords(tmp_path) as records:
+        play(Guard(make_config(tmp_path, "off")), records, COLLAPSE)
+    assert "collapse" not in caplog.text
+    assert all(set(row) == {"step", SIGN} for row in read_metrics(tmp_path))
+
+
+def test_a_stop_names_the_newest_checkpoint_from_before_and_leaves_all(tmp_path: Path):
+    make_checkpoints(tmp_path, 0, 2, 4)
+    with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="step_000002 is from bef"):
+        play(Guard(make_config(tmp_path, "stop")), records, COLLAPSE)
+    assert list(checkpoints(tmp_path)) == [0, 2, 4]
+    assert issubclass(Collapsed, UserError)
+
+
+@pytest.mark.parametrize(("staleness", "to_step"), [(0, 2), (1, 2), (2, 0)])
+def test_going_back_drops_what_the_trouble_may_have_touched(
+    tmp_path: Path, staleness: int, to_step: int
+):
+    """The weights after 4 steps play step 4; those after 2 play steps 3 and 4, two steps stale."""
+    make_checkpoints(tmp_path, 0, 2, 4)
+    guard = Guard(make_config(tmp_path, "roll_back", staleness))
+    with RunRecords(tmp_path) as records, pytest.raises(GoBack) as back:
+        play(guard, records, COLLAPSE)
+    assert back.value.checkpoint.name == f"step_{to_step:06d}"
+    assert list(checkpoints(tmp_path)) == [step for step in (0, 2) if step <= to_step]
+    (row,) = rollbacks(tmp_path)
+    assert row["to_step"] == to_step
+    assert "repeats itself" in row["alarms"][0]
+    assert [cut["step"] for cut in row["cut"]] == list(range(to_step, 6))
+    assert row["cut"][-1][SIGN] == 0.9
+
+
+def test_each_rollback_makes_the_step_smaller_also_for_a_resumed_run(tmp_path: Path):
+    config = make_config(tmp_path, "roll_back", rate_factor=0.1)
+    make_checkpoints(tmp_path, 0, 2, 4)
+    for num_rollbacks in (1, 2):
+        guard = Guard(config)
+        with RunRecords(tmp_path) as records:
+            records.truncate_to({})
+            with pytest.raises(GoBack):
+                play(guard, records, COLLAPSE)
+        assert guard.rate_factor == pytest.approx(0.1**num_rollbacks)
+        assert Guard(config).rate_factor == guard.rate_factor
+    assert Guard(make_config(tmp_path, "roll_back", rate_factor=0.5)).rate_factor == 0.25
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_after_too_many_rollbacks_the_run_ends_with_a_word_on_the_reward(tmp_path: Path, most: int):
+    make_checkpoints(tmp_path, 0)
+    for number in range(most + 1):
+        expected = GoBack if number < most else Collapsed
+        guard = Guard(make_config(tmp_path, "roll_back", max_rollbacks=most))
+        with RunRecords(tmp_path) as records:
+            records.truncate_to({})
+            with pytest.raises(expected, match=rf"again after {most} roll|step_0"):
+                play(guard, records, COLLAPSE)
+    assert len(rollbacks(tmp_path)) == most
+
+
+def test_without_a_checkpoint_from_before_the_run_ends_and_loses_none(tmp_path: Path):
+    make_checkpoints(tmp_path, 4)
+    with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="keep_checkpoints"):
+        play(Guard(make_config(tmp_path, "roll_back")), records, COLLAPSE)
+    assert list(checkpoints(tmp_path)) == [4]
+    assert not (tmp_path / ROLLBACKS_FILE).exists()
+
+
+def test_a_guard_that_remembers_alarms_in_the_step_in_which_the_other_would(tmp_path: Path):
+    """Killed after step 4, the first one beyond the limit."""
+    with RunRecords(tmp_path) as records:
+        play(Guard(make_config(tmp_path, "stop")), records, COLLAPSE[:5])
+    resumed = Guard(make_config(tmp_path, "stop"))
+    resumed.remember(read_metrics(tmp_path))
+    with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="since step 4"):
+        play(resumed, records, COLLAPSE[5:], start=5)
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        ("off", FloatingPointError),
+        ("warn", FloatingPointError),
+        ("stop", Collapsed),
+        ("roll_back", GoBack),
+    ],
+)
+def test_a_gradient_that_is_no_number_is_an_alarm_at_once(
+    tmp_path: Path, action: str, expected: type[Exception]
+):
+    make_checkpoints(tmp_path, 0, 2)
+    guard = Guard(make_config(tmp_path, action))
+    with pytest.raises(expected, match="nan|step_000002"), guard.against_divergence(3):
+        raise FloatingPointError("the gradient's norm is nan")
+    assert list(checkpoints(tmp_path)) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("sentinel", "trainer", "expected"),
+    [
+        ({"action": "off", "patience": 3}, {}, "sentinel.patience does nothing"),
+        ({"action": "stop", "rate_factor": 0.1}, {}, "sentinel.rate_factor does nothing"),
+        ({"action": "warn", "max_rollbacks": 1}, {}, "sentinel.max_rollbacks does nothing"),
+        (
+            {"action": "roll_back", "patience": 3},
+            {"checkpoint_every": 2, "keep_checkpoints": 2},
+            "raise keep_checkpoints",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    sentinel: dict[str, Any], trainer: dict[str, Any], expected: str
+):
+    with pytest.raises(UserError, match=expected):
+        build_config({"model": {"path": "x"}, "sentinel": sentinel, "trainer": trainer})

@@ -1,0 +1,154 @@
+"""The sentinel on series of numbers: steady ones, drifting ones, and those with one outlier."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.config import SentinelConfig
+from forage.training.sentinel import Alarm, Sentinel
+
+MAX_GRAD_NORM = 1.0
+WINDOW = 4
+SHORT = {"window": WINDOW, "patience": 2}
+
+
+def watch(signal: str, values: list[float], **settings: Any) -> list[Alarm]:
+    """The alarms over a series, from step 0."""
+    sentinel = Sentinel(SentinelConfig.model_validate({**SHORT, **settings}), MAX_GRAD_NORM)
+    return [
+        alarm for step, value in enumerate(values) for alarm in sentinel.see(step, {signal: value})
+    ]
+
+
+# signal, what is normal, a value beyond the default limit, one within, the knob that lets it pass
+SIGNS = [
+    ("health/correct_logprob", -0.4, -0.95, -0.85, {"likelihood_drop": 0.6}),
+    ("policy/entropy", 0.5, 0.0009, 0.0011, {"min_entropy": 0.0005}),
+    ("policy/entropy", 0.5, 1.6, 1.4, {"entropy_growth": 3.5}),
+    ("optimizer/grad_norm", 0.5, 5.1, 4.9, {"grad_norm_growth": 11.0}),
+    ("health/format_breaks", 0.1, 0.4, 0.3, {"format_breaks_rise": 0.35}),
+    ("health/repetition", 0.1, 0.4, 0.3, {"repetition_rise": 0.35}),
+    ("health/empty_answers", 0.0, 0.3, 0.2, {"empty_answers_rise": 0.35}),
+    ("searches/hops_2", 2.0, 0.9, 1.1, {"searches_drop": 0.6}),
+]
+signs = pytest.mark.parametrize(("signal", "normal", "beyond", "within", "knob"), SIGNS)
+
+
+@signs
+def test_each_sign_alarms_beyond_its_limit_and_its_knob_moves_the_limit(
+    signal: str, normal: float, beyond: float, within: float, knob: dict[str, float]
+):
+    calm = [normal] * WINDOW
+    (alarm,) = watch(signal, [*calm, beyond, beyond])
+    assert (alarm.signal, alarm.since, alarm.step) == (signal, WINDOW, WINDOW + 1)
+    assert (alarm.value, alarm.normal) == (beyond, normal)
+    assert min(beyond, within) <= alarm.limit <= max(beyond, within)
+    assert watch(signal, [*calm, within, within]) == []
+    assert watch(signal, [*calm, beyond, beyond], **knob) == []
+
+
+@signs
+def test_one_step_beyond_the_limit_is_no_alarm_and_patience_says_how_many_are(
+    signal: str, normal: float, beyond: float, within: float, knob: dict[str, float]
+):
+    outliers = [*[normal] * WINDOW, beyond, normal, beyond, normal]
+    assert watch(signal, outliers) == []
+    assert [alarm.step for alarm in watch(signal, outliers, patience=1)] == [WINDOW, WINDOW + 2]
+    lasting = [*[normal] * WINDOW, *[beyond] * 5]
+    assert [alarm.step for alarm in watch(signal, lasting, patience=3)] == [WINDOW + 2]
+
+
+def test_before_a_whole_window_there_is_no_normal_and_so_no_alarm():
+    series = [0.0, 0.9, 0.9, 0.9]
+    assert watch("health/repetition", series, window=4) == []
+    assert [a.step for a in watch("health/repetition", series, window=1)] == [2]
+
+
+def test_a_slow_decay_is_held_against_the_best_and_not_against_yesterday():
+    """Each step is within the limit of the one before it; all of them together are not."""
+    series = [-0.3 - 0.05 * step for step in range(30)]
+    (alarm,) = watch("health/correct_logprob", series)
+    assert alarm.normal == pytest.approx(median(series[:WINDOW]))
+    assert alarm.since == next(
+        step for step, value in enumerate(series) if value < median(series[:WINDOW]) - 0.5
+    )
+
+
+def test_a_gradient_may_change_its_scale_slowly_and_a_small_one_never_alarms():
+    assert watch("optimizer/grad_norm", [0.5 * 1.3**step for step in range(30)]) == []
+    assert watch("optimizer/grad_norm", [*[0.01] * WINDOW, *[0.99] * 4]) == []  # clipped nowhere
+
+
+def test_searches_beyond_the_hops_of_a_question_may_go():
+    assert watch("searches/hops_1", [*[4.0] * WINDOW, *[1.0] * 4]) == []
+    assert len(watch("searches/hops_1", [*[4.0] * WINDOW, *[0.4] * 4])) == 1
+
+
+def test_values_that_are_missing_or_no_numbers_are_passed_over():
+    sentinel = Sentinel(SentinelConfig.model_validate(SHORT), MAX_GRAD_NORM)
+    rows: list[dict[str, float]] = [{"health/repetition": 0.1}] * WINDOW
+    rows += [{"health/repetition": 0.9}, {"health/repetition": math.nan}, {}]
+    assert [alarm for step, row in enumerate(rows) for alarm in sentinel.see(step, row)] == []
+    (alarm,) = sentinel.see(len(rows), {"health/repetition": 0.9})
+    assert alarm.since == WINDOW
+
+
+def test_what_is_beyond_a_limit_does_not_become_normal():
+    series = [*[0.1] * WINDOW, *[0.9] * 20, *[0.1], *[0.9] * 2]
+    assert [alarm.since for alarm in watch("health/repetition", series)] == [WINDOW, WINDOW + 21]
+
+
+def test_the_metrics_say_what_is_beyond_and_what_has_lasted():
+    sentinel = Sentinel(SentinelConfig.model_validate(SHORT), MAX_GRAD_NORM)
+    shown: list[tuple[float, float]] = []
+    for step, value in enumerate([*[0.1] * WINDOW, 0.9, 0.9, 0.9, 0.1]):
+        sentinel.see(step, {"health/repetition": value, "health/empty_answers": 0.0})
+        metrics = sentinel.metrics()
+        shown.append((metrics["sentinel/beyond"], metrics["sentinel/alarms"]))
+    assert shown[WINDOW - 1 :] == [(0, 0), (1, 0), (1, 1), (1, 1), (0, 0)]
+
+
+def test_an_alarm_says_what_since_when_and_what_it_means():
+    (alarm,) = watch("health/empty_answers", [*[0.0] * WINDOW, 0.5, 0.5])
+    assert str(alarm) == (
+        "health/empty_answers is 0.5 at step 5, beyond 0.25 since step 4 (normal: 0): "
+        "the policy answers with nothing"
+    )
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.5, 0.9]), max_size=40),
+    st.integers(1, 5),
+    st.integers(1, 3),
+)
+def test_the_alarms_are_those_of_the_rule_read_aloud(
+    series: list[float], window: int, patience: int
+):
+    """A second implementation that looks over the whole past in each step."""
+    expected: list[int] = []
+    for step in range(len(series)):
+        past = series[: step + 1]
+        beyond = [_is_beyond(past[:end], window) for end in range(1, len(past) + 1)]
+        lasting = next((n for n, each in enumerate(reversed(beyond)) if not each), len(beyond))
+        if lasting == patience:
+            expected.append(step)
+    alarms = watch("health/repetition", series, window=window, patience=patience)
+    assert [alarm.step for alarm in alarms] == expected
+
+
+def _is_beyond(past: list[float], window: int) -> bool:
+    """Whether the last value is above the lowest median of windows of values within, plus 0.25."""
+    within: list[float] = []
+    beyond = False
+    for value in past:
+        medians = [median(within[i : i + window]) for i in range(len(within) - window + 1)]
+        beyond = bool(medians) and value > min(medians) + 0.25
+        if not beyond:
+            within.append(value)
+    return beyond

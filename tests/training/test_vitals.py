@@ -1,0 +1,92 @@
+"""Vital signs of handmade episodes, worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from forage.rewards.format import is_reasoning_broken
+from forage.training.vitals import vitals
+from forage.types import Episode, Origin, Reward, Segment, Status
+from tests.rewards.episodes import make_episode
+
+THINK = "<think>a</think>"
+ANSWER = f"{THINK}<answer>x</answer>"
+
+
+def sampled(*ids: int, logprob: float = -1.0) -> Segment:
+    return Segment(Origin.SAMPLED, ids, (logprob,) * len(ids), (0,) * len(ids))
+
+
+def with_tokens(*segments: Segment, em: float = 0.0) -> Episode:
+    return replace(make_episode(ANSWER), segments=segments, reward=Reward(em, {"em": em}))
+
+
+def test_the_likelihood_is_the_mean_over_tokens_of_correct_episodes_alone():
+    """Three tokens at -1 and one at -3; the wrong episode's -9 does not count."""
+    prompt, observation = Segment(Origin.PROMPT, (1,)), Segment(Origin.OBSERVATION, (1, 2))
+    episodes = [
+        with_tokens(prompt, sampled(1, 2, 3), observation, em=1.0),
+        with_tokens(prompt, sampled(1, logprob=-3.0), em=1.0),
+        with_tokens(prompt, sampled(1, logprob=-9.0), em=0.0),
+    ]
+    assert vitals(episodes)["health/correct_logprob"] == pytest.approx(-6 / 4)
+
+
+def test_without_a_correct_episode_nothing_is_said_of_their_likelihood():
+    assert "health/correct_logprob" not in vitals([with_tokens(sampled(1))])
+
+
+@pytest.mark.parametrize(
+    ("ids", "share"),
+    [
+        ((1, 2, 3, 4), 0.0),
+        ((1, 2, 3, 4, 1, 2, 3, 4), 1 / 5),
+        ((7,) * 10, 6 / 7),
+        ((1, 2, 3), 0.0),
+        ((), 0.0),
+    ],
+)
+def test_repetition_is_the_share_of_runs_of_four_that_came_before(
+    ids: tuple[int, ...], share: float
+):
+    assert vitals([with_tokens(sampled(*ids))])["health/repetition"] == pytest.approx(share)
+
+
+def test_a_repeated_turn_is_a_repetition_and_what_was_observed_twice_is_none():
+    observation = Segment(Origin.OBSERVATION, (5, 6, 7, 8, 9))
+    turns = (sampled(1, 2, 3, 4), observation, sampled(1, 2, 3, 4), observation)
+    assert vitals([with_tokens(*turns)])["health/repetition"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "is_broken"),
+    [
+        ("<think>a</think> <search>b</search>", False),
+        ("no thought at all <answer>b</answer>", False),
+        ("<think>a</think><think>b</think><answer>c</answer>", False),
+        ("<think>a", True),
+        ("<think>a<think>b</think></think>", True),
+        ("a</think>", True),
+        ("<think><search>a</search></think>", True),
+        ("<think><tool_call>{}</tool_call></think>", True),
+        ("<think>a<answer>b</answer>", True),
+    ],
+)
+def test_a_broken_thought(text: str, is_broken: bool):
+    assert is_reasoning_broken(text) is is_broken
+
+
+def test_the_shares_are_of_episodes_and_those_the_engine_failed_do_not_count():
+    episodes = [
+        make_episode(ANSWER),
+        make_episode("<think>a", ANSWER),
+        make_episode("<answer> </answer>"),
+        make_episode("<answer>The.</answer>"),
+        make_episode("<think>a", status=Status.ENGINE_FAILED),
+    ]
+    health = vitals(episodes)
+    assert health["health/format_breaks"] == 1 / 4
+    assert health["health/empty_answers"] == 2 / 4
+    assert vitals(episodes[-1:]) == {}
