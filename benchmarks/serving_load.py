@@ -5,11 +5,13 @@
   for each request alone; ours joins the queries of all connections. In float32 and, where the
   processor multiplies bfloat16, in bfloat16 (with the share of the best ten that stay).
 - lone: one client, the two servers in turns, so that both meet the same noise.
-- bm25: the same index searched in-process and over HTTP by 256 clients, in 1 and 2 HTTP processes.
+- bm25: the same index searched in-process and over HTTP by 256 clients, in 1 and 2 HTTP processes;
+  an index of one's own (of a million passages, say) with --index and --questions.
 
 Vectors are random (only speed matters); queries are questions of the generated encyclopedia.
 
     python benchmarks/serving_load.py dense lone bm25
+    python benchmarks/serving_load.py bm25 --index DIR --questions questions.jsonl
     python benchmarks/serving_load.py dense --vectors 10000 --requests 1000     # small
 """
 
@@ -228,8 +230,9 @@ def run_lone(args: argparse.Namespace, questions: Sequence[str]) -> None:
 
 
 def run_bm25(args: argparse.Namespace, questions: Sequence[str], index_dir: Path) -> None:
-    print(f"\nbm25: {args.size} articles, {args.requests} requests, {NUM_CLIENTS} clients")
     with open_index(index_dir) as index:
+        print(f"\nbm25: {index.num_passages} passages, {args.requests} requests, ", end="")
+        print(f"{NUM_CLIENTS} clients")
         index.search(questions[:200], 3)
         started = time.perf_counter()
         for first in range(0, args.requests, 64):
@@ -254,6 +257,8 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=["dense", "lone", "bm25"])
     parser.add_argument("--vectors", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=40_000, help="articles of the encyclopedia")
+    parser.add_argument("--index", type=Path, help="for bm25: this index, none is built")
+    parser.add_argument("--questions", type=Path, help="asked instead of the encyclopedia's")
     parser.add_argument("--requests", type=int, default=8000)
     parser.add_argument("--lone-requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
@@ -262,11 +267,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         write_world(directory, size=args.size, seed=0)
-        with (directory / "train.jsonl").open(encoding="utf-8") as lines:
+        with (args.questions or directory / "train.jsonl").open(encoding="utf-8") as lines:
             questions = [json.loads(line)["question"] for line in lines]
         if "bm25" in args.parts:
-            build_index(directory / "corpus.jsonl", directory / "index", show_progress=False)
-            run_bm25(args, questions, directory / "index")
+            if args.index is None:
+                build_index(directory / "corpus.jsonl", directory / "index", show_progress=False)
+            run_bm25(args, questions, args.index or directory / "index")
         if "dense" in args.parts:
             run_dense(args, questions)
         if "lone" in args.parts:
