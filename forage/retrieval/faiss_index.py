@@ -17,6 +17,7 @@ import numpy as np
 
 from forage.errors import UserError
 from forage.hardware import num_cores
+from forage.retrieval.exhaustive import MIN_QUERIES, ExhaustiveSearch
 from forage.retrieval.faiss_settings import (
     AdoptedSettings,
     FaissSettings,
@@ -46,6 +47,7 @@ class FaissIndex:
     def __init__(self, index: Any) -> None:
         """Use ``open_faiss``."""
         self._index = index
+        self._exhaustive = _exhaustive(index)
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -69,6 +71,8 @@ class FaissIndex:
         K is ``topk`` or the size of the index. L2 gives the negative squared distance.
         """
         num_results = min(topk, len(self))
+        if self._exhaustive is not None and len(vectors_BD) >= MIN_QUERIES:
+            return self._exhaustive.search(vectors_BD, num_results)
         scores_BK, rows_BK = self._index.search(vectors_BD, num_results)
         return (-scores_BK if self.metric == "l2" else scores_BK), rows_BK
 
@@ -212,6 +216,24 @@ def _set_search(index: Any, settings: FaissSettings) -> None:
         if not hasattr(inner, "hnsw"):
             raise UserError(f"--ef-search is for HNSW; the index is an {type(inner).__name__}")
         inner.hnsw.efSearch = settings.ef_search
+
+
+def _exhaustive(index: Any) -> ExhaustiveSearch | None:
+    """Another way to search codes that lie in memory (or mapped) row after row."""
+    inner = faiss.downcast_index(index)
+    if inner.metric_type != faiss.METRIC_INNER_PRODUCT or not inner.ntotal:
+        return None
+    if isinstance(inner, faiss.IndexFlat):
+        vectors_ND = faiss.rev_swig_ptr(inner.get_xb(), inner.ntotal * inner.d)
+        vectors_ND = vectors_ND.reshape(inner.ntotal, inner.d)
+        return ExhaustiveSearch(inner.ntotal, lambda start, end: vectors_ND[start:end])
+    if isinstance(inner, faiss.IndexScalarQuantizer):
+        codes_NC = faiss.rev_swig_ptr(inner.codes.data(), inner.ntotal * inner.sa_code_size())
+        codes_NC = codes_NC.reshape(inner.ntotal, inner.sa_code_size())
+        return ExhaustiveSearch(
+            inner.ntotal, lambda start, end: inner.sa_decode(codes_NC[start:end])
+        )
+    return None
 
 
 def _on_gpus(index: Any, gpus: Sequence[int]) -> Any:
