@@ -3,8 +3,8 @@
 - dense: 256 clients with one query a request, a real encoder (MiniLM) on the CPU and a flat FAISS
   index. The original's design is a synchronous handler in a thread pool that encodes and searches
   for each request alone; ours joins the queries of all connections, encodes them and searches as
-  `forage serve` does. In float32 and, where the
-  processor multiplies bfloat16, in bfloat16 (with the share of the best ten that stay).
+  ``forage serve`` does. In float32 and, where the processor multiplies bfloat16, in bfloat16 (with
+  the share of the best ten that stay).
 - lone: one client, the two servers in turns, so that both meet the same noise.
 - bm25: the same index searched in-process and over HTTP by 256 clients, in 1 and 2 HTTP processes;
   an index of one's own (of a million passages, say) with --index and --questions.
@@ -36,7 +36,7 @@ from typing import Any
 
 from load import Load, Outcome, drive
 
-from forage.hardware import quiet_openmp
+from forage.hardware import in_passing_thread, quiet_openmp
 
 quiet_openmp()
 
@@ -138,7 +138,7 @@ def write_vectors(path: Path, num_vectors: int) -> None:
 
 
 def serve_ours(settings: DenseSettings, port: int) -> None:
-    source = MadeUpPassages(our_rows(settings), num_passages=0)
+    source = MadeUpPassages(in_passing_thread(lambda: our_rows(settings)), num_passages=0)
     _run(create_app(source, cache_size=0), port)
 
 

@@ -3,13 +3,20 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from forage import hardware
-from forage.hardware import choose_matmul_kernel, choose_num_threads, keep_freed_memory, num_cores
+from forage.hardware import (
+    choose_matmul_kernel,
+    choose_num_threads,
+    in_passing_thread,
+    keep_freed_memory,
+    num_cores,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -131,3 +138,17 @@ def test_keeping_freed_memory_may_be_asked_for_again_and_again():
     keep_freed_memory()
     keep_freed_memory()
     assert torch.zeros(1 << 20).sum() == 0
+
+
+def test_a_passing_thread_returns_and_raises_what_its_call_did_and_has_ended() -> None:
+    seen: list[threading.Thread] = []
+
+    def fail() -> None:
+        seen.append(threading.current_thread())
+        raise KeyError("missing")
+
+    assert in_passing_thread(lambda: 2 + 3) == 5
+    with pytest.raises(KeyError, match="missing"):
+        in_passing_thread(fail)
+    assert seen[0] is not threading.main_thread()
+    assert not seen[0].is_alive()

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from forage.errors import UserError
+from forage.hardware import in_passing_thread
 from forage.retrieval.app import AppSettings, build_app
 from forage.retrieval.batcher import Batcher
 from forage.retrieval.compose import ServeSettings, open_page_store, open_source
@@ -46,7 +47,7 @@ def serve(settings: ServeSettings) -> None:
         for sock in socks:
             stack.enter_context(contextlib.closing(sock))
         port: int = socks[0].getsockname()[1]
-        source = open_source(settings)
+        source = in_passing_thread(lambda: open_source(settings))
 
         async def say_ready() -> None:
             passages = "" if source.num_passages is None else f"{source.num_passages} passages of "
