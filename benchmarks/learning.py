@@ -250,7 +250,7 @@ def measure_start(out: Path, url: str) -> None:
     command = [sys.executable, "-m", "forage", "-q", "eval", str(recipe), "--out", str(found)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     overall = json.loads(found.read_text())["arms"]["normal"]["overall"]
-    write_json(out / "start.json", {"em": overall["em"][0], "searches": overall["mean_searches"]})
+    write_json(out / "start.json", {"em": overall["em"][0], "searches": overall["searches"][0]})
 
 
 def write_json(path: Path, value: object) -> None:
