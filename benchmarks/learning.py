@@ -248,6 +248,7 @@ def measure_start(out: Path, url: str) -> None:
     recipe, found = out / "start.yaml", out / "start-evaluation.json"
     recipe.write_text(to_yaml(config_of(TRIALS[DEFAULT], out, 0, url)), encoding="utf-8")
     command = [sys.executable, "-m", "forage", "-q", "eval", str(recipe), "--out", str(found)]
+    command.append("--fresh")  # one that was killed asked another port
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     overall = json.loads(found.read_text())["arms"]["normal"]["overall"]
     write_json(out / "start.json", {"em": overall["em"][0], "searches": overall["searches"][0]})
