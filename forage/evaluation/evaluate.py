@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from forage.config import RunConfig, SearchConfig
+from forage.config import RunConfig
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.evaluation.arms import Arm, Passages, Searches
@@ -37,6 +37,7 @@ from forage.retrieval.index import open_corpus
 from forage.retrieval.manifest import read_manifest
 from forage.rewards.scorer import Scorer
 from forage.rollout.scheduler import Job
+from forage.search_config import SearchConfig
 from forage.types import Episode, Generate, Question, Score, Search
 
 LOG = logging.getLogger(__name__)
