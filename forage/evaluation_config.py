@@ -17,6 +17,9 @@ Method = Literal[
     "search", "direct", "chain_of_thought", "rag", "ircot", "search_o1", "rejection_sampling"
 ]
 
+NEVER_SEARCH: tuple[Method, ...] = ("direct", "chain_of_thought")
+"""Methods that need no retriever."""
+
 
 class EvaluationConfig(Frozen):
     """Which arms and questions, how they are sampled, and how often during training.
@@ -30,7 +33,8 @@ class EvaluationConfig(Frozen):
     ``other_search``, whose keys are those of ``search``; what it leaves out is as there.
 
     ``method``: ``search`` plays the environment as training does, the others are the baselines of
-    docs/baselines.md. ``num_candidates`` episodes are played by rejection sampling (5).
+    docs/baselines.md; a method that never searches has no arms to tell apart. ``num_candidates``
+    episodes are played by rejection sampling (5).
     """
 
     method: Method = "search"
@@ -48,6 +52,11 @@ class EvaluationConfig(Frozen):
     temperature: float = Field(default=0.0, ge=0)
     num_bootstrap: int = Field(default=1000, ge=100)
 
+    @property
+    def searches(self) -> bool:
+        """Whether the method ever asks a retriever."""
+        return self.method not in NEVER_SEARCH
+
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
         if not self.arms:
@@ -55,6 +64,11 @@ class EvaluationConfig(Frozen):
         twice = sorted({arm for arm in self.arms if self.arms.count(arm) > 1})
         if twice:
             raise ValueError(f"evaluation.arms names {', '.join(twice)} more than once")
+        if not self.searches and self.arms != ("normal",):
+            raise ValueError(
+                f"evaluation.method: {self.method} never searches, so that its arms would all be "
+                "the same; set evaluation.arms: [normal]"
+            )
         if ("other_retriever" in self.arms) != (self.other_search is not None):
             raise ValueError(
                 "the arm other_retriever and evaluation.other_search belong together: set "
