@@ -8,9 +8,11 @@ option's formula, paper and key.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from forage.settings import Settings
 
 Advantage = Literal[
     "grpo",
@@ -32,24 +34,6 @@ KlForm = Literal["k1", "k2", "k3", "absolute"]
 GROUP_BASELINES: tuple[Advantage, ...] = ("grpo", "dr_grpo", "rloo", "pass_at_k", "turn_level")
 TOKEN_CREDIT: tuple[Advantage, ...] = ("turn_level", "gae", "reinforce_plus_plus")
 """Estimators that tell the tokens of an episode apart, so that a turn's own reward has a place."""
-
-
-class Settings(BaseModel):
-    """A section whose keys may depend on one another."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-    section: ClassVar[str]
-
-    def dead_keys(self) -> dict[str, str]:
-        """Keys that nothing reads beside the values of the others, and what would wake them."""
-        return {}
-
-    @model_validator(mode="after")
-    def _no_dead_keys(self) -> Self:
-        for name, remedy in self.dead_keys().items():
-            if name in self.model_fields_set:
-                raise ValueError(f"{self.section}.{name} does nothing: {remedy}, or remove it")
-        return self
 
 
 class TurnsConfig(Settings):

@@ -12,11 +12,12 @@ from forage.evaluation.comparison import Comparison, compare
 from forage.evaluation.comparison_tables import (
     comparison_table,
     left_out_text,
+    played_lines,
     settings_table,
     write_comparison_markdown,
 )
+from forage.evaluation.figure_table import to_rich
 from forage.evaluation.result import read_result
-from forage.evaluation.tables import to_rich
 from forage.viewer.comparison_page import write_comparison_page
 
 
@@ -29,8 +30,10 @@ def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
     if out is not None:  # before the tables, whose reader may go away
         _write(out, comparison)
     console = Console()
+    for line in played_lines(comparison):
+        console.print(line, highlight=False)
     for arm in comparison.arms:
-        console.print(to_rich(comparison_table(arm, names)))
+        console.print(to_rich(comparison_table(arm, comparison, is_wide=False)))
         if left_out := left_out_text(arm, comparison):
             console.print(left_out)
     settings = settings_table(comparison)

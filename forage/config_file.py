@@ -2,8 +2,8 @@
 
 ``base: other.yaml``, or a list of files, names what a recipe starts from, relative to itself. Later
 files win over earlier ones and the recipe over all; sections are merged, everything else is
-replaced, and a section that is null is taken away. Which settings there are is not this file's
-business.
+replaced, and a section that is null is taken away. ``key.sub=value`` from the command line is set
+above them all. Which settings there are is not this file's business.
 """
 
 from __future__ import annotations
@@ -69,3 +69,37 @@ def _read(path: Path) -> Tree:
     if not isinstance(tree, dict):
         raise UserError(f"{path} holds a {type(tree).__name__}; a mapping of settings is needed")
     return tree
+
+
+def apply_override(tree: Tree, override: str) -> None:
+    """Set one ``key.sub=value`` in the tree, in place; raises ``UserError``."""
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise UserError(
+            f"override {override!r} is not of the form key.sub=value, "
+            "for example trainer.learning_rate=1e-5"
+        )
+    *parents, last = key.split(".")
+    node = tree
+    for name in parents:
+        if node.get(name) is None:  # absent, or null: an optional section that is off
+            node[name] = {}
+        child = node[name]
+        if not isinstance(child, dict):
+            raise UserError(f"override {override!r}: {name} is a value, it has no keys below it")
+        node = child
+    node[last] = _parse_value(value)
+
+
+def _parse_value(value: str) -> Any:
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+    # YAML 1.1 reads 1e-5 as a string: numbers without a dot are common on a command line.
+    if isinstance(parsed, str):
+        try:
+            return float(parsed)
+        except ValueError:
+            return parsed
+    return parsed

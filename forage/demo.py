@@ -27,11 +27,12 @@ from forage.config import RunConfig, build_config, to_yaml
 from forage.data.world import write_world
 from forage.errors import UserError
 from forage.evaluation.evaluate import Destination, evaluate_model
+from forage.evaluation.figure_table import to_rich
 from forage.evaluation.journal import played_episodes
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import em_gain
-from forage.evaluation.tables import before_after_table, to_rich
+from forage.evaluation.tables import before_after_table
 from forage.new import ModelShape, make_model
 from forage.records import read_metrics
 from forage.retrieval.index import build_index

@@ -1,8 +1,9 @@
 """The settings of ``model.endpoint``: a server that speaks OpenAI's API, as the policy.
 
-``forage.config`` hangs them under ``model`` and refuses them for training. Keys of servers are no
-settings: a variable or a file that holds one is named here, and ``forage.rollout.endpoint_client``
-reads it. What each form can and cannot know of the policy is told in docs/endpoints.md.
+``model_config.py`` hangs them under ``model``, and ``config.py`` refuses them for training. Keys of
+servers are no settings: a variable or a file that holds one is named here, and
+``forage.rollout.endpoint_client`` reads it. What each form can and cannot know of the policy is
+told in docs/endpoints.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
+
+from forage.settings import Frozen
 
 Form = Literal["completions", "chat"]
 Omittable = Literal["temperature", "top_p", "seed", "stop", "max_tokens"]
@@ -28,15 +31,13 @@ _OWN_FIELDS: dict[Form, frozenset[str]] = {
 }
 
 
-class EndpointConfig(BaseModel):
+class EndpointConfig(Frozen):
     """Where the model is served, under which name, and how patiently it is asked.
 
     ``form``: ``completions`` sends and gets token ids (vLLM and SGLang), ``chat`` knows texts alone
     (any other server). ``omit`` leaves fields out that a server of the chat form will not have, and
     ``extra`` is sent with each request as it stands, both for models with rules of their own.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     url: str = Field(pattern=r"^https?://[^\s]+$")
     served_model: str = Field(min_length=1)
@@ -47,7 +48,7 @@ class EndpointConfig(BaseModel):
     max_retries: int = Field(default=4, ge=0)
     max_concurrent_requests: int = Field(default=32, ge=1)
     omit: tuple[Omittable, ...] = ()
-    extra: dict[str, JsonValue] = {}
+    extra: dict[str, JsonValue] = Field(default={})
 
     @property
     def base_url(self) -> str:

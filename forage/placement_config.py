@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from forage.algorithm_config import Settings
+from forage.settings import Settings
 
 
 class PlacementConfig(Settings):

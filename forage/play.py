@@ -30,7 +30,8 @@ async def _play(config: RunConfig, question: Question) -> Episode:
         open_policy(config, tokenizer) as policy,
         SearchClient(config.search) as client,
     ):
-        await client.wait_until_ready()
+        if config.evaluation.searches:
+            await client.wait_until_ready()
         return await player.play(Job(question, 0, "play"), policy.engine, client, temperature=0.0)
 
 

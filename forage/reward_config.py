@@ -9,14 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from forage.settings import Frozen
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-class RewardWeights(_Frozen):
+class RewardWeights(Frozen):
     """The factors of the sum that is the reward, by part; ``table`` is the published table."""
 
     table: float = Field(default=1.0, allow_inf_nan=False)
@@ -28,7 +26,7 @@ class RewardWeights(_Frozen):
     judge: float = Field(default=0.0, allow_inf_nan=False)
 
 
-class RewardFunction(_Frozen):
+class RewardFunction(Frozen):
     """A reward of the user's own, ``module:function``, and its factor in the sum."""
 
     path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -40,7 +38,7 @@ class RewardFunction(_Frozen):
         return self.path.partition(":")[2]
 
 
-class JudgeConfig(_Frozen):
+class JudgeConfig(Frozen):
     """A language model that judges answers, behind any OpenAI-compatible endpoint.
 
     ``url`` is what stands before ``/chat/completions``. The key comes from an environment variable
@@ -84,7 +82,7 @@ _PART_NAMES = (
 )
 
 
-class RewardConfig(_Frozen):
+class RewardConfig(Frozen):
     """The published table, the terms around it, and how they are added up (docs/rewards.md)."""
 
     answer: Literal["em", "cover_em", "f1", "judge"] = "em"

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from forage.algorithm_config import Settings
+from forage.settings import Settings
 
 
 class SelectConfig(Settings):

@@ -9,8 +9,9 @@ import yaml
 from rich.console import Console
 
 from forage.cli import main
+from forage.evaluation.figure_table import to_rich
 from forage.evaluation.summary import EvaluationSummary
-from forage.evaluation.tables import summary_tables, to_rich
+from forage.evaluation.tables import summary_tables
 from forage.records import read_episodes, read_metrics
 from forage.retrieval.process import ServerProcess
 from forage.types import Origin, Status

@@ -18,15 +18,29 @@ LEVELS = (
     ("cli",),
     ("commands",),
     ("shards_command",),
-    ("demo", "play", "compare", "doctor", "index_command", "serve_command", "rescore"),
+    (
+        "demo",
+        "play",
+        "compare",
+        "doctor",
+        "data_command",
+        "index_command",
+        "serve_command",
+        "rescore",
+    ),
     ("train", "plan", "sft", "new", "viewer"),
     ("evaluation",),
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
-    ("placement_config", "warm_start_config"),
-    ("algorithm_config", "reward_config", "config_file", "endpoint_config"),
-    ("types", "errors", "hardware", "progress", "arguments"),
+    ("evaluation_config", "model_config"),
+    (
+        *("algorithm_config", "data_config", "endpoint_config", "environment_config"),
+        *("placement_config", "reward_config", "rollout_config", "search_config"),
+        *("sentinel_config", "trainer_config", "warm_start_config"),
+        *("config_errors", "config_file"),
+    ),
+    ("types", "errors", "settings", "hardware", "progress", "arguments"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 

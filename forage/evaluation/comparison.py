@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forage.errors import UserError
+from forage.evaluation.protocol import Protocol
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.scores import QuestionScore
 from forage.evaluation.statistics import Bootstrap, Difference, bootstrap, macro_bootstrap
@@ -64,6 +65,7 @@ class Comparison:
 
     first: str
     second: str
+    protocols: tuple[Protocol, Protocol]
     arms: tuple[ComparedArm, ...]
     differing: tuple[tuple[str, str, str], ...]
 
@@ -90,6 +92,7 @@ def compare(
     return Comparison(
         first=names[0],
         second=names[1],
+        protocols=(first.protocol, second.protocol),
         arms=tuple(
             _compare_arm(arm, first.scores[arm], second.scores[arm], names, num_resamples, seed)
             for arm in arms

@@ -5,18 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from forage.evaluation.comparison import ComparedArm, ComparedFigure, ComparedSlice, Comparison
+from forage.evaluation.facts import how_played
+from forage.evaluation.figure_table import Cell, FigureTable, Row, escaped, figure_text, to_markdown
+from forage.evaluation.names import arm_name, hops_text, source_name
 from forage.evaluation.statistics import Interval
-from forage.evaluation.tables import (
-    Cell,
-    FigureTable,
-    Row,
-    arm_name,
-    escaped,
-    figure_text,
-    hops_text,
-    source_name,
-    to_markdown,
-)
 
 P_VALUES_NOTE = (
     "Paired by question; in brackets: 95 % bootstrap intervals. p: how often chance alone would "
@@ -24,20 +16,42 @@ P_VALUES_NOTE = (
 )
 
 
-def comparison_table(arm: ComparedArm, names: tuple[str, str]) -> FigureTable:
-    """One arm: exact match of both, the difference and its p-value, then F1 and searches."""
-    rows = [Row("all questions", _cells(arm.overall), is_head=True)]
+def comparison_table(arm: ComparedArm, comparison: Comparison, is_wide: bool) -> FigureTable:
+    """One arm: exact match of both, the difference, its p-value, searches; F1 if ``is_wide``."""
+    slices = [("all questions", arm.overall, True)]
     if arm.macro is not None:
-        rows.append(Row("mean of sources", _cells(arm.macro), is_head=True))
-        rows += [Row(source_name(s.source or ""), _cells(s)) for s in arm.by_source]
-    rows += [Row(hops_text(s.num_hops or 0), _cells(s)) for s in arm.by_hops]
-    first, second = names
-    columns = (
-        *("questions", f"EM {first}", f"EM {second}", "difference", "p"),
-        *("F1 difference", "p", "searches"),
-    )
+        slices.append(("mean of sources", arm.macro, True))
+        slices += [(source_name(s.source or ""), s, False) for s in arm.by_source]
+    slices += [(hops_text(s.num_hops or 0), s, False) for s in arm.by_hops]
+    first, second = comparison.first, comparison.second
     return FigureTable(
-        f"{second} against {first}: {arm_name(arm.arm)}", "", columns, tuple(rows), P_VALUES_NOTE
+        f"{second} against {first}: {compared_arm_name(arm, comparison)}",
+        "",
+        (
+            *("questions", f"EM {first}", f"EM {second}", "difference", "p"),
+            *(("F1 difference", "p") if is_wide else ()),
+            "searches",
+        ),
+        tuple(Row(label, _cells(part, is_wide), is_head) for label, part, is_head in slices),
+        P_VALUES_NOTE,
+    )
+
+
+def compared_arm_name(arm: ComparedArm, comparison: Comparison) -> str:
+    """The arm, and the methods of both where these are not the same."""
+    first, second = comparison.protocols
+    if first.method == second.method:
+        return arm_name(arm.arm, first.searches)
+    methods = f"{second.method} against {first.method}"
+    return methods if arm.arm == "normal" else f"{arm_name(arm.arm)}, {methods}"
+
+
+def played_lines(comparison: Comparison) -> tuple[str, str]:
+    """How each of both was played, its name before it."""
+    first, second = comparison.protocols
+    return (
+        f"{comparison.first}: {how_played(first)}",
+        f"{comparison.second}: {how_played(second)}",
     )
 
 
@@ -60,18 +74,18 @@ def left_out_text(arm: ComparedArm, comparison: Comparison) -> str:
     if not arm.num_only_first and not arm.num_only_second:
         return ""
     return (
-        f"{arm_name(arm.arm)}: compared on {arm.overall.num_questions:,} common questions; "
-        f"{arm.num_only_first:,} are in {comparison.first} alone and {arm.num_only_second:,} in "
-        f"{comparison.second} alone."
+        f"{compared_arm_name(arm, comparison)}: compared on {arm.overall.num_questions:,} common "
+        f"questions; {arm.num_only_first:,} are in {comparison.first} alone and "
+        f"{arm.num_only_second:,} in {comparison.second} alone."
     )
 
 
 def write_comparison_markdown(path: Path, comparison: Comparison) -> None:
     """Write the tables as Markdown; raises ``OSError``."""
-    names = (comparison.first, comparison.second)
     parts = [f"# {escaped(comparison.second)} against {escaped(comparison.first)}"]
+    parts.append("\n".join(f"- {escaped(line)}" for line in played_lines(comparison)))
     for arm in comparison.arms:
-        table = comparison_table(arm, names)
+        table = comparison_table(arm, comparison, is_wide=True)
         parts += [f"## {escaped(table.title)}", to_markdown(table)]
         if left_out := left_out_text(arm, comparison):
             parts.append(escaped(left_out))
@@ -93,14 +107,14 @@ def signed_cell(interval: Interval) -> Cell:
     return Cell(f"{interval.mean:+.3f}", f"[{interval.low:+.3f}, {interval.high:+.3f}]")
 
 
-def _cells(part: ComparedSlice) -> tuple[Cell, ...]:
+def _cells(part: ComparedSlice, is_wide: bool) -> tuple[Cell, ...]:
     em, f1, searches = (part.figure(metric) for metric in ("em", "f1", "searches"))
     return (
         Cell(f"{part.num_questions:,}"),
         Cell(figure_text(em.first, 3)),
         Cell(figure_text(em.second, 3)),
         *_difference(em),
-        *_difference(f1),
+        *(_difference(f1) if is_wide else ()),
         Cell(f"{searches.first:.2f} → {searches.second:.2f}"),
     )
 

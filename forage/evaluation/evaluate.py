@@ -17,19 +17,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from forage.config import RunConfig, SearchConfig
+from forage.config import RunConfig
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.evaluation.arms import Arm, Passages, Searches
 from forage.evaluation.baselines.methods import Plays, make_player
 from forage.evaluation.engines import load_policy_tokenizer, open_policy
+from forage.evaluation.facts import how_played
+from forage.evaluation.figure_table import to_rich
 from forage.evaluation.journal import Journal
 from forage.evaluation.markdown import write_markdown
 from forage.evaluation.protocol import Protocol, fingerprint_of
 from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import summarise
-from forage.evaluation.tables import summary_tables, to_rich
+from forage.evaluation.tables import summary_tables
 from forage.progress import progress_bar
 from forage.retrieval.client import SearchClient
 from forage.retrieval.exchange import Served
@@ -37,6 +39,7 @@ from forage.retrieval.index import open_corpus
 from forage.retrieval.manifest import read_manifest
 from forage.rewards.scorer import Scorer
 from forage.rollout.scheduler import Job
+from forage.search_config import SearchConfig
 from forage.types import Episode, Generate, Question, Score, Search
 
 LOG = logging.getLogger(__name__)
@@ -216,7 +219,8 @@ def run_evaluation(
         LOG.warning("stopped; the same command goes on where it was")
         raise
     console = Console()
-    for table in summary_tables(result.summary):
+    console.print(how_played(result.protocol), highlight=False)
+    for table in summary_tables(result.summary, result.protocol.searches):
         console.print(to_rich(table))
     if config.note:
         console.print(config.note)
@@ -243,7 +247,7 @@ async def evaluate_model(
         policy = await stack.enter_async_context(open_policy(config, tokenizer))
         search = await stack.enter_async_context(SearchClient(config.search))
         served = None
-        if "normal" in arms:
+        if "normal" in arms and config.evaluation.searches:
             await search.wait_until_ready()
             served = await search.what_is_served()
         other = await open_other_search(config.evaluation.other_search, stack)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from forage.errors import UserError
+from forage.evaluation.protocol import differences
 from forage.evaluation.scores import QuestionScore, Score
 from forage.records import (
     EpisodeRecord,
@@ -128,9 +129,8 @@ class Journal:
                     "another --out"
                 ) from error
         differing = [
-            f"{name} ({earlier[name]} then, {value} now)"
-            for name, value in fingerprint.items()
-            if earlier.get(name, value) != value
+            f"{name} ({then} then, {now} now)"
+            for name, then, now in differences(earlier or fingerprint, fingerprint)
         ]
         if differing:
             raise UserError(

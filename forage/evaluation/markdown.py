@@ -7,17 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from forage.evaluation.facts import facts, how_played
+from forage.evaluation.figure_table import escaped, to_markdown
+from forage.evaluation.names import ARM_NOTES, arm_name
+from forage.evaluation.published_tables import protocol_table, published_table
 from forage.evaluation.result import EvaluationResult
-from forage.evaluation.tables import (
-    ARM_NOTES,
-    arm_name,
-    escaped,
-    facts,
-    protocol_table,
-    published_table,
-    summary_tables,
-    to_markdown,
-)
+from forage.evaluation.tables import summary_tables
 
 
 def write_markdown(path: Path, result: EvaluationResult) -> None:
@@ -27,16 +22,18 @@ def write_markdown(path: Path, result: EvaluationResult) -> None:
 
 def render_markdown(result: EvaluationResult) -> str:
     """The whole report as a text."""
+    searches = result.protocol.searches
     parts = [f"# Evaluation: {escaped(result.name)}"]
+    parts.append(escaped(how_played(result.protocol)))
     if result.note:
         parts.append(escaped(result.note))
     parts.append("\n".join(f"- {name}: {escaped(value)}" for name, value in facts(result)))
-    for table in summary_tables(result.summary, is_wide=True):
+    for table in summary_tables(result.summary, searches, is_wide=True):
         parts += [f"## {table.title}", to_markdown(table)]
-    parts.append("What a search is answered with in each arm:")
-    parts.append(
-        "\n".join(f"- {arm_name(arm)}: {ARM_NOTES.get(arm, '')}" for arm in result.summary.arms)
-    )
+    if searches:
+        parts.append("What a search is answered with in each arm:")
+        notes = [f"- {arm_name(arm)}: {ARM_NOTES.get(arm, '')}" for arm in result.summary.arms]
+        parts.append("\n".join(notes))
     published = published_table(result)
     if published is not None:
         parts += [f"## {published.title}", to_markdown(published)]

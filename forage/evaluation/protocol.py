@@ -14,13 +14,29 @@ from typing import Any, Self
 
 from forage.config import RunConfig
 from forage.environment.template import PromptTemplate
+from forage.evaluation.baselines.methods import PROMPTS
 from forage.evaluation.baselines.rejection_sampling import num_candidates
 from forage.retrieval.exchange import Served
+
+# What only some arms depend on. (The seed is also that of noise, which the temperature gives away.)
+_OF_ARMS = frozenset(
+    (
+        *("seed", "search.url", "what search.url serves", "search.topk"),
+        *("evaluation.other_search.url", "evaluation.other_search.topk"),
+        "the corpus of data.index",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """``retriever`` and ``num_passages`` are None where the server does not tell."""
+    """How a policy was asked, and what it searched.
+
+    ``max_turns`` is how often a question may be searched for: 0 where the method never does.
+    ``retriever`` and ``num_passages`` are None where the server does not tell, or there is none.
+    ``num_candidates`` above 1: so many episodes were played, and the best by the golden answers
+    was kept.
+    """
 
     model: str
     retriever: str | None
@@ -36,29 +52,37 @@ class Protocol:
     temperature: float
     num_samples: int
     method: str = "search"
+    num_candidates: int = 1
+
+    @property
+    def searches(self) -> bool:
+        """Whether anything was ever searched for."""
+        return self.max_turns > 0
 
     @classmethod
     def of(cls, config: RunConfig, served: Served | None) -> Self:
         environment, evaluation = config.environment, config.evaluation
-        endpoint, told = config.model.endpoint, evaluation.method.replace("_", " ")
-        is_environments = evaluation.method in ("search", "rejection_sampling")
-        if evaluation.method == "rejection_sampling":
-            told += f" (the best of {num_candidates(config)} by the golden answers)"
+        endpoint, method = config.model.endpoint, evaluation.method
+        is_best_of_many = method == "rejection_sampling"
+        max_turns = {"direct": 0, "chain_of_thought": 0, "rag": 1}.get(
+            method, environment.max_turns
+        )
         return cls(
             model=config.model.path if endpoint is None else endpoint.served_model,
             retriever=served.backend if served else None,
             num_passages=served.num_passages if served else None,
             topk=config.search.topk,
-            prompt=environment.prompt if is_environments else "the method's own",
+            prompt="the method's own" if method in PROMPTS else environment.prompt,
             form=environment.protocol,
-            max_turns=environment.max_turns,
+            max_turns=max_turns,
             has_final_turn=environment.has_final_turn,
             max_turn_tokens=environment.max_turn_tokens,
             max_observation_tokens=environment.max_observation_tokens,
             max_tokens=environment.max_tokens,
-            temperature=evaluation.temperature,
+            temperature=(config.rollout if is_best_of_many else evaluation).temperature,
             num_samples=evaluation.num_samples,
-            method=told,
+            method=method.replace("_", " "),
+            num_candidates=num_candidates(config) if is_best_of_many else 1,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -70,14 +94,26 @@ class Protocol:
         return cls(**row)
 
 
+def answers_text(protocol: Protocol) -> str:
+    """How many answers a question got, how they were sampled, and which counts."""
+    if protocol.num_candidates > 1:
+        return (
+            f"the best of {protocol.num_candidates} at temperature {protocol.temperature:g}, "
+            "chosen by the golden answers"
+        )
+    if protocol.temperature:
+        return f"mean of {protocol.num_samples} at temperature {protocol.temperature:g}"
+    return "greedy, one answer a question"
+
+
 def fingerprint_of(
     config: RunConfig, policy: Mapping[str, str], served: Served | None, corpus: str | None
 ) -> dict[str, str]:
     """What the episodes depend on, by name: a setting's key, or words where it is no setting.
 
     ``policy`` names the weights (digests) or the server; ``corpus`` is the digest of the passages
-    behind the arms ``gold`` and ``random``. Only what the arms that are played need is in it: an
-    arm may be added to a finished evaluation.
+    behind the arms ``gold`` and ``random``. Of ``_OF_ARMS`` there is what the arms that are played
+    need: an arm may be added to a finished evaluation.
     """
     evaluation = config.evaluation
     arms = evaluation.arms
@@ -87,6 +123,9 @@ def fingerprint_of(
         found["model.device"] = config.model.device.partition(":")[0]
     found |= {f"environment.{k}": v for k, v in config.environment.model_dump().items()}
     found["environment.prompt"] = _short_hash(PromptTemplate.load(config.environment.prompt).text)
+    if evaluation.method in PROMPTS:  # which ask with prompts of their own
+        del found["environment.prompt"], found["environment.has_final_turn"]
+        found["the prompts of evaluation.method"] = _short_hash("".join(PROMPTS[evaluation.method]))
     found["evaluation.temperature"] = evaluation.temperature
     found["evaluation.method"] = evaluation.method
     if evaluation.method == "rejection_sampling":
@@ -98,11 +137,11 @@ def fingerprint_of(
         found["rollout.top_p"] = config.rollout.top_p
     if is_noisy or "random" in arms:
         found["seed"] = config.seed
-    if "normal" in arms:
+    if "normal" in arms and evaluation.searches:
         found["search.url"] = ", ".join(config.search.urls)
         if served is not None:
             found["what search.url serves"] = f"{served.backend}, {served.num_passages} passages"
-    if {"normal", "random"} & set(arms):
+    if {"normal", "random"} & set(arms) and evaluation.searches:
         found["search.topk"] = config.search.topk
     if evaluation.other_search is not None:
         found["evaluation.other_search.url"] = ", ".join(evaluation.other_search.urls)
@@ -110,6 +149,21 @@ def fingerprint_of(
     if corpus is not None and {"gold", "random"} & set(arms):
         found["the corpus of data.index"] = corpus
     return {name: str(value) for name, value in found.items()}
+
+
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(name, then, now) of what keeps episodes of two fingerprints out of one file.
+
+    A name that only one of them has counts, unless it is that of an arm: weights in this process
+    and a server have no name in common.
+    """
+    names = [*now, *(name for name in then if name not in now)]
+    pairs = [(name, then.get(name, "–"), now.get(name, "–")) for name in names]
+    return [
+        (name, one, other)
+        for name, one, other in pairs
+        if one != other and not (name in _OF_ARMS and "–" in (one, other))
+    ]
 
 
 def _short_hash(text: str) -> str:

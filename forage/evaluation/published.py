@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from forage.data.benchmarks import published
-from forage.evaluation.protocol import Protocol
+from forage.evaluation.protocol import Protocol, answers_text
 from forage.evaluation.summary import ArmSummary
 
 
@@ -27,7 +27,6 @@ class PublishedResult:
     model: str
     method: str
     origin: str
-    searches: bool
     em: dict[str, float]
     average: float
 
@@ -92,7 +91,6 @@ def literature() -> Literature:
                 model=row["model"],
                 method=row["method"],
                 origin=row["origin"],
-                searches=row.get("searches", True),
                 em=dict(zip(names, row["em"], strict=True)),
                 average=row["average"],
             )
@@ -110,13 +108,16 @@ def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
     """Point by point: how the published figures were made, and these."""
     there = literature().protocol
     retriever = protocol.retriever or "the server does not say"
-    passages = "size unknown" if protocol.num_passages is None else f"{protocol.num_passages:,}"
+    passages = "size unknown"
+    if protocol.num_passages is not None:
+        passages = f"{protocol.num_passages:,} passages"
+    topk = str(protocol.topk)
+    if not protocol.searches:
+        retriever = passages = topk = "none"
     is_corpus_alike = protocol.num_passages is not None and (
         abs(protocol.num_passages / there.num_passages - 1) < 0.01
     )
     template = "search-r1 (its rules in other words)"
-    greedy = "greedy, one answer a question"
-    sampled = f"mean of {protocol.num_samples} at temperature {protocol.temperature:g}"
     return [
         ProtocolRow(
             "retriever",
@@ -127,12 +128,10 @@ def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
         ProtocolRow(
             "corpus",
             f"{there.corpus}, about {there.num_passages / 1e6:.0f} million passages",
-            f"{passages} passages" if protocol.num_passages else passages,
+            passages,
             not is_corpus_alike,
         ),
-        ProtocolRow(
-            "passages a search", str(there.topk), str(protocol.topk), protocol.topk != there.topk
-        ),
+        ProtocolRow("passages a search", str(there.topk), topk, topk != str(there.topk)),
         ProtocolRow(
             "prompt",
             there.prompt,
@@ -148,8 +147,8 @@ def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
         ProtocolRow(
             "answers",
             "one a question",
-            sampled if protocol.temperature else greedy,
-            protocol.num_samples > 1,
+            answers_text(protocol),
+            protocol.num_samples > 1 or protocol.num_candidates > 1,
         ),
         *_method_rows(protocol),
         _questions_row(arm),

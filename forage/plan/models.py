@@ -11,11 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
+from forage.model_config import LoraConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer of the blocks, under the name that ``model.lora.target_modules`` uses."""
+
+    name: str
+    num_inputs: int
+    num_outputs: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Counts of one model; ``num_base_parameters`` leaves the head out, as a critic does."""
+    """Counts of one model; ``num_base_parameters`` leaves the head out, as a critic does.
+
+    ``linears`` are the linear layers of all blocks.
+    """
 
     num_parameters: int
     num_base_parameters: int
@@ -27,6 +40,19 @@ class ModelSize:
     num_kv_heads: int
     head_dim: int
     source: str
+    linears: tuple[Linear, ...] = ()
+
+    def adapted(self, lora: LoraConfig) -> list[Linear]:
+        """The layers that have an adapter beside them; raises ``UserError``."""
+        wanted = lora.target_modules
+        there = {linear.name for linear in self.linears}
+        for name in wanted:
+            if name not in there:
+                raise UserError(
+                    f"model.lora.target_modules names {name!r}, which is no linear layer of the "
+                    f"blocks; there are {', '.join(sorted(there))}"
+                )
+        return [linear for linear in self.linears if not wanted or linear.name in wanted]
 
     @property
     def kv_numbers_per_token(self) -> int:
@@ -105,4 +131,9 @@ def measure(path: str) -> ModelSize | None:
         num_kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         source=source,
+        linears=tuple(
+            Linear(name.rpartition(".")[2], module.in_features, module.out_features)
+            for name, module in model.base_model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        ),
     )

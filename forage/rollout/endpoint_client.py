@@ -32,11 +32,12 @@ T = TypeVar("T")
 
 
 class EndpointFailure(EngineError):
-    """The endpoint gave nothing: ``kind`` as the metrics count it."""
+    """The endpoint gave nothing: ``kind`` as the metrics count it, ``status`` as HTTP has it."""
 
-    def __init__(self, kind: FailureKind, detail: str) -> None:
+    def __init__(self, kind: FailureKind, detail: str, status: int = 0) -> None:
         super().__init__(f"{kind.value}: {detail}")
         self.kind = kind
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class EndpointClient:
     async def explain(self, failure: EngineError) -> UserError:
         """The failure of a first request as the user's to mend, with the names that are served."""
         said = f"the model endpoint at {self.settings.base_url} does not answer: {failure}"
+        status = failure.status if isinstance(failure, EndpointFailure) else 0
         models = await self.list_models()
         if models is not None and models.ids and self.settings.served_model not in models.ids:
             names = ", ".join(sorted(models.ids)[:8])
@@ -109,8 +111,13 @@ class EndpointClient:
                 f". It serves {names}, and model.endpoint.served_model is "
                 f"{self.settings.served_model}"
             )
-        elif self._key is None:
+        elif status in (401, 403) and self._key is None:
             said += ". No key was sent: model.endpoint.key_variable or key_file names one"
+        elif status == 404 and models is None:
+            said += (
+                ". model.endpoint.url is what the paths of the API hang under, and ends in /v1 at "
+                "most servers"
+            )
         return UserError(said)
 
     async def close(self) -> None:
@@ -160,7 +167,7 @@ class EndpointClient:
             logger.warning("model endpoint: %s (%s)", refusal.detail, name)
         if refusal.is_overflow:
             return ContextOverflow(refusal.detail)
-        return EndpointFailure(refusal.kind, refusal.detail)
+        return EndpointFailure(refusal.kind, refusal.detail, refusal.status)
 
     def _count_usage(self, document: dict[str, Any]) -> None:
         usage = self._counts.usage + read_usage(document)

@@ -34,13 +34,17 @@ _OVERFLOW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request gave nothing; ``may_pass`` if the same request may do better later."""
+    """Why a request gave nothing; ``may_pass`` if the same request may do better later.
+
+    ``status`` is the HTTP status of an error, 0 where there was none.
+    """
 
     kind: FailureKind
     detail: str
     may_pass: bool = True
     is_overflow: bool = False
     retry_after_s: float = 0.0
+    status: int = 0
 
 
 async def exchange(
@@ -98,13 +102,13 @@ def _refusal(
     detail = f"HTTP {status}" + (f": {_clean(reason, secrets)}" if reason else "")
     if status == 429:
         has_credit = code != "insufficient_quota"
-        return Refusal(FailureKind.REFUSED, detail, may_pass=has_credit, retry_after_s=wait_s)
+        return Refusal(FailureKind.REFUSED, detail, has_credit, retry_after_s=wait_s, status=status)
     if status in (408, 504):
-        return Refusal(FailureKind.TIMEOUT, detail, retry_after_s=wait_s)
+        return Refusal(FailureKind.TIMEOUT, detail, retry_after_s=wait_s, status=status)
     if status >= 500:
-        return Refusal(FailureKind.SERVER_ERROR, detail, retry_after_s=wait_s)
+        return Refusal(FailureKind.SERVER_ERROR, detail, retry_after_s=wait_s, status=status)
     is_overflow = status in (400, 413, 422) and bool(_OVERFLOW.search(f"{code} {reason}"))
-    return Refusal(FailureKind.REFUSED, detail, may_pass=False, is_overflow=is_overflow)
+    return Refusal(FailureKind.REFUSED, detail, False, is_overflow, status=status)
 
 
 def _json_object(content: bytes) -> dict[str, Any] | None:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.config import EngineConfig
 from forage.rollout.engine import EngineCounters
 from forage.rollout.forward import Forward, choose_forward
 from forage.rollout.sampling import choose_tokens, uniform_noise
 from forage.rollout.slots import SlotCache
 from forage.rollout.stopping import StopTable
 from forage.rollout.turns import Slot, Turn, WeightsLock
+from forage.rollout_config import EngineConfig
 from forage.types import Completion, EngineError, FinishReason
 
 NUM_PROMPTS_KEPT = 32

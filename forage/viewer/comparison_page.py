@@ -10,14 +10,17 @@ from pathlib import Path
 
 from forage.evaluation.comparison import ComparedArm, ComparedSlice, Comparison
 from forage.evaluation.comparison_tables import (
+    compared_arm_name,
     comparison_table,
     left_out_text,
     p_text,
+    played_lines,
     settings_table,
     signed_cell,
 )
+from forage.evaluation.figure_table import FigureTable, figure_text
+from forage.evaluation.names import hops_text, source_name
 from forage.evaluation.statistics import Interval
-from forage.evaluation.tables import FigureTable, arm_name, figure_text, hops_text, source_name
 from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
 from forage.viewer.pages import render_page, write_page
 from forage.viewer.report import Card
@@ -41,19 +44,22 @@ def write_comparison_page(path: Path, comparison: Comparison) -> None:
 
 def render_comparison_page(comparison: Comparison) -> str:
     """The page as a text."""
-    names = (comparison.first, comparison.second)
     arms = [
         ShownArm(
-            arm_name(arm.arm),
+            compared_arm_name(arm, comparison),
             _cards(arm, comparison),
             _chart(arm),
-            comparison_table(arm, names),
+            comparison_table(arm, comparison, is_wide=True),
             left_out_text(arm, comparison),
         )
         for arm in comparison.arms
     ]
     return render_page(
-        "comparison.html", comparison=comparison, arms=arms, settings=settings_table(comparison)
+        "comparison.html",
+        comparison=comparison,
+        played=played_lines(comparison),
+        arms=arms,
+        settings=settings_table(comparison),
     )
 
 
@@ -64,9 +70,8 @@ def _cards(arm: ComparedArm, comparison: Comparison) -> list[Card]:
     over = "all questions" if arm.macro is None else f"mean of {len(arm.by_source)} sources"
     return [
         Card("Exact match, difference", cell.text, f"95 % interval {cell.detail}, {over}"),
-        Card("p-value", p_text(em.difference.p_value), "of there being no difference"),
-        Card(f"Exact match, {comparison.first}", figure_text(em.first, 3), over),
-        Card(f"Exact match, {comparison.second}", figure_text(em.second, 3), over),
+        Card("p-value", p_text(em.difference.p_value), "were there no difference"),
+        Card("Exact match", f"{figure_text(em.first, 3)} → {figure_text(em.second, 3)}", over),
         Card("Searches a question", f"{searches.first:.2f} → {searches.second:.2f}", over),
     ]
 

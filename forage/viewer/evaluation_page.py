@@ -9,20 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from forage.evaluation.facts import facts, how_played
+from forage.evaluation.figure_table import figure_text
+from forage.evaluation.names import ARM_NOTES, arm_name, hops_text, source_name
 from forage.evaluation.published import shared_sources
+from forage.evaluation.published_tables import protocol_table, published_table
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import ArmSummary
-from forage.evaluation.tables import (
-    ARM_NOTES,
-    arm_name,
-    facts,
-    figure_text,
-    hops_text,
-    protocol_table,
-    published_table,
-    source_name,
-    summary_tables,
-)
+from forage.evaluation.tables import summary_tables
 from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
 from forage.viewer.pages import render_page, write_page
 from forage.viewer.report import Card
@@ -54,7 +48,8 @@ def render_evaluation_page(result: EvaluationResult) -> str:
         result=result,
         headline=_cards(result),
         charts=_charts(result),
-        tables=summary_tables(result.summary, is_wide=True),
+        how_played=how_played(result.protocol),
+        tables=summary_tables(result.summary, result.protocol.searches, is_wide=True),
         published=published,
         differences=None if published is None else protocol_table(result),
         facts=facts(result),
@@ -69,6 +64,8 @@ def _cards(result: EvaluationResult) -> list[Card]:
     over = "all questions" if first.macro is None else f"{first.macro.num_sources} sources"
     bounds = f"95 % interval {figure_text(em.low, 3)} to {figure_text(em.high, 3)}"
     label = "Exact match" if first_name == "normal" else f"Exact match, {arm_name(first_name)}"
+    if result.protocol.num_candidates > 1:
+        label += f", best of {result.protocol.num_candidates}"
     cards = [Card(f"{label}, {over}", figure_text(em.mean, 3), bounds)]
     for k, best in list(first.overall.pass_at.items())[-1:]:
         detail = "some answer of these is right"
@@ -103,7 +100,8 @@ def _charts(result: EvaluationResult) -> list[ShownChart]:
         words = f"{note} The arms differ in what a search is answered with:"
         charts.append(ShownChart("Arms", "exact match", words, _chart(rows), notes))
     name, first = next(iter(arms.items()))
-    charts.append(ShownChart(arm_name(name).capitalize(), "exact match", note, _parts(first)))
+    title = arm_name(name, result.protocol.searches).capitalize()
+    charts.append(ShownChart(title, "exact match", note, _parts(first)))
     return charts
 
 

@@ -12,16 +12,18 @@ from forage.compare import run_comparison
 from forage.errors import UserError
 from forage.evaluation.comparison import Comparison, compare
 from forage.evaluation.comparison_tables import (
+    compared_arm_name,
     comparison_table,
     left_out_text,
     p_text,
     settings_table,
     write_comparison_markdown,
 )
+from forage.evaluation.figure_table import to_rich
 from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.statistics import paired_difference
-from forage.evaluation.tables import to_rich
-from tests.evaluation.results import make_result, make_score
+from forage.viewer.comparison_page import render_comparison_page
+from tests.evaluation.results import PROTOCOL, make_result, make_score
 
 NAMES = ("before", "after")
 
@@ -130,7 +132,7 @@ def test_the_tables_show_differences_with_signs_intervals_and_p_values(tmp_path:
     first, second = pair()
     comparison = compare(first, second, NAMES, 2000)
     em = comparison.arms[0].overall.figure("em").difference
-    table = comparison_table(comparison.arms[0], NAMES)
+    table = comparison_table(comparison.arms[0], comparison, is_wide=True)
     console = Console(width=140, record=True, force_terminal=False)
     console.print(to_rich(table))
     text = console.export_text()
@@ -142,6 +144,36 @@ def test_the_tables_show_differences_with_signs_intervals_and_p_values(tmp_path:
     markdown = (tmp_path / "c.md").read_text()
     assert told in markdown
     assert p_text(em.p_value) in markdown
+
+
+def test_an_ordinary_terminal_shows_every_figure_whole() -> None:
+    """With F1 beside it, the difference was cut to "+0.0…" at 80 columns."""
+    first, second = pair()
+    names = ("runs/a-long-name/eval", "runs/another-long-name/eval")
+    comparison = compare(first, second, names, 2000)
+    em = comparison.arms[0].overall.figure("em")
+    console = Console(width=80, record=True, force_terminal=False)
+    console.print(to_rich(comparison_table(comparison.arms[0], comparison, is_wide=False)))
+    text = console.export_text()
+    assert "…" not in text
+    bounds = em.difference.interval
+    for figure in (em.first, em.second, em.difference.interval.mean, bounds.low, bounds.high):
+        assert f"{figure:.3f}" in text
+
+
+def test_two_methods_are_named_wherever_they_are_compared(tmp_path: Path) -> None:
+    first, second = pair()
+    best = replace(PROTOCOL, method="rejection sampling", num_candidates=5, temperature=1.0)
+    comparison = compare(first, replace(second, protocol=best), NAMES, 100)
+    assert compared_arm_name(comparison.arms[0], comparison) == "rejection sampling against search"
+    write_comparison_markdown(tmp_path / "c.md", comparison)
+    for text in ((tmp_path / "c.md").read_text(), render_comparison_page(comparison)):
+        assert "models/mine · search · greedy, one answer a question" in text
+        assert "the best of 5 at temperature 1, chosen by the golden answers" in text
+        assert "rejection sampling against search" in text.replace("Rejection", "rejection")
+    none = replace(PROTOCOL, method="direct", max_turns=0)
+    alike = compare(replace(first, protocol=none), replace(second, protocol=none), NAMES, 100)
+    assert compared_arm_name(alike.arms[0], alike) == "without search"
 
 
 @pytest.mark.parametrize("suffix", [".html", ".md", ".json"])

@@ -175,6 +175,24 @@ def test_a_key_that_is_refused_ends_the_command_with_one_sentence(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("method", ["direct", "chain_of_thought"])
+def test_a_method_that_never_searches_needs_no_retriever(
+    server: ModelServer, tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
+):
+    nowhere = {**SETTINGS["search"], "url": "http://127.0.0.1:9", "startup_timeout_s": 0.1}
+    config = config_of(server.url, tmp_path, "chat", search=nowhere, evaluation={"method": method})
+    recipe, out = write_recipe(tmp_path / "eval.yaml", config), tmp_path / "eval.json"
+    assert main(["eval", str(recipe), "evaluation.num_questions=2", "--out", str(out)]) == 0
+    told = method.replace("_", " ")
+    assert f"{NAME} · {told} · greedy" in capsys.readouterr().out
+    for report in (out.with_suffix(".md").read_text(), out.with_suffix(".html").read_text()):
+        assert f"{NAME} · {told} · greedy, one answer a question" in report
+        assert "ithout search" in report
+        assert "earching" not in report.replace("researching", "")
+    question = read_questions(world_dir() / "test.jsonl")[0]
+    assert main(["play", str(recipe), question.text]) == 0
+
+
 @pytest.mark.parametrize("method", ["direct", "rag", "search_o1"])
 def test_a_baseline_is_played_by_a_server(server: ModelServer, tmp_path: Path, method: str):
     """One that answers at once, one that reads, one that goes on in two conversations."""

@@ -8,7 +8,7 @@ import pytest
 from forage.data.benchmarks import TEST_SETS
 from forage.evaluation.markdown import render_markdown
 from forage.evaluation.published import literature, protocol_rows, shared_sources
-from forage.evaluation.tables import protocol_table, published_table
+from forage.evaluation.published_tables import protocol_table, published_table
 from tests.evaluation.results import PROTOCOL, make_result, make_score
 
 

@@ -1,5 +1,6 @@
 """The formulas against torch's own count, on the small model that ships, and against the papers."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,13 +14,14 @@ from transformers import PreTrainedModel
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.config import RunConfig, build_config
+from forage.errors import UserError
 from forage.plan.memory import Memory, activation_bytes, plan_memory, torch_cache_bytes
 from forage.plan.models import ModelSize, measure
 from forage.rollout.slots import SlotCache, round_up
 from forage.rollout.torch_engine import _cache_shape
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
-from forage.training.model import load_model
+from forage.training.model import load_model, load_policy
 from forage.training.trainer import Trainer, build_trainer
 
 WARM = Path(__file__).parents[2] / "forage" / "warm" / "model"
@@ -47,7 +49,7 @@ def part(memory: Memory, name: str) -> int:
     return found
 
 
-def num_bytes(tensors: list[Tensor]) -> int:
+def num_bytes(tensors: Sequence[Tensor]) -> int:
     """Of distinct storages: tied weights count once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
@@ -168,6 +170,87 @@ def test_a_layer_in_bfloat16_on_a_gpu_is_counted_by_hand() -> None:
     config = make_config(model={"path": str(WARM), "dtype": "bfloat16", "device": "cuda"})
     layer, last = 2 * 32 + 2 * (3 * 4 + 2 * 2 + 4 * 6), 32
     assert activation_bytes(config, size, 10) == 10 * (layer + last)
+
+
+# With adapters the weights rest, and what learns is counted alone.
+
+LORA = {"rank": 8, "target_modules": ["q_proj", "v_proj"]}
+
+
+def adapted(algorithm: dict[str, Any] | None = None, **model: Any) -> RunConfig:
+    model = {"path": str(WARM), "lora": LORA, **model}
+    return make_config(model=model, algorithm=algorithm or {}, environment=budget(600))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [LORA, {"rank": 4}])
+def test_only_adapters_have_gradients_and_moments(dtype: str, lora: dict[str, Any]) -> None:
+    """The plan once counted gradients and moments of all weights, ten times too much."""
+    config = adapted(PPO, dtype=dtype, lora=lora)
+    memory = memory_of(config)
+    trainer = build_trainer(load_policy(config.model, 0), config)
+    gradients = give_gradients_and_step(trainer.model, trainer.optimizer)
+    learns = [p for p in trainer.model.parameters() if p.requires_grad]
+    rests = [p for p in trainer.model.parameters() if not p.requires_grad]
+    assert part(memory, "adapters") == num_bytes(learns) == gradients
+    assert part(memory, "weights") == num_bytes(rests)
+    assert part(memory, "optimizer (AdamW)") == moments(trainer.optimizer)
+    assert part(memory, "gradients") == 2 * gradients
+    whole = memory_of(make_config(algorithm=PPO, model={"path": str(WARM), "dtype": dtype}))
+    assert memory.peak_bytes < whole.peak_bytes
+
+
+def test_the_reference_and_the_critic_of_adapters_share_the_frozen_weights() -> None:
+    config = adapted(PPO)
+    names = [part.name for part in memory_of(config).parts]
+    assert "reference model" not in names
+    assert "critic: frozen weights" not in names
+    trainer = build_trainer(load_policy(config.model, 0), config)
+    assert trainer.critic is not None
+    give_gradients_and_step(trainer.critic.critic, trainer.critic.optimizer)
+    learns = [p for p in trainer.critic.critic.parameters() if p.requires_grad]
+    assert part(memory_of(config), "critic: weights") == num_bytes(learns)
+    assert part(memory_of(config), "critic: optimizer") == moments(trainer.critic.optimizer)
+    others = {
+        "advantage": "gae",
+        "kl": {"coefficient": 0.001, "reference": str(WARM)},
+        "critic": {"path": str(WARM)},
+    }
+    beside = memory_of(adapted(others))
+    assert part(beside, "reference model") == part(beside, "weights")
+    assert part(beside, "critic: frozen weights") == part(
+        memory_of(make_config(algorithm=PPO)), "critic: weights"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [{"rank": 8}, {"rank": 64}])
+def test_what_adapters_keep_for_the_backward_pass_is_bounded(
+    dtype: str, lora: dict[str, Any]
+) -> None:
+    config = adapted(dtype=dtype, lora=lora)
+    measured = kept_for_backward(load_policy(config.model, 0), 1, 600)
+    planned = activation_bytes(config, warm_size(), 600)
+    assert measured <= planned <= 1.2 * measured
+
+
+def test_adapters_beside_a_layer_that_is_not_there_have_no_plan() -> None:
+    with pytest.raises(UserError, match="names 'c_attn'.*there are down_proj, gate_proj, k_proj"):
+        memory_of(adapted(lora={"target_modules": ["c_attn"]}))
+
+
+def test_the_adapters_of_a_7b_are_counted_by_hand() -> None:
+    """Rank 16 in 28 blocks: q and o 3584 -> 3584, k and v -> 512, gate and up -> 18944 and back."""
+    config = build_config(
+        {"model": {"path": SEVEN_B, "device": "cuda", "dtype": "bfloat16", "lora": {"rank": 16}}}
+    )
+    memory = plan_memory(config, seven_b(), None, num_cores=1)
+    numbers = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
+    assert numbers == 40_370_176
+    assert part(memory, "weights") == 7_615_616_512 * 2
+    assert part(memory, "adapters") == 4 * numbers
+    assert part(memory, "optimizer (AdamW)") == 2 * 4 * numbers
+    assert part(memory, "gradients") == 2 * 4 * numbers
 
 
 # What a placement changes. The 7B's figures are by hand: 7,615,616,512 parameters of 4 bytes.

@@ -7,10 +7,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from forage.algorithms.packing import unweighed
-from forage.config import EnvironmentConfig, WarmStartConfig
 from forage.endpoint_config import EndpointConfig
 from forage.environment.codec import Codec
 from forage.environment.episode import Environment
+from forage.environment_config import EnvironmentConfig
 from forage.errors import UserError
 from forage.records import episode_from_json, episode_to_json
 from forage.reward_config import RewardConfig
@@ -28,6 +28,7 @@ from forage.types import (
     Sampling,
     Status,
 )
+from forage.warm_start_config import WarmStartConfig
 from tests.fakes import TitleSearch, make_question, make_setting, tiny_codec, tiny_tokenizer
 from tests.rollout.model_server import NAME, ModelServer, Write, serving
 

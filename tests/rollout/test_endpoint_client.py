@@ -180,6 +180,25 @@ async def test_the_key_opens_the_door_and_is_never_shown(tmp_path: Path, caplog)
     assert KEY not in str(failed) + str(explained) + caplog.text + repr(vars(client))
 
 
+async def test_what_is_advised_fits_what_the_server_said():
+    """A server that answered 500 was once told to be missing a key."""
+    with serving(ModelServer()) as server:
+        elsewhere = settings(server.url.removesuffix("/v1"), max_retries=0)
+        for asked, fault, advice in (
+            (settings(server, max_retries=0), error(500, "boom"), "HTTP 500: boom"),
+            (settings(server, max_retries=0), page(), "not a JSON object"),
+            (settings(server, max_retries=0), error(401, "who?"), "key_file names one"),
+            (elsewhere, None, "ends in /v1 at most servers"),
+        ):
+            server.faults.append(fault)
+            client = EndpointClient(asked, backoff_s=0.001)
+            with pytest.raises(EndpointFailure) as failed:
+                await ask(client)
+            assert str(await client.explain(failed.value)).endswith(advice)
+            server.faults.clear()
+            await client.close()
+
+
 def test_a_key_comes_from_the_variable_that_is_named(tmp_path: Path):
     named = settings(key_variable="MY_KEY")
     assert read_endpoint_key(settings(), {"MY_KEY": KEY}) is None

@@ -2,10 +2,11 @@
 
 import pytest
 
-from forage.config import EnvironmentConfig, RolloutConfig
+from forage.environment_config import EnvironmentConfig
 from forage.errors import UserError
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job
+from forage.rollout_config import RolloutConfig
 from forage.types import Origin, Question, Status
 from tests.fakes import Fault, ScriptedEngine, ScriptedSearch, failure, tiny_tokenizer
 

@@ -15,19 +15,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from forage import attention
 from forage.algorithm_config import AlgorithmConfig
 from forage.algorithms.packing import lay_end_to_end, pack, unweighed
-from forage.config import (
-    EngineConfig,
-    LoraConfig,
-    ModelConfig,
-    RunConfig,
-    TrainerConfig,
-    build_config,
-    to_yaml,
-)
+from forage.config import RunConfig, build_config, to_yaml
 from forage.errors import UserError
+from forage.model_config import LoraConfig, ModelConfig
 from forage.rollout import forward as forward_module
 from forage.rollout.forward import rows_are_independent
 from forage.rollout.torch_engine import TorchEngine
+from forage.rollout_config import EngineConfig
+from forage.trainer_config import TrainerConfig
 from forage.training import lora
 from forage.training.checkpoint import (
     RunState,

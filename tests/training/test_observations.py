@@ -11,8 +11,9 @@ from torch import Tensor
 
 from forage.algorithm_config import AlgorithmConfig, KlConfig
 from forage.algorithms.packing import lay, pack
-from forage.config import TrainerConfig, build_config
+from forage.config import build_config
 from forage.errors import UserError
+from forage.trainer_config import TrainerConfig
 from forage.training.observations import fill_in, unmask
 from forage.training.trainer import Trainer, build_trainer
 from forage.types import Batch, Episode, Origin, Segment, Status

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 from forage.algorithm_config import AlgorithmConfig, KlConfig, LikelihoodProtectionConfig
 from forage.algorithms.packing import pack
-from forage.config import EngineConfig, TrainerConfig
 from forage.rollout.torch_engine import TorchEngine
+from forage.rollout_config import EngineConfig
+from forage.trainer_config import TrainerConfig
 from forage.training.trainer import Trainer
 from forage.types import Batch, Episode, Origin, Segment
 from tests.rollout.engines import LETTERS, Plan, play

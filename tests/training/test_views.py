@@ -7,7 +7,7 @@ import torch
 
 from forage.algorithm_config import AlgorithmConfig, CorrectionConfig, KlConfig
 from forage.algorithms.packing import unweighed
-from forage.config import TrainerConfig
+from forage.trainer_config import TrainerConfig
 from forage.training.critic import Critic
 from forage.training.trainer import Trainer
 from forage.training.views import correct

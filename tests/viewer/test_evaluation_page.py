@@ -76,7 +76,7 @@ def test_samples_are_told(result: EvaluationResult) -> None:
     scores = [replace(score, em=0.5, pass_at={2: 0.8, 4: 1.0}) for score in result.scores["normal"]]
     protocol = replace(PROTOCOL, temperature=0.7, num_samples=4)
     page = render_evaluation_page(make_result({"normal": scores}, protocol))
-    assert "4 a question at temperature 0.7" in page
+    assert "mean of 4 at temperature 0.7" in page
     assert "EM (avg@4)" in page
     assert '<span class="label">pass@4</span><span class="value">1.000</span>' in page
 

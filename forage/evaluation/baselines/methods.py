@@ -21,6 +21,7 @@ from forage.errors import UserError
 from forage.evaluation.baselines import chain_of_thought, direct, ircot, rag, search_o1
 from forage.evaluation.baselines.asking import Asking, Setting
 from forage.evaluation.baselines.rejection_sampling import RejectionSampler, num_candidates
+from forage.evaluation_config import Method
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job
 from forage.types import (
@@ -36,6 +37,16 @@ from forage.types import (
 
 Ask = Callable[[Asking], Awaitable[Status]]
 """A baseline: drives one question to its end and says how it ended; raises ``EngineError``."""
+
+
+PROMPTS: dict[Method, tuple[str, ...]] = {
+    "direct": (direct.TEMPLATE,),
+    "chain_of_thought": (chain_of_thought.TEMPLATE,),
+    "rag": (rag.TEMPLATE,),
+    "ircot": (ircot.CHAIN_TEMPLATE, ircot.READER_TEMPLATE),
+    "search_o1": (search_o1.TEMPLATE, search_o1.READER_TEMPLATE),
+}
+"""What each baseline asks with, the first prompt first. The others ask as the environment does."""
 
 
 class Plays(Protocol):

@@ -4,10 +4,10 @@ from typing import Any, get_args
 
 import pytest
 
-from forage.config import Method
 from forage.errors import UserError
 from forage.evaluation.baselines.methods import BaselinePlayer, make_player
 from forage.evaluation.baselines.rejection_sampling import RejectionSampler
+from forage.evaluation_config import Method
 from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.player import Player

@@ -1,0 +1,83 @@
+"""The settings of ``data``: files of questions, their order, and the index that some arms read.
+
+``config.py`` hangs them under its root; ``data/`` reads the files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from forage.settings import Frozen
+
+QuestionSet = Literal[
+    "nq",
+    "triviaqa",
+    "popqa",
+    "hotpotqa",
+    "2wikimultihopqa",
+    "musique",
+    "bamboogle",
+    "search-r1",
+    "seven",
+]
+"""Published sets as ``forage data prepare`` names them."""
+
+
+class DataConfig(Frozen):
+    """Question files (any form that ``forage.data.questions`` reads), their order, and an index.
+
+    ``train_form`` and ``test_form`` name the form of a file that fits more than one. ``weights``
+    is the share of each data source in training; ``difficulty`` an episode file that says how
+    often each question was answered, for the order ``easy_first`` (the first epoch runs from easy
+    to hard) and for keeping those from ``min_success`` to ``max_success``. ``index`` is a
+    directory of ``forage index``: the arms gold and random take passages from it.
+    ``train_sets`` and ``test_sets`` are the published sets that the files are made of: a file that
+    is not there yet is answered with the command that makes it.
+    """
+
+    train: Path | None = None
+    test: Path | None = None
+    train_form: str | None = None
+    test_form: str | None = None
+    train_sets: tuple[QuestionSet, ...] = ()
+    test_sets: tuple[QuestionSet, ...] = ()
+    order: Literal["shuffled", "easy_first"] = "shuffled"
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
+    difficulty: Path | None = None
+    min_success: float = Field(default=0.0, ge=0, le=1)
+    max_success: float = Field(default=1.0, ge=0, le=1)
+    index: Path | None = None
+
+    @property
+    def has_band(self) -> bool:
+        """Whether questions are kept by their measured success."""
+        return (self.min_success, self.max_success) != (0.0, 1.0)
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        for name in ("train", "test"):
+            for key in (f"{name}_form", f"{name}_sets"):
+                if getattr(self, key) and getattr(self, name) is None:
+                    raise ValueError(f"data.{key} does nothing without data.{name}; remove it")
+        is_used = self.order == "easy_first" or self.has_band
+        if self.difficulty is not None and not is_used:
+            raise ValueError(
+                "data.difficulty does nothing by itself: set data.order to easy_first, or "
+                "data.min_success and data.max_success"
+            )
+        if self.difficulty is None and is_used:
+            raise ValueError(
+                "data.order: easy_first, data.min_success and data.max_success need measured "
+                "success rates: set data.difficulty to a file of episodes"
+            )
+        if self.min_success > self.max_success:
+            raise ValueError(
+                f"data.min_success ({self.min_success}) is above data.max_success "
+                f"({self.max_success})"
+            )
+        if self.weights and not any(self.weights.values()):
+            raise ValueError("data.weights are all 0: no question would be left")
+        return self

@@ -1,0 +1,97 @@
+"""A table of figures or words, and how it looks on a terminal and in Markdown.
+
+What stands in it is the business of ``tables.py``, ``published_tables.py`` and
+``comparison_tables.py``; the pages draw the same tables by their own templates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forage.evaluation.statistics import Interval
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure and, smaller, what is to be known about it."""
+
+    text: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``is_head``: it begins a group; ``is_own``: one's own figures among those of others."""
+
+    label: str
+    cells: tuple[Cell, ...]
+    is_head: bool = False
+    is_own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FigureTable:
+    """Columns of figures, or of words; the first column is the rows' labels."""
+
+    title: str
+    label: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+    has_words: bool = False
+
+
+def interval_cell(interval: Interval, digits: int = 2, has_bounds: bool = True) -> Cell:
+    if not has_bounds:
+        return Cell(figure_text(interval.mean, digits))
+    low, high = figure_text(interval.low, digits), figure_text(interval.high, digits)
+    return Cell(figure_text(interval.mean, digits), f"[{low}, {high}]")
+
+
+def figure_text(value: float, digits: int = 2) -> str:
+    return f"{value:,.{digits}f}"
+
+
+def to_rich(table: FigureTable) -> RichTable:
+    """For a terminal."""
+    from rich.table import Table
+
+    shown = Table(title=table.title, title_justify="left", caption_justify="left")
+    shown.add_column(table.label, no_wrap=True)
+    for column in table.columns:
+        justify = "left" if table.has_words else "right"
+        shown.add_column(column, justify=justify, overflow="fold")  # a cut figure is none
+    has_groups = any(not row.is_head for row in table.rows)
+    for number, row in enumerate(table.rows):
+        if row.is_head and number and has_groups:
+            shown.add_section()
+        label = row.label if row.is_head or not has_groups else f"  {row.label}"
+        shown.add_row(label, *(f"{c.text} {c.detail}".strip() for c in row.cells))
+    shown.caption = table.note or None
+    return shown
+
+
+def to_markdown(table: FigureTable) -> str:
+    """As GitHub's Markdown has it, the note beneath."""
+    lines = [
+        "| " + " | ".join((table.label or " ", *table.columns)) + " |",
+        "|---|" + ("---|" if table.has_words else "---:|") * len(table.columns),
+    ]
+    for row in table.rows:
+        label = escaped(row.label)
+        cells = [f"{escaped(c.text)} {escaped(c.detail)}".strip() for c in row.cells]
+        lines.append("| " + " | ".join((f"**{label}**" if row.is_head else label, *cells)) + " |")
+    note = f"\n\n{escaped(table.note)}" if table.note else ""
+    return "\n".join(lines) + note
+
+
+def escaped(text: str) -> str:
+    """Any text in Markdown: on one line, and no markup."""
+    # Brackets stay: ours are around intervals, and none has an address behind it.
+    for mark in ("\\", "|", "*", "_", "`", "<"):
+        text = text.replace(mark, "\\" + mark)
+    return " ".join(text.split())

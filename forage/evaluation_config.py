@@ -1,0 +1,102 @@
+"""The settings of ``evaluation``: which questions, arms and method, how sampled, and how often.
+
+``config.py`` hangs them under its root; docs/evaluation.md has their use.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from forage.search_config import SearchConfig
+from forage.settings import Frozen
+
+Method = Literal[
+    "search", "direct", "chain_of_thought", "rag", "ircot", "search_o1", "rejection_sampling"
+]
+
+NEVER_SEARCH: tuple[Method, ...] = ("direct", "chain_of_thought")
+"""Methods that need no retriever."""
+
+
+class EvaluationConfig(Frozen):
+    """Which arms and questions, how they are sampled, and how often during training.
+
+    Of ``data.test``, ``num_questions`` are evaluated (None: all), and ``num_training_questions`` of
+    these (None: all of them) after every ``every`` steps of training (0: never); ``at_end`` adds an
+    evaluation of all of them when training ends. A part of the questions keeps the shares of the
+    data sources and of the numbers of hops; ``subset_seed`` shuffles before it is taken (None:
+    those that come first in the file). ``temperature`` 0 is greedy; above it each question is
+    played ``num_samples`` times, with ``rollout.top_p``. The arm ``other_retriever`` searches with
+    ``other_search``, whose keys are those of ``search``; what it leaves out is as there.
+
+    ``method``: ``search`` plays the environment as training does, the others are the baselines of
+    docs/baselines.md; a method that never searches has no arms to tell apart. ``num_candidates``
+    episodes are played by rejection sampling (5).
+    """
+
+    method: Method = "search"
+    num_candidates: int | None = Field(default=None, ge=2)
+    every: int = Field(default=0, ge=0)
+    at_end: bool = False
+    num_questions: int | None = Field(default=None, ge=1)
+    num_training_questions: int | None = Field(default=None, ge=1)
+    subset_seed: int | None = Field(default=0, ge=0)
+    arms: tuple[
+        Literal["normal", "closed_book", "empty", "gold", "random", "other_retriever"], ...
+    ] = ("normal",)
+    other_search: SearchConfig | None = None
+    num_samples: int = Field(default=1, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+    num_bootstrap: int = Field(default=1000, ge=100)
+
+    @property
+    def searches(self) -> bool:
+        """Whether the method ever asks a retriever."""
+        return self.method not in NEVER_SEARCH
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Self:
+        if not self.arms:
+            raise ValueError("evaluation.arms is empty; name at least one, for example: normal")
+        twice = sorted({arm for arm in self.arms if self.arms.count(arm) > 1})
+        if twice:
+            raise ValueError(f"evaluation.arms names {', '.join(twice)} more than once")
+        if not self.searches and self.arms != ("normal",):
+            raise ValueError(
+                f"evaluation.method: {self.method} never searches, so that its arms would all be "
+                "the same; set evaluation.arms: [normal]"
+            )
+        if ("other_retriever" in self.arms) != (self.other_search is not None):
+            raise ValueError(
+                "the arm other_retriever and evaluation.other_search belong together: set "
+                "evaluation.other_search.url to the other server, or remove both"
+            )
+        if self.num_samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"evaluation.num_samples is {self.num_samples} and evaluation.temperature is 0: "
+                "greedy samples are all the same; raise temperature, or set num_samples to 1"
+            )
+        if self.num_training_questions is not None and not self.every:
+            raise ValueError(
+                "evaluation.num_training_questions does nothing without evaluation.every; "
+                "remove it, or set every"
+            )
+        if (self.num_training_questions or 0) > (self.num_questions or math.inf):
+            raise ValueError(
+                f"evaluation.num_training_questions ({self.num_training_questions}) is above "
+                f"evaluation.num_questions ({self.num_questions}), of which they are a part"
+            )
+        if self.num_candidates is not None and self.method != "rejection_sampling":
+            raise ValueError(
+                "evaluation.num_candidates does nothing: set evaluation.method to "
+                "rejection_sampling, or remove it"
+            )
+        if self.temperature and self.method == "rejection_sampling":
+            raise ValueError(
+                "evaluation.temperature does nothing with evaluation.method: rejection_sampling, "
+                "which samples at rollout.temperature; remove it"
+            )
+        return self

@@ -1,0 +1,56 @@
+"""The settings of ``model``: the policy's weights, adapters beside them, or a server that has them.
+
+``config.py`` hangs them under its root, and refuses a server's policy to what needs weights.
+Nothing is loaded here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from forage.endpoint_config import EndpointConfig
+from forage.settings import Frozen
+
+KEYS_OF_WEIGHTS = ("dtype", "device", "gradient_checkpointing", "lora")
+"""Keys of ``model`` that are read where the weights are loaded here."""
+
+
+class LoraConfig(Frozen):
+    """Adapters of rank ``rank`` beside linear layers, scaled by ``alpha / rank``.
+
+    ``target_modules`` are names of layers such as q_proj; none named is every linear layer of the
+    blocks. ``dropout`` is for ``forage sft`` alone.
+    """
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: tuple[str, ...] = ()
+
+
+class ModelConfig(Frozen):
+    """The policy: an ordinary Hugging Face directory or hub id, or a directory of adapters.
+
+    With ``lora``, ``train`` and ``sft`` leave its weights as they are and learn adapters. With
+    ``endpoint`` a server samples instead (``forage eval`` and ``forage play``), and ``path`` names
+    the tokenizer alone.
+    """
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
+    endpoint: EndpointConfig | None = None
+
+    @model_validator(mode="after")
+    def _no_dead_keys(self) -> Self:
+        if self.endpoint is not None:
+            for name in sorted(set(KEYS_OF_WEIGHTS) & self.model_fields_set):
+                raise ValueError(
+                    f"model.{name} does nothing with model.endpoint, where a server has the "
+                    "weights; remove it"
+                )
+        return self

@@ -1,0 +1,54 @@
+"""The settings of ``search``: the retriever's address and how patient its client is.
+
+``config.py`` hangs them under its root, and ``evaluation_config.py`` once more for the arm
+other_retriever. ``retrieval/client.py`` is that client.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from forage.settings import Frozen
+
+Corpus = Literal["wiki-18", "wiki-18-e5", "wiki-18-e5-hnsw64", "wiki-18-bm25", "asearcher"]
+"""Published corpora and indexes as ``forage data corpus`` names them."""
+
+
+class SearchConfig(Frozen):
+    """The retriever, over HTTP, and how patient its client is.
+
+    ``url`` may name several servers (a list, or with commas) that serve the same index: a search
+    that fails on one goes to another. Without ``token_file``, FORAGE_TOKEN is the token if set.
+    ``corpora`` are the published ones that it serves: what has to be fetched before, for the plan
+    of ``forage train --dry-run`` and for the message when nothing answers at ``url``.
+    """
+
+    url: str | tuple[str, ...] = "http://127.0.0.1:8000"
+    token_file: Path | None = None
+    topk: int = Field(default=3, ge=1)
+    timeout_s: float = Field(default=10.0, gt=0)
+    deadline_s: float = Field(default=30.0, gt=0)
+    max_retries: int = Field(default=3, ge=0)
+    max_concurrent_requests: int = Field(default=32, ge=1)
+    max_queries_per_request: int = Field(default=64, ge=1)
+    cache_size: int = Field(default=10_000, ge=0)
+    startup_timeout_s: float = Field(default=60.0, gt=0)
+    corpora: tuple[Corpus, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of ``url``, one each."""
+        texts = self.url.split(",") if isinstance(self.url, str) else self.url
+        return tuple(text.strip() for text in texts)
+
+    @model_validator(mode="after")
+    def _deadline_covers_a_try(self) -> Self:
+        if self.deadline_s < self.timeout_s:
+            raise ValueError(
+                f"search.deadline_s ({self.deadline_s}) is shorter than search.timeout_s "
+                f"({self.timeout_s}): not even one try would fit; raise deadline_s"
+            )
+        return self

@@ -1,0 +1,105 @@
+"""What tells two evaluations apart, for a file of episodes and for a reader."""
+
+from typing import Any, get_args
+
+import pytest
+
+from forage.config import RunConfig, build_config
+from forage.errors import UserError
+from forage.evaluation.baselines.methods import PROMPTS
+from forage.evaluation.protocol import Protocol, answers_text, differences, fingerprint_of
+from forage.evaluation_config import Method
+from forage.retrieval.exchange import Served
+
+WEIGHTS = {"the weights": "abc", "the tokenizer": "t"}
+SERVER = {"the tokenizer": "t", "model.endpoint.url": "http://127.0.0.1:1/v1"}
+ENDPOINT = {"url": "http://127.0.0.1:1/v1", "served_model": "m"}
+SERVED = Served("bm25", 300)
+
+
+def config_of(method: Method = "search", **changes: Any) -> RunConfig:
+    evaluation = {"method": method, **changes.pop("evaluation", {})}
+    return build_config({"model": {"path": "p"}, "evaluation": evaluation, **changes})
+
+
+def fingerprint(config: RunConfig, policy: dict[str, str] = WEIGHTS) -> dict[str, str]:
+    return fingerprint_of(config, policy, SERVED, None)
+
+
+def names(then: dict[str, str], now: dict[str, str]) -> set[str]:
+    return {name for name, _, _ in differences(then, now)}
+
+
+def test_weights_here_and_a_server_are_two_policies_whichever_came_first():
+    """Their facts have no name in common but the tokenizer: once, one was resumed by the other."""
+    here = fingerprint(config_of())
+    there = fingerprint(config_of(model={"path": "p", "endpoint": ENDPOINT}), SERVER)
+    for then, now in ((here, there), (there, here)):
+        assert {"the weights", "model.endpoint.url"} <= names(then, now)
+    assert differences(here, here) == []
+
+
+def test_what_only_an_arm_depends_on_may_be_added_and_left_out_but_not_changed():
+    one = fingerprint(config_of())
+    arms = {"arms": ["normal", "random", "other_retriever"], "other_search": {"url": "http://b:1"}}
+    more = fingerprint(config_of(evaluation=arms))
+    assert set(more) > set(one)
+    assert differences(one, more) == differences(more, one) == []
+    assert names(one, fingerprint(config_of(search={"topk": 5}))) == {"search.topk"}
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_no_two_methods_share_a_file(method: Method):
+    then = fingerprint(config_of(method))
+    for other in set(get_args(Method)) - {method}:
+        assert "evaluation.method" in names(then, fingerprint(config_of(other)))
+
+
+@pytest.mark.parametrize("method", PROMPTS)
+def test_another_wording_of_a_baselines_prompt_is_another_run(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+):
+    then = fingerprint(config_of(method))
+    unread = {"prompt": "brief", "has_final_turn": False}
+    assert differences(then, fingerprint(config_of(method, environment=unread))) == []
+    monkeypatch.setitem(PROMPTS, method, (*PROMPTS[method][:-1], "Answer: {question}"))
+    assert names(then, fingerprint(config_of(method))) == {"the prompts of evaluation.method"}
+
+
+@pytest.mark.parametrize("method", ["direct", "chain_of_thought"])
+def test_a_method_that_never_searches_depends_on_no_retriever_and_has_one_arm(method: Method):
+    elsewhere = config_of(method, search={"url": "http://elsewhere:1", "topk": 7})
+    assert fingerprint(config_of(method)) == fingerprint(elsewhere)
+    with pytest.raises(UserError, match=f"{method} never searches.*set evaluation.arms: .normal"):
+        config_of(method, evaluation={"arms": ["normal", "closed_book"]})
+
+
+@pytest.mark.parametrize(
+    ("method", "max_turns", "answers"),
+    [
+        ("search", 4, "greedy, one answer a question"),
+        ("direct", 0, "greedy, one answer a question"),
+        ("chain_of_thought", 0, "greedy, one answer a question"),
+        ("rag", 1, "greedy, one answer a question"),
+        ("ircot", 4, "greedy, one answer a question"),
+        (
+            "rejection_sampling",
+            4,
+            "the best of 5 at temperature 0.7, chosen by the golden answers",
+        ),
+    ],
+)
+def test_a_reader_is_told_how_often_was_searched_and_how_answers_were_sampled(
+    method: Method, max_turns: int, answers: str
+):
+    protocol = Protocol.of(config_of(method, rollout={"temperature": 0.7}), SERVED)
+    assert protocol.method == method.replace("_", " ")
+    assert (protocol.max_turns, protocol.searches) == (max_turns, max_turns > 0)
+    assert answers_text(protocol) == answers
+    assert (protocol.prompt == "the method's own") == (method in PROMPTS)
+    assert Protocol.from_json(protocol.to_json()) == protocol
+
+
+def test_samples_of_a_question_are_told_with_their_temperature():
+    sampled = config_of(evaluation={"temperature": 0.6, "num_samples": 4})
+    assert answers_text(Protocol.of(sampled, None)) == "mean of 4 at temperature 0.6"
