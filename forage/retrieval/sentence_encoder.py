@@ -41,7 +41,7 @@ Task = Literal["query", "document"]
 # Longer inputs cost time and passages have about 100 words; --max-length raises it.
 _MAX_LENGTH = 512
 # A batch holds texts of about this many characters in all, padding included; see
-# benchmarks/index_build.md for the sizes that were tried.
+# benchmarks/dense.md for what sorting gains.
 _CPU_BATCH_CHARS, _GPU_BATCH_CHARS = 8_000, 400_000
 _MAX_BATCH_ROWS = 512
 _PROMPT_NAMES: dict[Task, tuple[str, ...]] = {
