@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import random
-import signal
-import time
-from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from math import ceil
 from pathlib import Path
-from statistics import fmean
-from typing import TypeVar
 
 from forage.algorithms.packing import pack_mini_batches
 from forage.config import RunConfig, to_yaml
+from forage.data.step_questions import StepQuestions
 from forage.data.training import training_questions
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
@@ -38,26 +32,23 @@ from forage.rollout.refill import GroupSource, NothingToLearn, Refilled, num_ove
 from forage.rollout.scheduler import GroupScheduler, Scheduler
 from forage.rollout.stopping import StopTable
 from forage.rollout.torch_engine import TorchEngine
+from forage.stop_signal import Stopped, StopSignal
 from forage.training.checkpoint import (
     RunState,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
+from forage.training.clock import Clock
 from forage.training.credit import Credit
+from forage.training.episode_metrics import episode_metrics
 from forage.training.guard import Collapsed, GoBack, Guard
 from forage.training.model import load_policy, load_tokenizer
 from forage.training.trainer import build_trainer
 from forage.training.vitals import vitals
-from forage.types import Episode, Question, Status
+from forage.types import Group, Question
 
 LOG = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-class Stopped(Exception):
-    """Somebody asked the run to end; what was learnt is in the checkpoint."""
 
 
 def run_training(config: RunConfig, resume: bool) -> None:
@@ -78,16 +69,11 @@ class _Run:
     def __init__(self, config: RunConfig) -> None:
         assert config.data.train is not None, "checked by check_trainable"
         self.config = config
-        self.questions, self.order = training_questions(config.data, config.seed)
-        if len(self.questions) < config.trainer.questions_per_step:
-            raise UserError(
-                f"{config.data.train} holds {len(self.questions)} questions, fewer than "
-                f"trainer.questions_per_step ({config.trainer.questions_per_step})"
-            )
+        questions, self.questions = _questions(config)
         choose_matmul_kernel()
         self.tokenizer = load_tokenizer(config.model)
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
-        self.player.check_prompts(self.questions)
+        self.player.check_prompts(questions)
         self.scorer = Scorer(config.reward, config.environment.protocol)
         model = load_policy(config.model, config.seed)
         self.trainer = build_trainer(model, config)
@@ -97,7 +83,7 @@ class _Run:
         self.guard = Guard(config)
         self.records = RunRecords(config.output_dir, self.player.codec.identity())
         self.searches_logged = SearchCounts()
-        self.stop = asyncio.Event()
+        self.stop = StopSignal()
         # Last, because it starts a thread: what cannot be set up above is said with nothing to end.
         self.engine = TorchEngine(
             model,
@@ -114,14 +100,11 @@ class _Run:
             start = self._resume()
             self.search = await stack.enter_async_context(SearchClient(config.search))
             await stack.enter_async_context(self.scorer)
-            loop = asyncio.get_running_loop()
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(signum, self.stop.set)
-                stack.callback(loop.remove_signal_handler, signum)
+            stack.enter_context(self.stop.heard())
             if config.note:
                 LOG.info("%s", config.note)
-            await self._or_stop(self.search.wait_until_ready())
-            await self._or_stop(self.evaluation.open(self.engine, self.search, stack))
+            await self.stop.or_stop(self.search.wait_until_ready())
+            await self.stop.or_stop(self.evaluation.open(self.engine, self.search, stack))
             await self._learn(start)
             if config.evaluation.at_end:
                 await self._evaluate_at_end()
@@ -141,35 +124,17 @@ class _Run:
             self._checkpoint(0)  # what to go back to from the first steps
         scheduler = self._group_scheduler(start)
         source = self._group_source(scheduler)
-        num_mini_batches = config.trainer.num_mini_batches
-        max_tokens = config.trainer.max_tokens_per_micro_batch
         try:
             with progress_bar("training", config.trainer.num_steps) as bar:
                 bar.progress.update(bar.task, completed=start)
                 for step in range(start, config.trainer.num_steps):
-                    clock = _Clock()
-                    rollout = await self._or_stop(source.groups_of(step))
+                    clock = Clock()
+                    rollout = await self.stop.or_stop(source.groups_of(step))
                     clock.lap("rollout")
-                    groups = rollout.chosen
-                    views_P, seen = await asyncio.to_thread(
-                        self.trainer.look, self.credit.unweighed(groups)
-                    )
-                    weighed_P, credited = self.credit.weigh(
-                        groups, views_P, self.trainer.kl_coefficient
-                    )
-                    weighed_P, unmasked = await asyncio.to_thread(self.trainer.unmask, weighed_P)
-                    batches = pack_mini_batches(
-                        weighed_P, num_mini_batches, max_tokens, self.trainer.cost_of
-                    )
-                    with self.guard.against_divergence(step):
-                        learnt = await asyncio.to_thread(
-                            self.trainer.learn, batches, self.engine.weights_lock
-                        )
-                    self.num_steps_done = step + 1
+                    metrics = await self._learn_from(step, rollout.chosen)
                     clock.lap("train")
                     await self.engine.receive_weights(version=self.trainer.version)
                     clock.lap("publish")
-                    metrics = learnt | seen | credited | unmasked
                     await self._after_step(step, rollout, metrics, clock, bar)
         except Collapsed:
             raise  # what was learnt last is not worth keeping
@@ -180,6 +145,23 @@ class _Run:
         finally:
             await scheduler.close()
         self._checkpoint(config.trainer.num_steps)
+
+    async def _learn_from(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Weigh the groups, pack them, learn them; the version has grown when it is done."""
+        trainer, settings = self.trainer, self.config.trainer
+        views_P, seen = await asyncio.to_thread(trainer.look, self.credit.unweighed(groups))
+        weighed_P, credited = self.credit.weigh(groups, views_P, trainer.kl_coefficient)
+        weighed_P, unmasked = await asyncio.to_thread(trainer.unmask, weighed_P)
+        batches = pack_mini_batches(
+            weighed_P,
+            settings.num_mini_batches,
+            settings.max_tokens_per_micro_batch,
+            trainer.cost_of,
+        )
+        with self.guard.against_divergence(step):
+            learnt = await asyncio.to_thread(trainer.learn, batches, self.engine.weights_lock)
+        self.num_steps_done = step + 1
+        return learnt | seen | credited | unmasked
 
     def _group_scheduler(self, start: int) -> GroupScheduler:
         config = self.config
@@ -203,7 +185,7 @@ class _Run:
             self.config.algorithm.dynamic_sampling,
             scheduler,
             self.config.trainer.questions_per_step,
-            self._spare_questions,
+            self.questions.spare,
             self.credit.is_flat,
             self.credit.is_learnable,
         )
@@ -214,38 +196,15 @@ class _Run:
         num_more = num_oversampled(
             config.algorithm.dynamic_sampling, config.trainer.questions_per_step
         )
-        more = self._spare_questions(step)[:num_more] if num_more else []
-        return [*self._questions_of_step(step), *more]
-
-    def _spare_questions(self, step: int) -> list[Question]:
-        """Questions beside the step's own, in the run's mixture: a function of the step alone.
-
-        They stand at positions of the order that no run gets to, as many as could be asked for.
-        """
-        trainer, dynamic = self.config.trainer, self.config.algorithm.dynamic_sampling
-        num_wanted = ceil(trainer.questions_per_step * dynamic.oversampling)
-        num_wanted *= dynamic.max_rounds + 1
-        first = random.Random(f"{self.config.seed}/spare/{step}").randrange(1 << 40, 1 << 41)
-        spare: dict[str, Question] = {}
-        own = {question.id for question in self._questions_of_step(step)}
-        for position in range(first, first + 2 * len(self.questions)):  # a whole epoch, at least
-            question = self.order.at(position)
-            if question.id not in own:
-                spare.setdefault(question.id, question)
-            if len(spare) == num_wanted:
-                break
-        return list(spare.values())
-
-    def _questions_of_step(self, step: int) -> Sequence[Question]:
-        """A function of the step and the seed alone, so that a resumed run asks the same."""
-        return self.order.of_step(step, self.config.trainer.questions_per_step)
+        more = self.questions.spare(step)[:num_more] if num_more else []
+        return [*self.questions.own(step), *more]
 
     async def _after_step(
         self,
         step: int,
         rollout: Refilled,
         metrics: dict[str, float],
-        clock: _Clock,
+        clock: Clock,
         bar: Bar,
     ) -> None:
         config = self.config
@@ -265,7 +224,7 @@ class _Run:
         )
         try:
             if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
-                metrics |= await self._or_stop(self._evaluate())
+                metrics |= await self.stop.or_stop(self._evaluate())
                 clock.lap("evaluate")
         finally:  # the weights have taken the step: it is recorded, also when a stop comes here
             self.records.write_episodes(step, episodes)
@@ -278,7 +237,7 @@ class _Run:
             self._checkpoint(step + 1)
         if metrics["search/failures"] and not any(map(self.credit.is_learnable, episodes)):
             LOG.warning("every episode of step %d met a failed search; waiting for search", step)
-            await self._or_stop(self.search.wait_until_ready())
+            await self.stop.or_stop(self.search.wait_until_ready())
         bar.advance(f"reward {metrics['reward/mean']:.2f}  EM {metrics['em/mean']:.2f}")
 
     async def _evaluate(self) -> dict[str, float]:
@@ -290,7 +249,7 @@ class _Run:
 
     async def _evaluate_at_end(self) -> None:
         work = self.evaluation.play_all(self.trainer.model, self.tokenizer, self.num_steps_done)
-        LOG.info("final evaluation: %s", await self._or_stop(work))
+        LOG.info("final evaluation: %s", await self.stop.or_stop(work))
 
     def _checkpoint(self, num_steps_done: int) -> None:
         self.records.sync()
@@ -333,65 +292,19 @@ class _Run:
         self.guard.remember(read_metrics(self.config.output_dir))
         return state.num_steps_done
 
-    async def _or_stop(self, work: Awaitable[T]) -> T:
-        """The result of ``work``, or ``Stopped`` as soon as a signal came."""
-        task = asyncio.ensure_future(work)
-        stopping = asyncio.ensure_future(self.stop.wait())
-        try:
-            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Stopped
-            return task.result()
-        finally:
-            stopping.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
 
-
-class _Clock:
-    """Seconds by phase of one step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] = now - self._last
-        self._last = now
-
-    def metrics(self) -> dict[str, float]:
-        return {f"seconds/{phase}": seconds for phase, seconds in self.seconds.items()}
-
-
-def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means over episodes, some by number of hops, and counts of failures."""
-    rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    scored = [reward for reward in rewards if reward.failure is None]
-    unscored = Counter(reward.failure for reward in rewards if reward.failure)
-    turns = [turn for episode in episodes for turn in episode.turns]
-    failures = Counter(turn.search_failure for turn in turns if turn.search_failure)
-    metrics = {
-        "reward/mean": fmean(reward.value for reward in scored) if scored else math.nan,
-        "em/mean": fmean(reward.parts["em"] for reward in rewards),
-        "searches/mean": fmean(episode.num_searches for episode in episodes),
-        "tokens/sampled_mean": fmean(episode.num_sampled_tokens for episode in episodes),
-        "episodes/answered": fmean(episode.status is Status.ANSWERED for episode in episodes),
-        "seconds/search_wait": sum(turn.search_s for turn in turns) / len(episodes),
-        "search/failures": float(sum(failures.values())),
-        "judge/failures": float(sum(unscored.values())),
-    }
-    for name in sorted({name for reward in rewards for name in reward.parts} - {"em"}):
-        metrics[f"reward/{name}"] = fmean(r.parts[name] for r in rewards if name in r.parts)
-    metrics |= {f"search/failures_{kind}": float(count) for kind, count in failures.items()}
-    metrics |= {f"judge/failures_{kind}": float(count) for kind, count in unscored.items()}
-    for num_hops in sorted({e.question.num_hops for e in episodes if e.question.num_hops}):
-        those = [e for e in episodes if e.question.num_hops == num_hops]
-        ems = [e.reward.parts["em"] for e in those if e.reward is not None]
-        metrics[f"em/hops_{num_hops}"] = fmean(ems)
-        metrics[f"searches/hops_{num_hops}"] = fmean(e.num_searches for e in those)
-    return metrics
+def _questions(config: RunConfig) -> tuple[list[Question], StepQuestions]:
+    """All that may be asked, and what each step asks; raises ``UserError``."""
+    trainer, dynamic = config.trainer, config.algorithm.dynamic_sampling
+    questions, order = training_questions(config.data, config.seed)
+    num_own = trainer.questions_per_step
+    if len(questions) < num_own:
+        raise UserError(
+            f"{config.data.train} holds {len(questions)} questions, fewer than "
+            f"trainer.questions_per_step ({num_own})"
+        )
+    num_spare = ceil(num_own * dynamic.oversampling) * (dynamic.max_rounds + 1)
+    return questions, StepQuestions(order, len(questions), num_own, num_spare, config.seed)
 
 
 def _check_output(out: Path, resume: bool) -> None:

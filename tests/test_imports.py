@@ -40,7 +40,7 @@ LEVELS = (
         *("sentinel_config", "trainer_config", "warm_start_config"),
         *("config_errors", "config_file"),
     ),
-    ("types", "errors", "settings", "hardware", "progress", "arguments"),
+    ("types", "errors", "settings", "hardware", "progress", "arguments", "stop_signal"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 
