@@ -17,25 +17,13 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from forage.episode_json import EpisodeRecord, record_from_json, record_to_json
 from forage.errors import UserError
-from forage.types import (
-    ActionKind,
-    Episode,
-    FailureKind,
-    Hop,
-    Origin,
-    Question,
-    Reward,
-    Segment,
-    Status,
-    TokenizerId,
-    Turn,
-)
+from forage.types import Episode, TokenizerId
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -45,19 +33,6 @@ LOG = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"
 TENSORBOARD_DIR = "tensorboard"
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeRecord:
-    """One line of an episode file: when it was played, under which arm, and the episode.
-
-    ``tokenizer`` is None in a file that does not say what its tokens mean.
-    """
-
-    step: int
-    arm: str | None
-    episode: Episode
-    tokenizer: TokenizerId | None = None
 
 
 class RunRecords:
@@ -233,146 +208,6 @@ def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
             yield record_from_json(row)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}, line {number} is not an episode: {error!r}") from error
-
-
-def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
-    """One line of an episode file; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-    known = row.get("tokenizer")  # files from before it was recorded have none
-    tokenizer = None if known is None else TokenizerId(known["name"], known["sha256"])
-    return EpisodeRecord(row["step"], row["arm"], episode_from_json(row), tokenizer)
-
-
-def record_to_json(record: EpisodeRecord) -> dict[str, Any]:
-    """One line of an episode file, ready for ``json``; numbers survive bit for bit."""
-    tokenizer = record.tokenizer
-    return {
-        "step": record.step,
-        "arm": record.arm,
-        "tokenizer": None
-        if tokenizer is None
-        else {"name": tokenizer.name, "sha256": tokenizer.sha256},
-        **episode_to_json(record.episode),
-    }
-
-
-def episode_to_json(episode: Episode) -> dict[str, Any]:
-    """An episode with everything in it."""
-    question, reward = episode.question, episode.reward
-    return {
-        "question": {
-            "id": question.id,
-            "text": question.text,
-            "golden_answers": list(question.golden_answers),
-            "source": question.source,
-            "gold_passage_ids": list(question.gold_passage_ids),
-            "hops": [
-                {
-                    "subject": hop.subject,
-                    "relation": hop.relation,
-                    "value": hop.value,
-                    "passage_id": hop.passage_id,
-                }
-                for hop in question.hops
-            ],
-        },
-        "member": episode.member,
-        "status": episode.status.value,
-        "reward": None if reward is None else _reward_to_json(reward),
-        "seconds": _number_to_json(episode.seconds),
-        "turns": [_turn_to_json(turn) for turn in episode.turns],
-        "segments": [
-            {
-                "origin": segment.origin.value,
-                "token_ids": list(segment.token_ids_T),
-                "logprobs": [_number_to_json(value) for value in segment.logprobs_T],
-                "versions": list(segment.versions_T),
-            }
-            for segment in episode.segments
-        ],
-    }
-
-
-def episode_from_json(row: Mapping[str, Any]) -> Episode:
-    """The inverse of ``episode_to_json``; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-    question, reward = row["question"], row["reward"]
-    return Episode(
-        question=Question(
-            id=question["id"],
-            text=question["text"],
-            golden_answers=tuple(question["golden_answers"]),
-            source=question["source"],
-            gold_passage_ids=tuple(question["gold_passage_ids"]),
-            hops=tuple(
-                Hop(hop["subject"], hop["relation"], hop["value"], hop["passage_id"])
-                for hop in question["hops"]
-            ),
-        ),
-        member=row["member"],
-        segments=tuple(
-            Segment(
-                origin=Origin(segment["origin"]),
-                token_ids_T=tuple(segment["token_ids"]),
-                logprobs_T=tuple(float(value) for value in segment["logprobs"]),
-                versions_T=tuple(segment["versions"]),
-            )
-            for segment in row["segments"]
-        ),
-        turns=tuple(_turn_from_json(turn) for turn in row["turns"]),
-        status=Status(row["status"]),
-        reward=None if reward is None else _reward_from_json(reward),
-        seconds=float(row["seconds"]),
-    )
-
-
-def _reward_to_json(reward: Reward) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "value": _number_to_json(reward.value),
-        "parts": {name: _number_to_json(value) for name, value in reward.parts.items()},
-    }
-    if reward.failure is not None:
-        row["failure"] = reward.failure.value
-    return row
-
-
-def _reward_from_json(row: Mapping[str, Any]) -> Reward:
-    return Reward(
-        float(row["value"]),
-        {name: float(value) for name, value in row["parts"].items()},
-        FailureKind(row["failure"]) if "failure" in row else None,
-    )
-
-
-def _turn_to_json(turn: Turn) -> dict[str, Any]:
-    return {
-        "sampled": turn.sampled,
-        "kind": turn.kind.value,
-        "argument": turn.argument,
-        "observation": turn.observation,
-        "passage_ids": list(turn.passage_ids_K),
-        "search_failure": turn.search_failure.value if turn.search_failure else None,
-        "generate_s": _number_to_json(turn.generate_s),
-        "search_s": _number_to_json(turn.search_s),
-    }
-
-
-def _turn_from_json(row: Mapping[str, Any]) -> Turn:
-    failure = row["search_failure"]
-    return Turn(
-        sampled=row["sampled"],
-        kind=ActionKind(row["kind"]),
-        argument=row["argument"],
-        observation=row["observation"],
-        passage_ids_K=tuple(row["passage_ids"]),
-        search_failure=FailureKind(failure) if failure else None,
-        generate_s=float(row["generate_s"]),
-        search_s=float(row["search_s"]),
-    )
-
-
-def _number_to_json(value: float) -> float | str:
-    """JSON has no NaN or infinity: those travel as "nan" and "-inf", which ``float`` reads."""
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:

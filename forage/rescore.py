@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from forage.environment.prompt import PromptTemplate
+from forage.episode_json import record_from_json
 from forage.errors import UserError
-from forage.records import record_from_json
 from forage.rewards.compat import (
     RULES_THAT_SEE_THE_PROMPT,
     Golden,

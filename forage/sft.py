@@ -22,10 +22,10 @@ from forage.config import RunConfig
 from forage.data.questions import read_questions
 from forage.data.selection import select
 from forage.environment.codec import Codec
+from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
-from forage.records import EpisodeRecord
 from forage.retrieval.client import SearchClient
 from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage.episode_json import episode_from_json, episode_to_json
 from forage.errors import UserError
 from forage.records import (
     EPISODES_FILE,
     METRICS_FILE,
     RunRecords,
-    episode_from_json,
-    episode_to_json,
     read_episodes,
     read_metrics,
     write_episode_file,

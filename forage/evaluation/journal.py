@@ -17,16 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from forage.episode_json import EpisodeRecord, record_to_json
 from forage.errors import UserError
 from forage.evaluation.protocol import differences
 from forage.evaluation.scores import QuestionScore, Score
-from forage.records import (
-    EpisodeRecord,
-    json_line,
-    open_for_lines,
-    read_episodes,
-    record_to_json,
-)
+from forage.records import json_line, open_for_lines, read_episodes
 from forage.rollout.scheduler import Job
 from forage.types import Episode, Question, TokenizerId
 

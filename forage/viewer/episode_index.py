@@ -13,7 +13,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage.records import EPISODES_FILE, METRICS_FILE, EpisodeRecord, record_from_json
+from forage.episode_json import EpisodeRecord, record_from_json
+from forage.records import EPISODES_FILE, METRICS_FILE
 
 LOG = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from forage.endpoint_config import EndpointConfig
 from forage.environment.codec import Codec
 from forage.environment.episode import Environment
 from forage.environment_config import EnvironmentConfig
+from forage.episode_json import episode_from_json, episode_to_json
 from forage.errors import UserError
-from forage.records import episode_from_json, episode_to_json
 from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.chat_engine import ChatEngine
