@@ -252,12 +252,15 @@ class SentinelConfig(_Frozen):
     action: Literal["off", "warn", "stop", "roll_back"] = "warn"
     window: int = Field(default=8, ge=1)
     patience: int = Field(default=2, ge=1)
-    likelihood_drop: float = Field(default=0.5, gt=0)
+    likelihood_drop: float = Field(default=0.02, gt=0)
+    surprise_growth: float = Field(default=2.0, gt=1)
     min_entropy: float = Field(default=0.001, ge=0)
     entropy_growth: float = Field(default=3.0, gt=1)
-    grad_norm_growth: float = Field(default=10.0, gt=1)
-    format_breaks_rise: float = Field(default=0.25, gt=0, le=1)
-    repetition_rise: float = Field(default=0.25, gt=0, le=1)
+    grad_norm_growth: float = Field(default=5.0, gt=1)
+    max_misranked: float = Field(default=0.3, gt=0, le=1)
+    format_breaks_rise: float = Field(default=0.2, gt=0, le=1)
+    repetition_rise: float = Field(default=0.2, gt=0, le=1)
+    repeated_searches_rise: float = Field(default=0.25, gt=0, le=1)
     empty_answers_rise: float = Field(default=0.25, gt=0, le=1)
     searches_drop: float = Field(default=0.5, gt=0, le=1)
     rate_factor: float = Field(default=0.5, gt=0, lt=1)
@@ -452,12 +455,13 @@ class RunConfig(_Frozen):
     def _a_healthy_checkpoint_is_kept(self) -> Self:
         trainer = self.trainer
         reach = (trainer.keep_checkpoints - 1) * trainer.checkpoint_every
-        needed = self.sentinel.patience + self.rollout.max_staleness
+        needed = self.sentinel.patience + self.sentinel.window + self.rollout.max_staleness
         if self.sentinel.action == "roll_back" and reach < needed:
             raise ValueError(
                 "sentinel.action is roll_back, but no checkpoint from before an alarm would be "
                 f"left: (trainer.keep_checkpoints - 1) * checkpoint_every is {reach}, and "
-                f"sentinel.patience + rollout.max_staleness is {needed}; raise keep_checkpoints"
+                f"sentinel.patience + sentinel.window + rollout.max_staleness is {needed}; raise "
+                "keep_checkpoints"
             )
         return self
 

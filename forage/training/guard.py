@@ -119,14 +119,17 @@ class Guard:
         return healthy[max(healthy)]
 
     def _healthy_checkpoints(self, alarms: Sequence[Alarm]) -> dict[int, Path]:
-        """Those from before the alarms began, by the steps done.
+        """Those from at least a window before the alarms began, by the steps done.
 
-        The weights after n steps are healthy if step n + staleness, the first that they alone have
-        played, was.
+        A sign passes its limit when the decay is well under way, and what is normal is the median
+        of a window. The weights after n steps were seen in step n + staleness, the first that they
+        alone have played. Those before the first step are healthy by definition.
         """
-        before = min(alarm.since for alarm in alarms) - self._config.rollout.max_staleness
-        all_steps = checkpoints(self._config.output_dir)
-        return {step: path for step, path in all_steps.items() if step < before}
+        config = self._config
+        since = min(alarm.since for alarm in alarms)
+        last_healthy = max(0, since - 1 - config.sentinel.window - config.rollout.max_staleness)
+        all_steps = checkpoints(config.output_dir)
+        return {step: path for step, path in all_steps.items() if step <= last_healthy}
 
     def _record(self, to_step: int, alarms: Sequence[Alarm]) -> None:
         """Add a line to the file: why, and the metrics of the steps that are cut now."""
