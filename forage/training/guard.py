@@ -70,13 +70,7 @@ class Guard:
         if not alarms:
             return
         if self._config.sentinel.action == "stop":
-            healthy = self._healthy_checkpoints(alarms)
-            last = f"{healthy[max(healthy)]} is" if healthy else "No checkpoint left is"
-            raise Collapsed(
-                f"the run is collapsing: {_said(alarms)}. {last} from before that. Go on from "
-                "there, with a smaller step, by sentinel.action=roll_back and --resume; or change "
-                "trainer.learning_rate or reward and start anew"
-            )
+            raise Collapsed(f"the run is collapsing: {_said(alarms)}. {self._way_on(alarms)}")
         if self._config.sentinel.action == "roll_back":
             raise GoBack(self._roll_back(alarms))
 
@@ -90,6 +84,22 @@ class Guard:
                 raise
             signal, meaning = "optimizer/grad_norm", f"the run has diverged ({error})"
             self.act_on([Alarm(step, step, signal, math.nan, math.nan, math.inf, meaning)])
+
+    def _way_on(self, alarms: Sequence[Alarm]) -> str:
+        """What can be done once the run has been stopped."""
+        healthy = self._healthy_checkpoints(alarms)
+        if not healthy:
+            return (
+                "No checkpoint left is from before that: change reward or trainer.learning_rate, "
+                "raise trainer.keep_checkpoints, and start anew"
+            )
+        step = max(healthy)
+        return (
+            f"{healthy[step]} is from before that. To go on from there with a smaller step: "
+            "sentinel.action=roll_back and --resume. To mend the reward first: forage export "
+            f"{self._config.output_dir} --step {step} --out DIR, and another run with "
+            "model.path=DIR"
+        )
 
     def _roll_back(self, alarms: Sequence[Alarm]) -> Path:
         """Drop the checkpoints from the trouble on, record it, and give the newest that is left.
