@@ -136,12 +136,13 @@ class RunConfig(Frozen):
     def _a_healthy_checkpoint_is_kept(self) -> Self:
         trainer = self.trainer
         reach = (trainer.keep_checkpoints - 1) * trainer.checkpoint_every
-        needed = self.sentinel.patience + self.rollout.max_staleness
+        needed = self.sentinel.patience + self.sentinel.window + self.rollout.max_staleness
         if self.sentinel.action == "roll_back" and reach < needed:
             raise ValueError(
                 "sentinel.action is roll_back, but no checkpoint from before an alarm would be "
                 f"left: (trainer.keep_checkpoints - 1) * checkpoint_every is {reach}, and "
-                f"sentinel.patience + rollout.max_staleness is {needed}; raise keep_checkpoints"
+                f"sentinel.patience + sentinel.window + rollout.max_staleness is {needed}; raise "
+                "keep_checkpoints"
             )
         return self
 

@@ -209,7 +209,7 @@ class _Run:
     ) -> None:
         config = self.config
         episodes = [episode for group in rollout.played for episode in group.episodes_G]
-        metrics = metrics | episode_metrics(episodes) | vitals(episodes)
+        metrics |= episode_metrics(episodes) | vitals(episodes, config.reward.answer)
         alarms, watched = self.guard.see(step, metrics)
         metrics |= watched
         if config.algorithm.dynamic_sampling.is_enabled:

@@ -70,13 +70,7 @@ class Guard:
         if not alarms:
             return
         if self._config.sentinel.action == "stop":
-            healthy = self._healthy_checkpoints(alarms)
-            last = f"{healthy[max(healthy)]} is" if healthy else "No checkpoint left is"
-            raise Collapsed(
-                f"the run is collapsing: {_said(alarms)}. {last} from before that. Go on from "
-                "there, with a smaller step, by sentinel.action=roll_back and --resume; or change "
-                "trainer.learning_rate or reward and start anew"
-            )
+            raise Collapsed(f"the run is collapsing: {_said(alarms)}. {self._way_on(alarms)}")
         if self._config.sentinel.action == "roll_back":
             raise GoBack(self._roll_back(alarms))
 
@@ -90,6 +84,22 @@ class Guard:
                 raise
             signal, meaning = "optimizer/grad_norm", f"the run has diverged ({error})"
             self.act_on([Alarm(step, step, signal, math.nan, math.nan, math.inf, meaning)])
+
+    def _way_on(self, alarms: Sequence[Alarm]) -> str:
+        """What can be done once the run has been stopped."""
+        healthy = self._healthy_checkpoints(alarms)
+        if not healthy:
+            return (
+                "No checkpoint left is from before that: change reward or trainer.learning_rate, "
+                "raise trainer.keep_checkpoints, and start anew"
+            )
+        step = max(healthy)
+        return (
+            f"{healthy[step]} is from before that. To go on from there with a smaller step: "
+            "sentinel.action=roll_back and --resume. To mend the reward first: forage export "
+            f"{self._config.output_dir} --step {step} --out DIR, and another run with "
+            "model.path=DIR"
+        )
 
     def _roll_back(self, alarms: Sequence[Alarm]) -> Path:
         """Drop the checkpoints from the trouble on, record it, and give the newest that is left.
@@ -119,14 +129,17 @@ class Guard:
         return healthy[max(healthy)]
 
     def _healthy_checkpoints(self, alarms: Sequence[Alarm]) -> dict[int, Path]:
-        """Those from before the alarms began, by the steps done.
+        """Those from at least a window before the alarms began, by the steps done.
 
-        The weights after n steps are healthy if step n + staleness, the first that they alone have
-        played, was.
+        A sign passes its limit when the decay is well under way, and what is normal is the median
+        of a window. The weights after n steps were seen in step n + staleness, the first that they
+        alone have played. Those before the first step are healthy by definition.
         """
-        before = min(alarm.since for alarm in alarms) - self._config.rollout.max_staleness
-        all_steps = checkpoints(self._config.output_dir)
-        return {step: path for step, path in all_steps.items() if step < before}
+        config = self._config
+        since = min(alarm.since for alarm in alarms)
+        last_healthy = max(0, since - 1 - config.sentinel.window - config.rollout.max_staleness)
+        all_steps = checkpoints(config.output_dir)
+        return {step: path for step, path in all_steps.items() if step <= last_healthy}
 
     def _record(self, to_step: int, alarms: Sequence[Alarm]) -> None:
         """Add a line to the file: why, and the metrics of the steps that are cut now."""

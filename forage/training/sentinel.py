@@ -129,10 +129,10 @@ class Sentinel:
 
     def _signs(self, metrics: Mapping[str, float]) -> dict[str, Sign]:
         signs = _fixed_signs(self.config, self.max_grad_norm)
-        drop = self.config.searches_drop
-        for name in metrics:
-            if match := _HOPS.fullmatch(name):
-                signs[name] = _searches_sign(name, int(match.group(1)), drop)
+        matches = [match for name in metrics if (match := _HOPS.fullmatch(name))]
+        hops = {match.group(): int(match.group(1)) for match in matches}
+        for name, num_hops in (hops or {"searches/mean": None}).items():
+            signs[name] = _searches_sign(name, num_hops, self.config.searches_drop)
         return signs
 
 
@@ -142,7 +142,8 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             "health/correct_logprob",
             "below",
             "best",
-            lambda normal: normal - config.likelihood_drop,
+            # A sharp policy is sure of every token, so a multiple alone would be noise.
+            lambda normal: min(normal * config.surprise_growth, normal - config.likelihood_drop),
             "the policy finds its own correct episodes ever less likely",
         ),
         "low entropy": Sign(
@@ -155,7 +156,7 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
         "high entropy": Sign(
             "policy/entropy",
             "above",
-            "recent",
+            "best",
             lambda normal: normal * config.entropy_growth,
             "the policy turns to noise",
         ),
@@ -165,6 +166,13 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             "recent",
             lambda normal: max(normal * config.grad_norm_growth, max_grad_norm),
             "single steps change the policy beyond recognition",
+        ),
+        "reward": Sign(
+            "health/misranked",
+            "above",
+            "recent",
+            lambda _: config.max_misranked,
+            "the reward does not tell right answers from wrong ones: it can be had without",
         ),
         "format": Sign(
             "health/format_breaks",
@@ -178,7 +186,14 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             "above",
             "best",
             lambda normal: normal + config.repetition_rise,
-            "the policy repeats itself",
+            "the policy repeats itself within a turn",
+        ),
+        "repeated searches": Sign(
+            "health/repeated_searches",
+            "above",
+            "best",
+            lambda normal: normal + config.repeated_searches_rise,
+            "the policy asks the same again",
         ),
         "empty answers": Sign(
             "health/empty_answers",
@@ -190,12 +205,13 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
     }
 
 
-def _searches_sign(name: str, num_hops: int, drop: float) -> Sign:
-    """More searches than hops are no loss when they go."""
+def _searches_sign(name: str, num_hops: int | None, drop: float) -> Sign:
+    """More searches than hops are no loss when they go; where hops are unknown, one is needed."""
+    which = "" if num_hops is None else f" on questions of {num_hops} hops"
     return Sign(
         name,
         "below",
         "best",
-        lambda normal: min(normal, float(num_hops)) * (1.0 - drop),
-        f"the policy stops searching on questions of {num_hops} hops",
+        lambda normal: min(normal, float(num_hops or 1)) * (1.0 - drop),
+        f"the policy stops searching{which}",
     )

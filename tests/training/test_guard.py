@@ -43,7 +43,7 @@ def play(guard: Guard, records: RunRecords, values: list[float], start: int = 0)
         guard.act_on(alarms)
 
 
-COLLAPSE = [0.1, 0.1, 0.1, 0.1, 0.9, 0.9]  # since step 4, an alarm at step 5
+COLLAPSE = [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9, 0.9]  # since step 6, an alarm at step 7
 
 
 def rollbacks(out: Path) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def test_a_warning_says_what_is_wrong_and_the_run_goes_on(
     with RunRecords(tmp_path) as records:
         play(Guard(make_config(tmp_path, "warn")), records, COLLAPSE)
     (said,) = (record.message for record in caplog.records if "collapse" in record.message)
-    assert "health/repetition is 0.9 at step 5" in said
+    assert "health/repetition is 0.9 at step 7" in said
     assert not (tmp_path / ROLLBACKS_FILE).exists()
 
 
@@ -68,28 +68,35 @@ def test_switched_off_it_sees_nothing(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_a_stop_names_the_newest_checkpoint_from_before_and_leaves_all(tmp_path: Path):
-    make_checkpoints(tmp_path, 0, 2, 4)
+    make_checkpoints(tmp_path, 0, 2, 4, 6)
     with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="step_000002 is from bef"):
         play(Guard(make_config(tmp_path, "stop")), records, COLLAPSE)
-    assert list(checkpoints(tmp_path)) == [0, 2, 4]
+    assert list(checkpoints(tmp_path)) == [0, 2, 4, 6]
     assert issubclass(Collapsed, UserError)
 
 
-@pytest.mark.parametrize(("staleness", "to_step"), [(0, 2), (1, 2), (2, 0)])
+@pytest.mark.parametrize(
+    ("staleness", "window", "to_step"),
+    [(0, 3, 2), (0, 2, 3), (0, 1, 4), (1, 3, 1), (2, 3, 0), (4, 3, 0)],
+)
 def test_going_back_drops_what_the_trouble_may_have_touched(
-    tmp_path: Path, staleness: int, to_step: int
+    tmp_path: Path, staleness: int, window: int, to_step: int
 ):
-    """The weights after 4 steps play step 4; those after 2 play steps 3 and 4, two steps stale."""
-    make_checkpoints(tmp_path, 0, 2, 4)
-    guard = Guard(make_config(tmp_path, "roll_back", staleness))
+    """The weights after n steps play step n, two steps stale up to step n + 2: 6 was beyond.
+
+    A policy was once taken back to the step before, half spoilt, and could not be saved: now a
+    whole window lies between.
+    """
+    make_checkpoints(tmp_path, *range(7))
+    guard = Guard(make_config(tmp_path, "roll_back", staleness, window=window))
     with RunRecords(tmp_path) as records, pytest.raises(GoBack) as back:
         play(guard, records, COLLAPSE)
     assert back.value.checkpoint.name == f"step_{to_step:06d}"
-    assert list(checkpoints(tmp_path)) == [step for step in (0, 2) if step <= to_step]
+    assert list(checkpoints(tmp_path)) == list(range(to_step + 1))
     (row,) = rollbacks(tmp_path)
     assert row["to_step"] == to_step
     assert "repeats itself" in row["alarms"][0]
-    assert [cut["step"] for cut in row["cut"]] == list(range(to_step, 6))
+    assert [cut["step"] for cut in row["cut"]] == list(range(to_step, 8))
     assert row["cut"][-1][SIGN] == 0.9
 
 
@@ -121,21 +128,21 @@ def test_after_too_many_rollbacks_the_run_ends_with_a_word_on_the_reward(tmp_pat
 
 
 def test_without_a_checkpoint_from_before_the_run_ends_and_loses_none(tmp_path: Path):
-    make_checkpoints(tmp_path, 4)
+    make_checkpoints(tmp_path, 4, 6)
     with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="keep_checkpoints"):
         play(Guard(make_config(tmp_path, "roll_back")), records, COLLAPSE)
-    assert list(checkpoints(tmp_path)) == [4]
+    assert list(checkpoints(tmp_path)) == [4, 6]
     assert not (tmp_path / ROLLBACKS_FILE).exists()
 
 
 def test_a_guard_that_remembers_alarms_in_the_step_in_which_the_other_would(tmp_path: Path):
-    """Killed after step 4, the first one beyond the limit."""
+    """Killed after step 6, the first one beyond the limit."""
     with RunRecords(tmp_path) as records:
-        play(Guard(make_config(tmp_path, "stop")), records, COLLAPSE[:5])
+        play(Guard(make_config(tmp_path, "stop")), records, COLLAPSE[:7])
     resumed = Guard(make_config(tmp_path, "stop"))
     resumed.remember(read_metrics(tmp_path))
-    with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="since step 4"):
-        play(resumed, records, COLLAPSE[5:], start=5)
+    with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="since step 6"):
+        play(resumed, records, COLLAPSE[7:], start=7)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +159,7 @@ def test_a_gradient_that_is_no_number_is_an_alarm_at_once(
 ):
     make_checkpoints(tmp_path, 0, 2)
     guard = Guard(make_config(tmp_path, action))
-    with pytest.raises(expected, match="nan|step_000002"), guard.against_divergence(3):
+    with pytest.raises(expected, match="nan|step_000002"), guard.against_divergence(6):
         raise FloatingPointError("the gradient's norm is nan")
     assert list(checkpoints(tmp_path)) == [0, 2]
 

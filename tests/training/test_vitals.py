@@ -8,7 +8,7 @@ import pytest
 
 from forage.rewards.format import is_reasoning_broken
 from forage.training.vitals import vitals
-from forage.types import Episode, Origin, Reward, Segment, Status
+from forage.types import Episode, FailureKind, Origin, Reward, Segment, Status
 from tests.rewards.episodes import make_episode
 
 THINK = "<think>a</think>"
@@ -54,10 +54,50 @@ def test_repetition_is_the_share_of_runs_of_four_that_came_before(
     assert vitals([with_tokens(sampled(*ids))])["health/repetition"] == pytest.approx(share)
 
 
-def test_a_repeated_turn_is_a_repetition_and_what_was_observed_twice_is_none():
-    observation = Segment(Origin.OBSERVATION, (5, 6, 7, 8, 9))
-    turns = (sampled(1, 2, 3, 4), observation, sampled(1, 2, 3, 4), observation)
-    assert vitals([with_tokens(*turns)])["health/repetition"] == 0.5
+def test_what_a_turn_has_in_common_with_another_is_no_repetition():
+    """A run over two hops alarmed while it learnt: its second thought began as its first did."""
+    observation = Segment(Origin.OBSERVATION, (5, 6, 7, 8, 5, 6, 7, 8))
+    turns = (sampled(1, 2, 3, 4), observation, sampled(1, 2, 3, 4, 1, 2, 3, 4), observation)
+    assert vitals([with_tokens(*turns)])["health/repetition"] == pytest.approx(1 / 6)
+
+
+def test_a_search_is_repeated_if_its_own_episode_had_asked_the_same():
+    def search(query: str) -> str:
+        return f"{THINK}<search>{query}</search>"
+
+    episodes = [
+        make_episode(search("Who?"), search("the who"), search("when"), search("WHO"), ANSWER),
+        make_episode(search("who"), ANSWER),
+    ]
+    assert vitals(episodes)["health/repeated_searches"] == pytest.approx(2 / 5)
+    assert "health/repeated_searches" not in vitals([make_episode(ANSWER)])
+
+
+def scored(question: str, value: float, failure: FailureKind | None = None, **parts: float):
+    episode = make_episode(ANSWER)
+    named = replace(episode.question, id=question)
+    return replace(episode, question=named, reward=Reward(value, parts, failure))
+
+
+def test_a_pair_is_misranked_if_the_worse_answer_earned_no_less():
+    """Two right and two wrong answers to a: 1.5 beats 1.0 and 1.0 ties with it, 2 of 4 pairs."""
+    episodes = [
+        scored("a", 2.0, em=1.0),
+        scored("a", 1.0, em=1.0),
+        scored("a", 1.5, em=0.0),
+        scored("a", 1.0, em=0.0),
+        scored("b", 0.5, em=1.0),  # questions are not compared with each other
+        scored("b", 9.0, FailureKind.TIMEOUT, em=0.0),
+    ]
+    assert vitals(episodes)["health/misranked"] == pytest.approx(2 / 4)
+    assert "health/misranked" not in vitals(episodes[4:])
+
+
+def test_which_answers_are_right_is_for_the_part_that_the_reward_asks_for():
+    episodes = [scored("a", 0.7, em=0.0, f1=0.7), scored("a", 0.2, em=0.0, f1=0.2)]
+    assert vitals(episodes, "f1")["health/misranked"] == 0.0
+    assert "health/misranked" not in vitals(episodes, "em")
+    assert "health/misranked" not in vitals(episodes, "judge")
 
 
 @pytest.mark.parametrize(

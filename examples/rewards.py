@@ -1,0 +1,18 @@
+"""Rewards of one's own, by import path: ``reward.functions`` in a recipe (docs/rewards.md).
+
+Run the command where this path leads: ``examples.rewards:short`` from the project's root.
+"""
+
+from forage.types import Episode, Reward
+
+
+def short(episode: Episode) -> float:
+    """1 for an answer of no more than five words."""
+    return float(episode.answer is not None and len(episode.answer.split()) <= 5)
+
+
+async def found_early(episode: Episode) -> Reward:
+    """1 if the first search brought up a gold passage; how many it did is recorded beside it."""
+    gold = set(episode.question.gold_passage_ids)
+    num_gold = len(gold & set(episode.turns[0].passage_ids_K))
+    return Reward(float(num_gold > 0), {"num_gold": float(num_gold)})

@@ -1,0 +1,202 @@
+"""Real collapses of a small model, in the real loop: the sentinel says so before exact match falls.
+
+The model that ships searches too little, learns in a few steps to search, and is then ruined: by a
+reward that can be had without right answers, and by steps that are too large. What falling means is
+plain: the mean exact match of three steps is below half of the best such mean before.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+import forage
+from forage.config import RunConfig, build_config
+from forage.data.world import write_world
+from forage.records import read_metrics
+from forage.retrieval.index import build_index
+from forage.retrieval.process import ServerProcess
+from forage.train import run_training
+from forage.training.checkpoint import export_model
+from forage.training.guard import ROLLBACKS_FILE, Collapsed
+from forage.training.sentinel import Alarm, Sentinel
+from forage.types import Episode
+
+pytestmark = pytest.mark.slow
+
+WATCHED = {"window": 4, "patience": 2}
+HACKABLE = {"functions": [{"path": "tests.test_collapse:searches", "weight": 2.0}]}
+NUM_LAST = 5
+
+
+def searches(episode: Episode) -> float:
+    """A reward that was meant to encourage searching, and pays best for never answering."""
+    return float(episode.num_searches)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the questions are, and the search service."""
+
+    world: Path
+    url: str
+
+    def config(self, out: Path, seed: int, **changes: Any) -> RunConfig:
+        """A run from the shipped warm start on questions of one hop, without a forced last turn."""
+        tree: dict[str, Any] = {
+            "seed": seed,
+            "output_dir": str(out),
+            "model": {"path": str(Path(forage.__file__).parent / "warm" / "model")},
+            "data": {"train": str(self.world / "train.jsonl")},
+            "environment": {
+                "prompt": "brief",
+                "max_turns": 4,
+                "has_final_turn": False,
+                "max_turn_tokens": 64,
+                "max_observation_tokens": 128,
+                "max_tokens": 768,
+            },
+            "search": {"topk": 1, "url": self.url},
+            "rollout": {
+                "temperature": 1.0,
+                "max_concurrent_episodes": 64,
+                "engine": {"num_slots": 64, "tile_rows": 16, "prefill_bucket": 32},
+            },
+            "trainer": {
+                "questions_per_step": 8,
+                "group_size": 8,
+                "max_tokens_per_micro_batch": 3072,
+                "checkpoint_every": 1,
+                "keep_checkpoints": 8,
+            },
+            "sentinel": WATCHED,
+        }
+        for section, values in changes.items():
+            tree[section] = {**tree.get(section, {}), **values}
+        return build_config(tree)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    world = tmp_path_factory.mktemp("one-hop")
+    write_world(world, size=600, seed=0, num_hops=1)
+    build_index(world / "corpus.jsonl", world / "index", show_progress=False)
+    with ServerProcess(world / "index") as server:
+        yield Place(world, server.url)
+
+
+def hacked(place: Place, out: Path, num_steps: int, **changes: Any) -> RunConfig:
+    """Learns what is right, and soon what pays better."""
+    trainer = {"num_steps": num_steps, "learning_rate": 1e-3}
+    return place.config(out, seed=6, trainer=trainer, **changes)
+
+
+def shaken(place: Place, out: Path, num_steps: int, **changes: Any) -> RunConfig:
+    """Too large a step, reached in twelve steps: the first of them are healthy."""
+    trainer = {"num_steps": num_steps, "learning_rate": 6e-3, "warmup_steps": 12}
+    return place.config(out, seed=5, trainer=trainer, **changes)
+
+
+@pytest.fixture(scope="module")
+def hacked_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """To its end, with nothing but warnings."""
+    config = hacked(place, tmp_path_factory.mktemp("hacked"), num_steps=18, reward=HACKABLE)
+    run_training(config, resume=False)
+    return config
+
+
+@pytest.fixture(scope="module")
+def shaken_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """To its end, with nothing but warnings."""
+    config = shaken(place, tmp_path_factory.mktemp("shaken"), num_steps=20)
+    run_training(config, resume=False)
+    return config
+
+
+def exact_matches(config: RunConfig) -> list[float]:
+    return [row["em/mean"] for row in read_metrics(config.output_dir)]
+
+
+def fall_of(values: Sequence[float]) -> int:
+    """The step with which exact match has fallen; ``len(values)`` if it has not."""
+    means = [fmean(values[i - 2 : i + 1]) for i in range(2, len(values))]
+    falls = (i for i, mean in enumerate(means, start=2) if mean < max(means[: i - 1]) / 2)
+    return next(falls, len(values))
+
+
+def alarms_of(config: RunConfig) -> list[Alarm]:
+    """What the sentinel says of the recorded metrics, as it did while they were made."""
+    sentinel = Sentinel(config.sentinel, config.trainer.max_grad_norm)
+    rows = read_metrics(config.output_dir)
+    return [alarm for row in rows for alarm in sentinel.see(int(row["step"]), row)]
+
+
+def test_a_healthy_run_raises_no_alarm(place: Place, tmp_path: Path):
+    trainer = {"num_steps": 12, "learning_rate": 2e-4}
+    config = place.config(tmp_path, seed=5, trainer=trainer)
+    run_training(config, resume=False)
+    ems = exact_matches(config)
+    assert fmean(ems[-3:]) > ems[0] + 0.1
+    assert [str(alarm) for alarm in alarms_of(config)] == []
+
+
+def test_a_reward_to_be_had_without_right_answers_is_told_before_exact_match_falls(
+    hacked_run: RunConfig,
+):
+    rows, ems = read_metrics(hacked_run.output_dir), exact_matches(hacked_run)
+    first, fall = alarms_of(hacked_run)[0], fall_of(ems)
+    assert first.signal == "health/misranked"
+    assert first.step < fall < len(ems)
+    assert ems[first.step] > max(ems) / 2
+    assert fmean(ems[-3:]) < 0.3 * max(ems)
+    assert rows[-1]["reward/mean"] > rows[first.step]["reward/mean"]  # which saw nothing amiss
+
+
+def test_stopped_by_the_alarm_and_begun_again_from_before_it_a_mended_run_ends_healthy(
+    place: Place, hacked_run: RunConfig, tmp_path: Path
+):
+    first = alarms_of(hacked_run)[0]
+    out, healthy = tmp_path / "stopped", tmp_path / "healthy"
+    stopping = {**WATCHED, "action": "stop"}
+    config = hacked(place, out, num_steps=18, reward=HACKABLE, sentinel=stopping)
+    with pytest.raises(Collapsed, match=f"misranked is .* at step {first.step}") as stopped:
+        run_training(config, resume=False)
+    ems = exact_matches(config)
+    assert ems == exact_matches(hacked_run)[: first.step + 1]
+
+    # What the message tells one to do.
+    (step,) = map(int, re.findall(r"--step (\d+)", str(stopped.value)))
+    assert step < first.since - WATCHED["window"]
+    export_model(out, healthy, step)
+    mended = hacked(place, tmp_path / "mended", num_steps=10, model={"path": str(healthy)})
+    run_training(mended, resume=False)
+    assert fmean(exact_matches(mended)[-NUM_LAST:]) >= fmean(ems)
+
+
+def test_too_large_a_step_is_told_before_exact_match_falls(shaken_run: RunConfig):
+    ems = exact_matches(shaken_run)
+    first, fall = alarms_of(shaken_run)[0], fall_of(ems)
+    assert first.signal in ("health/correct_logprob", "policy/entropy", "optimizer/grad_norm")
+    assert first.step < fall < len(ems)
+    assert fmean(ems[-3:]) < 0.3 * max(ems)
+
+
+def test_rolled_back_to_a_smaller_step_the_same_run_ends_healthy(
+    place: Place, shaken_run: RunConfig, tmp_path: Path
+):
+    acting = {**WATCHED, "action": "roll_back", "rate_factor": 0.1}
+    config = shaken(place, tmp_path, num_steps=20, sentinel=acting)
+    run_training(config, resume=False)
+    first = alarms_of(shaken_run)[0]
+    rollback = json.loads((tmp_path / ROLLBACKS_FILE).read_text().splitlines()[0])
+    assert rollback["to_step"] < first.since - WATCHED["window"]
+    ems, unsaved = exact_matches(config), exact_matches(shaken_run)
+    assert len(ems) == len(unsaved)
+    assert ems[: rollback["to_step"]] == unsaved[: rollback["to_step"]]
+    assert fmean(ems[-NUM_LAST:]) >= fmean(ems[: rollback["to_step"]])
+    assert fmean(ems[-NUM_LAST:]) > 2 * fmean(unsaved[-NUM_LAST:])

@@ -1,0 +1,24 @@
+"""The pages point at what is there: links between them resolve, and the README lists them all."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    page for folder in ("", "docs", "benchmarks") for page in (ROOT / folder).glob("*.md")
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_link_leads_to_a_file(page: Path):
+    targets = [link.partition("#")[0] for link in LINK.findall(page.read_text(encoding="utf-8"))]
+    local = {target for target in targets if target and not target.startswith("http")}
+    assert {target for target in local if not (page.parent / target).exists()} == set()
+
+
+def test_the_readme_lists_each_page_of_the_documentation():
+    links = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - links == set()
