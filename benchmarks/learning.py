@@ -18,6 +18,7 @@ is complete. What a killed run had begun is begun anew.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import logging
 import math
@@ -26,7 +27,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -254,6 +256,18 @@ def measure_start(out: Path, url: str) -> None:
     write_json(out / "start.json", {"em": overall["em"][0], "searches": overall["searches"][0]})
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Two processes may share the seeds, never one: their trials would write the same files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"another process runs the trials of {folder}; wait, or give it other --seeds")
+        yield
+
+
 def write_json(path: Path, value: object) -> None:
     """Whole or not at all, so that a file that is there can be trusted."""
     new = path.with_suffix(".new")
@@ -276,10 +290,13 @@ def main() -> None:
     if not (args.out / "index").exists():
         write_world(args.out / "world", WORLD_SIZE, seed=0)
         build_index(args.out / "world" / "corpus.jsonl", args.out / "index", show_progress=False)
-    with ServerProcess(args.out / "index", log_path=args.out / "server.log") as server:
+    with ExitStack() as stack:
+        server = ServerProcess(args.out / "index", log_path=args.out / "server.log")
+        stack.enter_context(server)
         if not (args.out / "start.json").exists():
             measure_start(args.out, server.url)
         for seed in args.seeds:
+            stack.enter_context(claimed(args.out / f"seed-{seed}"))
             for trial in trials:
                 if (folder_of(trial, args.out, seed) / "figures.json").exists():
                     continue

@@ -1,6 +1,7 @@
 """The pure parts of the learning benchmark: which trials, when one has arrived, what is written."""
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks.learning import (
     TRIALS,
     Point,
     chosen,
+    claimed,
     config_of,
     merged,
     reached_after,
@@ -208,3 +210,16 @@ def test_the_curves_are_one_drawing_with_a_panel_a_trial():
     assert [len(panel.findall(f"{space}polyline")) for panel in panels] == [1, 1 + 2]
     lines = panels[0].findall(f"{space}polyline")
     assert len(lines[0].attrib["points"].split()) == 1 + len(REFERENCE.points)
+
+
+def test_a_seed_that_another_process_works_on_is_left_to_it(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from benchmarks.learning import claimed; "
+        "claimed(Path(sys.argv[1])).__enter__()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with claimed(tmp_path):
+        other = subprocess.run(command, capture_output=True, text=True)
+    assert other.returncode == 1
+    assert "another process runs the trials of" in other.stderr
+    assert subprocess.run(command).returncode == 0
