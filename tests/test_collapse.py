@@ -97,8 +97,8 @@ def hacked(place: Place, out: Path, num_steps: int, **changes: Any) -> RunConfig
 
 
 def shaken(place: Place, out: Path, num_steps: int, **changes: Any) -> RunConfig:
-    """Too large a step, reached in twelve steps: the first of them are healthy."""
-    trainer = {"num_steps": num_steps, "learning_rate": 6e-3, "warmup_steps": 12}
+    """Too large a step, reached in sixteen steps: the first ten of them are healthy."""
+    trainer = {"num_steps": num_steps, "learning_rate": 1e-2, "warmup_steps": 16}
     return place.config(out, seed=5, trainer=trainer, **changes)
 
 
