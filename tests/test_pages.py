@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from forage.config import RunConfig
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     page for folder in ("", "docs", "benchmarks") for page in (ROOT / folder).glob("*.md")
@@ -22,3 +24,15 @@ def test_each_link_leads_to_a_file(page: Path):
 def test_the_readme_lists_each_page_of_the_documentation():
     links = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - links == set()
+
+
+def test_the_sentinels_page_names_each_of_its_keys_with_its_default():
+    page = (ROOT / "docs" / "sentinel.md").read_text(encoding="utf-8")
+    defaults = RunConfig.model_validate({"model": {"path": "m"}}).sentinel.model_dump()
+    assert defaults.pop("action") == "warn"
+    wrong = {
+        name: value
+        for name, value in defaults.items()
+        if not re.search(rf"`{name}` \(?{value:g}\b", page)
+    }
+    assert wrong == {}

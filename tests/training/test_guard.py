@@ -75,6 +75,12 @@ def test_a_stop_names_the_newest_checkpoint_from_before_and_leaves_all(tmp_path:
     assert issubclass(Collapsed, UserError)
 
 
+def test_a_stop_says_so_where_no_checkpoint_is_from_before(tmp_path: Path):
+    make_checkpoints(tmp_path, 4, 6)
+    with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="No checkpoint left is"):
+        play(Guard(make_config(tmp_path, "stop")), records, COLLAPSE)
+
+
 @pytest.mark.parametrize(
     ("staleness", "window", "to_step"),
     [(0, 3, 2), (0, 2, 3), (0, 1, 4), (1, 3, 1), (2, 3, 0), (4, 3, 0)],
