@@ -1,21 +1,18 @@
 """Exhaustive search of many queries at once: products with every row, a block of rows at a time.
 
-FAISS scans 8-bit and float16 codes anew for each query, and its float32 products are those of the
-BLAS that its package carries, which does not know every processor. Here a block is decoded once for
-all queries of a batch and multiplied by torch; see benchmarks/dense.md for what that gains. Few
-queries are FAISS's own: for them, decoding costs more than it saves.
+FAISS multiplies with the BLAS that its package carries, which does not know every processor: torch
+is several times faster on a batch (benchmarks/dense.md). Few queries are FAISS's own, which is as
+fast on them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from forage.hardware import choose_matmul_kernel
 
-MIN_QUERIES = 4
+MIN_QUERIES = 8
 _BLOCK_SCORES = 2**20  # rows of a block x queries: four megabytes
 _MIN_BLOCK_ROWS, _MAX_BLOCK_ROWS = 2**10, 2**14
 
@@ -23,10 +20,10 @@ _MIN_BLOCK_ROWS, _MAX_BLOCK_ROWS = 2**10, 2**14
 class ExhaustiveSearch:
     """The rows with the largest inner products in float32."""
 
-    def __init__(self, num_rows: int, read: Callable[[int, int], np.ndarray]) -> None:
-        """``read(start, end)`` gives the vectors of these rows, float32 [end - start, D]."""
+    def __init__(self, vectors_ND: np.ndarray) -> None:
+        """``vectors_ND`` are float32, and not copied: they may be mapped from a file."""
         choose_matmul_kernel()
-        self._num_rows, self._read = num_rows, read
+        self._vectors_ND = torch.from_numpy(vectors_ND)
 
     def search(self, queries_BD: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores float32 and rows int64 [B, K], best first, ties by the lower row.
@@ -38,8 +35,8 @@ class ExhaustiveSearch:
         size = min(max(wanted, _MIN_BLOCK_ROWS, topk), max(_MAX_BLOCK_ROWS, topk))
         best_scores = torch.empty(len(queries), 0)
         best_rows = torch.empty(len(queries), 0, dtype=torch.int64)
-        for start in range(0, self._num_rows, size):
-            block = torch.from_numpy(self._read(start, min(start + size, self._num_rows)))
+        for start in range(0, len(self._vectors_ND), size):
+            block = self._vectors_ND[start : start + size]
             scores, rows = _best_of_block(queries @ block.T, min(topk, len(block)))
             scores = torch.cat([best_scores, scores], 1)
             rows = torch.cat([best_rows, rows + start], 1)

@@ -1,6 +1,5 @@
 """Searching by blocks against one product over all rows in float64."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import faiss
@@ -9,15 +8,9 @@ import pytest
 
 from forage.retrieval.exhaustive import ExhaustiveSearch
 from forage.retrieval.faiss_index import build_faiss, open_faiss
-from forage.retrieval.faiss_settings import FaissSettings, FlatSettings, Sq8Settings
+from forage.retrieval.faiss_settings import FlatSettings
 from tests.retrieval.test_faiss_index import clustered
 from tests.retrieval.test_vectors import write_all
-
-KINDS: tuple[FaissSettings, ...] = (
-    FlatSettings(),
-    FlatSettings(storage="float16"),
-    Sq8Settings(),
-)
 
 
 def best(vectors_ND: np.ndarray, queries_BD: np.ndarray, topk: int) -> np.ndarray:
@@ -26,15 +19,11 @@ def best(vectors_ND: np.ndarray, queries_BD: np.ndarray, topk: int) -> np.ndarra
     return -np.sort(-products, axis=1)[:, :topk]
 
 
-def reader(vectors_ND: np.ndarray) -> Callable[[int, int], np.ndarray]:
-    return lambda start, end: vectors_ND[start:end]
-
-
 @pytest.mark.parametrize("num_queries", [1, 4, 64, 1100])
 @pytest.mark.parametrize("topk", [1, 3, 1500, 3000])
 def test_blocks_of_rows_give_what_all_rows_at_once_would(num_queries: int, topk: int) -> None:
     vectors, queries = clustered(3000), clustered(num_queries, seed=2)
-    search = ExhaustiveSearch(len(vectors), reader(vectors))
+    search = ExhaustiveSearch(vectors)
     scores, rows = search.search(queries, topk)
     assert scores.shape == rows.shape == (num_queries, topk)
     np.testing.assert_allclose(scores, best(vectors, queries, topk), atol=1e-5)
@@ -44,24 +33,11 @@ def test_blocks_of_rows_give_what_all_rows_at_once_would(num_queries: int, topk:
     assert all(len(set(found)) == topk for found in rows.tolist())
 
 
-def test_each_block_is_read_once_and_none_goes_beyond_the_last_row() -> None:
-    vectors, asked = clustered(3000), list[tuple[int, int]]()
-
-    def read(start: int, end: int) -> np.ndarray:
-        asked.append((start, end))
-        return vectors[start:end]
-
-    ExhaustiveSearch(3000, read).search(clustered(1024), 3)
-    assert asked == [(0, 1024), (1024, 2048), (2048, 3000)]
-
-
-@pytest.mark.parametrize("settings", KINDS)
-def test_many_queries_find_in_a_mapped_index_what_faiss_finds(
-    settings: FaissSettings, tmp_path: Path
-) -> None:
+def test_many_queries_find_in_a_mapped_index_what_faiss_finds(tmp_path: Path) -> None:
     vectors, queries = clustered(), clustered(100, seed=3)
-    build_faiss(write_all(tmp_path / "v", vectors, "float32", per=500), settings, tmp_path / "i")
-    by_blocks = open_faiss(tmp_path / "i", settings).search(queries, 5)
+    shards = write_all(tmp_path / "v", vectors, "float32", per=500)
+    build_faiss(shards, FlatSettings(), tmp_path / "i")
+    by_blocks = open_faiss(tmp_path / "i", FlatSettings()).search(queries, 5)
     by_faiss = faiss.read_index(str(tmp_path / "i")).search(queries, 5)
     np.testing.assert_allclose(by_blocks[0], by_faiss[0], atol=1e-5)
     assert (by_blocks[1] == by_faiss[1]).mean() > 0.99  # ties may change places
@@ -70,8 +46,8 @@ def test_many_queries_find_in_a_mapped_index_what_faiss_finds(
 def test_few_queries_score_as_many_do(tmp_path: Path) -> None:
     vectors, queries = clustered(), clustered(12, seed=3)
     shards = write_all(tmp_path / "v", vectors, "float32", per=500)
-    build_faiss(shards, Sq8Settings(), tmp_path / "i")
-    index = open_faiss(tmp_path / "i", Sq8Settings())
+    build_faiss(shards, FlatSettings(), tmp_path / "i")
+    index = open_faiss(tmp_path / "i", FlatSettings())
     together = index.search(queries, 5)[0]
     alone = np.concatenate([index.search(queries[i : i + 1], 5)[0] for i in range(12)])
     np.testing.assert_allclose(together, alone, atol=1e-5)
@@ -82,7 +58,7 @@ def test_of_equal_vectors_the_lower_rows_are_found_in_order(topk: int) -> None:
     few = clustered(7)
     vectors = np.tile(few, (400, 1))  # each vector 400 times, in three blocks
     queries = clustered(1000, seed=2)
-    scores, rows = ExhaustiveSearch(len(vectors), reader(vectors)).search(queries, topk)
+    scores, rows = ExhaustiveSearch(vectors).search(queries, topk)
     order = np.lexsort((rows, -scores), axis=1)
     assert (order == np.arange(topk)).all()
     nearest = np.argmax(queries @ few.T, axis=1)
