@@ -38,7 +38,7 @@ LEVELS = (
         *("algorithm_config", "data_config", "endpoint_config", "environment_config"),
         *("placement_config", "reward_config", "rollout_config", "search_config"),
         *("sentinel_config", "trainer_config", "warm_start_config"),
-        *("config_errors", "config_file", "episode_json"),
+        *("config_errors", "config_file", "episode_json", "secret_file"),
     ),
     ("types", "errors", "settings", "hardware", "progress", "arguments", "stop_signal"),
 )

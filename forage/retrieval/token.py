@@ -5,13 +5,13 @@ from __future__ import annotations
 import hmac
 import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import SecretStr
 
 from forage.errors import UserError
+from forage.secret_file import read_secret_file
 
 VARIABLE = "FORAGE_TOKEN"
 
@@ -31,7 +31,7 @@ def read_token(
     if token_file is not None and given is not None:
         raise UserError("--token and --token-file both name a token; leave one of them out")
     if token_file is not None:
-        return _checked(_read(token_file), str(token_file))
+        return _checked(read_secret_file(token_file, "the token file", "token"), str(token_file))
     if given is not None:
         return _checked(given, "--token")
     found = environment.get(VARIABLE)
@@ -43,17 +43,6 @@ def is_token(token: SecretStr, authorization: bytes) -> bool:
     scheme, _, credentials = authorization.partition(b" ")
     expected = token.get_secret_value().encode("ascii")
     return scheme.lower() == b"bearer" and hmac.compare_digest(credentials.strip(), expected)
-
-
-def _read(path: Path) -> str:
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the token file {path}: {error}") from error
-    if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-        raise UserError(f"{path} holds a token and everybody may read it; run: chmod 600 {path}")
-    return text.strip()
 
 
 def _checked(text: str, source: str) -> SecretStr:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
-from pathlib import Path
 
 from pydantic import SecretStr
 
 from forage.endpoint_config import EndpointConfig
 from forage.errors import UserError
+from forage.secret_file import read_secret_file
 
 
 def read_endpoint_key(
@@ -18,7 +17,10 @@ def read_endpoint_key(
 ) -> SecretStr | None:
     """The key to send, None where none is named; raises ``UserError`` for one that is not there."""
     if settings.key_file is not None:
-        return _checked(_read(settings.key_file), f"model.endpoint.key_file ({settings.key_file})")
+        return _checked(
+            read_secret_file(settings.key_file, "model.endpoint.key_file", "key"),
+            f"model.endpoint.key_file ({settings.key_file})",
+        )
     if settings.key_variable is None:
         return None
     found = environment.get(settings.key_variable)
@@ -28,17 +30,6 @@ def read_endpoint_key(
             "it, or name a file with model.endpoint.key_file"
         )
     return _checked(found.strip(), f"the variable {settings.key_variable}")
-
-
-def _read(path: Path) -> str:
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read model.endpoint.key_file {path}: {error}") from error
-    if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-        raise UserError(f"{path} holds a key and everybody may read it; run: chmod 600 {path}")
-    return text.strip()
 
 
 def _checked(text: str, source: str) -> SecretStr:
