@@ -16,6 +16,7 @@ class EngineConfig(Frozen):
     num_slots: int = Field(default=64, ge=1)
     tile_rows: int = Field(default=32, ge=1)
     prefill_bucket: int = Field(default=32, ge=8)
+    max_draft_tokens: int = Field(default=7, ge=0)
 
 
 class RolloutConfig(Frozen):

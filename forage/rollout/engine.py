@@ -20,6 +20,9 @@ class EngineCounters:
     prefilled_tokens: int = 0
     reused_tokens: int = 0
     decode_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafted tokens that were what was sampled; see ``drafter.py``."""
     transcript_violations: int = 0
     """Turns whose tokens did not continue what the engine had seen of the episode."""
 

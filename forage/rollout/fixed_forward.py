@@ -29,7 +29,7 @@ class FixedForward:
         self._bucket = config.prefill_bucket
 
     def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
-        """Logits [B, V] after the last token of each stretch."""
+        """Logits [B, V] after the last token of each stretch, none of which is drafted."""
         logits: dict[int, Tensor] = {}
         singles = [stretch for stretch in stretches if len(stretch.token_ids) == 1]
         for stretch in stretches:
@@ -41,6 +41,10 @@ class FixedForward:
             logits_RV = self._decode(tile * self._tile_rows, rows)
             logits |= {s.slot: logits_RV[s.slot % self._tile_rows] for s in rows}
         return torch.stack([logits[stretch.slot] for stretch in stretches])
+
+    def room(self, num_tokens: int) -> int:
+        """None: a shape has one row for each slot."""
+        return 0
 
     def close(self) -> None:
         """Nothing was started."""

@@ -29,7 +29,14 @@ class Forward(Protocol):
     """Turns new tokens of slots into logits, and leaves their keys and values in the cache."""
 
     def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
-        """Logits [B, V] after the last token of each stretch; each of another slot."""
+        """Logits [B, V], in order: after the last known token and each drafted one of a stretch.
+
+        Each stretch is of another slot; only one that begins with a single known token has drafts.
+        """
+        ...
+
+    def room(self, num_tokens: int) -> int:
+        """Drafted tokens that a pass over ``num_tokens`` others may take along."""
         ...
 
     def close(self) -> None:

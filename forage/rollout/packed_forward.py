@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -42,17 +43,25 @@ class PackedForward:
         self._pool = ThreadPoolExecutor(num_threads, "forage-engine", torch.set_num_threads, (1,))
 
     def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
-        """Logits [B, V] after the last token of each stretch."""
+        """Logits [B, V] after the last known token and each drafted one of each stretch."""
         parts = equal_parts([_cost(stretch) for stretch in stretches], self._num_threads)
         if len(parts) == 1:
             return self._compute(stretches)
         logits = list(
             self._pool.map(lambda part: self._compute([stretches[i] for i in part]), parts)
         )
-        places = torch.tensor([index for part in parts for index in part])
-        out_BV = torch.empty(len(stretches), logits[0].shape[1])
+        ends = accumulate(1 + stretch.num_drafted for stretch in stretches)
+        spans = [
+            range(end - 1 - s.num_drafted, end) for end, s in zip(ends, stretches, strict=True)
+        ]
+        places = torch.tensor([row for part in parts for index in part for row in spans[index]])
+        out_BV = torch.empty(len(places), logits[0].shape[1])
         out_BV[places] = torch.cat(logits)
         return out_BV
+
+    def room(self, num_tokens: int) -> int:
+        """What the rounding to whole multiples leaves empty, or as many as there are others."""
+        return round_up(2 * num_tokens, self._multiple) - num_tokens
 
     def close(self) -> None:
         """End the threads."""
@@ -60,7 +69,7 @@ class PackedForward:
 
     @torch.inference_mode()
     def _compute(self, stretches: Sequence[Stretch]) -> Tensor:
-        order = sorted(range(len(stretches)), key=lambda index: len(stretches[index].token_ids) > 1)
+        order = sorted(range(len(stretches)), key=lambda index: stretches[index].num_known > 1)
         laid = [stretches[index] for index in order]
         num_tokens = sum(len(stretch.token_ids) for stretch in laid)
         padding = [0] * (round_up(num_tokens, self._multiple) - num_tokens)
@@ -72,14 +81,18 @@ class PackedForward:
             use_cache=False,
             attend=PackedAttend(self._cache, laid, self._bucket),
         ).last_hidden_state[0]
-        ends = np.cumsum([len(stretch.token_ids) for stretch in laid]) - 1
-        last = np.empty(len(laid), dtype=np.int64)
-        last[order] = ends
-        rows = np.zeros(round_up(len(laid), self._multiple), dtype=np.int64)
-        rows[: len(laid)] = last
+        ends = np.empty(len(laid), dtype=np.int64)
+        ends[order] = np.cumsum([len(stretch.token_ids) for stretch in laid])
+        wanted = [
+            row
+            for end, stretch in zip(ends.tolist(), stretches, strict=True)
+            for row in range(end - 1 - stretch.num_drafted, end)
+        ]
+        rows = torch.zeros(round_up(len(wanted), self._multiple), dtype=torch.long)
+        rows[: len(wanted)] = torch.tensor(wanted)
         head = self._model.get_output_embeddings()
         assert head is not None, "a causal language model has a head"
-        return head(hidden[torch.from_numpy(rows)])[: len(laid)]
+        return head(hidden[rows])[: len(wanted)]
 
 
 def equal_parts(costs: Sequence[int], most: int) -> list[list[int]]:
@@ -98,20 +111,30 @@ def equal_parts(costs: Sequence[int], most: int) -> list[list[int]]:
 
 
 def _cost(stretch: Stretch) -> int:
-    return SINGLE_COST if len(stretch.token_ids) == 1 else len(stretch.token_ids)
+    num_tokens = len(stretch.token_ids)
+    return SINGLE_COST * num_tokens if stretch.num_known == 1 else num_tokens
 
 
 class PackedAttend:
-    """Attention of stretches laid end to end (single tokens first), each over its own slot."""
+    """Attention of stretches laid end to end (single tokens first), each over its own slot.
+
+    A drafted token is one more single one: it sees the keys that the one before it has just left.
+    """
 
     def __init__(self, cache: SlotCache, laid: Sequence[Stretch], bucket: int) -> None:
         self._cache = cache
-        singles = [stretch for stretch in laid if len(stretch.token_ids) == 1]
-        self._slots_R = np.array([stretch.slot for stretch in singles], dtype=np.int64)
-        self._positions_R = np.array([stretch.start for stretch in singles], dtype=np.int64)
+        singles = [
+            (stretch.slot, position)
+            for stretch in laid
+            if stretch.num_known == 1
+            for position in range(stretch.start, stretch.end)
+        ]
+        self._slots_R, self._positions_R = np.array(singles, dtype=np.int64).reshape(-1, 2).T.copy()
         self._longer: list[tuple[int, LongStretch]] = []
         offset = len(singles)
-        for stretch in laid[len(singles) :]:
+        for stretch in laid:
+            if stretch.num_known == 1:
+                continue
             self._longer.append((offset, LongStretch(cache, stretch, bucket)))
             offset += len(stretch.token_ids)
 

@@ -30,15 +30,23 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """New tokens of one slot and the position of the first; what comes before is in the cache."""
+    """New tokens of one slot and the position of the first; what comes before is in the cache.
+
+    The last ``num_drafted`` of them are guesses of what will be sampled.
+    """
 
     slot: int
     start: int
     token_ids: Sequence[int]
+    num_drafted: int = 0
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def num_known(self) -> int:
+        return len(self.token_ids) - self.num_drafted
 
 
 class SlotCache:

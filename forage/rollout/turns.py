@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forage.rollout.slots import Stretch
-from forage.types import Completion, Sampling
+from forage.types import Completion, FinishReason, Sampling
 
 
 @dataclass(slots=True)
@@ -26,7 +27,10 @@ class Turn:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def resolve(self, completion: Completion) -> None:
+    def resolve(self, reason: FinishReason) -> None:
+        completion = Completion(
+            tuple(self.sampled), tuple(self.logprobs), tuple(self.versions), reason
+        )
         self.loop.call_soon_threadsafe(_resolve, self.future, completion)
 
     def reject(self, error: BaseException) -> None:
@@ -50,9 +54,10 @@ class Slot:
         is_prompt = self.turn is not None and self.is_first_turn and self.num_cached == 0
         return tuple(self.token_ids) if is_prompt else None
 
-    def stretch(self) -> Stretch:
-        """The tokens that have no keys and values yet."""
-        return Stretch(self.index, self.num_cached, self.token_ids[self.num_cached :])
+    def stretch(self, draft: Sequence[int] = ()) -> Stretch:
+        """The tokens that have no keys and values yet, and those that may come after them."""
+        token_ids = [*self.token_ids[self.num_cached :], *draft]
+        return Stretch(self.index, self.num_cached, token_ids, len(draft))
 
 
 class WeightsLock:

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forage.rollout.drafter import Drafter, share_room
 from forage.rollout.engine import EngineCounters
 from forage.rollout.forward import Forward, choose_forward
+from forage.rollout.prompt_cache import PromptCache
 from forage.rollout.sampling import choose_tokens, uniform_noise
 from forage.rollout.slots import SlotCache
 from forage.rollout.stopping import StopTable
 from forage.rollout.turns import Slot, Turn, WeightsLock
 from forage.rollout_config import EngineConfig
-from forage.types import Completion, EngineError, FinishReason
+from forage.types import EngineError, FinishReason
 
-NUM_PROMPTS_KEPT = 32
 MAX_ROUND_TOKENS = 4096
 """New tokens computed in one round; the observations beyond it wait for the next."""
 
@@ -56,8 +58,8 @@ class Worker:
         self._slots = [Slot(index) for index in range(cache.num_slots)]
         self._slot_of: dict[str, Slot] = {}
         self._waiting: deque[Turn] = deque()
-        self._prompts: OrderedDict[tuple[int, ...], tuple[list[tuple[Tensor, Tensor]], Tensor]]
-        self._prompts = OrderedDict()
+        self._prompts = PromptCache(cache)
+        self._drafter = Drafter()
         self._version = 0
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._work, name="forage-engine", daemon=True)
@@ -164,27 +166,46 @@ class Worker:
             slot.num_cached = 0
         self._count(reused_tokens=slot.num_cached)
         slot.is_first_turn = not seen
+        self._drafter.learn(turn.token_ids, len(seen))
         slot.token_ids = list(turn.token_ids)
         slot.turn = turn
 
     def _round(self, forward: Forward) -> None:
         """Compute what the episodes have grown by, and sample the token after it."""
-        self._copy_known_prompts()
+        self._start_known_prompts()
         slots = self._due()
         if not slots:
             return
-        stretches = [slot.stretch() for slot in slots]
+        drafts = self._draft(slots, forward)
+        stretches = [slot.stretch(draft) for slot, draft in zip(slots, drafts, strict=True)]
         logits_BV = forward(stretches)
         self._count(
             decode_steps=1,
-            prefilled_tokens=sum(len(s.token_ids) for s in stretches if len(s.token_ids) > 1),
+            drafted_tokens=sum(map(len, drafts)),
+            prefilled_tokens=sum(s.num_known for s in stretches if s.num_known > 1),
         )
-        for slot, stretch, logits_V in zip(slots, stretches, logits_BV, strict=True):
+        row = 0
+        for slot, stretch in zip(slots, stretches, strict=True):
             prompt = slot.prompt
-            slot.num_cached = stretch.end
+            slot.num_cached = stretch.start + stretch.num_known
             if prompt is not None:
-                self._keep_prompt(prompt, slot, logits_V)
-        self._sample(slots, logits_BV)
+                self._prompts.keep(prompt, slot, logits_BV[row])
+            row += 1 + stretch.num_drafted
+        self._sample(slots, logits_BV, drafts)
+
+    def _draft(self, slots: list[Slot], forward: Forward) -> list[list[int]]:
+        """Guesses of what each slot samples, as many as fit into the pass."""
+        num_new = [len(slot.token_ids) - slot.num_cached for slot in slots]
+        room = forward.room(sum(num_new))
+        drafts: list[list[int]] = []
+        for slot, count in zip(slots, num_new, strict=True):
+            assert slot.turn is not None, "only a turn makes a slot due"
+            # One less than what is left to sample: the pass samples a token after the last guess.
+            left = slot.turn.sampling.max_tokens - len(slot.turn.sampled) - 1
+            most = min(self._config.max_draft_tokens, left, room) if count == 1 else 0
+            drafts.append(self._drafter.draft(slot.token_ids, most))
+        taken = share_room(drafts, room)
+        return [draft[:count] for draft, count in zip(drafts, taken, strict=True)]
 
     def _due(self) -> list[Slot]:
         """The slots whose new tokens this round computes; of equal prompts, only the first."""
@@ -205,61 +226,70 @@ class Worker:
             due.append(slot)
         return due
 
-    def _copy_known_prompts(self) -> None:
+    def _start_known_prompts(self) -> None:
         """Start episodes whose prompt another has computed already."""
         started, logits = [], []
         for slot in self._slots:
-            prompt = slot.prompt
-            if prompt is None or prompt not in self._prompts:
+            logits_V = self._prompts.start(slot)
+            if logits_V is None:
                 continue
-            layers, logits_V = self._prompts[prompt]
-            self._cache.copy_in(slot.index, layers)
-            slot.num_cached = len(slot.token_ids)
             self._count(reused_tokens=slot.num_cached)
             started.append(slot)
             logits.append(logits_V)
         if started:
-            self._sample(started, torch.stack(logits))
+            self._sample(started, torch.stack(logits), [[] for _ in started])
 
-    def _keep_prompt(self, prompt: tuple[int, ...], slot: Slot, logits_V: Tensor) -> None:
-        layers = self._cache.copy_out(slot.index, slot.num_cached)
-        self._prompts[prompt] = (layers, logits_V.clone())
-        if len(self._prompts) > NUM_PROMPTS_KEPT:
-            self._prompts.popitem(last=False)
-
-    def _sample(self, slots: list[Slot], logits_BV: Tensor) -> None:
+    def _sample(self, slots: list[Slot], logits_BV: Tensor, drafts: list[list[int]]) -> None:
+        """Sample after what is known of each slot, and after each guess as long as it was right."""
         turns = [slot.turn for slot in slots if slot.turn is not None]
-        keys = np.array([turn.key for turn in turns], dtype=np.uint64)
-        positions = np.array([len(slot.token_ids) for slot in slots], dtype=np.uint64)
+        rows = [
+            (turn, len(slot.token_ids) + offset)
+            for slot, turn, draft in zip(slots, turns, drafts, strict=True)
+            for offset in range(1 + len(draft))
+        ]
+        keys = np.array([turn.key for turn, _ in rows], dtype=np.uint64)
+        positions = np.array([position for _, position in rows], dtype=np.uint64)
         noise = torch.from_numpy(uniform_noise(keys, positions))
-        temperature = torch.tensor([turn.sampling.temperature for turn in turns])
-        top_p = torch.tensor([turn.sampling.top_p for turn in turns])
+        temperature = torch.tensor([turn.sampling.temperature for turn, _ in rows])
+        top_p = torch.tensor([turn.sampling.top_p for turn, _ in rows])
         device = logits_BV.device
         tokens, logprobs = choose_tokens(
             logits_BV, noise.to(device), temperature.to(device), top_p.to(device)
         )
-        self._count(sampled_tokens=len(turns))
-        for slot, turn, token, logprob in zip(
-            slots, turns, tokens.tolist(), logprobs.tolist(), strict=True
-        ):
+        chosen = iter(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+        for slot, turn, draft in zip(slots, turns, drafts, strict=True):
+            self._append(slot, turn, draft, list(islice(chosen, 1 + len(draft))))
+
+    def _append(
+        self, slot: Slot, turn: Turn, draft: list[int], chosen: list[tuple[int, float]]
+    ) -> None:
+        """Take sampled tokens up to the first that was guessed wrong, or that ends the turn."""
+        start = len(slot.token_ids)
+        reason = None
+        for (token, logprob), guess in zip(chosen, [*draft, None], strict=True):
             slot.token_ids.append(token)
             turn.sampled.append(token)
             turn.logprobs.append(logprob)
             turn.versions.append(self._version)
-            self._finish_if_done(slot, turn)
+            reason = self._reason_to_end(turn)
+            if reason or token != guess:
+                break
+        # A right guess has keys and values already; the last token sampled has none yet.
+        num_accepted = len(slot.token_ids) - start - 1
+        slot.num_cached += num_accepted
+        self._count(sampled_tokens=1 + num_accepted, accepted_tokens=num_accepted)
+        self._drafter.learn(slot.token_ids, start)
+        if reason:
+            slot.turn = None
+            turn.resolve(reason)
 
-    def _finish_if_done(self, slot: Slot, turn: Turn) -> None:
+    def _reason_to_end(self, turn: Turn) -> FinishReason | None:
         sampling = turn.sampling
-        is_stopped = turn.sampled[-1] in sampling.stop_ids or self._stop_table.completes(
+        if turn.sampled[-1] in sampling.stop_ids or self._stop_table.completes(
             turn.sampled, sampling.stop
-        )
-        if not is_stopped and len(turn.sampled) < sampling.max_tokens:
-            return
-        slot.turn = None
-        reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
-        turn.resolve(
-            Completion(tuple(turn.sampled), tuple(turn.logprobs), tuple(turn.versions), reason)
-        )
+        ):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(turn.sampled) >= sampling.max_tokens else None
 
     def _count(self, **more: int) -> None:
         counters = self.counters

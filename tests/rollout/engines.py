@@ -25,9 +25,15 @@ async def running_engine(
     tile_rows: int = 4,
     prefill_bucket: int = 16,
     max_tokens: int = MAX_TOKENS,
+    max_draft_tokens: int = 7,
 ) -> AsyncIterator[TorchEngine]:
     """An engine that is closed at the end, whatever happens."""
-    settings = EngineConfig(num_slots=num_slots, tile_rows=tile_rows, prefill_bucket=prefill_bucket)
+    settings = EngineConfig(
+        num_slots=num_slots,
+        tile_rows=tile_rows,
+        prefill_bucket=prefill_bucket,
+        max_draft_tokens=max_draft_tokens,
+    )
     engine = TorchEngine(model or make_model(), LETTERS, settings, max_tokens, num_threads=1)
     try:
         yield engine

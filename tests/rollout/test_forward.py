@@ -65,8 +65,41 @@ def test_stretches_of_many_slots_give_what_whole_episodes_give(kind: type):
     assert done == {5: 124, 0: 9, 3: 78, 6: 147, 1: 32}
 
 
+def test_a_drafted_token_gives_the_bits_that_it_gives_when_it_is_known():
+    episodes = {slot: tokens(slot, 60) for slot in (2, 0, 5)}
+    model, cache = new_model_and_cache()
+    forward = PackedForward(model, cache, CONFIG, 1)
+    with torch.inference_mode():
+        forward([Stretch(slot, 0, ids[:50]) for slot, ids in episodes.items()])
+        one_by_one = {
+            (slot, position): forward([Stretch(slot, position, [ids[position]])])[0]
+            for slot, ids in episodes.items()
+            for position in range(50, 56)
+        }
+    forward.close()
+    drafts = {2: 5, 0: 0, 5: 3}
+    model, cache = new_model_and_cache()
+    forward = PackedForward(model, cache, CONFIG, 1)
+    with torch.inference_mode():
+        forward([Stretch(slot, 0, ids[:50]) for slot, ids in episodes.items()])
+        stretches = [
+            Stretch(slot, 50, episodes[slot][50 : 51 + count], count)
+            for slot, count in drafts.items()
+        ]
+        # beside them one that has its observation computed
+        logits_BV = forward([stretches[0], Stretch(7, 0, tokens(7, 33)), *stretches[1:]])
+    forward.close()
+    expected = [
+        one_by_one[slot, 50 + i] for slot, count in drafts.items() for i in range(count + 1)
+    ]
+    assert torch.equal(torch.cat([logits_BV[:6], logits_BV[7:]]), torch.stack(expected))
+    torch.testing.assert_close(logits_BV[6], by_transformers(tokens(7, 33)), atol=1e-5, rtol=1e-5)
+
+
 def test_cutting_a_pass_in_parts_changes_no_bit():
-    stretches = [Stretch(slot, 0, tokens(slot, 40 + 50 * slot)) for slot in range(8)]
+    stretches = [Stretch(slot, 0, tokens(slot, 40 + 50 * slot)) for slot in range(6)]
+    stretches.insert(2, Stretch(6, 0, tokens(6, 3), num_drafted=2))
+    stretches.append(Stretch(7, 0, tokens(7, 6), num_drafted=5))
     results = []
     for num_threads in (1, 2, 5):
         model, cache = new_model_and_cache()
