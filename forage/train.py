@@ -218,7 +218,7 @@ class _Run:
             metrics["groups/rounds"] = float(rollout.num_rounds)
         metrics |= self.search.counts.metrics_since(self.searches_logged)
         self.searches_logged = self.search.counts
-        metrics["transcript/violations"] = self.engine.counters.transcript_violations
+        metrics |= self.engine.counters.metrics()
         metrics["rollout/tokens_per_s"] = (
             sum(episode.num_sampled_tokens for episode in episodes) / clock.seconds["rollout"]
         )

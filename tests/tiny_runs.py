@@ -27,8 +27,9 @@ from forage.sft import run_sft
 FORAGE = (sys.executable, "-m", "forage")
 WORLD_SIZE = 300
 MAX_TOKENS = 384
-# Queries that wait together travel together: how many do is for the clock to say.
-BY_THE_CLOCK = ("rollout/tokens_per_s", "search/requests")
+# Queries that wait together travel together, and episodes that were played teach what to guess for
+# others: both are for the clock to say.
+BY_THE_CLOCK = ("rollout/drafts_accepted", "rollout/tokens_per_s", "search/requests")
 SETTINGS: dict[str, Any] = {
     "seed": 5,
     "environment": {

@@ -11,58 +11,93 @@ noise of a position is known before its token is chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
+from dataclasses import dataclass
 
-_ORDERS = (8, 4, 2)
-"""Lengths of the contexts that are looked up, the longest first: it is wrong least often."""
+ORDERS = (16, 8, 4, 2)
+"""Lengths of the contexts that are looked up, the longest first."""
 MAX_ENTRIES = 65_536
+_MEMORY = 0.995
+"""What a look-up's outcome still counts after the next one: the last few hundred decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A token, and the chance that it and all guesses before it are right."""
+
+    token: int
+    chance: float
 
 
 class Drafter:
-    """A table from the last few tokens to the one that followed them most recently."""
+    """A table from the last few tokens to the one that followed them most recently.
+
+    It keeps count of how often a context of each length was right about a sampled token, whether
+    it was asked or not: a policy that cannot be guessed is soon not guessed any more, and one that
+    has become so is found out.
+    """
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._next: dict[tuple[int, ...], int] = {}
+        self._num_right: dict[int, float] = dict.fromkeys(ORDERS, 0.5)
+        self._num_asked: dict[int, float] = dict.fromkeys(ORDERS, 1.0)
 
-    def learn(self, token_ids: Sequence[int], start: int) -> None:
+    def learn(self, token_ids: Sequence[int], start: int, are_sampled: bool) -> None:
         """Take the tokens from ``start`` on, each after those before it; forget the oldest."""
         table = self._next
         for index in range(start, len(token_ids)):
-            for order in _ORDERS:
-                if index >= order:
-                    context = tuple(token_ids[index - order : index])
-                    table.pop(context, None)  # put anew, it is the last to be forgotten
-                    table[context] = token_ids[index]
+            token = token_ids[index]
+            is_judged = not are_sampled
+            for order in ORDERS:
+                if index < order:
+                    continue
+                context = tuple(token_ids[index - order : index])
+                known = table.pop(context, None)  # put anew, it is the last to be forgotten
+                table[context] = token
+                if known is not None and not is_judged:
+                    self._judge(order, known == token)
+                    is_judged = True
         while len(table) > self._max_entries:
             del table[next(iter(table))]
 
-    def draft(self, token_ids: Sequence[int], most: int) -> list[int]:
+    def draft(self, token_ids: Sequence[int], most: int) -> list[Guess]:
         """At most ``most`` tokens that may follow, none where nothing alike was seen."""
-        seen = list(token_ids[-_ORDERS[0] :])
-        drafted: list[int] = []
+        seen = list(token_ids[-ORDERS[0] :])
+        chance = 1.0
+        drafted: list[Guess] = []
         while len(drafted) < most:
-            contexts = (tuple(seen[-order:]) for order in _ORDERS if order <= len(seen))
-            found = next((self._next[c] for c in contexts if c in self._next), None)
-            if found is None:
+            orders = (order for order in ORDERS if order <= len(seen))
+            order = next((o for o in orders if tuple(seen[-o:]) in self._next), None)
+            if order is None:
                 break
-            drafted.append(found)
-            seen.append(found)
+            token = self._next[tuple(seen[-order:])]
+            chance *= self._num_right[order] / self._num_asked[order]
+            drafted.append(Guess(token, chance))
+            seen.append(token)
         return drafted
 
+    def _judge(self, order: int, is_right: bool) -> None:
+        self._num_right[order] = self._num_right[order] * _MEMORY + is_right
+        self._num_asked[order] = self._num_asked[order] * _MEMORY + 1
 
-def share_room(drafts: Sequence[Sequence[int]], room: int) -> list[int]:
-    """How many tokens of each draft to take: in turn one of each, ``room`` in all.
 
-    ``share_room([[1, 2, 3], [], [4]], 3)`` gives ``[2, 0, 1]``. A first guess is right more often
-    than a second.
+def count_worth(
+    drafts: Sequence[Sequence[Guess]], num_tokens: int, overhead_tokens: int
+) -> list[int]:
+    """How many guesses of each draft make the pass yield more tokens in the time it takes.
+
+    ``num_tokens`` are in the pass anyway, and each draft's episode samples one token for certain;
+    a pass takes as long as its tokens and ``overhead_tokens`` more. Guesses are taken by falling
+    chance, while one's chance is above what the pass yields for each token so far.
     """
-    taken = [0] * len(drafts)
-    left = min(room, sum(map(len, drafts)))
-    for index in cycle(range(len(drafts))):
-        if left == 0:
-            return taken
-        if taken[index] < len(drafts[index]):
-            taken[index] += 1
-            left -= 1
-    return taken
+    worth = [0] * len(drafts)
+    expected = float(len(drafts))
+    cost = num_tokens + overhead_tokens
+    chances = [(-g.chance, depth, i) for i, d in enumerate(drafts) for depth, g in enumerate(d)]
+    for negative, _, index in sorted(chances):
+        if -negative * cost <= expected:
+            break
+        worth[index] += 1
+        expected -= negative
+        cost += 1
+    return worth

@@ -26,6 +26,13 @@ class EngineCounters:
     transcript_violations: int = 0
     """Turns whose tokens did not continue what the engine had seen of the episode."""
 
+    def metrics(self) -> dict[str, float]:
+        """As they are logged, since the start; shares only where something was counted."""
+        metrics = {"transcript/violations": float(self.transcript_violations)}
+        if self.drafted_tokens:
+            metrics["rollout/drafts_accepted"] = self.accepted_tokens / self.drafted_tokens
+        return metrics
+
 
 class Engine(Generate, Protocol):
     """A sampler of turns whose weights can be replaced."""

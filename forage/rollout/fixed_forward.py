@@ -42,9 +42,10 @@ class FixedForward:
             logits |= {s.slot: logits_RV[s.slot % self._tile_rows] for s in rows}
         return torch.stack([logits[stretch.slot] for stretch in stretches])
 
-    def room(self, num_tokens: int) -> int:
-        """None: a shape has one row for each slot."""
-        return 0
+    @property
+    def overhead_tokens(self) -> None:
+        """None: a shape has one row for each slot, and no room for drafts."""
+        return None
 
     def close(self) -> None:
         """Nothing was started."""

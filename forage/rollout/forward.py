@@ -35,8 +35,9 @@ class Forward(Protocol):
         """
         ...
 
-    def room(self, num_tokens: int) -> int:
-        """Drafted tokens that a pass over ``num_tokens`` others may take along."""
+    @property
+    def overhead_tokens(self) -> int | None:
+        """What a pass costs besides its tokens, in tokens; None where it takes no drafts."""
         ...
 
     def close(self) -> None:

@@ -27,6 +27,8 @@ MIN_PART_COST = 200
 """What a part has to cost to be worth a core, in tokens of an observation."""
 SINGLE_COST = 2
 """What a single new token costs, in tokens of an observation: it reads keys for itself alone."""
+OVERHEAD_TOKENS = 24
+"""What a pass without tokens would cost, in single tokens (benchmarks/engine.md)."""
 
 
 class PackedForward:
@@ -59,9 +61,10 @@ class PackedForward:
         out_BV[places] = torch.cat(logits)
         return out_BV
 
-    def room(self, num_tokens: int) -> int:
-        """What the rounding to whole multiples leaves empty, or as many as there are others."""
-        return round_up(2 * num_tokens, self._multiple) - num_tokens
+    @property
+    def overhead_tokens(self) -> int:
+        """What a pass costs besides its tokens, in tokens."""
+        return OVERHEAD_TOKENS
 
     def close(self) -> None:
         """End the threads."""

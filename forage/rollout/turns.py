@@ -27,6 +27,11 @@ class Turn:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be sampled."""
+        return self.sampling.max_tokens - len(self.sampled)
+
     def resolve(self, reason: FinishReason) -> None:
         completion = Completion(
             tuple(self.sampled), tuple(self.logprobs), tuple(self.versions), reason

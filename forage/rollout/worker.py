@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.rollout.drafter import Drafter, share_room
+from forage.rollout.drafter import Drafter, Guess, count_worth
 from forage.rollout.engine import EngineCounters
 from forage.rollout.forward import Forward, choose_forward
 from forage.rollout.prompt_cache import PromptCache
@@ -166,7 +166,7 @@ class Worker:
             slot.num_cached = 0
         self._count(reused_tokens=slot.num_cached)
         slot.is_first_turn = not seen
-        self._drafter.learn(turn.token_ids, len(seen))
+        self._drafter.learn(turn.token_ids, len(seen), are_sampled=False)
         slot.token_ids = list(turn.token_ids)
         slot.turn = turn
 
@@ -194,18 +194,22 @@ class Worker:
         self._sample(slots, logits_BV, drafts)
 
     def _draft(self, slots: list[Slot], forward: Forward) -> list[list[int]]:
-        """Guesses of what each slot samples, as many as fit into the pass."""
+        """Guesses of what each slot samples next, as many as make the pass worth more."""
+        overhead = forward.overhead_tokens
+        if overhead is None or self._config.max_draft_tokens == 0:
+            return [[] for _ in slots]
         num_new = [len(slot.token_ids) - slot.num_cached for slot in slots]
-        room = forward.room(sum(num_new))
-        drafts: list[list[int]] = []
+        drafts: list[list[Guess]] = []
         for slot, count in zip(slots, num_new, strict=True):
             assert slot.turn is not None, "only a turn makes a slot due"
-            # One less than what is left to sample: the pass samples a token after the last guess.
-            left = slot.turn.sampling.max_tokens - len(slot.turn.sampled) - 1
-            most = min(self._config.max_draft_tokens, left, room) if count == 1 else 0
+            # The pass samples a token after the last guess too.
+            most = min(self._config.max_draft_tokens, slot.turn.num_left - 1) if count == 1 else 0
             drafts.append(self._drafter.draft(slot.token_ids, most))
-        taken = share_room(drafts, room)
-        return [draft[:count] for draft, count in zip(drafts, taken, strict=True)]
+        worth = count_worth(drafts, sum(num_new), overhead)
+        return [
+            [guess.token for guess in draft[:count]]
+            for draft, count in zip(drafts, worth, strict=True)
+        ]
 
     def _due(self) -> list[Slot]:
         """The slots whose new tokens this round computes; of equal prompts, only the first."""
@@ -252,10 +256,8 @@ class Worker:
         noise = torch.from_numpy(uniform_noise(keys, positions))
         temperature = torch.tensor([turn.sampling.temperature for turn, _ in rows])
         top_p = torch.tensor([turn.sampling.top_p for turn, _ in rows])
-        device = logits_BV.device
-        tokens, logprobs = choose_tokens(
-            logits_BV, noise.to(device), temperature.to(device), top_p.to(device)
-        )
+        inputs = (tensor.to(logits_BV.device) for tensor in (noise, temperature, top_p))
+        tokens, logprobs = choose_tokens(logits_BV, *inputs)
         chosen = iter(zip(tokens.tolist(), logprobs.tolist(), strict=True))
         for slot, turn, draft in zip(slots, turns, drafts, strict=True):
             self._append(slot, turn, draft, list(islice(chosen, 1 + len(draft))))
@@ -278,7 +280,7 @@ class Worker:
         num_accepted = len(slot.token_ids) - start - 1
         slot.num_cached += num_accepted
         self._count(sampled_tokens=1 + num_accepted, accepted_tokens=num_accepted)
-        self._drafter.learn(slot.token_ids, start)
+        self._drafter.learn(slot.token_ids, start, are_sampled=True)
         if reason:
             slot.turn = None
             turn.resolve(reason)
@@ -289,7 +291,7 @@ class Worker:
             turn.sampled, sampling.stop
         ):
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(turn.sampled) >= sampling.max_tokens else None
+        return None if turn.num_left else FinishReason.LENGTH
 
     def _count(self, **more: int) -> None:
         counters = self.counters
