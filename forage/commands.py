@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage.arguments import add_address, count, port, positive
+from forage.arguments import add_address, count, port, positive, seconds
 from forage.data_command import add_data_arguments, run_world
 from forage.index_command import add_index_arguments, run_index
 from forage.serve_command import add_serve_arguments, run_serve
@@ -221,6 +221,35 @@ def _export(args: Namespace) -> int:
     return 0
 
 
+def _bench_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="of a server that speaks POST /retrieve")
+    parser.add_argument("--questions", type=Path, required=True, metavar="FILE", help="what to ask")
+    parser.add_argument("--clients", type=positive, default=256, metavar="N", help="at once")
+    parser.add_argument("--requests", type=positive, default=10_000, metavar="N", help="in all")
+    parser.add_argument("--topk", type=positive, default=3, metavar="K")
+    parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="of a request")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="or FORAGE_TOKEN")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the figures")
+
+
+def _bench(args: Namespace) -> int:
+    from forage.bench import BenchSettings, run_bench
+
+    is_well = run_bench(
+        BenchSettings(
+            url=args.url,
+            questions=args.questions,
+            num_clients=args.clients,
+            num_requests=args.requests,
+            topk=args.topk,
+            timeout_s=args.timeout,
+            token_file=args.token_file,
+            out=args.out,
+        )
+    )
+    return 0 if is_well else 1
+
+
 def _doctor_arguments(parser: ArgumentParser) -> None:
     del parser
 
@@ -259,6 +288,7 @@ COMMANDS = (
     Command("index", "build a search index over a corpus", add_index_arguments, run_index),
     Command("serve", "answer POST /retrieve over HTTP", add_serve_arguments, run_serve),
     Command("shards", "an index on several machines", add_shards_arguments, run_shards),
+    Command("bench", "measure a search server under load", _bench_arguments, _bench),
     Command("data", "write questions and a corpus", add_data_arguments, run_world),
     Command("view", "read-only web pages over a run's records", _view_arguments, _view),
     Command("export", "write a checkpoint for Hugging Face", _export_arguments, _export),

@@ -22,6 +22,7 @@ LEVELS = (
         "demo",
         "play",
         "compare",
+        "bench",
         "doctor",
         "data_command",
         "index_command",

@@ -1,0 +1,182 @@
+"""``forage bench``: how fast a search server answers while many episodes search at the same time.
+
+Closed loop, as a rollout is: each client asks one query a request, waits for the reply and asks the
+next. Any server that speaks ``POST /retrieve`` will do, not only ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+from rich.table import Table
+from yarl import URL
+
+from forage.data.questions import read_questions
+from forage.errors import UserError
+from forage.progress import Bar, progress_bar
+from forage.retrieval.token import read_token
+
+SHARES = (0.5, 0.9, 0.99, 1.0)
+MAX_SHOWN = 120
+"""Bytes of a refusal that are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """Whom to ask, what, and how hard: the arguments of ``forage bench``."""
+
+    url: str
+    questions: Path
+    num_clients: int = 256
+    num_requests: int = 10_000
+    topk: int = 3
+    timeout_s: float = 30.0
+    token_file: Path | None = None
+    out: Path | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Seconds of each request that was answered with 200, and how often the others failed."""
+
+    num_queries: int
+    seconds: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    total_s: float = 0.0
+
+    @property
+    def per_second(self) -> float:
+        return len(self.seconds) / self.total_s
+
+    def within_s(self, share: float) -> float:
+        """Seconds within which ``share`` of the answered requests were answered (nearest rank)."""
+        return sorted(self.seconds)[max(0, math.ceil(share * len(self.seconds)) - 1)]
+
+
+def run_bench(settings: BenchSettings, console: Console | None = None) -> bool:
+    """Ask, print a table, write ``out``; whether all was answered. Raises ``UserError``."""
+    if URL(settings.url).scheme not in ("http", "https"):
+        raise UserError(f"{settings.url!r} is no address; http://127.0.0.1:8000 would be one")
+    queries = [question.text for question in read_questions(settings.questions)]
+    token = read_token(settings.token_file, None)
+    headers = {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+    with progress_bar("requests", settings.num_requests) as bar:
+        outcome = asyncio.run(_ask_all(settings, queries, headers, bar))
+    if settings.out is not None:  # before the table, whose reader may go away
+        settings.out.parent.mkdir(parents=True, exist_ok=True)
+        settings.out.write_text(json.dumps(_to_json(settings, outcome), indent=1))
+    _show(settings, outcome, console or Console())
+    return not outcome.failures
+
+
+async def _ask_all(
+    settings: BenchSettings, queries: Sequence[str], headers: Mapping[str, str], bar: Bar
+) -> Outcome:
+    url = settings.url.rstrip("/")
+    outcome = Outcome(min(len(queries), settings.num_requests))
+    bodies = (
+        {"queries": [queries[number % len(queries)]], "topk": settings.topk, "return_scores": True}
+        for number in range(settings.num_requests)
+    )
+    async with aiohttp.ClientSession(
+        headers=headers,
+        connector=aiohttp.TCPConnector(limit=settings.num_clients),
+        timeout=aiohttp.ClientTimeout(settings.timeout_s),
+    ) as session:
+        await _check_address(session, url)
+        started = time.perf_counter()
+        clients = range(settings.num_clients)
+        await asyncio.gather(*(_ask(session, url, bodies, outcome, bar) for _ in clients))
+        outcome.total_s = time.perf_counter() - started
+    return outcome
+
+
+async def _check_address(session: aiohttp.ClientSession, url: str) -> None:
+    """No query asked: a server that is not there is told before 10,000 requests fail."""
+    try:
+        async with session.post(f"{url}/retrieve", json={"queries": []}) as reply:
+            if reply.status in (401, 403):
+                raise UserError(f"{url} wants a token (status {reply.status}); see --token-file")
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise UserError(
+            f"nothing answers at {url} ({error or type(error).__name__}); start a server there: "
+            "forage serve INDEX"
+        ) from error
+
+
+async def _ask(
+    session: aiohttp.ClientSession,
+    url: str,
+    bodies: Iterator[dict[str, object]],
+    outcome: Outcome,
+    bar: Bar,
+) -> None:
+    """One client: requests one after another until there are no more."""
+    for body in bodies:
+        started = time.perf_counter()
+        try:
+            async with session.post(f"{url}/retrieve", json=body) as reply:
+                text = await reply.read()
+                failure = _failure(reply.status, text)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            failure = type(error).__name__
+        if failure is None:
+            outcome.seconds.append(time.perf_counter() - started)
+        else:
+            outcome.failures[failure] += 1
+        bar.advance()
+
+
+def _failure(status: int, text: bytes) -> str | None:
+    """What is wrong with a reply to one query; None where nothing is."""
+    if status != 200:
+        return f"status {status}: {text[:MAX_SHOWN].decode(errors='replace')}"
+    try:
+        result = json.loads(text)["result"]
+    except (ValueError, KeyError, TypeError):
+        return "not the format of /retrieve"
+    return None if isinstance(result, list) and len(result) == 1 else "not one result a query"
+
+
+def _show(settings: BenchSettings, outcome: Outcome, console: Console) -> None:
+    table = Table(title=f"{settings.url}, {settings.num_clients} clients, one query a request")
+    for name in ("answered", "failed", "queries/s", "p50", "p90", "p99", "longest"):
+        table.add_column(name, justify="right")
+    times = [f"{1000 * outcome.within_s(s):.1f} ms" if outcome.seconds else "" for s in SHARES]
+    num_failed = outcome.failures.total()
+    rate = f"{outcome.per_second:,.0f}"
+    table.add_row(f"{len(outcome.seconds):,}", f"{num_failed:,}", rate, *times)
+    console.print(table)
+    for failure, count in outcome.failures.most_common():
+        console.print(f"{count:,} x {failure}", highlight=False)
+    if outcome.num_queries < settings.num_requests:
+        console.print(
+            f"{outcome.num_queries:,} different queries: the server may have answered the "
+            "repeated ones from a cache",
+            highlight=False,
+        )
+    if settings.out is not None:
+        console.print(f"written: {settings.out}", highlight=False, soft_wrap=True)
+
+
+def _to_json(settings: BenchSettings, outcome: Outcome) -> dict[str, object]:
+    return {
+        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()},
+        "num_queries": outcome.num_queries,
+        "num_answered": len(outcome.seconds),
+        "failures": dict(outcome.failures),
+        "total_s": outcome.total_s,
+        "queries_per_s": outcome.per_second,
+        "seconds_within": {
+            str(share): outcome.within_s(share) for share in SHARES if outcome.seconds
+        },
+    }
