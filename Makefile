@@ -1,9 +1,11 @@
 # make demo | test | lint | format | clean
 # Each target first makes .venv, pinned, where it is missing or out of date; a second run installs
-# nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`.
+# nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`;
+# tests run in two processes, `make test JOBS=0` runs them in one (to see their output, say).
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+JOBS ?= 2
 ARGS ?=
 
 VENV := .venv
@@ -28,7 +30,7 @@ demo: $(READY)
 	@$(BIN)/forage demo $(ARGS)
 
 test: $(DEV)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff check
