@@ -31,53 +31,66 @@ class Guess:
 class Drafter:
     """A table from the last few tokens to the one that followed them most recently.
 
+    The table is in two halves: when the new one is full it becomes the old one, which is forgotten.
     It keeps count of how often a context of each length was right about a sampled token, whether
     it was asked or not: a policy that cannot be guessed is soon not guessed any more, and one that
     has become so is found out.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
-        self._max_entries = max_entries
-        self._next: dict[tuple[int, ...], int] = {}
+        self._max_new = max_entries // 2
+        self._new: dict[tuple[int, ...], int] = {}
+        self._old: dict[tuple[int, ...], int] = {}
         self._num_right: dict[int, float] = dict.fromkeys(ORDERS, 0.5)
         self._num_asked: dict[int, float] = dict.fromkeys(ORDERS, 1.0)
 
     def learn(self, token_ids: Sequence[int], start: int, are_sampled: bool) -> None:
         """Take the tokens from ``start`` on, each after those before it; forget the oldest."""
-        table = self._next
+        token_ids = tuple(token_ids)
         for index in range(start, len(token_ids)):
             token = token_ids[index]
-            is_judged = not are_sampled
+            if are_sampled:
+                self._judge(token_ids[max(0, index - ORDERS[0]) : index], token)
             for order in ORDERS:
-                if index < order:
-                    continue
-                context = tuple(token_ids[index - order : index])
-                known = table.pop(context, None)  # put anew, it is the last to be forgotten
-                table[context] = token
-                if known is not None and not is_judged:
-                    self._judge(order, known == token)
-                    is_judged = True
-        while len(table) > self._max_entries:
-            del table[next(iter(table))]
+                if index >= order:
+                    self._new[token_ids[index - order : index]] = token
+            if len(self._new) > self._max_new:
+                self._old, self._new = self._new, {}
 
     def draft(self, token_ids: Sequence[int], most: int) -> list[Guess]:
         """At most ``most`` tokens that may follow, none where nothing alike was seen."""
-        seen = list(token_ids[-ORDERS[0] :])
+        seen = tuple(token_ids[-ORDERS[0] :])
         chance = 1.0
         drafted: list[Guess] = []
         while len(drafted) < most:
-            orders = (order for order in ORDERS if order <= len(seen))
-            order = next((o for o in orders if tuple(seen[-o:]) in self._next), None)
-            if order is None:
+            found = self._look_up(seen)
+            if found is None:
                 break
-            token = self._next[tuple(seen[-order:])]
+            token, order = found
             chance *= self._num_right[order] / self._num_asked[order]
             drafted.append(Guess(token, chance))
-            seen.append(token)
+            seen = (*seen[-ORDERS[0] :], token)
         return drafted
 
-    def _judge(self, order: int, is_right: bool) -> None:
-        self._num_right[order] = self._num_right[order] * _MEMORY + is_right
+    def _look_up(self, seen: tuple[int, ...]) -> tuple[int, int] | None:
+        """What followed the longest context that is known, and the length of that."""
+        for order in ORDERS:
+            if order <= len(seen):
+                context = seen[-order:]
+                token = self._new.get(context)
+                if token is None:
+                    token = self._old.get(context)
+                if token is not None:
+                    return token, order
+        return None
+
+    def _judge(self, seen: tuple[int, ...], token: int) -> None:
+        """Count whether the table would have been right about a token that was sampled."""
+        found = self._look_up(seen)
+        if found is None:
+            return
+        guess, order = found
+        self._num_right[order] = self._num_right[order] * _MEMORY + (guess == token)
         self._num_asked[order] = self._num_asked[order] * _MEMORY + 1
 
 

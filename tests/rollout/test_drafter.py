@@ -51,12 +51,21 @@ def test_only_tokens_from_the_start_on_are_learnt_but_with_those_before_them():
 
 
 def test_the_oldest_are_forgotten_first_and_those_seen_again_are_not_old():
-    drafter = Drafter(max_entries=2)
-    for ids in ([1, 2, 3], [4, 5, 6], [1, 2, 3], [7, 8, 9]):
+    drafter = Drafter(max_entries=4)
+    for ids in ([1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3], [10, 11, 12], [13, 14, 15]):
         told(drafter, ids)
     assert tokens_of(drafter, [1, 2], 1) == [3]
     assert drafter.draft([4, 5], 1) == []
-    assert tokens_of(drafter, [7, 8], 1) == [9]
+    assert tokens_of(drafter, [13, 14], 1) == [15]
+
+
+def test_what_it_keeps_is_bounded():
+    drafter = Drafter(max_entries=100)
+    told(drafter, range(10_000))
+    assert 20 <= sum(bool(drafter.draft([n, n + 1], 1)) for n in range(10_000)) <= 30
+    for number in range(1000):
+        told(drafter, [number, number + 1, 7])
+    assert 50 <= sum(bool(drafter.draft([n, n + 1], 1)) for n in range(1000)) <= 102
 
 
 def test_chances_are_how_often_contexts_of_that_length_were_right():
