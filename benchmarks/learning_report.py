@@ -41,7 +41,7 @@ DETAILS = {
     "critic/explained_variance": "explained variance {:.2f}",
 }
 PANEL_WIDTH, PANEL_HEIGHT, NUM_COLUMNS = 190, 140, 5
-LEFT, RIGHT, TOP, BOTTOM = 30, 8, 24, 22
+LEFT, RIGHT, TOP, BOTTOM = 30, 14, 24, 22
 LOWEST_EM = 0.2
 
 
