@@ -260,18 +260,15 @@ def _on_gpus(index: Any, gpus: Sequence[int]) -> Any:
 def _flat_on_gpus(index: Any, gpus: Sequence[int]) -> Any:
     """Exact search in float16: equal runs of rows on each GPU, copied block by block."""
     shards = faiss.IndexShards(index.d, True, True)  # threaded, rows numbered through
-    kept: list[Any] = []
     bounds = np.linspace(0, index.ntotal, len(gpus) + 1).astype(int).tolist()
     for gpu, start, end in zip(gpus, bounds, bounds[1:], strict=False):
         config = faiss.GpuIndexFlatConfig()
         config.device, config.useFloat16 = gpu, True
-        resources = faiss.StandardGpuResources()
+        resources = faiss.StandardGpuResources()  # a handle: the part shares what it holds
         part = faiss.GpuIndexFlat(resources, index.d, index.metric_type, config)
         for first in range(start, end, _GPU_BLOCK_ROWS):
             part.add(index.reconstruct_n(first, min(_GPU_BLOCK_ROWS, end - first)))
         shards.add_shard(part)
-        kept += [resources, part]
-    shards.kept = kept  # IndexShards does not own them
     return shards
 
 
