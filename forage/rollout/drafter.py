@@ -46,14 +46,15 @@ class Drafter:
 
     def learn(self, token_ids: Sequence[int], start: int, are_sampled: bool) -> None:
         """Take the tokens from ``start`` on, each after those before it; forget the oldest."""
-        token_ids = tuple(token_ids)
-        for index in range(start, len(token_ids)):
-            token = token_ids[index]
+        first = max(0, start - ORDERS[0])
+        recent = tuple(token_ids[first:])
+        for index in range(start - first, len(recent)):
+            token = recent[index]
             if are_sampled:
-                self._judge(token_ids[max(0, index - ORDERS[0]) : index], token)
+                self._judge(recent[max(0, index - ORDERS[0]) : index], token)
             for order in ORDERS:
                 if index >= order:
-                    self._new[token_ids[index - order : index]] = token
+                    self._new[recent[index - order : index]] = token
             if len(self._new) > self._max_new:
                 self._old, self._new = self._new, {}
 
