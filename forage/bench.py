@@ -69,13 +69,23 @@ def run_bench(settings: BenchSettings, console: Console | None = None) -> bool:
     queries = [question.text for question in read_questions(settings.questions)]
     token = read_token(settings.token_file, None)
     headers = {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+    if settings.out is not None:
+        _check_writable(settings.out)
     with progress_bar("requests", settings.num_requests) as bar:
         outcome = asyncio.run(_ask_all(settings, queries, headers, bar))
     if settings.out is not None:  # before the table, whose reader may go away
-        settings.out.parent.mkdir(parents=True, exist_ok=True)
         settings.out.write_text(json.dumps(_to_json(settings, outcome), indent=1))
     _show(settings, outcome, console or Console())
     return not outcome.failures
+
+
+def _check_writable(out: Path) -> None:
+    """Before the load, which would be for nothing."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.open("a").close()
+    except OSError as error:
+        raise UserError(f"cannot write --out {out}: {error.strerror}") from error
 
 
 async def _ask_all(

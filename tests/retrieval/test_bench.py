@@ -75,6 +75,14 @@ def test_a_server_that_is_not_there_is_told_before_anything_is_counted(
     assert said in " ".join(err.split())
 
 
+def test_figures_that_cannot_be_written_are_told_before_the_load(
+    questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked = ["bench", "http://127.0.0.1:9", "--questions", str(questions), "--out", str(tmp_path)]
+    assert main(asked) == 2
+    assert f"cannot write --out {tmp_path}: Is a directory" in capsys.readouterr().err
+
+
 def test_a_token_is_asked_for_and_taken_from_the_environment(
     start_server: StartServer,
     questions: Path,
