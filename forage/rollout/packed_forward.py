@@ -72,7 +72,7 @@ class PackedForward:
 
     @torch.inference_mode()
     def _compute(self, stretches: Sequence[Stretch]) -> Tensor:
-        order = sorted(range(len(stretches)), key=lambda index: stretches[index].num_known > 1)
+        order = sorted(range(len(stretches)), key=lambda index: not stretches[index].is_single)
         laid = [stretches[index] for index in order]
         num_tokens = sum(len(stretch.token_ids) for stretch in laid)
         padding = [0] * (round_up(num_tokens, self._multiple) - num_tokens)
@@ -115,7 +115,7 @@ def equal_parts(costs: Sequence[int], most: int) -> list[list[int]]:
 
 def _cost(stretch: Stretch) -> int:
     num_tokens = len(stretch.token_ids)
-    return SINGLE_COST * num_tokens if stretch.num_known == 1 else num_tokens
+    return SINGLE_COST * num_tokens if stretch.is_single else num_tokens
 
 
 class PackedAttend:
@@ -129,14 +129,14 @@ class PackedAttend:
         singles = [
             (stretch.slot, position)
             for stretch in laid
-            if stretch.num_known == 1
+            if stretch.is_single
             for position in range(stretch.start, stretch.end)
         ]
         self._slots_R, self._positions_R = np.array(singles, dtype=np.int64).reshape(-1, 2).T.copy()
         self._longer: list[tuple[int, LongStretch]] = []
         offset = len(singles)
         for stretch in laid:
-            if stretch.num_known == 1:
+            if stretch.is_single:
                 continue
             self._longer.append((offset, LongStretch(cache, stretch, bucket)))
             offset += len(stretch.token_ids)

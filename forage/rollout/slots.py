@@ -48,6 +48,11 @@ class Stretch:
     def num_known(self) -> int:
         return len(self.token_ids) - self.num_drafted
 
+    @property
+    def is_single(self) -> bool:
+        """Whether one token is known, as where a turn goes on, and not a whole observation."""
+        return self.num_known == 1
+
 
 class SlotCache:
     """Keys [num_slots, H_kv, D, capacity] and values [num_slots, H_kv, capacity, D], by layer.
