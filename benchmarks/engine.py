@@ -30,7 +30,7 @@ quiet_openmp()
 import torch  # noqa: E402  # after the OpenMP settings
 from transformers import PreTrainedModel, PreTrainedTokenizerFast  # noqa: E402
 
-from forage.config import RunConfig, load_config  # noqa: E402
+from forage.config.run_config import RunConfig, load_config  # noqa: E402
 from forage.data.questions import read_questions  # noqa: E402
 from forage.environment import actions  # noqa: E402
 from forage.environment.codec import Codec  # noqa: E402

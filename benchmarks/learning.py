@@ -36,7 +36,7 @@ from typing import Any
 import yaml
 
 import forage
-from forage.config import RunConfig, build_config, to_yaml
+from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.data.world import write_world
 from forage.records import read_metrics
 from forage.retrieval.index import build_index

@@ -69,7 +69,7 @@ def _train_arguments(parser: ArgumentParser) -> None:
 
 
 def _train(args: Namespace) -> int:
-    from forage.config import load_config
+    from forage.config.run_config import load_config
 
     config = load_config(args.config, args.overrides)
     if args.dry_run:
@@ -117,7 +117,7 @@ def _sft_arguments(parser: ArgumentParser) -> None:
 
 
 def _sft(args: Namespace) -> int:
-    from forage.config import load_config
+    from forage.config.run_config import load_config
 
     config = load_config(args.config, args.overrides)
     from forage.sft import run_sft
@@ -137,7 +137,7 @@ def _eval_arguments(parser: ArgumentParser) -> None:
 
 
 def _eval(args: Namespace) -> int:
-    from forage.config import load_config
+    from forage.config.run_config import load_config
 
     config = load_config(args.config, args.overrides)
     from forage.evaluation.evaluate import run_evaluation
@@ -186,7 +186,7 @@ def _play_arguments(parser: ArgumentParser) -> None:
 
 
 def _play(args: Namespace) -> int:
-    from forage.config import load_config
+    from forage.config.run_config import load_config
 
     config = load_config(args.config, args.overrides)
     from forage.play import play_one

@@ -100,9 +100,9 @@ def _data_convert(args: Namespace) -> int:
 def _data_select(args: Namespace) -> int:
     from rich.console import Console
 
+    from forage.config.warm_start_config import SelectConfig
     from forage.data.selection import select
     from forage.records import write_records
-    from forage.warm_start_config import SelectConfig
 
     config = SelectConfig(
         min_reward=args.min_reward,

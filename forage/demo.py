@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from forage.config import RunConfig, build_config, to_yaml
+from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.data.world import write_world
 from forage.errors import UserError
 from forage.evaluation.evaluate import Destination, evaluate_model

@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.evaluation.baselines.methods import make_player
 from forage.evaluation.engines import load_policy_tokenizer, open_policy
 from forage.retrieval.client import SearchClient

@@ -1,6 +1,7 @@
 """What every section of settings is: frozen, without unknown keys, and without dead ones.
 
-The sections themselves are in the ``*_config.py`` files, and ``config.py`` makes a tree of them.
+The sections themselves are in ``forage/config``, a file each, and ``config/run_config.py`` makes a
+tree of them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from forage.config import RunConfig
+from forage.config.reward_config import RewardConfig
+from forage.config.run_config import RunConfig
 from forage.data.questions import read_questions
 from forage.data.selection import select
 from forage.environment.codec import Codec
@@ -27,7 +28,6 @@ from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.retrieval.client import SearchClient
-from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.demonstrator import Demonstrator, FirstHit, ScriptWriter
 from forage.rollout.player import Player

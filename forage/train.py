@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 
 from forage.algorithms.packing import pack_mini_batches
-from forage.config import RunConfig, to_yaml
+from forage.config.run_config import RunConfig, to_yaml
 from forage.data.step_questions import StepQuestions
 from forage.data.training import training_questions
 from forage.errors import UserError

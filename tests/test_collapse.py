@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import forage
-from forage.config import RunConfig, build_config
+from forage.config.run_config import RunConfig, build_config
 from forage.data.world import write_world
 from forage.records import read_metrics
 from forage.retrieval.index import build_index

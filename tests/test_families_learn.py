@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from forage.algorithms.packing import pack
-from forage.config import RunConfig, build_config
+from forage.config.run_config import RunConfig, build_config
 from forage.environment.codec import Codec
 from forage.environment.tools import derive_tool
 from forage.rollout.player import Player

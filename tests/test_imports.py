@@ -34,13 +34,7 @@ LEVELS = (
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
-    ("evaluation_config", "model_config"),
-    (
-        *("algorithm_config", "data_config", "endpoint_config", "environment_config"),
-        *("placement_config", "reward_config", "rollout_config", "search_config"),
-        *("sentinel_config", "trainer_config", "warm_start_config"),
-        *("config_errors", "config_file", "episode_json", "secret_file"),
-    ),
+    ("episode_json", "secret_file"),
     ("types", "errors", "settings", "hardware", "progress", "arguments", "stop_signal"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
@@ -132,7 +126,11 @@ def test_every_arrow_points_down() -> None:
         ("rollout/a.py", "import forage.training.model", True),
         ("training/a.py", "from forage.rollout import engine", True),
         ("training/a.py", "def f():\n    from forage.rollout.engine import Engine", True),
-        ("config.py", "if TYPE_CHECKING:\n    from forage.train import run_training", True),
+        (
+            "config/run_config.py",
+            "if TYPE_CHECKING:\n    from forage.train import run_training",
+            True,
+        ),
         ("data/a.py", "from ..retrieval.client import Client", True),
         ("data/a.py", "from forage import cli", True),
         ("data/a.py", "import_module('forage.rewards.answers')", True),

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.errors import UserError
 from forage.train import run_training
 from tests.tiny_runs import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from forage import config_file, train
+from forage import train
 from forage.cli import main
-from forage.config import RunConfig, load_config
+from forage.config import config_file
+from forage.config.run_config import RunConfig, load_config
 from forage.data.world import write_world
 from forage.records import read_metrics
 from forage.retrieval.index import build_index
@@ -83,7 +84,7 @@ def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[type, 
     with monkeypatch.context() as patch:
         patch.setattr(BaseModel, "__getattribute__", spy)
         patch.setattr(train, "to_yaml", unseen(train.to_yaml))
-        patch.setattr("forage.config.load_config", unseen(load_config))
+        patch.setattr("forage.config.run_config.load_config", unseen(load_config))
         yield reads
 
 

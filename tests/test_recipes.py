@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from forage.cli import main
-from forage.config import RunConfig, load_config
-from forage.config_file import BASE
-from tests.test_config import FORAGE, attributes_read, leaf_keys
+from forage.config.config_file import BASE
+from forage.config.run_config import RunConfig, load_config
+from tests.config.test_run_config import FORAGE, attributes_read, leaf_keys
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "xquad")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from forage.reward_config import JudgeConfig, RewardConfig, RewardFunction, RewardWeights
+from forage.config.reward_config import JudgeConfig, RewardConfig, RewardFunction, RewardWeights
 from forage.rewards.compat import RULES
 from forage.rewards.scorer import Scorer
 from forage.types import Episode

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.data.questions import read_questions, write_questions
 from forage.environment.codec import Codec
 from forage.errors import UserError

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forage.config import RunConfig, build_config, to_yaml
+from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.data.world import write_world
 from forage.new import ModelShape, make_model
 from forage.retrieval.index import build_index

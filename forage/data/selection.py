@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from forage.config.warm_start_config import SelectConfig
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.records import read_episodes
 from forage.types import Episode, Status
-from forage.warm_start_config import SelectConfig
 
 Key = tuple[object, ...]
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from forage.config.data_config import DataConfig
 from forage.data.difficulty import measure_difficulty
 from forage.data.order import QuestionOrder
 from forage.data.questions import read_questions
-from forage.data_config import DataConfig
 from forage.errors import UserError
 from forage.types import Question
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
+from forage.config.environment_config import EnvironmentConfig
 from forage.environment import actions
 from forage.environment.codec import Codec
 from forage.environment.observation import (
@@ -26,7 +27,6 @@ from forage.environment.observation import (
 )
 from forage.environment.protocol import make_protocol
 from forage.environment.transcript import Transcript
-from forage.environment_config import EnvironmentConfig
 from forage.types import (
     ActionKind,
     ContextOverflow,

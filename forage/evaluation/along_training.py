@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.evaluation.arms import Arm
 from forage.evaluation.engines import facts_of_weights
 from forage.evaluation.evaluate import (

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage.config import RunConfig
-from forage.endpoint_config import EndpointConfig
+from forage.config.endpoint_config import EndpointConfig
+from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.hardware import choose_matmul_kernel
 from forage.rollout.chat_engine import ChatEngine

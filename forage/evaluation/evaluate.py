@@ -17,7 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
+from forage.config.search_config import SearchConfig
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.evaluation.arms import Arm, Passages, Searches
@@ -39,7 +40,6 @@ from forage.retrieval.index import open_corpus
 from forage.retrieval.manifest import read_manifest
 from forage.rewards.scorer import Scorer
 from forage.rollout.scheduler import Job
-from forage.search_config import SearchConfig
 from forage.types import Episode, Generate, Question, Score, Search
 
 LOG = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.environment.template import PromptTemplate
 from forage.evaluation.baselines.methods import PROMPTS
 from forage.evaluation.baselines.rejection_sampling import num_candidates

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.data.questions import read_questions
 from forage.data.training import require_file
 from forage.errors import UserError

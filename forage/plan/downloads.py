@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.data.benchmarks import names_of, published
 from forage.data.published_corpora import CORPORA
 from forage.data.training import prepare_command

@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.plan.models import ModelSize
 from forage.rollout.slots import LENGTH_BUCKET, round_up
 from forage.training.attention import QUERY_BLOCK

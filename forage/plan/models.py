@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forage.config.model_config import LoraConfig
 from forage.errors import UserError
-from forage.model_config import LoraConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.data.training import training_questions
 from forage.environment.template import PromptTemplate
 from forage.errors import UserError

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.environment.tools import MAX_QUERIES
 from forage.rollout.refill import num_oversampled
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
+from forage.config.search_config import SearchConfig
 from forage.retrieval.cache import LruCache
 from forage.retrieval.counts import SearchCounts
 from forage.retrieval.dispatch import Dispatcher
 from forage.retrieval.exchange import Failure, Served
 from forage.retrieval.query import normalise_query
-from forage.search_config import SearchConfig
 from forage.types import FailureKind, Hit, SearchReply
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, SupportsFloat
 
+from forage.config.reward_config import RewardFunction
 from forage.errors import UserError
-from forage.reward_config import RewardFunction
 from forage.types import Episode, Reward
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from forage.config.reward_config import JudgeConfig
 from forage.errors import UserError
-from forage.reward_config import JudgeConfig
 from forage.rewards.judge_cache import JudgeCache, cache_key
 from forage.types import FailureKind
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from forage.reward_config import RewardConfig
+from forage.config.reward_config import RewardConfig
 from forage.rewards.format import ProtocolName
 from forage.rewards.functions import LoadedFunction
 from forage.rewards.judge import Judge, JudgeFailure

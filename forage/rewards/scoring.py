@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forage.reward_config import RewardConfig
+from forage.config.reward_config import RewardConfig
 from forage.rewards.answers import cover_match, exact_match, f1_score
 from forage.rewards.format import ProtocolName, is_format_valid
 from forage.rewards.shown import shows_an_answer

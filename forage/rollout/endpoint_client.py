@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from forage.endpoint_config import EndpointConfig
+from forage.config.endpoint_config import EndpointConfig
 from forage.errors import UserError
 from forage.rollout.endpoint_exchange import Refusal, exchange
 from forage.rollout.endpoint_key import read_endpoint_key

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import SecretStr
 
-from forage.endpoint_config import EndpointConfig
+from forage.config.endpoint_config import EndpointConfig
 from forage.errors import UserError
 from forage.secret_file import read_secret_file
 

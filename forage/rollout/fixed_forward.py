@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.attention import Attend
+from forage.config.rollout_config import EngineConfig
 from forage.rollout.slots import DecodeAttend, PrefillAttend, SlotCache, Stretch, round_up
-from forage.rollout_config import EngineConfig
 
 
 class FixedForward:

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
+from forage.config.rollout_config import EngineConfig
 from forage.hardware import choose_num_threads, num_cores
 from forage.rollout.fixed_forward import FixedForward
 from forage.rollout.packed_forward import PackedForward
 from forage.rollout.slots import SlotCache, Stretch
-from forage.rollout_config import EngineConfig
 
 _COMPANY = (1, 2, 5, 11, 24)
 

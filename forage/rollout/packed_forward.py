@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.attention import mix_values
+from forage.config.rollout_config import EngineConfig
 from forage.rollout.row_attention import attend_rows
 from forage.rollout.slots import LENGTH_BUCKET, SlotCache, Stretch, hiding_bias, round_up
-from forage.rollout_config import EngineConfig
 
 MIN_PART_COST = 200
 """What a part has to cost to be worth a core, in tokens of an observation."""

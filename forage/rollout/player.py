@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 
 from transformers import PreTrainedTokenizerFast
 
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.rollout_config import RolloutConfig
 from forage.environment.codec import Codec
 from forage.environment.episode import Environment, EpisodeSetting
 from forage.environment.prompt import encode_prompt
 from forage.environment.template import PromptTemplate, check_template
-from forage.environment_config import EnvironmentConfig
 from forage.rollout.scheduler import Job
-from forage.rollout_config import RolloutConfig
 from forage.types import Episode, Generate, Question, Search
 
 

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from forage.algorithm_config import DynamicSamplingConfig
 from forage.algorithms.dynamic_sampling import choose
+from forage.config.algorithm_config import DynamicSamplingConfig
 from forage.errors import UserError
 from forage.rollout.scheduler import GroupScheduler
 from forage.types import Episode, Group, Question

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from forage import attention
+from forage.config.rollout_config import EngineConfig
 from forage.rollout.engine import EngineCounters
 from forage.rollout.sampling import noise_key
 from forage.rollout.slots import CacheShape, SlotCache, round_up
 from forage.rollout.stopping import StopTable
 from forage.rollout.turns import Turn, WeightsLock
 from forage.rollout.worker import Worker
-from forage.rollout_config import EngineConfig
 from forage.types import Completion, EngineError, Sampling
 
 

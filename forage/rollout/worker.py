@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forage.config.rollout_config import EngineConfig
 from forage.rollout.drafter import Drafter, Guess, count_worth
 from forage.rollout.engine import EngineCounters
 from forage.rollout.forward import Forward, choose_forward
@@ -27,7 +28,6 @@ from forage.rollout.sampling import choose_tokens, uniform_noise
 from forage.rollout.slots import SlotCache
 from forage.rollout.stopping import StopTable
 from forage.rollout.turns import Slot, Turn, WeightsLock
-from forage.rollout_config import EngineConfig
 from forage.types import EngineError, FinishReason
 
 MAX_ROUND_TOKENS = 4096

@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage.config import load_config
+from forage.config.model_config import ModelConfig
+from forage.config.run_config import load_config
 from forage.errors import UserError
-from forage.model_config import ModelConfig
 from forage.training import lora
 from forage.training.critic import CriticTrainer
 from forage.training.model import load_model, load_tokenizer, save_model

@@ -13,7 +13,6 @@ from statistics import fmean
 
 import torch
 
-from forage.algorithm_config import AlgorithmConfig
 from forage.algorithms.advantages import (
     advantages_over,
     grpo_advantages,
@@ -31,6 +30,7 @@ from forage.algorithms.turn_credit import (
     over_tokens,
     turn_level_advantages,
 )
+from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.earnings import Earned, Ledger
 from forage.types import Episode, Group, Weighed
 

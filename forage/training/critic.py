@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forage import attention
-from forage.algorithm_config import CriticConfig
 from forage.algorithms.aggregation import token_mean
 from forage.algorithms.gae import explained_variance, value_loss
+from forage.config.algorithm_config import CriticConfig
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
 from forage.types import Batch, Packed, Rows

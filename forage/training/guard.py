@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.errors import UserError
 from forage.records import read_metrics
 from forage.training.checkpoint import checkpoints, drop_checkpoint

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from forage.config.model_config import LoraConfig
 from forage.errors import UserError
-from forage.model_config import LoraConfig
 
 if TYPE_CHECKING:
     import peft

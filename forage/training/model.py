@@ -19,9 +19,9 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from forage.config.model_config import ModelConfig
 from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
-from forage.model_config import ModelConfig
 from forage.training import lora
 
 # Its bars show parts of a second of loading, in the middle of ours.

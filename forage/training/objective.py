@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forage.algorithm_config import AlgorithmConfig
 from forage.algorithms.aggregation import constant, sequence_mean, sequence_sum, token_mean
 from forage.algorithms.kl import kl_estimate
 from forage.algorithms.losses import (
@@ -23,6 +22,7 @@ from forage.algorithms.losses import (
     reinforce_loss,
 )
 from forage.algorithms.packing import sequence_numbers
+from forage.config.algorithm_config import AlgorithmConfig
 from forage.types import Batch, Rows
 
 

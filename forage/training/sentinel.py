@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from forage.sentinel_config import SentinelConfig
+from forage.config.sentinel_config import SentinelConfig
 
 _HOPS = re.compile(r"searches/hops_(\d+)")
 

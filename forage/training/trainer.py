@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forage import attention
-from forage.algorithm_config import AlgorithmConfig
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.kl import next_coefficient
 from forage.algorithms.packing import estimated_flops
-from forage.config import RunConfig
-from forage.trainer_config import TrainerConfig
+from forage.config.algorithm_config import AlgorithmConfig
+from forage.config.run_config import RunConfig
+from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic, CriticTrainer
 from forage.training.gradients import accumulate
 from forage.training.logprobs import token_logprobs

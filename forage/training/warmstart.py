@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.packing import first_fit, lay_end_to_end
+from forage.config.warm_start_config import WarmStartConfig
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.training import lora
 from forage.training.gradients import accumulate
 from forage.training.logprobs import token_logprobs
 from forage.types import Episode, Origin
-from forage.warm_start_config import WarmStartConfig
 
 MAX_TOKENS_PER_MICRO_BATCH = 2560
 

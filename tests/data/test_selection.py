@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.cli import main
+from forage.config.warm_start_config import SelectConfig
 from forage.data.selection import select
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.records import read_episodes, write_records
 from forage.types import Question, Status, TokenizerId
-from forage.warm_start_config import SelectConfig
 from tests.fakes import line_episode
 
 MARK = TokenizerId("tiny", "00ff")

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from forage.config.environment_config import EnvironmentConfig
 from forage.environment.codec import Codec
 from forage.environment.episode import Environment
-from forage.environment_config import EnvironmentConfig
 from forage.types import Episode, Passage
 from tests.fakes import (
     Fault,

@@ -14,18 +14,18 @@ import pytest
 import torch
 
 from forage.algorithms.packing import pack
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.rollout_config import EngineConfig, RolloutConfig
 from forage.environment import actions
 from forage.environment.codec import Codec
 from forage.environment.protocol import TagsProtocol, ToolsProtocol, make_protocol
 from forage.environment.template import PromptTemplate
 from forage.environment.tools import derive_tool
-from forage.environment_config import EnvironmentConfig
 from forage.errors import UserError
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job
 from forage.rollout.stopping import StopTable
 from forage.rollout.torch_engine import TorchEngine
-from forage.rollout_config import EngineConfig, RolloutConfig
 from forage.types import (
     ActionKind,
     Completion,

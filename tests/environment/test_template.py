@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.rollout_config import RolloutConfig
 from forage.environment.codec import Codec
 from forage.environment.protocol import TagsProtocol, ToolsProtocol
 from forage.environment.template import PromptTemplate, check_template
-from forage.environment_config import EnvironmentConfig
 from forage.errors import UserError
 from forage.rollout.player import Player
-from forage.rollout_config import RolloutConfig
 from tests.environment.families import family_tokenizer
 from tests.fakes import tiny_codec, tiny_tokenizer
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forage.cli import main
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.data.questions import read_questions, write_questions
 from forage.errors import UserError
 from forage.evaluation.along_training import final_figures

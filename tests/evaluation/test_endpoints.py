@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forage.cli import main
-from forage.config import RunConfig, build_config
+from forage.config.run_config import RunConfig, build_config
 from forage.data.questions import read_questions
 from forage.environment.codec import Codec
 from forage.errors import UserError

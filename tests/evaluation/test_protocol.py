@@ -4,11 +4,11 @@ from typing import Any, get_args
 
 import pytest
 
-from forage.config import RunConfig, build_config
+from forage.config.evaluation_config import Method
+from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.evaluation.baselines.methods import PROMPTS
 from forage.evaluation.protocol import Protocol, answers_text, differences, fingerprint_of
-from forage.evaluation_config import Method
 from forage.retrieval.exchange import Served
 
 WEIGHTS = {"the weights": "abc", "the tokenizer": "t"}

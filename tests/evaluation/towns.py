@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forage.config import RunConfig, build_config
+from forage.config.run_config import RunConfig, build_config
 from forage.data.corpus import CorpusStore, write_corpus
 from forage.evaluation.evaluate import Destination, Evaluator, evaluate
 from forage.evaluation.result import EvaluationResult

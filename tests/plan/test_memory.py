@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
-from forage.config import RunConfig, build_config
+from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.plan.memory import Memory, activation_bytes, plan_memory, torch_cache_bytes
 from forage.plan.models import ModelSize, measure

@@ -9,15 +9,15 @@ import pytest
 from rich.console import Console
 
 from forage.cli import main
-from forage.config import RunConfig, build_config, load_config
+from forage.config.data_config import QuestionSet
+from forage.config.run_config import RunConfig, build_config, load_config
+from forage.config.search_config import Corpus
 from forage.data.benchmarks import _PARTS
 from forage.data.published_corpora import CORPORA
-from forage.data_config import QuestionSet
 from forage.errors import UserError
 from forage.plan.machine import Machine, look_at_machine
 from forage.plan.page import print_plan
 from forage.plan.plan import Plan, make_plan
-from forage.search_config import Corpus
 from forage.train import run_training
 
 ROOT = Path(__file__).parents[2]

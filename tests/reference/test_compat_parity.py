@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from forage.reward_config import RewardConfig
+from forage.config.reward_config import RewardConfig
 from forage.rewards.compat import (
     RULES,
     OriginalSettings,

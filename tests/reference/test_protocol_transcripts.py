@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from forage.config.environment_config import EnvironmentConfig
 from forage.environment.actions import INVALID_ACTION_MESSAGE
 from forage.environment.episode import Environment
-from forage.environment_config import EnvironmentConfig
 from forage.types import Episode, Origin, Passage, Status
 from tests.fakes import (
     ScriptedEngine,

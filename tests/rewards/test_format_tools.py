@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.reward_config import RewardConfig
+from forage.config.rollout_config import RolloutConfig
 from forage.environment.codec import Codec
 from forage.environment.tools import derive_tool
-from forage.environment_config import EnvironmentConfig
-from forage.reward_config import RewardConfig
 from forage.rewards.format import is_format_valid
 from forage.rewards.scoring import score_episode
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job
-from forage.rollout_config import RolloutConfig
 from forage.types import Episode, Passage
 from tests.environment.families import NAMES, Name, family_tokenizer
 from tests.fakes import ScriptedEngine, ScriptedSearch, make_question, reply_with

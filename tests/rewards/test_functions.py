@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from forage.config.reward_config import RewardConfig, RewardFunction
 from forage.errors import UserError
-from forage.reward_config import RewardConfig, RewardFunction
 from forage.rewards.functions import LoadedFunction, RewardFunctionError
 from forage.rewards.scorer import Scorer
 from forage.types import Episode, FailureKind, Reward, Status

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from forage.config.reward_config import JudgeConfig, RewardConfig
 from forage.errors import UserError
-from forage.reward_config import JudgeConfig, RewardConfig
 from forage.rewards.judge import Judge, JudgeFailure
 from forage.rewards.scorer import Scorer
 from forage.types import FailureKind

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from forage.config import RunConfig, build_config, load_config, to_yaml
+from forage.config.run_config import RunConfig, build_config, load_config, to_yaml
 from forage.errors import UserError
 
 JUDGED = {"answer": "judge", "judge": {"url": "http://127.0.0.1:1/v1"}}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from forage.config.rollout_config import EngineConfig
 from forage.rollout.stopping import StopTable
 from forage.rollout.torch_engine import TorchEngine
-from forage.rollout_config import EngineConfig
 from forage.types import Completion, Sampling
 from tests.rollout.tiny_models import VOCABULARY, make_model
 

@@ -7,13 +7,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from forage.algorithms.packing import unweighed
-from forage.endpoint_config import EndpointConfig
+from forage.config.endpoint_config import EndpointConfig
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.reward_config import RewardConfig
+from forage.config.warm_start_config import WarmStartConfig
 from forage.environment.codec import Codec
 from forage.environment.episode import Environment
-from forage.environment_config import EnvironmentConfig
 from forage.episode_json import episode_from_json, episode_to_json
 from forage.errors import UserError
-from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.chat_engine import ChatEngine
 from forage.rollout.endpoint_client import EndpointClient, EndpointFailure
@@ -28,7 +29,6 @@ from forage.types import (
     Sampling,
     Status,
 )
-from forage.warm_start_config import WarmStartConfig
 from tests.fakes import TitleSearch, make_question, make_setting, tiny_codec, tiny_tokenizer
 from tests.rollout.model_server import NAME, ModelServer, Write, serving
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from forage.endpoint_config import EndpointConfig
+from forage.config.endpoint_config import EndpointConfig
+from forage.config.environment_config import EnvironmentConfig
 from forage.environment.episode import Environment
-from forage.environment_config import EnvironmentConfig
 from forage.errors import UserError
 from forage.rollout.completions_engine import CompletionsEngine
 from forage.rollout.endpoint_client import EndpointClient, EndpointFailure

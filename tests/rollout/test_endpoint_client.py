@@ -9,7 +9,7 @@ import pytest
 from fastapi import Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from forage.endpoint_config import EndpointConfig
+from forage.config.endpoint_config import EndpointConfig
 from forage.errors import UserError
 from forage.rollout.endpoint_client import EndpointClient, EndpointFailure
 from forage.rollout.endpoint_key import read_endpoint_key

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forage.config.rollout_config import EngineConfig
 from forage.rollout import forward
 from forage.rollout.torch_engine import TorchEngine
-from forage.rollout_config import EngineConfig
 from forage.training.model import new_model
 from tests.rollout.engines import (
     LETTERS,

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage import attention
+from forage.config.rollout_config import EngineConfig
 from forage.rollout import forward as forward_module
 from forage.rollout.fixed_forward import FixedForward
 from forage.rollout.forward import choose_forward, rows_are_independent
 from forage.rollout.packed_forward import MIN_PART_COST, PackedForward, equal_parts
 from forage.rollout.row_attention import attend_rows
 from forage.rollout.slots import CacheShape, SlotCache, Stretch
-from forage.rollout_config import EngineConfig
 from forage.training.model import new_model
 from tests.rollout.engines import tokens
 from tests.rollout.tiny_models import VOCABULARY

@@ -2,11 +2,11 @@
 
 import pytest
 
-from forage.environment_config import EnvironmentConfig
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.rollout_config import RolloutConfig
 from forage.errors import UserError
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job
-from forage.rollout_config import RolloutConfig
 from forage.types import Origin, Question, Status
 from tests.fakes import Fault, ScriptedEngine, ScriptedSearch, failure, tiny_tokenizer
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.algorithm_config import DynamicSamplingConfig
+from forage.config.algorithm_config import DynamicSamplingConfig
 from forage.rollout.refill import GroupSource, NothingToLearn, num_oversampled, refill
 from forage.rollout.scheduler import GroupScheduler, Job, Scheduler
 from forage.types import Episode, Group, Question, Status

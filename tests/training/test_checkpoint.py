@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage.algorithm_config import AlgorithmConfig, CriticConfig
 from forage.algorithms.packing import pack, unweighed
+from forage.config.algorithm_config import AlgorithmConfig, CriticConfig
+from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
-from forage.trainer_config import TrainerConfig
 from forage.training.checkpoint import (
     CHECKPOINTS_DIR,
     RunState,

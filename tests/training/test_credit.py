@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.algorithm_config import (
+from forage.algorithms.packing import pack
+from forage.config.algorithm_config import (
     AlgorithmConfig,
     CorrectionConfig,
     KlConfig,
@@ -23,7 +24,6 @@ from forage.algorithm_config import (
     OverlongConfig,
     TurnsConfig,
 )
-from forage.algorithms.packing import pack
 from forage.training.credit import Credit
 from forage.training.objective import Tokens, aggregate, token_losses
 from forage.training.views import correct

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from forage.algorithm_config import CriticConfig
 from forage.algorithms.packing import pack
+from forage.config.algorithm_config import CriticConfig
 from forage.training.critic import Critic, CriticTrainer
 from forage.types import Batch, Weighed
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin

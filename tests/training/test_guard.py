@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forage.config import RunConfig, build_config
+from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.records import RunRecords, read_metrics
 from forage.training.checkpoint import checkpoints

@@ -13,16 +13,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from forage import attention
-from forage.algorithm_config import AlgorithmConfig
 from forage.algorithms.packing import lay_end_to_end, pack, unweighed
-from forage.config import RunConfig, build_config, to_yaml
+from forage.config.algorithm_config import AlgorithmConfig
+from forage.config.model_config import LoraConfig, ModelConfig
+from forage.config.rollout_config import EngineConfig
+from forage.config.run_config import RunConfig, build_config, to_yaml
+from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
-from forage.model_config import LoraConfig, ModelConfig
 from forage.rollout import forward as forward_module
 from forage.rollout.forward import rows_are_independent
 from forage.rollout.torch_engine import TorchEngine
-from forage.rollout_config import EngineConfig
-from forage.trainer_config import TrainerConfig
 from forage.training import lora
 from forage.training.checkpoint import (
     RunState,

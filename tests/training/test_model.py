@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
+from forage.config.model_config import ModelConfig
 from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
-from forage.model_config import ModelConfig
 from forage.training.logprobs import token_logprobs
 from forage.training.model import (
     END_OF_TEXT,

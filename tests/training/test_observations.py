@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from forage.algorithm_config import AlgorithmConfig, KlConfig
 from forage.algorithms.packing import lay, pack
-from forage.config import build_config
+from forage.config.algorithm_config import AlgorithmConfig, KlConfig
+from forage.config.run_config import build_config
+from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
-from forage.trainer_config import TrainerConfig
 from forage.training.observations import fill_in, unmask
 from forage.training.trainer import Trainer, build_trainer
 from forage.types import Batch, Episode, Origin, Segment, Status

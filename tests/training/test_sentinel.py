@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.sentinel_config import SentinelConfig
+from forage.config.sentinel_config import SentinelConfig
 from forage.training.sentinel import Alarm, Sentinel
 
 MAX_GRAD_NORM = 1.0

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.algorithm_config import AlgorithmConfig, KlConfig, LikelihoodProtectionConfig
 from forage.algorithms.packing import pack
+from forage.config.algorithm_config import AlgorithmConfig, KlConfig, LikelihoodProtectionConfig
+from forage.config.rollout_config import EngineConfig
+from forage.config.trainer_config import TrainerConfig
 from forage.rollout.torch_engine import TorchEngine
-from forage.rollout_config import EngineConfig
-from forage.trainer_config import TrainerConfig
 from forage.training.trainer import Trainer
 from forage.types import Batch, Episode, Origin, Segment
 from tests.rollout.engines import LETTERS, Plan, play

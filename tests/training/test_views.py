@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forage.algorithm_config import AlgorithmConfig, CorrectionConfig, KlConfig
 from forage.algorithms.packing import unweighed
-from forage.trainer_config import TrainerConfig
+from forage.config.algorithm_config import AlgorithmConfig, CorrectionConfig, KlConfig
+from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic
 from forage.training.trainer import Trainer
 from forage.training.views import correct

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from forage import attention
+from forage.config.warm_start_config import WarmStartConfig
 from forage.training import warmstart
 from forage.training.warmstart import WeightedTokens, warm_start, weigh
 from forage.types import ActionKind, Episode, Origin, Segment, Status, Turn
-from forage.warm_start_config import WarmStartConfig
 from tests.fakes import make_question, tiny_codec, tiny_model, tiny_tokenizer
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
 from tests.training.sequences import random_tokens

@@ -17,6 +17,7 @@ from importlib import resources
 
 from transformers import PreTrainedTokenizerFast
 
+from forage.config.environment_config import EnvironmentConfig
 from forage.environment.actions import ANSWER_CLOSE, ANSWER_OPEN, first_block
 from forage.environment.codec import Codec
 from forage.environment.filling import Filling, fill
@@ -27,7 +28,6 @@ from forage.environment.observation import (
     failed_observation,
 )
 from forage.environment.transcript import Transcript
-from forage.environment_config import EnvironmentConfig
 from forage.rollout.scheduler import Job
 from forage.types import (
     ActionKind,

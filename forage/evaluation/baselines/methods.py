@@ -13,7 +13,8 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerFast
 
-from forage.config import RunConfig
+from forage.config.evaluation_config import Method
+from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.environment.filling import fill
 from forage.environment.prompt import asked, check_length
@@ -21,7 +22,6 @@ from forage.errors import UserError
 from forage.evaluation.baselines import chain_of_thought, direct, ircot, rag, search_o1
 from forage.evaluation.baselines.asking import Asking, Setting
 from forage.evaluation.baselines.rejection_sampling import RejectionSampler, num_candidates
-from forage.evaluation_config import Method
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job
 from forage.types import (

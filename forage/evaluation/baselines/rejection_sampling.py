@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
-from forage.config import RunConfig
+from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from forage.config import RunConfig, build_config
+from forage.config.run_config import RunConfig, build_config
 from forage.evaluation.baselines.asking import read_template
 from forage.evaluation.baselines.methods import make_player
 from forage.rollout.scheduler import Job

@@ -4,11 +4,11 @@ from typing import Any, get_args
 
 import pytest
 
+from forage.config.evaluation_config import Method
+from forage.config.reward_config import RewardConfig
 from forage.errors import UserError
 from forage.evaluation.baselines.methods import BaselinePlayer, make_player
 from forage.evaluation.baselines.rejection_sampling import RejectionSampler
-from forage.evaluation_config import Method
-from forage.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.player import Player
 from forage.rollout.scheduler import Job

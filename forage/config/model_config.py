@@ -1,6 +1,6 @@
 """The settings of ``model``: the policy's weights, adapters beside them, or a server that has them.
 
-``config.py`` hangs them under its root, and refuses a server's policy to what needs weights.
+``run_config.py`` hangs them under its root, and refuses a server's policy to what needs weights.
 Nothing is loaded here.
 """
 
@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from forage.endpoint_config import EndpointConfig
+from forage.config.endpoint_config import EndpointConfig
 from forage.settings import Frozen
 
 KEYS_OF_WEIGHTS = ("dtype", "device", "gradient_checkpointing", "lora")

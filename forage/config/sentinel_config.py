@@ -1,6 +1,6 @@
 """The settings of ``sentinel``: thresholds of the signs of a collapse, and what an alarm does.
 
-``config.py`` hangs them under its root; ``training/sentinel.py`` watches.
+``run_config.py`` hangs them under its root; ``training/sentinel.py`` watches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The settings of ``data``: files of questions, their order, and the index that some arms read.
 
-``config.py`` hangs them under its root; ``data/`` reads the files.
+``run_config.py`` hangs them under its root; ``data/`` reads the files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The settings of ``search``: the retriever's address and how patient its client is.
 
-``config.py`` hangs them under its root, and ``evaluation_config.py`` once more for the arm
+``run_config.py`` hangs them under its root, and ``evaluation_config.py`` once more for the arm
 other_retriever. ``retrieval/client.py`` is that client.
 """
 

@@ -1,6 +1,6 @@
 """The settings of ``trainer``: the shape of a step, the optimizer and the cadence of the loop.
 
-``config.py`` hangs them under its root; the loss is ``algorithm``'s.
+``run_config.py`` hangs them under its root; the loss is ``algorithm``'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The settings of ``placement``: machines, GPUs, what samples, and what rests in host memory.
 
-``config.py`` hangs them under its root. ``forage train --dry-run`` plans with every key (see
+``run_config.py`` hangs them under its root. ``forage train --dry-run`` plans with every key (see
 ``plan/``); training goes on in one process and on one device so far, and ``not_yet`` says what it
 refuses. Engines and sharding themselves are not here.
 """

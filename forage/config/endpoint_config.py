@@ -1,7 +1,7 @@
 """The settings of ``model.endpoint``: a server that speaks OpenAI's API, as the policy.
 
-``model_config.py`` hangs them under ``model``, and ``config.py`` refuses them for training. Keys of
-servers are no settings: a variable or a file that holds one is named here, and
+``model_config.py`` hangs them under ``model``, and ``run_config.py`` refuses them for training.
+Keys of servers are no settings: a variable or a file that holds one is named here, and
 ``forage.rollout.endpoint_client`` reads it. What each form can and cannot know of the policy is
 told in docs/endpoints.md.
 """

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from forage.config import RunConfig, build_config, load_config, to_yaml
+from forage.config.run_config import RunConfig, build_config, load_config, to_yaml
 from forage.errors import UserError
 
-FORAGE = Path(__file__).parent.parent / "forage"
+FORAGE = Path(__file__).parents[2] / "forage"
 
 
 def tree(**sections: Any) -> dict[str, Any]:

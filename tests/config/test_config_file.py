@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.config import load_config
-from forage.config_file import Tree, merge, read_tree
+from forage.config.config_file import Tree, merge, read_tree
+from forage.config.run_config import load_config
 from forage.errors import UserError
 
 

@@ -1,6 +1,6 @@
 """The settings of ``evaluation``: which questions, arms and method, how sampled, and how often.
 
-``config.py`` hangs them under its root; docs/evaluation.md has their use.
+``run_config.py`` hangs them under its root; docs/evaluation.md has their use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from forage.search_config import SearchConfig
+from forage.config.search_config import SearchConfig
 from forage.settings import Frozen
 
 Method = Literal[

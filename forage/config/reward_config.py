@@ -1,7 +1,7 @@
 """The settings of ``reward``: the published table, the terms around it, functions and a judge.
 
-``config.py`` hangs them under its root and adds the checks that span other sections. What each key
-does is in docs/rewards.md; what contradicts another key is refused here.
+``run_config.py`` hangs them under its root and adds the checks that span other sections. What each
+key does is in docs/rewards.md; what contradicts another key is refused here.
 """
 
 from __future__ import annotations

@@ -14,22 +14,22 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from forage.algorithm_config import AlgorithmConfig
-from forage.config_errors import explain
-from forage.config_file import apply_override, read_tree
-from forage.data_config import DataConfig
-from forage.environment_config import EnvironmentConfig
+from forage.config.algorithm_config import AlgorithmConfig
+from forage.config.config_errors import explain
+from forage.config.config_file import apply_override, read_tree
+from forage.config.data_config import DataConfig
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.evaluation_config import EvaluationConfig
+from forage.config.model_config import KEYS_OF_WEIGHTS, ModelConfig
+from forage.config.placement_config import PlacementConfig
+from forage.config.reward_config import RewardConfig
+from forage.config.rollout_config import RolloutConfig
+from forage.config.search_config import SearchConfig
+from forage.config.sentinel_config import SentinelConfig
+from forage.config.trainer_config import TrainerConfig
+from forage.config.warm_start_config import WarmStartConfig
 from forage.errors import UserError
-from forage.evaluation_config import EvaluationConfig
-from forage.model_config import KEYS_OF_WEIGHTS, ModelConfig
-from forage.placement_config import PlacementConfig
-from forage.reward_config import RewardConfig
-from forage.rollout_config import RolloutConfig
-from forage.search_config import SearchConfig
-from forage.sentinel_config import SentinelConfig
 from forage.settings import Frozen, Settings
-from forage.trainer_config import TrainerConfig
-from forage.warm_start_config import WarmStartConfig
 
 
 class RunConfig(Frozen):

@@ -1,6 +1,6 @@
 """The settings of ``rollout``: how episodes are sampled, and the slots of the in-process engine.
 
-``config.py`` hangs them under its root, and refuses the slots where another engine samples.
+``run_config.py`` hangs them under its root, and refuses the slots where another engine samples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The settings of ``environment``: the protocol of an episode and its budgets.
 
-``config.py`` hangs them under its root and checks the budgets against the trainer's.
+``run_config.py`` hangs them under its root and checks the budgets against the trainer's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A wrong setting, told to who wrote it: which key, which value, and the nearest key there is.
 
-``config.py`` calls this where pydantic refused a tree of settings.
+``run_config.py`` calls this where pydantic refused a tree of settings.
 """
 
 from __future__ import annotations

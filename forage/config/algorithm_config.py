@@ -1,7 +1,7 @@
 """The settings of ``algorithm``: how rewards become advantages and advantages become a loss.
 
-``config.py`` hangs them under its root and adds the checks that span other sections. Which keys an
-estimator or a loss reads is written down once, in ``dead_keys``: a key that would do nothing is
+``run_config.py`` hangs them under its root and adds the checks that span other sections. Which keys
+an estimator or a loss reads is written down once, in ``dead_keys``: a key that would do nothing is
 refused where it is given, and left out where a config is written. docs/algorithms.md has each
 option's formula, paper and key.
 """
