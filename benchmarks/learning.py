@@ -136,7 +136,7 @@ def chosen(only: Sequence[str]) -> list[Trial]:
 
 def config_of(trial: Trial, out: Path, seed: int, url: str) -> RunConfig:
     """The whole recipe of a trial."""
-    demo = yaml.safe_load((PACKAGE / "demo.yaml").read_text(encoding="utf-8"))
+    demo = yaml.safe_load((PACKAGE / "commands" / "demo.yaml").read_text(encoding="utf-8"))
     here = {
         "seed": seed,
         "output_dir": str(folder_of(trial, out, seed)),

@@ -2,6 +2,6 @@
 
 import sys
 
-from forage.cli import main
+from forage.commands.cli import main
 
 sys.exit(main())

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forage.commands.new_command import ModelShape, make_model
 from forage.errors import UserError
-from forage.new import ModelShape, make_model
 from forage.records import read_episodes
 from forage.rollout.refill import NothingToLearn
 from forage.train import run_training

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.evaluation.figure_table import to_rich
 from forage.evaluation.summary import EvaluationSummary
 from forage.evaluation.tables import summary_tables
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_logging_stays_as_it_wa
 
 @pytest.fixture
 def _logging_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage.cli._set_up_logging", lambda verbosity: None)
+    monkeypatch.setattr("forage.commands.cli._set_up_logging", lambda verbosity: None)
 
 
 def forage(*arguments: str | Path) -> None:

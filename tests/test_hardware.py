@@ -59,7 +59,7 @@ def test_what_the_user_set_for_openmp_is_kept():
 
 def test_the_command_line_tells_openmp_before_torch_is_there():
     program = (
-        "import sys; from forage.cli import main\n"
+        "import sys; from forage.commands.cli import main\n"
         "assert 'torch' not in sys.modules\n"
         f"main(['--quiet', 'nonsense']); {SHOW}; print('torch' in sys.modules)"
     )

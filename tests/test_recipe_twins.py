@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from forage import train
-from forage.cli import main
+from forage.commands.cli import main
 from forage.config import config_file
 from forage.config.run_config import RunConfig, load_config
 from forage.data.world import write_world
@@ -56,7 +56,7 @@ def search_url() -> Iterator[str]:
 
 @pytest.fixture
 def _logging_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage.cli._set_up_logging", lambda verbosity: None)
+    monkeypatch.setattr("forage.commands.cli._set_up_logging", lambda verbosity: None)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.config.config_file import BASE
 from forage.config.run_config import RunConfig, load_config
 from tests.config.test_run_config import FORAGE, attributes_read, leaf_keys
@@ -182,7 +182,7 @@ def test_each_file_is_planned_by_a_dry_run(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(CONFIGS.parent)
-    monkeypatch.setattr("forage.cli._set_up_logging", lambda verbosity: None)
+    monkeypatch.setattr("forage.commands.cli._set_up_logging", lambda verbosity: None)
     overrides = ["model.path=forage/warm/model"] if path.stem == "xquad" else []
     assert main(["train", str(path), "--dry-run", *overrides]) == 0
     text = capsys.readouterr().out

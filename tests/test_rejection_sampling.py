@@ -13,13 +13,13 @@ import torch
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
+from forage.commands.sft_command import recorded, run_sft
 from forage.config.model_config import ModelConfig
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.evaluation.evaluate import Destination, evaluate_model
 from forage.records import read_episodes, write_records
-from forage.sft import recorded, run_sft
 from forage.train import run_training
 from forage.training.logprobs import token_logprobs
 from forage.training.model import load_model, load_tokenizer

@@ -17,12 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from forage.commands.new_command import ModelShape, make_model
+from forage.commands.sft_command import run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.data.world import write_world
-from forage.new import ModelShape, make_model
 from forage.retrieval.index import build_index
 from forage.retrieval.process import ServerProcess
-from forage.sft import run_sft
 
 FORAGE = (sys.executable, "-m", "forage")
 WORLD_SIZE = 300

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.data.download import Piece, download
 from forage.data.published_corpora import fetch
 from forage.errors import UserError

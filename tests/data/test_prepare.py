@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.data.benchmarks import TEST_SETS, names_of, published
 from forage.data.prepare import convert, prepare
 from forage.data.questions import read_questions, write_questions

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.config.warm_start_config import SelectConfig
 from forage.data.selection import select
 from forage.episode_json import EpisodeRecord

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.config.run_config import RunConfig
 from forage.data.questions import read_questions, write_questions
 from forage.errors import UserError

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from forage.cli import main
-from forage.compare import run_comparison
+from forage.commands.cli import main
+from forage.commands.compare_command import run_comparison
 from forage.errors import UserError
 from forage.evaluation.comparison import Comparison, compare
 from forage.evaluation.comparison_tables import (

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from forage.cli import main
+from forage.commands.cli import main
+from forage.commands.sft_command import run_sft
 from forage.config.run_config import RunConfig, build_config
 from forage.data.questions import read_questions
 from forage.environment.codec import Codec
@@ -18,7 +19,6 @@ from forage.evaluation.evaluate import Destination, evaluate_model
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import EvaluationSummary
 from forage.records import read_episodes
-from forage.sft import run_sft
 from forage.train import run_training
 from forage.training.model import load_tokenizer
 from forage.types import Origin, Question, Status

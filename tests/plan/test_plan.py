@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from rich.console import Console
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.config.data_config import QuestionSet
 from forage.config.run_config import RunConfig, build_config, load_config
 from forage.config.search_config import Corpus
@@ -35,7 +35,7 @@ NODE = Machine(
 
 @pytest.fixture(autouse=True)
 def _logging_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forage.cli._set_up_logging", lambda verbosity: None)
+    monkeypatch.setattr("forage.commands.cli._set_up_logging", lambda verbosity: None)
 
 
 @pytest.fixture

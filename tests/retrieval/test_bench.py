@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from forage.bench import Outcome
-from forage.cli import main
+from forage.commands.bench_command import Outcome
+from forage.commands.cli import main
 from forage.retrieval.limits import Limits
 from tests.retrieval.conftest import StartServer
 

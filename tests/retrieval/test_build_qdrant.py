@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from qdrant_client import grpc as proto
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.errors import UserError
 from forage.retrieval.build import DenseBuild, build_dense_index
 from forage.retrieval.build_qdrant import QdrantPlace, build_qdrant_index

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from forage.commands.doctor_command import how_to_install
 from forage.data.corpus import format_contents
-from forage.doctor import how_to_install
 from forage.errors import UserError
 from forage.retrieval.fusion import Fused
 from forage.retrieval.index import open_index

@@ -29,7 +29,7 @@ GATED = """
 import sys, time
 from pathlib import Path
 from forage.retrieval.index import Index
-from forage.cli import main
+from forage.commands.cli import main
 gate, search = Path(sys.argv.pop(1)), Index.search
 def wait_and_search(*asked):
     print("searching", flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from forage.doctor import how_to_install
+from forage.commands.doctor_command import how_to_install
 from forage.retrieval.guard import Guard
 from forage.retrieval.recording import Recorder, Replay
 from forage.retrieval.source import SourceError

@@ -23,6 +23,8 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from forage.commands.new_command import ModelShape, make_model
+from forage.commands.sft_command import LOSSES_FILE, run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.data.world import write_world
 from forage.errors import UserError
@@ -33,11 +35,9 @@ from forage.evaluation.result import EvaluationResult
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import em_gain
 from forage.evaluation.tables import before_after_table
-from forage.new import ModelShape, make_model
 from forage.records import read_metrics
 from forage.retrieval.index import build_index
 from forage.retrieval.process import ServerProcess
-from forage.sft import LOSSES_FILE, run_sft
 from forage.train import run_training
 from forage.training.checkpoint import export_model
 from forage.training.model import load_tokenizer
@@ -131,7 +131,7 @@ def _choose_out(out: Path | None) -> Path:
 
 
 def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
-    text = (resources.files("forage") / "demo.yaml").read_text(encoding="utf-8")
+    text = (resources.files("forage.commands") / "demo.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.safe_load(text)
     tree |= {"seed": settings.seed, "output_dir": str(out), "model": {"path": ""}}
     tree["data"] = {
@@ -146,7 +146,7 @@ def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
         tree["evaluation"]["num_questions"] = settings.num_questions
     if settings.warm_start_steps is not None:
         tree["warm_start"]["num_steps"] = settings.warm_start_steps
-    return build_config(tree, source="forage/demo.yaml")
+    return build_config(tree, source="forage/commands/demo.yaml")
 
 
 def _with_model(config: RunConfig, path: Path) -> RunConfig:

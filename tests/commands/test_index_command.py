@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.data.corpus import write_corpus
 from tests.retrieval.test_build_dense import PASSAGES
 from tests.retrieval.tiny_encoders import write_encoder

@@ -8,8 +8,8 @@ from typing import NoReturn
 import pytest
 from rich.console import Console
 
-from forage import doctor
-from forage.doctor import Verdict
+from forage.commands import doctor_command as doctor
+from forage.commands.doctor_command import Verdict
 
 
 def report(monkeypatch: pytest.MonkeyPatch) -> tuple[bool, str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from forage.commands.play_command import episode_panel, play_one
 from forage.errors import UserError
-from forage.play import episode_panel, play_one
 from forage.types import ActionKind, Episode, Status, Turn
 from tests.fakes import make_question
 from tests.tiny_runs import make_config

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forage.arguments import add_address, count, not_negative, positive, seconds
+from forage.commands.arguments import add_address, count, not_negative, positive, seconds
 from forage.errors import UserError
 
 if TYPE_CHECKING:

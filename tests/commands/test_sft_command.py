@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from forage.commands.sft_command import demonstrate, recorded, run_sft
 from forage.config.run_config import RunConfig
 from forage.data.questions import read_questions, write_questions
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.records import write_episode_file
 from forage.rollout.player import Player
-from forage.sft import demonstrate, recorded, run_sft
 from forage.training.model import load_tokenizer
 from forage.types import Episode, Question, Status
 from tests.tiny_runs import make_config, random_model, scratch

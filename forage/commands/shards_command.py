@@ -10,8 +10,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forage.arguments import not_negative, positive
-from forage.serve_command import add_open_arguments, open_options
+from forage.commands.arguments import not_negative, positive
+from forage.commands.serve_command import add_open_arguments, open_options
 
 if TYPE_CHECKING:
     from forage.retrieval.sharded import ShardPlace

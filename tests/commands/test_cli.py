@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from forage import __version__
-from forage.cli import main, quiet_openmp
-from forage.commands import COMMANDS
+from forage.commands.cli import main, quiet_openmp
+from forage.commands.commands import COMMANDS
 
 FORAGE = (sys.executable, "-m", "forage")
 
@@ -74,8 +74,8 @@ def test_a_missing_recipe_ends_with_2_and_no_traceback(tmp_path: Path) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys, forage.cli\n"
-        "try: forage.cli.main(['--help'])\n"
+        "import sys, forage.commands.cli\n"
+        "try: forage.commands.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'yaml', 'rich', 'asyncio'}\n"
         "sys.stderr.write(','.join(sorted(heavy & set(sys.modules))))\n"
@@ -110,9 +110,9 @@ def test_openmp_waits_passively_unless_the_user_said_otherwise(
 
 def test_openmps_wait_policy_is_set_before_torch_is_imported() -> None:
     code = (
-        "import os, sys, forage.cli\n"
+        "import os, sys, forage.commands.cli\n"
         "assert 'torch' not in sys.modules\n"
-        "forage.cli.main(['nothing'])\n"
+        "forage.commands.cli.main(['nothing'])\n"
         "assert 'torch' not in sys.modules\n"
         "sys.stdout.write(os.environ['OMP_WAIT_POLICY'])\n"
     )
@@ -129,7 +129,7 @@ def _command_that(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None
     def fail() -> bool:
         raise error
 
-    monkeypatch.setattr("forage.doctor.run_doctor", fail)
+    monkeypatch.setattr("forage.commands.doctor_command.run_doctor", fail)
 
 
 def test_a_missing_package_is_named_with_the_command_that_brings_it(
@@ -178,9 +178,9 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 def test_output_that_nobody_reads_any_more_ends_as_a_unix_tool_does() -> None:
     code = (
-        "import sys, forage.cli, forage.doctor\n"
-        "forage.doctor.run_doctor = lambda: bool(sys.stdout.write('x' * 100_000))\n"
-        "sys.exit(forage.cli.main(['doctor']))\n"
+        "import sys, forage.commands.cli, forage.commands.doctor_command\n"
+        "forage.commands.doctor_command.run_doctor = lambda: bool(sys.stdout.write('x' * 100_000))\n"
+        "sys.exit(forage.commands.cli.main(['doctor']))\n"
     )
     read_end, write_end = os.pipe()
     os.close(read_end)

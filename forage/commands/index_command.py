@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forage.arguments import positive
+from forage.commands.arguments import positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:

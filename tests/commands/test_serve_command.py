@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forage.cli import main
+from forage.commands.cli import main
 from forage.retrieval.compose import RerankSettings, ServeSettings
 from forage.retrieval.index import OpenOptions, build_index, open_index
 from forage.retrieval.process import ServerProcess

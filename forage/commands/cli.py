@@ -1,8 +1,9 @@
 """The command line: reads arguments, calls one function of another module, turns errors to exits.
 
-It stands at the top of every flow; the commands themselves are in ``forage.commands``. Nothing
-heavy is imported before a command is known, so that ``forage --help`` answers at once. Exit codes:
-0 done, 1 a bug (with its traceback) or a failed ``doctor``, 2 the user's to mend, 130 Ctrl-C.
+It stands at the top of every flow; the commands themselves are in ``forage.commands.commands``.
+Nothing heavy is imported before a command is known, so that ``forage --help`` answers at once. Exit
+codes: 0 done, 1 a bug (with its traceback) or a failed ``doctor``, 2 the user's to mend, 130
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from forage import __version__
-from forage.commands import COMMANDS
+from forage.commands.commands import COMMANDS
 from forage.errors import UserError
 from forage.hardware import quiet_openmp
 
@@ -80,7 +81,7 @@ def _set_up_logging(verbosity: int) -> None:
 
 def _how_to_install(error: ModuleNotFoundError) -> str | None:
     """The command that brings the missing package; None where the module is our own bug."""
-    from forage.doctor import how_to_install
+    from forage.commands.doctor_command import how_to_install
 
     return how_to_install((error.name or "").partition(".")[0])
 

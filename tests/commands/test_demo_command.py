@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from forage.demo import DemoSettings, run_demo
+from forage.commands.demo_command import DemoSettings, run_demo
 from forage.errors import UserError
 from forage.records import read_metrics
 
@@ -52,12 +52,12 @@ def test_the_command_that_makes_the_warm_start_from_random_weights_works(tmp_pat
 def test_the_shipped_weights_are_small() -> None:
     files = subprocess.run(
         ["git", "ls-files", "forage/warm"],
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.splitlines()
-    total = sum((Path(__file__).parent.parent / name).stat().st_size for name in files)
+    total = sum((Path(__file__).parents[2] / name).stat().st_size for name in files)
     assert 0 < total < 8_000_000
 
 

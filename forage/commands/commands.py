@@ -1,8 +1,8 @@
 """The commands of ``forage``: the arguments of each, and the one function that each calls.
 
-``forage.cli`` reads the arguments and turns errors into exit codes; a command below holds no logic
-beyond passing them on. Its imports stand inside it, so that the others start without them, and a
-recipe is read before torch is imported, so that a misspelt key is told at once.
+``forage.commands.cli`` reads the arguments and turns errors into exit codes; a command below holds
+no logic beyond passing them on. Its imports stand inside it, so that the others start without them,
+and a recipe is read before torch is imported, so that a misspelt key is told at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage.arguments import add_address, count, port, positive, seconds
-from forage.data_command import add_data_arguments, run_world
-from forage.index_command import add_index_arguments, run_index
-from forage.serve_command import add_serve_arguments, run_serve
-from forage.shards_command import add_shards_arguments, run_shards
+from forage.commands.arguments import add_address, count, port, positive, seconds
+from forage.commands.data_command import add_data_arguments, run_world
+from forage.commands.index_command import add_index_arguments, run_index
+from forage.commands.serve_command import add_serve_arguments, run_serve
+from forage.commands.shards_command import add_shards_arguments, run_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def _demo_arguments(parser: ArgumentParser) -> None:
 
 
 def _demo(args: Namespace) -> int:
-    from forage.demo import DemoSettings, run_demo
+    from forage.commands.demo_command import DemoSettings, run_demo
 
     run_demo(
         DemoSettings(
@@ -103,7 +103,7 @@ def _new_arguments(parser: ArgumentParser) -> None:
 
 
 def _new(args: Namespace) -> int:
-    from forage.new import ModelShape, make_model
+    from forage.commands.new_command import ModelShape, make_model
 
     shape = ModelShape(args.vocabulary, args.hidden_size, args.layers, args.max_tokens)
     make_model(args.corpus, args.questions, args.out, shape, args.seed)
@@ -120,7 +120,7 @@ def _sft(args: Namespace) -> int:
     from forage.config.run_config import load_config
 
     config = load_config(args.config, args.overrides)
-    from forage.sft import run_sft
+    from forage.commands.sft_command import run_sft
 
     run_sft(config, args.out, adapter_only=args.adapter)
     return 0
@@ -156,7 +156,7 @@ def _compare_arguments(parser: ArgumentParser) -> None:
 
 
 def _compare(args: Namespace) -> int:
-    from forage.compare import run_comparison
+    from forage.commands.compare_command import run_comparison
 
     run_comparison(args.first, args.second, args.out)
     return 0
@@ -173,7 +173,7 @@ def _rescore_arguments(parser: ArgumentParser) -> None:
 
 
 def _rescore(args: Namespace) -> int:
-    from forage.rescore import parse_settings, run_rescore
+    from forage.commands.rescore_command import parse_settings, run_rescore
 
     run_rescore(args.file, args.rule, parse_settings(args.rule, args.overrides), args.out)
     return 0
@@ -189,7 +189,7 @@ def _play(args: Namespace) -> int:
     from forage.config.run_config import load_config
 
     config = load_config(args.config, args.overrides)
-    from forage.play import play_one
+    from forage.commands.play_command import play_one
 
     play_one(config, args.question)
     return 0
@@ -233,7 +233,7 @@ def _bench_arguments(parser: ArgumentParser) -> None:
 
 
 def _bench(args: Namespace) -> int:
-    from forage.bench import BenchSettings, run_bench
+    from forage.commands.bench_command import BenchSettings, run_bench
 
     is_well = run_bench(
         BenchSettings(
@@ -255,7 +255,7 @@ def _doctor_arguments(parser: ArgumentParser) -> None:
 
 
 def _doctor(args: Namespace) -> int:
-    from forage.doctor import run_doctor
+    from forage.commands.doctor_command import run_doctor
 
     del args
     return 0 if run_doctor() else 1

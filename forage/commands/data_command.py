@@ -1,7 +1,7 @@
 """``forage data``: worlds, published sets and corpora, other forms of files, the best of episodes.
 
-``forage.commands`` lists the command; each kind below passes its arguments on to a module of
-``data/``. Imports stand inside the functions, so that the other commands start without them.
+``forage.commands.commands`` lists the command; each kind below passes its arguments on to a module
+of ``data/``. Imports stand inside the functions, so that the other commands start without them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from forage.arguments import count, positive
+from forage.commands.arguments import count, positive
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:

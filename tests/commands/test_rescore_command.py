@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from forage.cli import main
+from forage.commands.cli import main
+from forage.commands.rescore_command import parse_settings, read_log, rescore
 from forage.config.reward_config import RewardConfig
 from forage.errors import UserError
 from forage.records import write_episode_file
-from forage.rescore import parse_settings, read_log, rescore
 from forage.rewards.compat import OriginalSettings
 from forage.rewards.scoring import score_episode
 from forage.types import Episode
