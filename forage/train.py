@@ -39,14 +39,14 @@ from forage.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from forage.training.clock import Clock
 from forage.training.credit import Credit
-from forage.training.episode_metrics import episode_metrics
-from forage.training.guard import Collapsed, GoBack, Guard
 from forage.training.model import load_policy, load_tokenizer
 from forage.training.trainer import build_trainer
-from forage.training.vitals import vitals
 from forage.types import Group, Question
+from forage.watch.collapse_guard import Collapsed, GoBack, Guard
+from forage.watch.episode_metrics import episode_metrics
+from forage.watch.phase_clock import Clock
+from forage.watch.vitals import vitals
 
 LOG = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from forage.retrieval.index import build_index
 from forage.retrieval.process import ServerProcess
 from forage.train import run_training
 from forage.training.checkpoint import export_model
-from forage.training.guard import ROLLBACKS_FILE, Collapsed
-from forage.training.sentinel import Alarm, Sentinel
 from forage.types import Episode
+from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed
+from forage.watch.sentinel import Alarm, Sentinel
 
 pytestmark = pytest.mark.slow
 

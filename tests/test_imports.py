@@ -18,10 +18,11 @@ LEVELS = (
     ("commands",),
     ("train", "plan", "viewer"),
     ("evaluation",),
+    ("watch",),
     ("rollout", "training"),
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
-    ("episode_json", "secret_file"),
+    ("episode_json", "remote"),
     ("types", "errors", "settings", "hardware", "progress", "stop_signal"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}

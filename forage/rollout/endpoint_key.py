@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from forage.config.endpoint_config import EndpointConfig
 from forage.errors import UserError
-from forage.secret_file import read_secret_file
+from forage.remote.secret_file import read_secret_file
 
 
 def read_endpoint_key(

@@ -20,7 +20,7 @@ from forage.config.run_config import RunConfig
 from forage.errors import UserError
 from forage.records import read_metrics
 from forage.training.checkpoint import checkpoints, drop_checkpoint
-from forage.training.sentinel import Alarm, Sentinel
+from forage.watch.sentinel import Alarm, Sentinel
 
 LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.records import RunRecords, read_metrics
 from forage.training.checkpoint import checkpoints
-from forage.training.guard import ROLLBACKS_FILE, Collapsed, GoBack, Guard
+from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed, GoBack, Guard
 
 SIGN = "health/repetition"
 

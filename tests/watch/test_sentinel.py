@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.config.sentinel_config import SentinelConfig
-from forage.training.sentinel import Alarm, Sentinel
+from forage.watch.sentinel import Alarm, Sentinel
 
 MAX_GRAD_NORM = 1.0
 WINDOW = 4
