@@ -38,7 +38,7 @@ quiet_openmp()
 import numpy as np  # noqa: E402  # after the OpenMP settings
 
 from forage.data.corpus import read_corpus, write_corpus  # noqa: E402
-from forage.data.world import write_world  # noqa: E402
+from forage.data.world.encyclopedia import write_world  # noqa: E402
 from forage.retrieval.bm25 import BM25, BM25Builder, tokenize  # noqa: E402
 from forage.types import Passage  # noqa: E402
 

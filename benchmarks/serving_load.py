@@ -43,7 +43,7 @@ quiet_openmp()
 import numpy as np  # noqa: E402  # after the OpenMP settings, as in the servers
 import uvicorn  # noqa: E402
 
-from forage.data.world import write_world  # noqa: E402
+from forage.data.world.encyclopedia import write_world  # noqa: E402
 from forage.retrieval.app import create_app  # noqa: E402
 from forage.retrieval.backend import Scored  # noqa: E402
 from forage.retrieval.encoder import Dtype, EncoderChoice  # noqa: E402

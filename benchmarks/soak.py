@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 from load import Load, drive
 
-from forage.data.world import write_world
+from forage.data.world.encyclopedia import write_world
 from forage.retrieval.index import build_index
 from forage.retrieval.process import ServerProcess
 

@@ -18,7 +18,7 @@ from forage import train
 from forage.commands.cli import main
 from forage.config import config_file
 from forage.config.run_config import RunConfig, load_config
-from forage.data.world import write_world
+from forage.data.world.encyclopedia import write_world
 from forage.records import read_metrics
 from forage.retrieval.index import build_index
 from forage.retrieval.process import ServerProcess

@@ -61,7 +61,7 @@ def _add_question_output(parser: ArgumentParser) -> None:
 
 
 def run_world(args: Namespace) -> int:
-    from forage.data.world import write_world
+    from forage.data.world.encyclopedia import write_world
 
     write_world(args.out, size=args.size, seed=args.seed, num_hops=args.hops)
     return 0
@@ -69,8 +69,8 @@ def run_world(args: Namespace) -> int:
 
 def _data_squad(args: Namespace) -> int:
     from forage.data.corpus import write_corpus
+    from forage.data.forms.squad import squad_passages
     from forage.data.questions import read_questions, write_questions
-    from forage.data.squad import squad_passages
 
     passages = squad_passages(args.file)
     questions = read_questions(args.file)
@@ -80,8 +80,8 @@ def _data_squad(args: Namespace) -> int:
 
 
 def _data_prepare(args: Namespace) -> int:
-    from forage.data.benchmarks import names_of
-    from forage.data.prepare import prepare
+    from forage.data.published.benchmarks import names_of
+    from forage.data.published.prepare import prepare
     from forage.environment.template import PromptTemplate
 
     template = PromptTemplate.load(args.prompt).text
@@ -90,7 +90,7 @@ def _data_prepare(args: Namespace) -> int:
 
 
 def _data_convert(args: Namespace) -> int:
-    from forage.data.prepare import convert
+    from forage.data.published.prepare import convert
     from forage.environment.template import PromptTemplate
 
     convert(args.files, args.form, args.out, args.split, PromptTemplate.load(args.prompt).text)
@@ -119,7 +119,7 @@ def _data_select(args: Namespace) -> int:
 
 
 def _data_corpus(args: Namespace) -> int:
-    from forage.data.published_corpora import fetch
+    from forage.data.published.published_corpora import fetch
 
     fetch(args.name, args.out, args.hub, args.revision, args.sha256)
     return 0

@@ -26,7 +26,7 @@ from rich.console import Console
 from forage.commands.new_command import ModelShape, make_model
 from forage.commands.sft_command import LOSSES_FILE, run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
-from forage.data.world import write_world
+from forage.data.world.encyclopedia import write_world
 from forage.errors import UserError
 from forage.evaluation.evaluate import Destination, evaluate_model
 from forage.evaluation.figure_table import to_rich

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from forage.data.chat import search_r1_row
-from forage.data.forms import check_form, questions_of, recognise
-from forage.data.parquet import write_search_r1_rows
-from forage.data.rows import Row, read_rows, stem
+from forage.data.forms.chat_rows import search_r1_row
+from forage.data.forms.forms import check_form, questions_of, recognise
+from forage.data.forms.parquet import write_search_r1_rows
+from forage.data.forms.rows import Row, read_rows, stem
 from forage.errors import UserError
 from forage.types import Question
 

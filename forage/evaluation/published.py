@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from forage.data.benchmarks import published
+from forage.data.published.benchmarks import published
 from forage.evaluation.protocol import Protocol, answers_text
 from forage.evaluation.summary import ArmSummary
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from forage.data.forms.squad import squad_passages
 from forage.data.questions import read_questions, write_questions
-from forage.data.squad import squad_passages
 from forage.errors import UserError
 from forage.types import Hop, Question
 

@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from forage.data.benchmarks import TEST_SETS
+from forage.data.published.benchmarks import TEST_SETS
 from forage.evaluation.markdown import render_markdown
 from forage.evaluation.published import literature, protocol_rows, shared_sources
 from forage.evaluation.published_tables import protocol_table, published_table

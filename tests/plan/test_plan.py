@@ -12,8 +12,8 @@ from forage.commands.cli import main
 from forage.config.data_config import QuestionSet
 from forage.config.run_config import RunConfig, build_config, load_config
 from forage.config.search_config import Corpus
-from forage.data.benchmarks import _PARTS
-from forage.data.published_corpora import CORPORA
+from forage.data.published.benchmarks import _PARTS
+from forage.data.published.published_corpora import CORPORA
 from forage.errors import UserError
 from forage.plan.machine import Machine, look_at_machine
 from forage.plan.page import print_plan

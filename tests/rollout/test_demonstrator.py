@@ -7,7 +7,7 @@ import pytest
 
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.reward_config import RewardConfig
-from forage.data.world import World, make_world
+from forage.data.world.encyclopedia import World, make_world
 from forage.environment.actions import Answer, parse_action
 from forage.environment.actions import Search as SearchAction
 from forage.environment.episode import Environment

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forage.data.benchmarks import TEST_SETS
+from forage.data.published.benchmarks import TEST_SETS
 from forage.evaluation.comparison import Comparison, compare
 from forage.evaluation.result import EvaluationResult
 from forage.viewer.comparison_page import render_comparison_page, write_comparison_page

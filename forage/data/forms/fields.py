@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forage.data.rows import Row, shorten
+from forage.data.forms.rows import Row, shorten
 from forage.errors import UserError
 
 _ID_KEYS = ("id", "qid", "idx")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from forage.commands.cli import main
-from forage.data.download import Piece, download
-from forage.data.published_corpora import fetch
+from forage.data.published.download import Piece, download
+from forage.data.published.published_corpora import fetch
 from forage.errors import UserError
 from forage.retrieval.index import build_index, open_index
 from tests.data.hub_server import COMMIT, Hub

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forage.data.fields import golden_answers, mend, objects, question_text, row_id
-from forage.data.rows import Row, shorten
+from forage.data.forms.fields import golden_answers, mend, objects, question_text, row_id
+from forage.data.forms.rows import Row, shorten
 from forage.errors import UserError
 from forage.types import Hop, Question
 

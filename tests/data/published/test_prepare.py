@@ -10,8 +10,8 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from forage.commands.cli import main
-from forage.data.benchmarks import TEST_SETS, names_of, published
-from forage.data.prepare import convert, prepare
+from forage.data.published.benchmarks import TEST_SETS, names_of, published
+from forage.data.published.prepare import convert, prepare
 from forage.data.questions import read_questions, write_questions
 from forage.errors import UserError
 from forage.types import Question

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forage.data.download import Piece, download
+from forage.data.published.download import Piece, download
 from forage.errors import UserError
 from forage.progress import progress_bar
 

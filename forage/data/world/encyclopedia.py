@@ -13,10 +13,10 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forage.data import prose
 from forage.data.corpus import write_corpus
-from forage.data.names import NameMaker
 from forage.data.questions import write_questions
+from forage.data.world import prose
+from forage.data.world.names import NameMaker
 from forage.errors import UserError
 from forage.types import Hop, Passage, Question
 

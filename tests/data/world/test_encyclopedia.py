@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from forage.data import prose
 from forage.data.corpus import format_contents, read_corpus
 from forage.data.questions import read_questions
-from forage.data.world import CHAINS, MIN_SIZE, World, make_world, write_world
+from forage.data.world import prose
+from forage.data.world.encyclopedia import CHAINS, MIN_SIZE, World, make_world, write_world
 from forage.errors import UserError
 from forage.retrieval.bm25 import BM25, BM25Builder
 from forage.types import Hop, Question

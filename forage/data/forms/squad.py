@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from forage.data.fields import golden_answers, mend, objects, question_text, row_id
-from forage.data.rows import Row, read_rows, stem
+from forage.data.forms.fields import golden_answers, mend, objects, question_text, row_id
+from forage.data.forms.rows import Row, read_rows, stem
 from forage.errors import UserError
 from forage.types import Passage, Question
 

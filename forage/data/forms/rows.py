@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forage.data.parquet import is_parquet, parquet_rows
+from forage.data.forms.parquet import is_parquet, parquet_rows
 from forage.errors import UserError
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.data.chat import bare_question, search_r1_row
+from forage.data.forms.chat_rows import bare_question, search_r1_row
 from forage.data.questions import read_questions, write_search_r1
 from forage.environment.prompt import PromptTemplate
 from forage.errors import UserError

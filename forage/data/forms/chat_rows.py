@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
-from forage.data.fields import golden_answers, mend, question_text, row_id
-from forage.data.flat import gold_passage_ids, hops
-from forage.data.rows import Row
+from forage.data.forms.fields import golden_answers, mend, question_text, row_id
+from forage.data.forms.flat import gold_passage_ids, hops
+from forage.data.forms.rows import Row
 from forage.types import Question
 
 _MARK = "Question:"

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from forage.data.names import (
+from forage.data.world.names import (
     COMPANY_WORDS,
     ENDINGS,
     EVENT_WORDS,

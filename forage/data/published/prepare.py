@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from forage.data.benchmarks import Part, published
-from forage.data.fields import mend
-from forage.data.forms import questions_of, recognise
-from forage.data.hub import stream_rows
+from forage.data.forms.fields import mend
+from forage.data.forms.forms import questions_of, recognise
+from forage.data.forms.rows import read_rows
+from forage.data.published.benchmarks import Part, published
+from forage.data.published.hub import stream_rows
 from forage.data.questions import read_questions, to_line, write_search_r1
-from forage.data.rows import read_rows
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
 from forage.types import Question

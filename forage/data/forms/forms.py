@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forage.data.chat import rlinf_question, search_r1_question, slime_question
-from forage.data.flat import ANSWER_KEYS, asearcher_question, flat_question
-from forage.data.rows import Row
-from forage.data.squad import is_squad, squad_questions
+from forage.data.forms.chat_rows import rlinf_question, search_r1_question, slime_question
+from forage.data.forms.flat import ANSWER_KEYS, asearcher_question, flat_question
+from forage.data.forms.rows import Row
+from forage.data.forms.squad import is_squad, squad_questions
 from forage.errors import UserError
 from forage.types import Question
 
