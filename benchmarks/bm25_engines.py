@@ -4,7 +4,7 @@ The passages are made of five articles of the generated encyclopedia each, about
 queries are its questions. Every engine is built and searched in processes of its
 own, in turns, on the same passages:
 
-- forage: the columns of scores that bm25s writes, searched by ``forage.retrieval.bm25``.
+- forage: the columns of scores that bm25s writes, searched by ``forage.retrieval.words.bm25``.
 - bm25s: the same files, memory-mapped, searched by bm25s with numpy or with numba.
 - tantivy: on disk, with dynamic pruning; its k1 and b are fixed at 1.2 and 0.75.
 
@@ -39,7 +39,7 @@ import numpy as np  # noqa: E402  # after the OpenMP settings
 
 from forage.data.corpus import read_corpus, write_corpus  # noqa: E402
 from forage.data.world.encyclopedia import write_world  # noqa: E402
-from forage.retrieval.bm25 import BM25, BM25Builder, tokenize  # noqa: E402
+from forage.retrieval.words.bm25 import BM25, BM25Builder, tokenize  # noqa: E402
 from forage.types import Passage  # noqa: E402
 
 ARTICLES_A_PASSAGE = 5

@@ -22,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forage.data.corpus import CorpusStore, StoredCorpus, build_store, format_contents
 from forage.errors import UserError
-from forage.retrieval.bm25 import TOKENIZER, BM25Builder
 from forage.retrieval.encoder import (
     Encoder,
     EncoderChoice,
@@ -53,6 +52,7 @@ from forage.retrieval.staging import (
     resumable_beside,
 )
 from forage.retrieval.vectors import ShardLayout, VectorShards, create_vectors
+from forage.retrieval.words.bm25 import TOKENIZER, BM25Builder
 from forage.types import Passage
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ import numpy as np
 
 from forage.data.corpus import format_contents, read_corpus
 from forage.errors import UserError
-from forage.retrieval.bm25 import BM25Builder, tokenize
 from forage.retrieval.encoder import Encoder, passage_text
 from forage.retrieval.faiss_settings import (
     FaissSettings,
@@ -35,6 +34,7 @@ from forage.retrieval.faiss_settings import (
     stored_dtype,
 )
 from forage.retrieval.vectors import ShardLayout, bytes_per_vector, create_vectors
+from forage.retrieval.words.bm25 import BM25Builder, tokenize
 from forage.types import Passage
 
 _SAMPLED_LINES = 20_000

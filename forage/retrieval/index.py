@@ -17,7 +17,6 @@ import numpy as np
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.retrieval.backend import Backend
-from forage.retrieval.bm25 import BM25, TOKENIZER
 from forage.retrieval.build import (
     FAISS_FILE,
     PROBES_FILE,
@@ -41,6 +40,7 @@ from forage.retrieval.precision import closeness
 from forage.retrieval.qdrant import QDRANT_DIR, Qdrant
 from forage.retrieval.qdrant_collection import QdrantCollection
 from forage.retrieval.vectors import VectorShards, open_vectors
+from forage.retrieval.words.bm25 import BM25, TOKENIZER
 from forage.types import Hit
 
 __all__ = ["Index", "OpenOptions", "build_index", "open_corpus", "open_index"]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval import bm25
 from forage.retrieval.build import DenseBuild, build_dense_index
 from forage.retrieval.encoder import EncoderChoice
 from forage.retrieval.faiss_settings import FlatSettings
@@ -23,6 +22,7 @@ from forage.retrieval.shards import (
     describe_shard,
     merge,
 )
+from forage.retrieval.words import bm25
 from forage.types import Hit, Passage
 from tests.retrieval.listed import passage
 from tests.retrieval.random_bert import save_encoder

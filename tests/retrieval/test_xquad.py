@@ -10,8 +10,8 @@ import pytest
 from rank_bm25 import BM25Okapi
 
 from forage.data.corpus import write_corpus
-from forage.retrieval.bm25 import BM25, BM25Builder, tokenize
 from forage.retrieval.index import build_index, open_index
+from forage.retrieval.words.bm25 import BM25, BM25Builder, tokenize
 from forage.types import Passage
 
 XQUAD = Path(__file__).parents[3] / "shared" / "data" / "xquad.en.json"

@@ -5,7 +5,7 @@ scores bounds what a row can still gain. Rare terms come first and are added up 
 the common ones that are left could not lift an unseen row among the best, they are looked up for
 the rows that can still win, and for no other. That is MaxScore (Turtle and Flood 1995,
 https://doi.org/10.1016/0306-4573(95)00020-H), term by term with numpy, and exact. Words and files
-are ``forage.retrieval.bm25``'s.
+are ``forage.retrieval.words.bm25``'s.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """BM25 (Lucene's variant): built by bm25s, searched straight from its memory-mapped arrays.
 
 bm25s computes every term's share of every passage's score when the index is built (a sparse matrix,
-one column a term); ``forage.retrieval.bm25_columns`` searches them with numpy alone, so a server
-starts without importing bm25s and its compiler. The score is ``sum_t ln(1 + (N - df + 0.5) / (df +
-0.5)) * tf / (tf + k1 (1 - b + b len / mean_len))`` (Kamphuis et al. 2020,
+one column a term); ``forage.retrieval.words.bm25_columns`` searches them with numpy alone, so a
+server starts without importing bm25s and its compiler. The score is ``sum_t ln(1 + (N - df + 0.5) /
+(df + 0.5)) * tf / (tf + k1 (1 - b + b len / mean_len))`` (Kamphuis et al. 2020,
 https://cs.uwaterloo.ca/~jimmylin/publications/Kamphuis_etal_ECIR2020_preprint.pdf). This file knows
 texts and rows; it does not know passages, files of corpora or HTTP.
 """
@@ -22,7 +22,7 @@ import numpy as np
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
-from forage.retrieval.bm25_columns import Columns
+from forage.retrieval.words.bm25_columns import Columns
 
 TOKENIZER = "nfkc-lower-words"
 
