@@ -35,10 +35,10 @@ quiet_openmp()
 
 import numpy as np  # noqa: E402  # after the OpenMP settings
 
-from forage.retrieval.dense import DenseBackend  # noqa: E402
-from forage.retrieval.encoder import EncoderSpec  # noqa: E402
-from forage.retrieval.faiss_index import build_faiss, open_faiss  # noqa: E402
-from forage.retrieval.faiss_settings import (  # noqa: E402
+from forage.retrieval.vectors.dense import DenseBackend  # noqa: E402
+from forage.retrieval.vectors.encoder import EncoderSpec  # noqa: E402
+from forage.retrieval.vectors.faiss_index import build_faiss, open_faiss  # noqa: E402
+from forage.retrieval.vectors.faiss_settings import (  # noqa: E402
     FaissSettings,
     FlatSettings,
     HnswSettings,
@@ -47,7 +47,7 @@ from forage.retrieval.faiss_settings import (  # noqa: E402
     Sq8Settings,
     fit_to,
 )
-from forage.retrieval.vectors import (  # noqa: E402
+from forage.retrieval.vectors.vector_shards import (  # noqa: E402
     ShardLayout,
     VectorShards,
     create_vectors,

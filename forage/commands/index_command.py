@@ -15,9 +15,9 @@ from forage.commands.arguments import positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:
-    from forage.retrieval.encoder import EncoderChoice
     from forage.retrieval.estimate import Estimate
-    from forage.retrieval.faiss_settings import FaissSettings
+    from forage.retrieval.vectors.encoder import EncoderChoice
+    from forage.retrieval.vectors.faiss_settings import FaissSettings
 
 DENSE_BACKENDS = ("flat", "hnsw", "ivf", "sq8", "pq", "ivfpq")
 
@@ -159,9 +159,9 @@ def _build_qdrant(args: Namespace) -> None:
     from pydantic import ValidationError
 
     from forage.retrieval.build import DenseBuild
-    from forage.retrieval.build_qdrant import QdrantPlace, build_qdrant_index
-    from forage.retrieval.faiss_settings import FlatSettings
-    from forage.retrieval.qdrant_settings import QdrantSettings
+    from forage.retrieval.vectors.build_qdrant import QdrantPlace, build_qdrant_index
+    from forage.retrieval.vectors.faiss_settings import FlatSettings
+    from forage.retrieval.vectors.qdrant_settings import QdrantSettings
 
     given = {n: getattr(args, n) for n in _QDRANT_SETTINGS if getattr(args, n)}
     if args.qdrant_url is None:
@@ -191,8 +191,8 @@ def _adopt(args: Namespace) -> None:
     if len(args.device) > 1:
         raise UserError("--adopt encodes a sample only: one --device is enough")
     choice = _encoder_choice(args)
-    from forage.retrieval.faiss_settings import AdoptedSettings
     from forage.retrieval.index import missing_extra
+    from forage.retrieval.vectors.faiss_settings import AdoptedSettings
 
     settings = AdoptedSettings(ef_search=args.ef_search, probes=args.probes)
     try:
@@ -203,7 +203,7 @@ def _adopt(args: Namespace) -> None:
 
 
 def _encoder_choice(args: Namespace) -> EncoderChoice:
-    from forage.retrieval.encoder import EncoderChoice
+    from forage.retrieval.vectors.encoder import EncoderChoice
 
     if args.encoder is None:
         raise UserError(
@@ -216,7 +216,7 @@ def _encoder_choice(args: Namespace) -> EncoderChoice:
 
 def _faiss_settings(args: Namespace, backend: str) -> FaissSettings:
     """The settings of a backend; raises ``UserError`` for one that it does not read."""
-    from forage.retrieval.faiss_settings import BUILT_KINDS
+    from forage.retrieval.vectors.faiss_settings import BUILT_KINDS
 
     given = _given_faiss(args)
     for name in given:
@@ -261,7 +261,7 @@ def _dense_estimates(args: Namespace, look: Any) -> list[Estimate]:
 
     choice = _encoder_choice(args)
     try:
-        from forage.retrieval.sentence_encoder import open_encoder
+        from forage.retrieval.vectors.sentence_encoder import open_encoder
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
     encoder = open_encoder(choice, *args.device[:1])
@@ -277,7 +277,7 @@ def _dense_estimates(args: Namespace, look: Any) -> list[Estimate]:
 
 def _settings_that_fit(args: Namespace, backend: str) -> FaissSettings:
     """Settings for one of several backends: each reads what is meant for it."""
-    from forage.retrieval.faiss_settings import BUILT_KINDS
+    from forage.retrieval.vectors.faiss_settings import BUILT_KINDS
 
     if args.backend is not None:
         return _faiss_settings(args, backend)
@@ -289,7 +289,7 @@ def _settings_that_fit(args: Namespace, backend: str) -> FaissSettings:
 def _make_settings(backend: str, given: dict[str, Any]) -> FaissSettings:
     from pydantic import ValidationError
 
-    from forage.retrieval.faiss_settings import BUILT_KINDS
+    from forage.retrieval.vectors.faiss_settings import BUILT_KINDS
 
     try:
         return BUILT_KINDS[backend](**given)  # pyright: ignore[reportReturnType] # of the union

@@ -21,13 +21,13 @@ import numpy as np
 from forage.data.corpus import CorpusStore, build_store
 from forage.errors import UserError
 from forage.retrieval.build import FAISS_FILE, dense_versions, write_probes
-from forage.retrieval.encoder import EncoderChoice, passage_text, require_finite
-from forage.retrieval.faiss_index import FaissIndex, open_faiss
-from forage.retrieval.faiss_settings import AdoptedSettings
 from forage.retrieval.manifest import DenseManifest, common_fields, hash_file, write_manifest
 from forage.retrieval.meter import metered
-from forage.retrieval.sentence_encoder import SentenceEncoder, open_encoder
 from forage.retrieval.staging import built_beside, refuse_other_contents
+from forage.retrieval.vectors.encoder import EncoderChoice, passage_text, require_finite
+from forage.retrieval.vectors.faiss_index import FaissIndex, open_faiss
+from forage.retrieval.vectors.faiss_settings import AdoptedSettings
+from forage.retrieval.vectors.sentence_encoder import SentenceEncoder, open_encoder
 from forage.types import Passage
 
 logger = logging.getLogger(__name__)

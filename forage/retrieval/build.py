@@ -22,22 +22,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forage.data.corpus import CorpusStore, StoredCorpus, build_store, format_contents
 from forage.errors import UserError
-from forage.retrieval.encoder import (
-    Encoder,
-    EncoderChoice,
-    EncoderSpec,
-    choice_of,
-    require_finite,
-)
-from forage.retrieval.encoding import encode_corpus
-from forage.retrieval.faiss_settings import (
-    AdoptedSettings,
-    FaissSettings,
-    FlatSettings,
-    fit_to,
-    rescore_dtype,
-    stored_dtype,
-)
 from forage.retrieval.manifest import (
     BM25Manifest,
     DenseManifest,
@@ -51,7 +35,23 @@ from forage.retrieval.staging import (
     refuse_other_contents,
     resumable_beside,
 )
-from forage.retrieval.vectors import ShardLayout, VectorShards, create_vectors
+from forage.retrieval.vectors.encoder import (
+    Encoder,
+    EncoderChoice,
+    EncoderSpec,
+    choice_of,
+    require_finite,
+)
+from forage.retrieval.vectors.encoding import encode_corpus
+from forage.retrieval.vectors.faiss_settings import (
+    AdoptedSettings,
+    FaissSettings,
+    FlatSettings,
+    fit_to,
+    rescore_dtype,
+    stored_dtype,
+)
+from forage.retrieval.vectors.vector_shards import ShardLayout, VectorShards, create_vectors
 from forage.retrieval.words.bm25 import TOKENIZER, BM25Builder
 from forage.types import Passage
 
@@ -195,7 +195,7 @@ def encoded_corpus(
 
 def _open_encoders(settings: DenseBuild, state: _State | None) -> list[Encoder]:
     """One encoder a device, all of one spec; an unfinished build's numbers are kept."""
-    from forage.retrieval.sentence_encoder import open_encoder, with_dtype_of
+    from forage.retrieval.vectors.sentence_encoder import open_encoder, with_dtype_of
 
     if len(set(settings.devices)) < len(settings.devices):
         raise UserError(f"--device names one twice: {', '.join(settings.devices)}")
@@ -299,7 +299,7 @@ def _encode(
 
 def _index_vectors(encoded: Encoded, show_progress: bool) -> DenseManifest:
     """Build the FAISS file; vectors that nothing scores from again are removed."""
-    from forage.retrieval.faiss_index import build_faiss
+    from forage.retrieval.vectors.faiss_index import build_faiss
 
     path = encoded.directory / FAISS_FILE
     label = f"building {encoded.faiss.kind}"
@@ -322,7 +322,7 @@ def _index_vectors(encoded: Encoded, show_progress: bool) -> DenseManifest:
 
 def dense_versions() -> str:
     """The packages that a dense index depends on."""
-    from forage.retrieval.faiss_index import faiss_version
+    from forage.retrieval.vectors.faiss_index import faiss_version
 
     return (
         f"faiss {faiss_version()}, sentence-transformers {version('sentence-transformers')}, "

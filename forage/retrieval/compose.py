@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from forage.errors import UserError
-from forage.retrieval.encoder import Dtype
 from forage.retrieval.fusion import RRF_K, Fused
 from forage.retrieval.index import Index, OpenOptions, open_index
 from forage.retrieval.limits import Limits
@@ -25,6 +24,7 @@ from forage.retrieval.pages import PageStore, open_pages
 from forage.retrieval.recording import Recorder, Replay
 from forage.retrieval.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked
 from forage.retrieval.source import Source
+from forage.retrieval.vectors.encoder import Dtype
 from forage.retrieval.web import open_web_source
 from forage.retrieval.web_settings import read_web_settings
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from forage.data.corpus import format_contents, read_corpus
 from forage.errors import UserError
-from forage.retrieval.encoder import Encoder, passage_text
-from forage.retrieval.faiss_settings import (
+from forage.retrieval.vectors.encoder import Encoder, passage_text
+from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
     FlatSettings,
     HnswSettings,
@@ -33,7 +33,7 @@ from forage.retrieval.faiss_settings import (
     rescore_dtype,
     stored_dtype,
 )
-from forage.retrieval.vectors import ShardLayout, bytes_per_vector, create_vectors
+from forage.retrieval.vectors.vector_shards import ShardLayout, bytes_per_vector, create_vectors
 from forage.retrieval.words.bm25 import BM25Builder, tokenize
 from forage.types import Passage
 
@@ -164,7 +164,7 @@ def index_seconds(num_passages: int, dimension: int, settings: FaissSettings) ->
 
     Adding to lists and learning them grow with their number, walking a graph with log N.
     """
-    from forage.retrieval.faiss_index import build_faiss
+    from forage.retrieval.vectors.faiss_index import build_faiss
 
     settings = fit_to(settings, num_passages, dimension)
     small, lists_ratio = settings, 1.0

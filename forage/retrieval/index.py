@@ -24,8 +24,6 @@ from forage.retrieval.build import (
     build_index,
     probe_texts,
 )
-from forage.retrieval.encoder import Dtype, Encoder, choice_of
-from forage.retrieval.faiss_settings import rescore_dtype
 from forage.retrieval.manifest import (
     AnyManifest,
     BM25Manifest,
@@ -36,10 +34,12 @@ from forage.retrieval.manifest import (
     read_manifest,
     require_same,
 )
-from forage.retrieval.precision import closeness
-from forage.retrieval.qdrant import QDRANT_DIR, Qdrant
-from forage.retrieval.qdrant_collection import QdrantCollection
-from forage.retrieval.vectors import VectorShards, open_vectors
+from forage.retrieval.vectors.encoder import Dtype, Encoder, choice_of
+from forage.retrieval.vectors.faiss_settings import rescore_dtype
+from forage.retrieval.vectors.precision import closeness
+from forage.retrieval.vectors.qdrant import QDRANT_DIR, Qdrant
+from forage.retrieval.vectors.qdrant_collection import QdrantCollection
+from forage.retrieval.vectors.vector_shards import VectorShards, open_vectors
 from forage.retrieval.words.bm25 import BM25, TOKENIZER
 from forage.types import Hit
 
@@ -153,8 +153,8 @@ def _open_dense(
     directory: Path, manifest: DenseManifest, store: CorpusStore, options: OpenOptions
 ) -> Backend:
     try:
-        from forage.retrieval.dense import DenseBackend
-        from forage.retrieval.faiss_index import open_faiss
+        from forage.retrieval.vectors.dense import DenseBackend
+        from forage.retrieval.vectors.faiss_index import open_faiss
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
     check_vectors_file(directory, FAISS_FILE, manifest)
@@ -205,7 +205,7 @@ def _open_encoder(
 ) -> Encoder:
     """The manifest's encoder, in the numbers that suit this machine."""
     try:
-        from forage.retrieval.sentence_encoder import open_encoder
+        from forage.retrieval.vectors.sentence_encoder import open_encoder
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
     stated = manifest.encoder

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from forage.data.corpus import LINES_FILE, StoredCorpus
 from forage.errors import UserError
-from forage.retrieval.encoder import EncoderSpec
-from forage.retrieval.faiss_settings import FaissSettings
-from forage.retrieval.qdrant_settings import Distance, QdrantSettings
+from forage.retrieval.vectors.encoder import EncoderSpec
+from forage.retrieval.vectors.faiss_settings import FaissSettings
+from forage.retrieval.vectors.qdrant_settings import Distance, QdrantSettings
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"

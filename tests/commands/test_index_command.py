@@ -7,8 +7,8 @@ import pytest
 
 from forage.commands.cli import main
 from forage.data.corpus import write_corpus
-from tests.retrieval.test_build_dense import PASSAGES
 from tests.retrieval.tiny_encoders import write_encoder
+from tests.retrieval.vectors.test_build_dense import PASSAGES
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import pytest
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.adopt import adopt_index
-from forage.retrieval.encoder import EncoderChoice, passage_text
-from forage.retrieval.faiss_settings import AdoptedSettings
 from forage.retrieval.index import OpenOptions, open_index
 from forage.retrieval.manifest import DenseManifest
-from forage.retrieval.sentence_encoder import open_encoder
-from tests.retrieval.test_build_dense import PASSAGES
+from forage.retrieval.vectors.encoder import EncoderChoice, passage_text
+from forage.retrieval.vectors.faiss_settings import AdoptedSettings
+from forage.retrieval.vectors.sentence_encoder import open_encoder
 from tests.retrieval.tiny_encoders import WIDTH, write_encoder, write_plain
+from tests.retrieval.vectors.test_build_dense import PASSAGES
 
 
 @pytest.fixture(scope="module")

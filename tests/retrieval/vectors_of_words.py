@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forage.retrieval.encoder import QUOTED_TITLE, EncoderSpec
+from forage.retrieval.vectors.encoder import QUOTED_TITLE, EncoderSpec
 
 
 class WordEncoder:

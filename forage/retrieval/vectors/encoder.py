@@ -1,7 +1,7 @@
 """What turns texts into vectors: the protocol, and the settings that belong to an index.
 
 Pooling, prefixes and normalisation are part of what an index is made of. They are decided once,
-when it is built (``forage.retrieval.sentence_encoder``), written into its manifest as an
+when it is built (``forage.retrieval.vectors.sentence_encoder``), written into its manifest as an
 ``EncoderSpec``, and taken from there when it is served. Nothing here loads a model.
 """
 

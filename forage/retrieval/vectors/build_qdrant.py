@@ -19,9 +19,9 @@ import numpy as np
 from forage.retrieval.build import DenseBuild, Encoded, encoded_corpus
 from forage.retrieval.manifest import QdrantManifest, common_fields, write_manifest
 from forage.retrieval.meter import metered
-from forage.retrieval.qdrant import QDRANT_DIR, build_qdrant
-from forage.retrieval.qdrant_collection import QdrantCollection, require_qdrant
-from forage.retrieval.qdrant_settings import QdrantSettings
+from forage.retrieval.vectors.qdrant import QDRANT_DIR, build_qdrant
+from forage.retrieval.vectors.qdrant_collection import QdrantCollection, require_qdrant
+from forage.retrieval.vectors.qdrant_settings import QdrantSettings
 
 logger = logging.getLogger(__name__)
 

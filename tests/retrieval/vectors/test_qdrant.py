@@ -16,10 +16,10 @@ from qdrant_client import grpc as proto
 
 from forage.errors import UserError
 from forage.retrieval.backend import Backend
-from forage.retrieval.qdrant import Qdrant, build_qdrant
-from forage.retrieval.qdrant_collection import QdrantCollection
-from forage.retrieval.qdrant_settings import Distance, QdrantSettings
 from forage.retrieval.source import SourceError
+from forage.retrieval.vectors.qdrant import Qdrant, build_qdrant
+from forage.retrieval.vectors.qdrant_collection import QdrantCollection
+from forage.retrieval.vectors.qdrant_settings import Distance, QdrantSettings
 from tests.retrieval.qdrant_server import FakeQdrant, serving_qdrant
 
 NUM_ROWS, DIMENSION = 160, 16
@@ -131,8 +131,8 @@ def test_a_build_that_was_killed_goes_on_without_encoding_again(tmp_path: Path):
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from forage.retrieval.qdrant import build_qdrant
-from forage.retrieval.qdrant_collection import QdrantCollection
+from forage.retrieval.vectors.qdrant import build_qdrant
+from forage.retrieval.vectors.qdrant_collection import QdrantCollection
 vectors = np.load(sys.argv[2])
 def dying(start, stop):
     if start >= 128:

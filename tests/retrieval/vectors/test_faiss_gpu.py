@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from forage.errors import UserError
-from forage.retrieval import faiss_index
-from forage.retrieval.faiss_index import open_faiss
-from forage.retrieval.faiss_settings import (
+from forage.retrieval.vectors import faiss_index
+from forage.retrieval.vectors.faiss_index import open_faiss
+from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
     FlatSettings,
     IvfSettings,
     Sq8Settings,
     fit_to,
 )
-from tests.retrieval.test_faiss_index import DIMENSION, NUM_ROWS, build, clustered
+from tests.retrieval.vectors.test_faiss_index import DIMENSION, NUM_ROWS, build, clustered
 
 NUM_GPUS = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
 

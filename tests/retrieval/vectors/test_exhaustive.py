@@ -6,11 +6,11 @@ import faiss
 import numpy as np
 import pytest
 
-from forage.retrieval.exhaustive import ExhaustiveSearch
-from forage.retrieval.faiss_index import build_faiss, open_faiss
-from forage.retrieval.faiss_settings import FlatSettings
-from tests.retrieval.test_faiss_index import clustered
-from tests.retrieval.test_vectors import write_all
+from forage.retrieval.vectors.exhaustive import ExhaustiveSearch
+from forage.retrieval.vectors.faiss_index import build_faiss, open_faiss
+from forage.retrieval.vectors.faiss_settings import FlatSettings
+from tests.retrieval.vectors.test_faiss_index import clustered
+from tests.retrieval.vectors.test_vector_shards import write_all
 
 
 def best(vectors_ND: np.ndarray, queries_BD: np.ndarray, topk: int) -> np.ndarray:

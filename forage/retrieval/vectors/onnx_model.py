@@ -1,8 +1,8 @@
 """A transformer computed by ONNX Runtime instead of torch, inside an encoder's other modules.
 
 Many published encoders carry ``onnx/model.onnx``. It takes the place of the torch model; tokens,
-pooling and prefixes stay what they are (``forage.retrieval.sentence_encoder``). Nothing is exported
-or optimised here.
+pooling and prefixes stay what they are (``forage.retrieval.vectors.sentence_encoder``). Nothing is
+exported or optimised here.
 """
 
 from __future__ import annotations

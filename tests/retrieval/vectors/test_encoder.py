@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.retrieval.encoder import (
+from forage.retrieval.vectors.encoder import (
     QUOTED_TITLE,
     EncoderSpec,
     check_template,
@@ -14,8 +14,8 @@ from forage.retrieval.encoder import (
     passage_text,
     require_finite,
 )
-from forage.retrieval.families import family_of, question_encoder_of
-from forage.retrieval.precision import closeness, is_bfloat16_better
+from forage.retrieval.vectors.encoder_defaults import family_of, question_encoder_of
+from forage.retrieval.vectors.precision import closeness, is_bfloat16_better
 from forage.types import Passage
 
 SPEC = EncoderSpec(

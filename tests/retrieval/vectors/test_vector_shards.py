@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.retrieval.vectors import (
+from forage.retrieval.vectors.vector_shards import (
     ShardLayout,
     VectorDtype,
     VectorShards,

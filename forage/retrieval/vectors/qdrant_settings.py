@@ -1,6 +1,6 @@
 """What a Qdrant server is told about a collection, as the manifest keeps it.
 
-The client itself is imported by ``forage.retrieval.qdrant_collection`` alone.
+The client itself is imported by ``forage.retrieval.vectors.qdrant_collection`` alone.
 """
 
 from __future__ import annotations

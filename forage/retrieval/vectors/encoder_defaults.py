@@ -1,7 +1,8 @@
 """The published settings of known encoder families, for models whose own files lack them.
 
 What a model's files say comes first, and what the user says before that; see
-``forage.retrieval.sentence_encoder``. A model is recognised by its id (or its directory's name).
+``forage.retrieval.vectors.sentence_encoder``. A model is recognised by its id (or its directory's
+name).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from forage.retrieval.encoder import QUOTED_TITLE, Pooling
+from forage.retrieval.vectors.encoder import QUOTED_TITLE, Pooling
 
 _ASK = "Given a web search query, retrieve relevant passages that answer the query"
 

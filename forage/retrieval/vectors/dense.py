@@ -12,11 +12,11 @@ import numpy as np
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
-from forage.retrieval.encoder import Encoder, bad_rows
-from forage.retrieval.faiss_index import FaissIndex
-from forage.retrieval.faiss_settings import FaissSettings, num_candidates
 from forage.retrieval.source import SourceError
-from forage.retrieval.vectors import VectorShards
+from forage.retrieval.vectors.encoder import Encoder, bad_rows
+from forage.retrieval.vectors.faiss_index import FaissIndex
+from forage.retrieval.vectors.faiss_settings import FaissSettings, num_candidates
+from forage.retrieval.vectors.vector_shards import VectorShards
 
 # Candidates of this many queries are gathered at once: 64 x 200 x 768 floats are 40 MB.
 _RESCORED_QUERIES = 64

@@ -9,8 +9,8 @@ import pytest
 
 from forage.errors import UserError
 from forage.retrieval.estimate import index_bytes
-from forage.retrieval.faiss_index import FaissIndex, build_faiss, open_faiss
-from forage.retrieval.faiss_settings import (
+from forage.retrieval.vectors.faiss_index import FaissIndex, build_faiss, open_faiss
+from forage.retrieval.vectors.faiss_settings import (
     AdoptedSettings,
     FaissSettings,
     FlatSettings,
@@ -24,7 +24,7 @@ from forage.retrieval.faiss_settings import (
     num_training_rows,
     stored_dtype,
 )
-from tests.retrieval.test_vectors import write_all
+from tests.retrieval.vectors.test_vector_shards import write_all
 
 DIMENSION = 32
 NUM_ROWS = 1200

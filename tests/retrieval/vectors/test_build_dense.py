@@ -14,8 +14,10 @@ import pytest
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.build import DenseBuild, build_dense_index
-from forage.retrieval.encoder import EncoderChoice
-from forage.retrieval.faiss_settings import (
+from forage.retrieval.index import OpenOptions, open_corpus, open_index
+from forage.retrieval.manifest import DenseManifest
+from forage.retrieval.vectors.encoder import EncoderChoice
+from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
     FlatSettings,
     HnswSettings,
@@ -24,8 +26,6 @@ from forage.retrieval.faiss_settings import (
     PqSettings,
     Sq8Settings,
 )
-from forage.retrieval.index import OpenOptions, open_corpus, open_index
-from forage.retrieval.manifest import DenseManifest
 from forage.types import Passage
 from tests.retrieval.tiny_encoders import WIDTH, write_encoder
 
@@ -129,8 +129,8 @@ _BUILD = """
 import sys
 from pathlib import Path
 from forage.retrieval.build import DenseBuild, build_dense_index
-from forage.retrieval.encoder import EncoderChoice
-from forage.retrieval.faiss_settings import PqSettings
+from forage.retrieval.vectors.encoder import EncoderChoice
+from forage.retrieval.vectors.faiss_settings import PqSettings
 choice = EncoderChoice(sys.argv[3], dtype="float32")
 settings = DenseBuild(choice, PqSettings(code_bytes=4), rows_per_shard=4)
 build_dense_index(Path(sys.argv[1]), Path(sys.argv[2]), settings, show_progress=False)
@@ -140,7 +140,7 @@ build_dense_index(Path(sys.argv[1]), Path(sys.argv[2]), settings, show_progress=
 # A busy machine may let a build end before anybody looks: this one waits to be killed.
 _WAIT_AFTER_FIVE = """
 import threading
-from forage.retrieval.vectors import VectorShards
+from forage.retrieval.vectors.vector_shards import VectorShards
 write = VectorShards.write
 def write_five(self, shard, *more):
     if shard == 5:
@@ -338,8 +338,8 @@ def test_a_manifest_whose_backend_is_not_its_settings_is_refused(copy: Path):
 def test_missing_packages_are_named_with_the_extra_that_brings_them(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.delitem(sys.modules, "forage.retrieval.faiss_index")
-    monkeypatch.delitem(sys.modules, "forage.retrieval.dense")
+    monkeypatch.delitem(sys.modules, "forage.retrieval.vectors.faiss_index")
+    monkeypatch.delitem(sys.modules, "forage.retrieval.vectors.dense")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(
         UserError, match=r"needs the package faiss; run: pip install 'forage\[dense"

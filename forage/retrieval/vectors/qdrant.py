@@ -1,8 +1,8 @@
 """Dense search by Qdrant: an encoder in front of a collection, and how the collection is filled.
 
 Building can be broken off and gone on with: what the collection holds is neither encoded nor sent
-again. The client, its two modes and its settings are ``forage.retrieval.qdrant_collection``'s;
-which encoder an index needs is its manifest's.
+again. The client, its two modes and its settings are
+``forage.retrieval.vectors.qdrant_collection``'s; which encoder an index needs is its manifest's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from forage.retrieval.backend import Scored
-from forage.retrieval.qdrant_collection import QdrantCollection
 from forage.retrieval.source import SourceError
+from forage.retrieval.vectors.qdrant_collection import QdrantCollection
 
 QDRANT_DIR = "qdrant"
 

@@ -2,7 +2,7 @@
 
 Opened indexes are memory-mapped, so that a start takes no time and several servers share one copy.
 Flat and 8-bit indexes are written as a stream, shard by shard; the others are built in memory.
-Encoders, passages and re-scoring are ``forage.retrieval.dense``'s.
+Encoders, passages and re-scoring are ``forage.retrieval.vectors.dense``'s.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from forage.errors import UserError
 from forage.hardware import num_cores
-from forage.retrieval.exhaustive import MIN_QUERIES, ExhaustiveSearch
-from forage.retrieval.faiss_settings import (
+from forage.retrieval.vectors.exhaustive import MIN_QUERIES, ExhaustiveSearch
+from forage.retrieval.vectors.faiss_settings import (
     AdoptedSettings,
     FaissSettings,
     FlatSettings,
@@ -29,7 +29,7 @@ from forage.retrieval.faiss_settings import (
     Sq8Settings,
     num_training_rows,
 )
-from forage.retrieval.vectors import VectorShards
+from forage.retrieval.vectors.vector_shards import VectorShards
 
 # FAISS's classes come out of a generator, without types.
 faiss: Any = _faiss

@@ -3,7 +3,7 @@
 It holds one point a row of the corpus, its id the row, with a vector and nothing else: passages
 stay in the index's own store. The embedded mode compares with every vector (exact, for tens of
 thousands of passages); a server has a graph, and its settings are ``QdrantSettings``. This file
-wraps the client; ``forage.retrieval.qdrant`` builds and searches with it.
+wraps the client; ``forage.retrieval.vectors.qdrant`` builds and searches with it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
-from forage.retrieval.qdrant_settings import Distance, QdrantSettings
 from forage.retrieval.source import SourceError
+from forage.retrieval.vectors.qdrant_settings import Distance, QdrantSettings
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from qdrant_client import grpc as proto
 from forage.commands.cli import main
 from forage.errors import UserError
 from forage.retrieval.build import DenseBuild, build_dense_index
-from forage.retrieval.build_qdrant import QdrantPlace, build_qdrant_index
-from forage.retrieval.encoder import EncoderChoice
-from forage.retrieval.faiss_settings import FlatSettings
 from forage.retrieval.index import OpenOptions, open_index
 from forage.retrieval.manifest import QdrantManifest
-from forage.retrieval.qdrant_settings import QdrantSettings
-from forage.retrieval.sentence_encoder import SentenceEncoder
+from forage.retrieval.vectors.build_qdrant import QdrantPlace, build_qdrant_index
+from forage.retrieval.vectors.encoder import EncoderChoice
+from forage.retrieval.vectors.faiss_settings import FlatSettings
+from forage.retrieval.vectors.qdrant_settings import QdrantSettings
+from forage.retrieval.vectors.sentence_encoder import SentenceEncoder
 from tests.retrieval.conftest import PASSAGES
 from tests.retrieval.qdrant_server import FakeQdrant, serving_qdrant
 from tests.retrieval.random_bert import WIDTH, save_encoder
@@ -144,7 +144,7 @@ def test_a_build_that_lost_its_server_goes_on_without_encoding_again(
 def test_a_server_that_is_not_there_is_noticed_before_anything_is_encoded(
     corpus: Path, tmp_path: Path, build: DenseBuild, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("forage.retrieval.qdrant_collection.time.sleep", lambda _: None)
+    monkeypatch.setattr("forage.retrieval.vectors.qdrant_collection.time.sleep", lambda _: None)
     with pytest.raises(UserError, match="UNAVAILABLE"):
         make(corpus, tmp_path / "index", build, QdrantPlace("http://127.0.0.1:9"))
     assert list(tmp_path.iterdir()) == []

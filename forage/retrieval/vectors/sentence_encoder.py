@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel, keep_freed_memory
-from forage.retrieval.encoder import (
+from forage.retrieval.vectors.encoder import (
     QUOTED_TITLE,
     Dtype,
     EncoderChoice,
@@ -30,9 +30,9 @@ from forage.retrieval.encoder import (
     Pooling,
     check_template,
 )
-from forage.retrieval.families import Family, family_of, question_encoder_of
-from forage.retrieval.model_files import ModelFiles
-from forage.retrieval.precision import is_bfloat16_better
+from forage.retrieval.vectors.encoder_defaults import Family, family_of, question_encoder_of
+from forage.retrieval.vectors.model_files import ModelFiles
+from forage.retrieval.vectors.precision import is_bfloat16_better
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _PROMPT_NAMES: dict[Task, tuple[str, ...]] = {
 
 
 class SentenceEncoder:
-    """A loaded encoder; satisfies ``forage.retrieval.encoder.Encoder``."""
+    """A loaded encoder; satisfies ``forage.retrieval.vectors.encoder.Encoder``."""
 
     def __init__(
         self, spec: EncoderSpec, passages: SentenceTransformer | None, queries: SentenceTransformer
@@ -307,7 +307,7 @@ def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransfor
             del model[int(name)]  # the spec decides, and it is done in float32
     _set_pooling(model, spec.pooling)
     if spec.onnx_file is not None:
-        from forage.retrieval.onnx_model import OnnxModel
+        from forage.retrieval.vectors.onnx_model import OnnxModel
 
         path = files.find(spec.onnx_file)
         if path is None:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.retrieval.dense import DenseBackend
-from forage.retrieval.faiss_index import build_faiss, open_faiss
-from forage.retrieval.faiss_settings import (
+from forage.retrieval.source import SourceError
+from forage.retrieval.vectors.dense import DenseBackend
+from forage.retrieval.vectors.faiss_index import build_faiss, open_faiss
+from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
     FlatSettings,
     HnswSettings,
@@ -19,8 +20,7 @@ from forage.retrieval.faiss_settings import (
     Sq8Settings,
     fit_to,
 )
-from forage.retrieval.source import SourceError
-from tests.retrieval.test_vectors import write_all
+from tests.retrieval.vectors.test_vector_shards import write_all
 from tests.retrieval.vectors_of_words import WordEncoder
 
 WORDS = "engine bridge river clock lake town stone author compiler lamp hill road".split()

@@ -1,7 +1,7 @@
 """How vectors are searched: the settings of each FAISS index, as the manifest keeps them.
 
 Memory and speed are traded for recall here; ``docs/retrieval.md`` has what each takes. FAISS itself
-is imported by ``forage.retrieval.faiss_index`` alone.
+is imported by ``forage.retrieval.vectors.faiss_index`` alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from forage.errors import UserError
-from forage.retrieval.vectors import VectorDtype
+from forage.retrieval.vectors.vector_shards import VectorDtype
 
 Storage = Literal["float32", "float16", "int8"]
 RescoreDtype = Literal["float16", "int8"]

@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.retrieval.encoder import EncoderChoice, choice_of
-from forage.retrieval.sentence_encoder import SentenceEncoder, batches_by_length, open_encoder
+from forage.retrieval.vectors.encoder import EncoderChoice, choice_of
+from forage.retrieval.vectors.sentence_encoder import (
+    SentenceEncoder,
+    batches_by_length,
+    open_encoder,
+)
 from tests.retrieval.tiny_encoders import (
     WIDTH,
     bert_config,

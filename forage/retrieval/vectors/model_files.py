@@ -1,8 +1,8 @@
 """The files of a model, in a directory or on the hub: found, read and fingerprinted.
 
-``forage.retrieval.sentence_encoder`` asks here what a model says about itself. Files of the hub
-are downloaded once into its own cache; with ``HF_HUB_OFFLINE=1`` nothing is asked for. No model is
-loaded here.
+``forage.retrieval.vectors.sentence_encoder`` asks here what a model says about itself. Files of the
+hub are downloaded once into its own cache; with ``HF_HUB_OFFLINE=1`` nothing is asked for. No model
+is loaded here.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from forage.data.corpus import CorpusStore
-from forage.retrieval.encoder import Encoder, passage_text, require_finite
-from forage.retrieval.vectors import VectorShards
+from forage.retrieval.vectors.encoder import Encoder, passage_text, require_finite
+from forage.retrieval.vectors.vector_shards import VectorShards
 
 # So many passages between two words of progress; a multiple of what an encoder takes at once.
 _STEP_ROWS = 1024
