@@ -36,7 +36,7 @@ from forage.environment import actions  # noqa: E402
 from forage.environment.codec import Codec  # noqa: E402
 from forage.environment.observation import build_observation, invalid_observation  # noqa: E402
 from forage.environment.prompt import PromptTemplate, encode_prompt  # noqa: E402
-from forage.retrieval.index import Index, open_index  # noqa: E402
+from forage.retrieval.index.index import Index, open_index  # noqa: E402
 from forage.rollout.player import Player  # noqa: E402
 from forage.rollout.scheduler import Job, Scheduler  # noqa: E402
 from forage.rollout.stopping import StopTable  # noqa: E402

@@ -46,7 +46,7 @@ import uvicorn  # noqa: E402
 from forage.data.world.encyclopedia import write_world  # noqa: E402
 from forage.retrieval.app import create_app  # noqa: E402
 from forage.retrieval.backend import Scored  # noqa: E402
-from forage.retrieval.index import build_index, open_index  # noqa: E402
+from forage.retrieval.index.index import build_index, open_index  # noqa: E402
 from forage.retrieval.port import bind_port  # noqa: E402
 from forage.retrieval.process import ServerProcess  # noqa: E402
 from forage.retrieval.vectors.encoder import Dtype, EncoderChoice  # noqa: E402

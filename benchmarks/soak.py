@@ -23,7 +23,7 @@ import psutil
 from load import Load, drive
 
 from forage.data.world.encyclopedia import write_world
-from forage.retrieval.index import build_index
+from forage.retrieval.index.index import build_index
 from forage.retrieval.process import ServerProcess
 
 NUM_PARTS = 20

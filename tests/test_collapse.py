@@ -19,7 +19,7 @@ import forage
 from forage.config.run_config import RunConfig, build_config
 from forage.data.world.encyclopedia import write_world
 from forage.records import read_metrics
-from forage.retrieval.index import build_index
+from forage.retrieval.index.index import build_index
 from forage.retrieval.process import ServerProcess
 from forage.train import run_training
 from forage.training.checkpoint import export_model

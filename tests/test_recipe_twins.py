@@ -20,7 +20,7 @@ from forage.config import config_file
 from forage.config.run_config import RunConfig, load_config
 from forage.data.world.encyclopedia import write_world
 from forage.records import read_metrics
-from forage.retrieval.index import build_index
+from forage.retrieval.index.index import build_index
 from forage.retrieval.process import ServerProcess
 from tests.test_recipes import CONFIGS, TWINS, flat
 from tests.tiny_runs import scratch

@@ -36,7 +36,7 @@ from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import em_gain
 from forage.evaluation.tables import before_after_table
 from forage.records import read_metrics
-from forage.retrieval.index import build_index
+from forage.retrieval.index.index import build_index
 from forage.retrieval.process import ServerProcess
 from forage.train import run_training
 from forage.training.checkpoint import export_model

@@ -15,7 +15,7 @@ from forage.commands.arguments import positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:
-    from forage.retrieval.estimate import Estimate
+    from forage.retrieval.index.estimate import Estimate
     from forage.retrieval.vectors.encoder import EncoderChoice
     from forage.retrieval.vectors.faiss_settings import FaissSettings
 
@@ -134,7 +134,7 @@ def run_index(args: Namespace) -> int:
 def _build_bm25(args: Namespace) -> None:
     others = ("encoder", *_ENCODER, *_FAISS, *_QDRANT, "device", "trust_remote_code", "restart")
     _refuse(args, others, "the backend is bm25")
-    from forage.retrieval.build import build_index
+    from forage.retrieval.index.build import build_index
 
     k1 = 0.9 if args.k1 is None else args.k1
     b = 0.4 if args.b is None else args.b
@@ -143,7 +143,7 @@ def _build_bm25(args: Namespace) -> None:
 
 def _build_dense(args: Namespace) -> None:
     _refuse(args, (*_BM25, *_QDRANT), f"the backend is {args.backend}")
-    from forage.retrieval.build import DenseBuild, build_dense_index
+    from forage.retrieval.index.build import DenseBuild, build_dense_index
 
     build = DenseBuild(
         encoder=_encoder_choice(args),
@@ -158,7 +158,7 @@ def _build_qdrant(args: Namespace) -> None:
     _refuse(args, (*_BM25, *_FAISS), "the backend is qdrant")
     from pydantic import ValidationError
 
-    from forage.retrieval.build import DenseBuild
+    from forage.retrieval.index.build import DenseBuild
     from forage.retrieval.vectors.build_qdrant import QdrantPlace, build_qdrant_index
     from forage.retrieval.vectors.faiss_settings import FlatSettings
     from forage.retrieval.vectors.qdrant_settings import QdrantSettings
@@ -191,12 +191,12 @@ def _adopt(args: Namespace) -> None:
     if len(args.device) > 1:
         raise UserError("--adopt encodes a sample only: one --device is enough")
     choice = _encoder_choice(args)
-    from forage.retrieval.index import missing_extra
+    from forage.retrieval.index.index import missing_extra
     from forage.retrieval.vectors.faiss_settings import AdoptedSettings
 
     settings = AdoptedSettings(ef_search=args.ef_search, probes=args.probes)
     try:
-        from forage.retrieval.adopt import adopt_index
+        from forage.retrieval.index.adopt import adopt_index
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
     adopt_index(args.adopt, args.corpus, args.out, choice, settings, *args.device)
@@ -241,7 +241,7 @@ def _print_estimates(args: Namespace) -> None:
     """A table: one backend where one is named, else all that can be said."""
     from rich.console import Console
 
-    from forage.retrieval.estimate import estimate_bm25, look_at_corpus
+    from forage.retrieval.index.estimate import estimate_bm25, look_at_corpus
 
     if args.backend == "bm25" or (args.backend is None and args.encoder is None):
         unread = ("encoder", *_ENCODER, *_FAISS, "device")
@@ -256,8 +256,8 @@ def _print_estimates(args: Namespace) -> None:
 
 
 def _dense_estimates(args: Namespace, look: Any) -> list[Estimate]:
-    from forage.retrieval.estimate import estimate_dense, index_seconds, measure_encoder
-    from forage.retrieval.index import missing_extra
+    from forage.retrieval.index.estimate import estimate_dense, index_seconds, measure_encoder
+    from forage.retrieval.index.index import missing_extra
 
     choice = _encoder_choice(args)
     try:
@@ -301,7 +301,7 @@ def _make_settings(backend: str, given: dict[str, Any]) -> FaissSettings:
 def _estimate_table(title: str, estimates: list[Estimate]) -> Any:
     from rich.table import Table
 
-    from forage.retrieval.meter import format_duration
+    from forage.retrieval.index.build_progress import format_duration
 
     table = Table(title=title, title_justify="left")
     for heading in ("backend", "memory", "disk", "memory to build", "disk to build", "time"):

@@ -14,7 +14,7 @@ from forage.errors import UserError
 
 if TYPE_CHECKING:
     from forage.retrieval.compose import RerankSettings
-    from forage.retrieval.index import OpenOptions
+    from forage.retrieval.index.index import OpenOptions
     from forage.retrieval.limits import Limits
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -114,7 +114,7 @@ def run_serve(args: Namespace) -> int:
 
 def open_options(args: Namespace) -> OpenOptions:
     """What ``add_open_arguments`` read."""
-    from forage.retrieval.index import OpenOptions
+    from forage.retrieval.index.index import OpenOptions
 
     return OpenOptions(
         device=args.device,

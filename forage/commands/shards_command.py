@@ -56,7 +56,7 @@ def run_shards(args: Namespace) -> int:
 
 
 def _cut(args: Namespace) -> int:
-    from forage.retrieval.shards import cut_index
+    from forage.retrieval.index.shards import cut_index
 
     cut_index(args.index, args.out, args.count)
     return 0

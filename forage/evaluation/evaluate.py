@@ -36,8 +36,8 @@ from forage.evaluation.tables import summary_tables
 from forage.progress import progress_bar
 from forage.retrieval.client import SearchClient
 from forage.retrieval.exchange import Served
-from forage.retrieval.index import open_corpus
-from forage.retrieval.manifest import read_manifest
+from forage.retrieval.index.index import open_corpus
+from forage.retrieval.index.manifest import read_manifest
 from forage.rewards.scorer import Scorer
 from forage.rollout.scheduler import Job
 from forage.types import Episode, Generate, Question, Score, Search

@@ -1,6 +1,6 @@
 """What every search engine behind the service offers: rows and scores for a batch of queries.
 
-A backend knows row numbers only; ``forage.retrieval.index`` turns rows into passages.
+A backend knows row numbers only; ``forage.retrieval.index.index`` turns rows into passages.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from forage.errors import UserError
 from forage.retrieval.fusion import RRF_K, Fused
-from forage.retrieval.index import Index, OpenOptions, open_index
+from forage.retrieval.index.index import Index, OpenOptions, open_index
+from forage.retrieval.index.manifest import BM25Manifest, read_manifest
 from forage.retrieval.limits import Limits
 from forage.retrieval.lucene import Lucene
-from forage.retrieval.manifest import BM25Manifest, read_manifest
 from forage.retrieval.pages import PageStore, open_pages
 from forage.retrieval.recording import Recorder, Replay
 from forage.retrieval.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked

@@ -4,7 +4,7 @@
 index, and one that asks them all and merges by score. ``Sharded`` is the source that a search
 server puts in front of it (HTTP, batching and caches are the server's). A shard that does not
 answer fails the search: a part of a corpus would be another corpus. Shards are made in
-``forage.retrieval.shards``.
+``forage.retrieval.index.shards``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
-from forage.retrieval.index import OpenOptions, open_index
-from forage.retrieval.shards import ShardInfo, check_shards, describe_shard, merge
+from forage.retrieval.index.index import OpenOptions, open_index
+from forage.retrieval.index.shards import ShardInfo, check_shards, describe_shard, merge
 from forage.retrieval.source import SourceError
 from forage.types import Hit
 

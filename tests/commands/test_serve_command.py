@@ -10,12 +10,12 @@ import pytest
 
 from forage.commands.cli import main
 from forage.retrieval.compose import RerankSettings, ServeSettings
-from forage.retrieval.index import OpenOptions, build_index, open_index
+from forage.retrieval.index.index import OpenOptions, build_index, open_index
 from forage.retrieval.process import ServerProcess
 from forage.retrieval.reranker import PUBLISHED_MODEL
 from forage.retrieval.sharded import ShardPlace
+from tests.retrieval.index.test_shards import corpus_of
 from tests.retrieval.random_bert import save_cross_encoder
-from tests.retrieval.test_shards import corpus_of
 
 
 @pytest.fixture

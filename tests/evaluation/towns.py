@@ -9,7 +9,7 @@ from forage.config.run_config import RunConfig, build_config
 from forage.data.corpus import CorpusStore, write_corpus
 from forage.evaluation.evaluate import Destination, Evaluator, evaluate
 from forage.evaluation.result import EvaluationResult
-from forage.retrieval.index import build_index, open_corpus
+from forage.retrieval.index.index import build_index, open_corpus
 from forage.rewards.scorer import Scorer
 from forage.rollout.player import Player
 from forage.types import Completion, FinishReason, Passage, Question, Sampling, Search, SearchReply

@@ -9,7 +9,7 @@ import pytest
 
 from examples.retriever_client import Retriever, SearchFailed
 from forage.data.corpus import format_contents, write_corpus
-from forage.retrieval.index import build_index
+from forage.retrieval.index.index import build_index
 from forage.retrieval.port import bind_port
 from forage.retrieval.process import ServerProcess
 from tests.retrieval import faults

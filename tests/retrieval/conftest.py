@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from forage.data.corpus import write_corpus
 from forage.retrieval.app import AppSettings, create_app
-from forage.retrieval.index import Index, build_index, open_index
+from forage.retrieval.index.index import Index, build_index, open_index
 from forage.retrieval.limits import Limits
 from forage.retrieval.pages import Pages
 from forage.retrieval.port import bind_port

@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from forage.retrieval.index import Index
+from forage.retrieval.index.index import Index
 from forage.retrieval.limits import Limits
 from forage.retrieval.openapi import describe_api
 from forage.retrieval.wire import Page

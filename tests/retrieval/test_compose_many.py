@@ -9,7 +9,6 @@ import pytest
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval import compose
-from forage.retrieval.build import DenseBuild, build_dense_index
 from forage.retrieval.compose import (
     FusionSettings,
     LuceneSettings,
@@ -18,7 +17,8 @@ from forage.retrieval.compose import (
     open_source,
 )
 from forage.retrieval.fusion import Fused, fuse
-from forage.retrieval.index import OpenOptions, build_index, open_index
+from forage.retrieval.index.build import DenseBuild, build_dense_index
+from forage.retrieval.index.index import OpenOptions, build_index, open_index
 from forage.retrieval.reranker import CrossEncoderModel, Reranked
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.types import Hit, Passage

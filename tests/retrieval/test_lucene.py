@@ -16,7 +16,7 @@ from forage.commands.doctor_command import how_to_install
 from forage.data.corpus import format_contents
 from forage.errors import UserError
 from forage.retrieval.fusion import Fused
-from forage.retrieval.index import open_index
+from forage.retrieval.index.index import open_index
 from forage.retrieval.lucene import Lucene, start_java
 from forage.retrieval.process import ServerProcess
 from forage.retrieval.source import Source, SourceError

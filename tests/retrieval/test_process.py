@@ -82,7 +82,7 @@ def test_port_zero_is_taken_by_serve_itself_and_named_in_its_line(index_dir: Pat
 def test_a_request_in_flight_at_sigterm_is_answered(index_dir: Path, tmp_path: Path):
     log = tmp_path / "server.log"
     slow = (
-        "import time; from forage.retrieval.index import Index; search = Index.search\n"
+        "import time; from forage.retrieval.index.index import Index; search = Index.search\n"
         "def slowly(*asked): print('searching', flush=True); time.sleep(0.5); "
         "return search(*asked)\n"
         "Index.search = slowly\n"

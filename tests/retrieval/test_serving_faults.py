@@ -28,7 +28,7 @@ FORAGE_SERVE = (sys.executable, "-m", "forage", "serve")
 GATED = """
 import sys, time
 from pathlib import Path
-from forage.retrieval.index import Index
+from forage.retrieval.index.index import Index
 from forage.commands.cli import main
 gate, search = Path(sys.argv.pop(1)), Index.search
 def wait_and_search(*asked):

@@ -13,13 +13,13 @@ import pytest
 
 from forage.errors import UserError
 from forage.retrieval.compose import ServeSettings, open_source
-from forage.retrieval.index import build_index, open_index
+from forage.retrieval.index.index import build_index, open_index
+from forage.retrieval.index.shards import ShardInfo, cut_index
 from forage.retrieval.limits import Limits
 from forage.retrieval.sharded import Sharded, ShardPlace, start_shards, stop_shards
-from forage.retrieval.shards import ShardInfo, cut_index
 from forage.retrieval.source import Source, SourceError
 from forage.types import Hit
-from tests.retrieval.test_shards import QUERIES, corpus_of
+from tests.retrieval.index.test_shards import QUERIES, corpus_of
 
 pytestmark = [
     pytest.mark.slow,

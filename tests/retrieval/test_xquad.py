@@ -10,7 +10,7 @@ import pytest
 from rank_bm25 import BM25Okapi
 
 from forage.data.corpus import write_corpus
-from forage.retrieval.index import build_index, open_index
+from forage.retrieval.index.index import build_index, open_index
 from forage.retrieval.words.bm25 import BM25, BM25Builder, tokenize
 from forage.types import Passage
 

@@ -1,8 +1,9 @@
 """Builds an index whose vectors are in Qdrant: ``forage index --backend qdrant``.
 
-Encoding and the store of passages are those of every index of vectors (``forage.retrieval.build``);
-here the vectors go from disk into a collection, and the manifest says where that is. Cut short, the
-same command goes on: with the passages not yet encoded, then with the points not yet stored.
+Encoding and the store of passages are those of every index of vectors
+(``forage.retrieval.index.build``); here the vectors go from disk into a collection, and the
+manifest says where that is. Cut short, the same command goes on: with the passages not yet encoded,
+then with the points not yet stored.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from forage.retrieval.build import DenseBuild, Encoded, encoded_corpus
-from forage.retrieval.manifest import QdrantManifest, common_fields, write_manifest
-from forage.retrieval.meter import metered
+from forage.retrieval.index.build import DenseBuild, Encoded, encoded_corpus
+from forage.retrieval.index.build_progress import metered
+from forage.retrieval.index.manifest import QdrantManifest, common_fields, write_manifest
 from forage.retrieval.vectors.qdrant import QDRANT_DIR, build_qdrant
 from forage.retrieval.vectors.qdrant_collection import QdrantCollection, require_qdrant
 from forage.retrieval.vectors.qdrant_settings import QdrantSettings

@@ -1,7 +1,7 @@
 """Dense search: an encoder, a FAISS index, and for compressed ones an exact second look.
 
 A backend as ``forage.retrieval.backend`` has it: queries in, rows and scores out. All queries of a
-call are encoded in one go. Building is ``forage.retrieval.build``'s.
+call are encoded in one go. Building is ``forage.retrieval.index.build``'s.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from forage.commands.cli import main
 from forage.data.published.download import Piece, download
 from forage.data.published.published_corpora import fetch
 from forage.errors import UserError
-from forage.retrieval.index import build_index, open_index
+from forage.retrieval.index.index import build_index, open_index
 from tests.data.hub_server import COMMIT, Hub
 
 CONTENT = random.Random(0).randbytes(300_000)

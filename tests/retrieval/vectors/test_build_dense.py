@@ -13,9 +13,9 @@ import pytest
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval.build import DenseBuild, build_dense_index
-from forage.retrieval.index import OpenOptions, open_corpus, open_index
-from forage.retrieval.manifest import DenseManifest
+from forage.retrieval.index.build import DenseBuild, build_dense_index
+from forage.retrieval.index.index import OpenOptions, open_corpus, open_index
+from forage.retrieval.index.manifest import DenseManifest
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
@@ -128,7 +128,7 @@ def test_the_corpus_of_an_index_is_read_without_its_encoder(copy: Path):
 _BUILD = """
 import sys
 from pathlib import Path
-from forage.retrieval.build import DenseBuild, build_dense_index
+from forage.retrieval.index.build import DenseBuild, build_dense_index
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import PqSettings
 choice = EncoderChoice(sys.argv[3], dtype="float32")
@@ -191,7 +191,7 @@ def cut_short(texts: Path, out: Path, build_: DenseBuild, monkeypatch: pytest.Mo
         raise _Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("forage.retrieval.build.write_probes", fail)
+        patch.setattr("forage.retrieval.index.build.write_probes", fail)
         with pytest.raises(_Killed):
             build(texts, out, build_)
 
@@ -348,7 +348,7 @@ def test_missing_packages_are_named_with_the_extra_that_brings_them(
 
 
 def test_one_build_at_a_time(texts: Path, model: Path, tmp_path: Path):
-    from forage.retrieval.staging import resumable_beside
+    from forage.retrieval.index.atomic_directory import resumable_beside
 
     with (
         resumable_beside(tmp_path / "i", False),

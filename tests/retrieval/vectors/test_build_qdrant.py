@@ -11,9 +11,9 @@ from qdrant_client import grpc as proto
 
 from forage.commands.cli import main
 from forage.errors import UserError
-from forage.retrieval.build import DenseBuild, build_dense_index
-from forage.retrieval.index import OpenOptions, open_index
-from forage.retrieval.manifest import QdrantManifest
+from forage.retrieval.index.build import DenseBuild, build_dense_index
+from forage.retrieval.index.index import OpenOptions, open_index
+from forage.retrieval.index.manifest import QdrantManifest
 from forage.retrieval.vectors.build_qdrant import QdrantPlace, build_qdrant_index
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import FlatSettings

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forage.errors import UserError
-from forage.retrieval.estimate import index_bytes
+from forage.retrieval.index.estimate import index_bytes
 from forage.retrieval.vectors.faiss_index import FaissIndex, build_faiss, open_faiss
 from forage.retrieval.vectors.faiss_settings import (
     AdoptedSettings,

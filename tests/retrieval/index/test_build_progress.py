@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from forage.retrieval.meter import Meter, format_duration, metered
+from forage.retrieval.index.build_progress import Meter, format_duration, metered
 
 
 class Clock:

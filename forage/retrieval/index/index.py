@@ -1,7 +1,7 @@
 """An index directory, opened: its parts checked against its manifest, searched for passages.
 
 This is where rows become passages; how rows are found is the backend's, how an index is built is
-``forage.retrieval.build``'s, and HTTP is the server's.
+``forage.retrieval.index.build``'s, and HTTP is the server's.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.retrieval.backend import Backend
-from forage.retrieval.build import (
+from forage.retrieval.index.build import (
     FAISS_FILE,
     PROBES_FILE,
     VECTORS_DIR,
     build_index,
     probe_texts,
 )
-from forage.retrieval.manifest import (
+from forage.retrieval.index.manifest import (
     AnyManifest,
     BM25Manifest,
     DenseManifest,

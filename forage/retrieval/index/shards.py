@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forage.data.corpus import LINES_FILE, OFFSETS_FILE, CorpusStore, StoredCorpus, build_store
 from forage.errors import UserError
-from forage.retrieval.index import Index, open_index
-from forage.retrieval.manifest import BM25Manifest, common_fields, write_manifest
-from forage.retrieval.staging import built_beside, refuse_other_contents
+from forage.retrieval.index.atomic_directory import built_beside, refuse_other_contents
+from forage.retrieval.index.index import Index, open_index
+from forage.retrieval.index.manifest import BM25Manifest, common_fields, write_manifest
 from forage.retrieval.words.bm25 import cut_rows
 from forage.types import Hit
 

@@ -2,7 +2,7 @@
 
 Written last when an index is built, read first when it is opened. One model for each kind of
 backend over the fields that all share; ``backend`` says which. Building and opening are
-``forage.retrieval.build``'s and ``forage.retrieval.index``'s.
+``forage.retrieval.index.build``'s and ``forage.retrieval.index.index``'s.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ import pytest
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval import estimate as estimate_module
-from forage.retrieval.build import DenseBuild, build_dense_index, build_index
-from forage.retrieval.estimate import (
+from forage.retrieval.index import estimate as estimate_module
+from forage.retrieval.index.build import DenseBuild, build_dense_index, build_index
+from forage.retrieval.index.estimate import (
     estimate_bm25,
     estimate_dense,
     index_seconds,

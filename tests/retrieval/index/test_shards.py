@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval.build import DenseBuild, build_dense_index
-from forage.retrieval.index import OpenOptions, build_index, open_index
-from forage.retrieval.shards import (
+from forage.retrieval.index.build import DenseBuild, build_dense_index
+from forage.retrieval.index.index import OpenOptions, build_index, open_index
+from forage.retrieval.index.shards import (
     ShardInfo,
     ShardMark,
     check_shards,

@@ -20,10 +20,10 @@ import numpy as np
 
 from forage.data.corpus import CorpusStore, build_store
 from forage.errors import UserError
-from forage.retrieval.build import FAISS_FILE, dense_versions, write_probes
-from forage.retrieval.manifest import DenseManifest, common_fields, hash_file, write_manifest
-from forage.retrieval.meter import metered
-from forage.retrieval.staging import built_beside, refuse_other_contents
+from forage.retrieval.index.atomic_directory import built_beside, refuse_other_contents
+from forage.retrieval.index.build import FAISS_FILE, dense_versions, write_probes
+from forage.retrieval.index.build_progress import metered
+from forage.retrieval.index.manifest import DenseManifest, common_fields, hash_file, write_manifest
 from forage.retrieval.vectors.encoder import EncoderChoice, passage_text, require_finite
 from forage.retrieval.vectors.faiss_index import FaissIndex, open_faiss
 from forage.retrieval.vectors.faiss_settings import AdoptedSettings

@@ -18,7 +18,7 @@ from pathlib import Path
 from psutil import pid_exists
 
 from forage.errors import UserError
-from forage.retrieval.manifest import MANIFEST_FILE
+from forage.retrieval.index.manifest import MANIFEST_FILE
 
 _LOCK_FILE = "lock"
 

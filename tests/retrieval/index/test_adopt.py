@@ -10,9 +10,9 @@ import pytest
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval.adopt import adopt_index
-from forage.retrieval.index import OpenOptions, open_index
-from forage.retrieval.manifest import DenseManifest
+from forage.retrieval.index.adopt import adopt_index
+from forage.retrieval.index.index import OpenOptions, open_index
+from forage.retrieval.index.manifest import DenseManifest
 from forage.retrieval.vectors.encoder import EncoderChoice, passage_text
 from forage.retrieval.vectors.faiss_settings import AdoptedSettings
 from forage.retrieval.vectors.sentence_encoder import open_encoder

@@ -3,7 +3,7 @@
 The directory is self-contained (a plain copy of the corpus, its offsets, the backend's files, a
 manifest) and appears whole or not at all. A build of vectors takes hours on large corpora: its
 finished shards outlast a kill, and the same command goes on with those that are missing. Opening
-and searching are ``forage.retrieval.index``'s.
+and searching are ``forage.retrieval.index.index``'s.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forage.data.corpus import CorpusStore, StoredCorpus, build_store, format_contents
 from forage.errors import UserError
-from forage.retrieval.manifest import (
+from forage.retrieval.index.atomic_directory import (
+    built_beside,
+    refuse_other_contents,
+    resumable_beside,
+)
+from forage.retrieval.index.build_progress import metered
+from forage.retrieval.index.manifest import (
     BM25Manifest,
     DenseManifest,
     common_fields,
     hash_file,
     write_manifest,
-)
-from forage.retrieval.meter import metered
-from forage.retrieval.staging import (
-    built_beside,
-    refuse_other_contents,
-    resumable_beside,
 )
 from forage.retrieval.vectors.encoder import (
     Encoder,
