@@ -25,8 +25,8 @@ from forage.retrieval.recording import Recorder, Replay
 from forage.retrieval.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked
 from forage.retrieval.source import Source
 from forage.retrieval.vectors.encoder import Dtype
-from forage.retrieval.web import open_web_source
-from forage.retrieval.web_settings import read_web_settings
+from forage.retrieval.web.web_settings import read_web_settings
+from forage.retrieval.web.web_source import open_web_source
 
 _KINDS = ("web", "replay", "lucene", "ray")
 

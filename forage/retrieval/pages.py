@@ -3,7 +3,7 @@
 ``open_pages`` indexes a file of ``{"url", "contents"}`` lines once (16 bytes a page, kept beside
 the file) and maps both afterwards, so that a page costs a binary search and one line, however many
 gigabytes there are. ``read_pages`` answers a request. Passages and searches are the index's, HTTP
-is the server's, pages of the live web are ``forage.retrieval.web_pages``.
+is the server's, pages of the live web are ``forage.retrieval.web.web_pages``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from forage.retrieval.exchange import retry_after_seconds
-from forage.retrieval.web_exchange import hide
+from forage.retrieval.web.web_exchange import hide
 from forage.types import FailureKind
 
 _MAX_REPLY_BYTES = 64 * 2**20

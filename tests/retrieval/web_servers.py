@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from forage.retrieval.loop_thread import LoopThread
 from forage.retrieval.port import bind_port
+from forage.retrieval.web.loop_thread import LoopThread
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp.abc import AbstractResolver
 
 from forage.retrieval.cache import LruCache
-from forage.retrieval.extract import ExtractionError, TextExtractor
-from forage.retrieval.fetch import Fetcher, FetchError
-from forage.retrieval.guard import Guard
-from forage.retrieval.loop_thread import LoopThread
 from forage.retrieval.source import SourceError
-from forage.retrieval.web_settings import PageSettings
+from forage.retrieval.web.extract import ExtractionError, TextExtractor
+from forage.retrieval.web.fetch import Fetcher, FetchError
+from forage.retrieval.web.loop_thread import LoopThread
+from forage.retrieval.web.public_addresses import Guard
+from forage.retrieval.web.web_settings import PageSettings
 from forage.retrieval.wire import Page
 
 logger = logging.getLogger(__name__)

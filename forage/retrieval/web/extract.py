@@ -1,6 +1,7 @@
 """The readable text of a page, and the part of it that a search was after.
 
-Wraps trafilatura, which finds the article in the markup. Fetching is ``forage.retrieval.fetch``'s.
+Wraps trafilatura, which finds the article in the markup. Fetching is
+``forage.retrieval.web.fetch``'s.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import codecs
 import logging
 import re
 
-from forage.retrieval.fetch import Fetched
+from forage.retrieval.web.fetch import Fetched
 
 # Text after this much is not kept: no passage and no reader asks for it.
 MAX_TEXT_CHARS = 200_000

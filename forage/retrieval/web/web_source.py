@@ -2,7 +2,7 @@
 
 ``open_web_source`` makes one from settings. The queries of a batch go out together, within a rate,
 a spend cap and a deadline; an answer that was paid for is kept. How a provider is spoken to is
-``forage.retrieval.providers``' and ``web_exchange``'s; how pages are read, ``web_pages``'.
+``forage.retrieval.web.providers``' and ``web_exchange``'s; how pages are read, ``web_pages``'.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from aiohttp.abc import AbstractResolver
 
 from forage.retrieval.cache import LruCache
 from forage.retrieval.exchange import Failure
-from forage.retrieval.extract import passage_around
-from forage.retrieval.guard import Guard
-from forage.retrieval.loop_thread import LoopThread
-from forage.retrieval.provider_replies import WebResult
-from forage.retrieval.providers import (
+from forage.retrieval.source import SourceError
+from forage.retrieval.web.budget import RateLimit, Spending
+from forage.retrieval.web.extract import passage_around
+from forage.retrieval.web.loop_thread import LoopThread
+from forage.retrieval.web.provider_replies import WebResult
+from forage.retrieval.web.providers import (
     Brave,
     GoogleCustomSearch,
     Provider,
@@ -31,11 +32,10 @@ from forage.retrieval.providers import (
     Serper,
     fit_query,
 )
-from forage.retrieval.source import SourceError
-from forage.retrieval.spending import RateLimit, Spending
-from forage.retrieval.web_exchange import ask_provider
-from forage.retrieval.web_pages import PageReader
-from forage.retrieval.web_settings import WebSettings, read_key
+from forage.retrieval.web.public_addresses import Guard
+from forage.retrieval.web.web_exchange import ask_provider
+from forage.retrieval.web.web_pages import PageReader
+from forage.retrieval.web.web_settings import WebSettings, read_key
 from forage.types import FailureKind, Hit, Passage
 
 logger = logging.getLogger(__name__)

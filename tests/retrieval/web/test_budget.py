@@ -7,7 +7,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.retrieval.source import SourceError
-from forage.retrieval.spending import RateLimit, Spending
+from forage.retrieval.web.budget import RateLimit, Spending
 
 
 def test_the_cap_is_reached_exactly_and_never_passed():
@@ -63,7 +63,7 @@ PAYS = """
 import sys
 from pathlib import Path
 from forage.retrieval.source import SourceError
-from forage.retrieval.spending import Spending
+from forage.retrieval.web.budget import Spending
 
 spending = Spending("serper", 1.0, Path(sys.argv[1]))
 try:

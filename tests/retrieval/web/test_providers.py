@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.retrieval.provider_replies import BadReply, WebResult
-from forage.retrieval.providers import (
+from forage.retrieval.web.provider_replies import BadReply, WebResult
+from forage.retrieval.web.providers import (
     Brave,
     GoogleCustomSearch,
     Provider,

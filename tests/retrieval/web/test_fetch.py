@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from forage.retrieval.fetch import Fetcher, FetchError
-from forage.retrieval.guard import Guard
+from forage.retrieval.web.fetch import Fetcher, FetchError
+from forage.retrieval.web.public_addresses import Guard
 from tests.retrieval.web_servers import WebServer, hangs, replies, serving
 
 HTML = "text/html; charset=utf-8"

@@ -9,16 +9,16 @@ import pytest
 from aiohttp import web
 
 from forage.commands.doctor_command import how_to_install
-from forage.retrieval.guard import Guard
 from forage.retrieval.recording import Recorder, Replay
 from forage.retrieval.source import SourceError
-from forage.retrieval.web import WebSource, open_web_source
-from forage.retrieval.web_pages import WebPages
-from forage.retrieval.web_settings import PLANS, PageSettings, ProviderName, read_web_settings
+from forage.retrieval.web.public_addresses import Guard
+from forage.retrieval.web.web_pages import WebPages
+from forage.retrieval.web.web_settings import PLANS, PageSettings, ProviderName, read_web_settings
+from forage.retrieval.web.web_source import WebSource, open_web_source
 from forage.retrieval.wire import Page
 from forage.types import Passage
-from tests.retrieval.test_extract import ARTICLE
-from tests.retrieval.test_providers import ERROR_DOCUMENTS, REPLIES
+from tests.retrieval.web.test_extract import ARTICLE
+from tests.retrieval.web.test_providers import ERROR_DOCUMENTS, REPLIES
 from tests.retrieval.web_servers import (
     Handler,
     WebServer,
@@ -46,7 +46,7 @@ def provider() -> Iterator[WebServer]:
 @pytest.fixture
 def open_source(provider: WebServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenSource]:
     """Sources that ask the test's own provider, fast and without retries unless told otherwise."""
-    monkeypatch.setattr("forage.retrieval.web._FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr("forage.retrieval.web.web_source._FIRST_BACKOFF_S", 0.001)
     opened: list[WebSource] = []
 
     def open_one(*overrides: str, name: ProviderName = "serper") -> WebSource:

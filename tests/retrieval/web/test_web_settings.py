@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from forage.errors import UserError
-from forage.retrieval.web import open_web_source
-from forage.retrieval.web_settings import PLANS, read_key, read_web_settings
+from forage.retrieval.web.web_settings import PLANS, read_key, read_web_settings
+from forage.retrieval.web.web_source import open_web_source
 
 
 def test_settings_are_read_from_texts():

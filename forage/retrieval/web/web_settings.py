@@ -1,8 +1,8 @@
 """The settings of a web source, checked: which provider, what it may cost, whether pages are read.
 
 Given on the command line as ``key=value`` (``num_results=5``, ``pages.deadline_s=4``); every key is
-read by ``forage.retrieval.web``. Keys of providers are no settings: they come from a file or from
-the environment and are held apart.
+read by ``forage.retrieval.web.web_source``. Keys of providers are no settings: they come from a
+file or from the environment and are held apart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from forage.errors import UserError
-from forage.retrieval.providers import Engine
+from forage.retrieval.web.providers import Engine
 
 ProviderName = Literal["serper", "google", "serpapi", "brave"]
 

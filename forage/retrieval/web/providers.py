@@ -1,8 +1,8 @@
 """The four web search providers: what a request to each looks like, and who reads its reply.
 
 serper.dev, Google Custom Search, SerpAPI and Brave Search, each as one frozen description. Nothing
-here sends anything: ``forage.retrieval.web_exchange`` does, and keeps the keys out of what is said.
-Replies are read by ``forage.retrieval.provider_replies``.
+here sends anything: ``forage.retrieval.web.web_exchange`` does, and keeps the keys out of what is
+said. Replies are read by ``forage.retrieval.web.provider_replies``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 from urllib.parse import quote_plus
 
-from forage.retrieval.provider_replies import (
+from forage.retrieval.web.provider_replies import (
     WebResult,
     read_brave,
     read_google,

@@ -1,6 +1,6 @@
 """One paid request to a web provider, and what its outcome means for the next try.
 
-Sends what ``forage.retrieval.providers`` describes and sorts what comes back into results or a
+Sends what ``forage.retrieval.web.providers`` describes and sorts what comes back into results or a
 typed failure. No key leaves this file by another way than the request: not in a reason (providers
 repeat keys in error messages, HTTP libraries repeat addresses), not in a log, not to a redirect's
 target. When to try again, and what may be spent, is the source's.
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import aiohttp
 
 from forage.retrieval.exchange import Blame, Failure, retry_after_seconds
-from forage.retrieval.provider_replies import BadReply, WebResult
-from forage.retrieval.providers import Provider
+from forage.retrieval.web.provider_replies import BadReply, WebResult
+from forage.retrieval.web.providers import Provider
 from forage.types import FailureKind
 
 _MAX_REPLY_BYTES = 8 * 2**20

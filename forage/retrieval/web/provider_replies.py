@@ -1,7 +1,7 @@
 """What the web search providers reply: results, nothing found, or an error document.
 
 Each reader tells the three apart by what its provider documents, so that no error reads as an
-empty result. Requests are ``forage.retrieval.providers``'.
+empty result. Requests are ``forage.retrieval.web.providers``'.
 """
 
 from __future__ import annotations

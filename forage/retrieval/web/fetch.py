@@ -1,8 +1,8 @@
 """Fetches pages of the web within bounds: time, bytes, redirects, kinds of content.
 
-What may be connected to is the guard's; what a page says, ``forage.retrieval.extract``'s. Cookies,
-scripts and proxies are not used, and robots.txt is not read: a page is opened because a search
-named it, once.
+What may be connected to is the guard's; what a page says, ``forage.retrieval.web.extract``'s.
+Cookies, scripts and proxies are not used, and robots.txt is not read: a page is opened because a
+search named it, once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from forage import __version__
-from forage.retrieval.guard import Guard, RefusedAddressError
+from forage.retrieval.web.public_addresses import Guard, RefusedAddressError
 
 _PER_HOST = 4
 _REDIRECTS = (301, 302, 303, 307, 308)

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from forage.retrieval.guard import Guard, RefusedAddressError
+from forage.retrieval.web.public_addresses import Guard, RefusedAddressError
 
 INSIDE = """
 127.0.0.1 127.255.255.254 0.0.0.0 0.1.2.3 10.0.0.1 10.255.255.255 172.16.0.1 172.31.255.255
