@@ -13,13 +13,13 @@ from forage.commands.arguments import add_address, count, not_negative, positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:
-    from forage.retrieval.compose import RerankSettings
     from forage.retrieval.index.index import OpenOptions
     from forage.retrieval.limits import Limits
+    from forage.retrieval.sources.compose import RerankSettings
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
-# Of forage.retrieval.reranker, which takes seconds to import.
+# Of forage.retrieval.sources.reranker, which takes seconds to import.
 _RERANKER = "cross-encoder/ms-marco-MiniLM-L12-v2"
 
 
@@ -84,8 +84,8 @@ def _add_rerank_arguments(group: _ArgumentGroup) -> None:
 
 def run_serve(args: Namespace) -> int:
     """Serve until a stop; raises ``UserError``."""
-    from forage.retrieval.compose import FusionSettings, LuceneSettings, ServeSettings
     from forage.retrieval.server import serve
+    from forage.retrieval.sources.compose import FusionSettings, LuceneSettings, ServeSettings
     from forage.retrieval.token import read_token
 
     serve(
@@ -139,7 +139,7 @@ def _limits(args: Namespace) -> Limits:
 
 
 def _rerank(args: Namespace) -> RerankSettings | None:
-    from forage.retrieval.compose import RerankSettings
+    from forage.retrieval.sources.compose import RerankSettings
 
     said = {
         "depth": args.rerank_depth,

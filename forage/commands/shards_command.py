@@ -14,7 +14,7 @@ from forage.commands.arguments import not_negative, positive
 from forage.commands.serve_command import add_open_arguments, open_options
 
 if TYPE_CHECKING:
-    from forage.retrieval.sharded import ShardPlace
+    from forage.retrieval.sources.sharded import ShardPlace
 
 _APP = "forage"
 
@@ -63,7 +63,7 @@ def _cut(args: Namespace) -> int:
 
 
 def _start(args: Namespace) -> int:
-    from forage.retrieval.sharded import start_shards
+    from forage.retrieval.sources.sharded import start_shards
 
     start_shards(
         [_place(text) for text in args.shards],
@@ -78,7 +78,7 @@ def _start(args: Namespace) -> int:
 
 
 def _stop(args: Namespace) -> int:
-    from forage.retrieval.sharded import stop_shards
+    from forage.retrieval.sources.sharded import stop_shards
 
     stop_shards(args.app, args.ray_address)
     return 0
@@ -86,7 +86,7 @@ def _stop(args: Namespace) -> int:
 
 def _place(text: str) -> ShardPlace:
     """``/data/shard-0@first`` is a directory on the machines with the resource ``first``."""
-    from forage.retrieval.sharded import ShardPlace
+    from forage.retrieval.sources.sharded import ShardPlace
 
     directory, _, resource = text.partition("@")
     return ShardPlace(Path(directory).absolute(), resource or None)

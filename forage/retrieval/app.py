@@ -28,9 +28,9 @@ from forage.retrieval.door import Door, Traffic, problem
 from forage.retrieval.limits import Limits, OverLimit
 from forage.retrieval.metrics import Figures, prometheus_text
 from forage.retrieval.openapi import describe_api
-from forage.retrieval.pages import Pages, read_pages
 from forage.retrieval.site import docs_page, page_headers, search_page
 from forage.retrieval.source import Source, SourceError, SourceFacts
+from forage.retrieval.sources.stored_pages import Pages, read_pages
 from forage.retrieval.wire import AccessRequest, RetrieveRequest, Wire, write_reply
 
 logger = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from multiprocessing.process import BaseProcess
 from forage.errors import UserError
 from forage.retrieval.app import AppSettings, build_app
 from forage.retrieval.batcher import Batcher
-from forage.retrieval.compose import ServeSettings, open_page_store
 from forage.retrieval.link import FrontEnd, answer_front
 from forage.retrieval.metrics import ROW_SIZE, Figure, Figures
 from forage.retrieval.running import HttpServer
 from forage.retrieval.source import Source, SourceFacts
+from forage.retrieval.sources.compose import ServeSettings, open_page_store
 
 logger = logging.getLogger(__name__)
 

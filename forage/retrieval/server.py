@@ -16,12 +16,12 @@ from forage.errors import UserError
 from forage.hardware import in_passing_thread
 from forage.retrieval.app import AppSettings, build_app
 from forage.retrieval.batcher import Batcher
-from forage.retrieval.compose import ServeSettings, open_page_store, open_source
 from forage.retrieval.fronts import serve_with_fronts
 from forage.retrieval.metrics import Figures
 from forage.retrieval.port import bind_ports, explain_bind_error
 from forage.retrieval.running import HttpServer
 from forage.retrieval.source import Source, SourceFacts
+from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from forage.commands.cli import main
-from forage.retrieval.compose import RerankSettings, ServeSettings
 from forage.retrieval.index.index import OpenOptions, build_index, open_index
 from forage.retrieval.process import ServerProcess
-from forage.retrieval.reranker import PUBLISHED_MODEL
-from forage.retrieval.sharded import ShardPlace
+from forage.retrieval.sources.compose import RerankSettings, ServeSettings
+from forage.retrieval.sources.reranker import PUBLISHED_MODEL
+from forage.retrieval.sources.sharded import ShardPlace
 from tests.retrieval.index.test_shards import corpus_of
 from tests.retrieval.random_bert import save_cross_encoder
 
@@ -133,10 +133,12 @@ def test_shards_are_cut_as_asked(tmp_path: Path):
 def test_shards_are_started_and_stopped_as_asked(monkeypatch: pytest.MonkeyPatch):
     started: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        "forage.retrieval.sharded.start_shards",
+        "forage.retrieval.sources.sharded.start_shards",
         lambda places, **said: started.append((places, said)),
     )
-    monkeypatch.setattr("forage.retrieval.sharded.stop_shards", lambda *said: started.append(said))
+    monkeypatch.setattr(
+        "forage.retrieval.sources.sharded.stop_shards", lambda *said: started.append(said)
+    )
     argv = "shards start /a@first /b --app wiki --ray-address head:1 --cpus-each 0.5 "
     argv += "--gpus-each 0.25 --replicas 2 --device cuda:0 --dtype float16"
     assert main(argv.split()) == 0

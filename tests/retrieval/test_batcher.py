@@ -5,7 +5,7 @@ import pytest
 from forage.retrieval.batcher import Batcher
 from forage.retrieval.metrics import Figure, Figures
 from forage.retrieval.source import SourceError
-from tests.retrieval.sources import GatedSource, hits_for, yield_often
+from tests.retrieval.fake_sources import GatedSource, hits_for, yield_often
 
 
 async def test_a_lone_caller_is_searched_at_once():

@@ -14,11 +14,11 @@ from yarl import URL
 
 from forage.data.corpus import format_contents
 from forage.retrieval.limits import Limits
-from forage.retrieval.pages import open_pages
+from forage.retrieval.sources.stored_pages import open_pages
 from forage.retrieval.wire import write_reply
 from forage.types import Hit, Passage
 from tests.retrieval.conftest import PASSAGES, StartServer
-from tests.retrieval.sources import GatedSource
+from tests.retrieval.fake_sources import GatedSource
 
 
 async def post(

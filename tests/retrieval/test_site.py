@@ -12,7 +12,7 @@ from forage.retrieval.limits import Limits
 from forage.retrieval.openapi import describe_api
 from forage.retrieval.site import docs_page, search_page
 from tests.retrieval.conftest import PASSAGES, StartServer
-from tests.retrieval.sources import GatedSource
+from tests.retrieval.fake_sources import GatedSource
 from tests.viewer.browser import needs_chromium, visit
 
 

@@ -4,7 +4,7 @@ A shard is an index directory of its own, over a run of the corpus's rows; shard
 are the whole. Scores of different shards must be comparable. Vectors' are, as long as the encoder
 is the same, so a corpus may be cut and each part indexed. BM25's depend on how many passages of
 the corpus hold a word, so a whole index is cut here and its scores are kept. Where shards run is
-``forage.retrieval.sharded``'s.
+``forage.retrieval.sources.sharded``'s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pages of the live web as text: fetched within bounds, extracted, the last ones kept.
 
 ``PageReader`` reads many at once, for a web source in page mode; ``WebPages`` answers ``/access``
-from it. Pages of a file are ``forage.retrieval.pages``.
+from it. Pages of a file are ``forage.retrieval.sources.stored_pages``.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from forage.commands.doctor_command import how_to_install
-from forage.retrieval.recording import Recorder, Replay
 from forage.retrieval.source import SourceError
+from forage.retrieval.sources.recording import Recorder, Replay
 from forage.retrieval.web.public_addresses import Guard
 from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import PLANS, PageSettings, ProviderName, read_web_settings

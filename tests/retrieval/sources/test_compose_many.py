@@ -8,18 +8,18 @@ import pytest
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval import compose
-from forage.retrieval.compose import (
+from forage.retrieval.index.build import DenseBuild, build_dense_index
+from forage.retrieval.index.index import OpenOptions, build_index, open_index
+from forage.retrieval.sources import compose
+from forage.retrieval.sources.compose import (
     FusionSettings,
     LuceneSettings,
     RerankSettings,
     ServeSettings,
     open_source,
 )
-from forage.retrieval.fusion import Fused, fuse
-from forage.retrieval.index.build import DenseBuild, build_dense_index
-from forage.retrieval.index.index import OpenOptions, build_index, open_index
-from forage.retrieval.reranker import CrossEncoderModel, Reranked
+from forage.retrieval.sources.fusion import Fused, fuse
+from forage.retrieval.sources.reranker import CrossEncoderModel, Reranked
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.types import Hit, Passage
 from tests.retrieval.conftest import PASSAGES
@@ -146,7 +146,7 @@ def test_k1_b_and_the_cluster_reach_lucene_and_ray(
         return Listed(lambda _: ["p0"], num_passages=None)
 
     monkeypatch.setattr(compose, "Lucene", open_other)
-    monkeypatch.setattr("forage.retrieval.sharded.Sharded", open_other)
+    monkeypatch.setattr("forage.retrieval.sources.sharded.Sharded", open_other)
     lucene = LuceneSettings(k1=1.2, b=0.75)
     opened(settings("lucene:wiki/", "ray:shards", lucene=lucene, ray_address="head:6379"))
     assert asked == [(Path("wiki"), 1.2, 0.75), ("shards", "head:6379", 30.0)]

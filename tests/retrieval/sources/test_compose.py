@@ -8,7 +8,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from forage.errors import UserError
-from forage.retrieval.compose import ServeSettings, open_page_store, open_source
+from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
 from forage.types import Hit
 from tests.retrieval.conftest import PASSAGES
 from tests.retrieval.web_servers import WebServer, serving

@@ -15,15 +15,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from forage.errors import UserError
-from forage.retrieval.fusion import RRF_K, Fused
 from forage.retrieval.index.index import Index, OpenOptions, open_index
 from forage.retrieval.index.manifest import BM25Manifest, read_manifest
 from forage.retrieval.limits import Limits
-from forage.retrieval.lucene import Lucene
-from forage.retrieval.pages import PageStore, open_pages
-from forage.retrieval.recording import Recorder, Replay
-from forage.retrieval.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked
 from forage.retrieval.source import Source
+from forage.retrieval.sources.fusion import RRF_K, Fused
+from forage.retrieval.sources.lucene import Lucene
+from forage.retrieval.sources.recording import Recorder, Replay
+from forage.retrieval.sources.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked
+from forage.retrieval.sources.stored_pages import PageStore, open_pages
 from forage.retrieval.vectors.encoder import Dtype
 from forage.retrieval.web.web_settings import read_web_settings
 from forage.retrieval.web.web_source import open_web_source
@@ -39,14 +39,14 @@ class _Settings(BaseModel):
 
 
 class FusionSettings(_Settings):
-    """How several sources become one; see ``forage.retrieval.fusion``."""
+    """How several sources become one; see ``forage.retrieval.sources.fusion``."""
 
     depth: int = Field(default=100, ge=1)
     k: int = Field(default=RRF_K, ge=0)
 
 
 class RerankSettings(_Settings):
-    """A cross-encoder before the source; see ``forage.retrieval.reranker``."""
+    """A cross-encoder before the source; see ``forage.retrieval.sources.reranker``."""
 
     model: str = PUBLISHED_MODEL
     revision: str | None = None
@@ -131,7 +131,7 @@ def _open_one(text: str, settings: ServeSettings) -> Source:
             return Lucene(Path(name), lucene.k1, lucene.b)
         case "ray":
             # A cluster is a hundred modules to import: only where one is asked for.
-            from forage.retrieval.sharded import Sharded
+            from forage.retrieval.sources.sharded import Sharded
 
             return Sharded(name, settings.ray_address or "auto", settings.limits.deadline_s)
         case _:

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from forage.errors import UserError
-from forage.retrieval.fusion import Fused
-from forage.retrieval.reranker import CrossEncoderModel, Reranked, passage_as_read
 from forage.retrieval.source import Source, SourceError
+from forage.retrieval.sources.fusion import Fused
+from forage.retrieval.sources.reranker import CrossEncoderModel, Reranked, passage_as_read
 from forage.types import Passage
 from tests.retrieval.listed import Listed, passage
 from tests.retrieval.random_bert import save_cross_encoder

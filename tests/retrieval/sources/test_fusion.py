@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.retrieval.fusion import Fused, fuse
 from forage.retrieval.index.index import build_index, open_index
 from forage.retrieval.source import Source, SourceError
+from forage.retrieval.sources.fusion import Fused, fuse
 from forage.types import Hit
 from tests.retrieval.listed import Listed, hits, passage
 

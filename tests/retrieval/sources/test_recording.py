@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.retrieval.recording import Recorder, Replay
 from forage.retrieval.source import SourceError
+from forage.retrieval.sources.recording import Recorder, Replay
 from forage.types import Hit, Passage
 
 ANY_TEXT = st.text(st.characters())  # lone surrogates too
@@ -145,8 +145,8 @@ RECORDS_UNTIL_KILLED = """
 import sys
 from itertools import count
 from pathlib import Path
-from forage.retrieval.recording import Recorder
-from tests.retrieval.test_recording import Library, hit
+from forage.retrieval.sources.recording import Recorder
+from tests.retrieval.sources.test_recording import Library, hit
 
 library = {}
 recorder = Recorder(Library(library), Path(sys.argv[1]))
