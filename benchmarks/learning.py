@@ -40,7 +40,7 @@ from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.data.world.encyclopedia import write_world
 from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 
 LOG = logging.getLogger(__name__)
 

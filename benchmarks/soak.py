@@ -24,7 +24,7 @@ from load import Load, drive
 
 from forage.data.world.encyclopedia import write_world
 from forage.retrieval.index.index import build_index
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 
 NUM_PARTS = 20
 NUM_CLIENTS = 64

@@ -20,7 +20,7 @@ from forage.config.run_config import RunConfig, build_config
 from forage.data.world.encyclopedia import write_world
 from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 from forage.train import run_training
 from forage.training.checkpoint import export_model
 from forage.types import Episode

@@ -13,7 +13,7 @@ from forage.evaluation.figure_table import to_rich
 from forage.evaluation.summary import EvaluationSummary
 from forage.evaluation.tables import summary_tables
 from forage.records import read_episodes, read_metrics
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 from forage.types import Origin, Status
 from tests.tiny_runs import MAX_TOKENS, SETTINGS
 

@@ -21,7 +21,7 @@ from forage.config.run_config import RunConfig, load_config
 from forage.data.world.encyclopedia import write_world
 from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 from tests.test_recipes import CONFIGS, TWINS, flat
 from tests.tiny_runs import scratch
 

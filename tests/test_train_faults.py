@@ -15,8 +15,8 @@ from forage import train
 from forage.data.questions import write_questions
 from forage.errors import UserError
 from forage.records import RunRecords, read_episodes, read_metrics
-from forage.retrieval.port import bind_port
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
+from forage.retrieval.serve.port import bind_port
 from forage.rewards import scorer
 from forage.train import run_training
 from forage.training.checkpoint import latest_checkpoint

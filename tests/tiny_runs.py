@@ -22,7 +22,7 @@ from forage.commands.sft_command import run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.data.world.encyclopedia import write_world
 from forage.retrieval.index.index import build_index
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 
 FORAGE = (sys.executable, "-m", "forage")
 WORLD_SIZE = 300

@@ -23,7 +23,7 @@ from yarl import URL
 from forage.data.questions import read_questions
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
-from forage.retrieval.token import read_token
+from forage.retrieval.serve.bearer_token import read_token
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
 MAX_SHOWN = 120

@@ -37,7 +37,7 @@ from forage.evaluation.summary import em_gain
 from forage.evaluation.tables import before_after_table
 from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 from forage.train import run_training
 from forage.training.checkpoint import export_model
 from forage.training.model import load_tokenizer

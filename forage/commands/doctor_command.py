@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forage.errors import UserError
-from forage.retrieval.port import bind_port
+from forage.retrieval.serve.port import bind_port
 
 DEMO_MEMORY_GB = 4.0
 DEMO_DISK_GB = 1.0

@@ -14,7 +14,7 @@ from forage.errors import UserError
 
 if TYPE_CHECKING:
     from forage.retrieval.index.index import OpenOptions
-    from forage.retrieval.limits import Limits
+    from forage.retrieval.serve.limits import Limits
     from forage.retrieval.sources.compose import RerankSettings
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -84,9 +84,9 @@ def _add_rerank_arguments(group: _ArgumentGroup) -> None:
 
 def run_serve(args: Namespace) -> int:
     """Serve until a stop; raises ``UserError``."""
-    from forage.retrieval.server import serve
+    from forage.retrieval.serve.bearer_token import read_token
+    from forage.retrieval.serve.server import serve
     from forage.retrieval.sources.compose import FusionSettings, LuceneSettings, ServeSettings
-    from forage.retrieval.token import read_token
 
     serve(
         ServeSettings(
@@ -126,7 +126,7 @@ def open_options(args: Namespace) -> OpenOptions:
 
 
 def _limits(args: Namespace) -> Limits:
-    from forage.retrieval.limits import Limits
+    from forage.retrieval.serve.limits import Limits
 
     return Limits(
         max_queries=args.max_queries,

@@ -10,7 +10,7 @@ import pytest
 
 from forage.commands.cli import main
 from forage.retrieval.index.index import OpenOptions, build_index, open_index
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 from forage.retrieval.sources.compose import RerankSettings, ServeSettings
 from forage.retrieval.sources.reranker import PUBLISHED_MODEL
 from forage.retrieval.sources.sharded import ShardPlace
@@ -22,7 +22,7 @@ from tests.retrieval.random_bert import save_cross_encoder
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
     """What the service was asked to serve, instead of serving it."""
     found: list[ServeSettings] = []
-    monkeypatch.setattr("forage.retrieval.server.serve", found.append)
+    monkeypatch.setattr("forage.retrieval.serve.server.serve", found.append)
     return found
 
 

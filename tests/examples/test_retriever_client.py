@@ -10,8 +10,8 @@ import pytest
 from examples.retriever_client import Retriever, SearchFailed
 from forage.data.corpus import format_contents, write_corpus
 from forage.retrieval.index.index import build_index
-from forage.retrieval.port import bind_port
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
+from forage.retrieval.serve.port import bind_port
 from tests.retrieval import faults
 from tests.retrieval.conftest import PASSAGES
 

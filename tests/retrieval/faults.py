@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from forage.retrieval.port import bind_port
+from forage.retrieval.serve.port import bind_port
 
 Behaviour = Callable[[web.Request, list[str]], Awaitable[web.StreamResponse]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from forage.retrieval.port import bind_port
+from forage.retrieval.serve.port import bind_port
 from forage.retrieval.web.loop_thread import LoopThread
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

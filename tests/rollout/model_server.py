@@ -22,7 +22,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from forage.environment.codec import Codec
-from forage.retrieval.port import bind_port
+from forage.retrieval.serve.port import bind_port
 from forage.rollout.stopping import StopTable
 from tests.fakes import logprob_at, tiny_codec
 

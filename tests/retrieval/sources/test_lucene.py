@@ -16,13 +16,13 @@ from forage.commands.doctor_command import how_to_install
 from forage.data.corpus import format_contents
 from forage.errors import UserError
 from forage.retrieval.index.index import open_index
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 from forage.retrieval.source import Source, SourceError
 from forage.retrieval.sources.fusion import Fused
 from forage.retrieval.sources.lucene import Lucene, start_java
 from forage.types import Passage
 from tests.retrieval.conftest import PASSAGES
-from tests.retrieval.test_process import SERVE
+from tests.retrieval.serve.test_child_server import SERVE
 from tests.retrieval.test_xquad import XQUAD, paragraphs
 
 Build = Callable[..., Path]

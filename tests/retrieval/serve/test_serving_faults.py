@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
 from forage.types import FailureKind
+from tests.retrieval.serve.test_child_server import is_gone, wait_until_gone
 from tests.retrieval.test_client import client_of
-from tests.retrieval.test_process import is_gone, wait_until_gone
 
 FORAGE_SERVE = (sys.executable, "-m", "forage", "serve")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from forage.errors import UserError
-from forage.retrieval.port import bind_port
+from forage.retrieval.serve.port import bind_port
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from forage import __version__
-from forage.retrieval.limits import Limits
+from forage.retrieval.serve.limits import Limits
 from forage.retrieval.wire import (
     AccessReply,
     AccessRequest,

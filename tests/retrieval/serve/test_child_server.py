@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 from forage.errors import UserError
-from forage.retrieval.port import bind_port
-from forage.retrieval.process import ServerProcess
+from forage.retrieval.serve.child_server import ServerProcess
+from forage.retrieval.serve.port import bind_port
 
 SERVE = (
     sys.executable,
     "-c",
     "import logging, sys; logging.basicConfig(level=logging.INFO); "
     "from forage.retrieval.sources.compose import ServeSettings; from forage.errors import UserError; "
-    "from forage.retrieval.server import serve\n"
+    "from forage.retrieval.serve.server import serve\n"
     "settings = ServeSettings(sources=(sys.argv[1],), host=sys.argv[3], port=int(sys.argv[5]))\n"
     "try: serve(settings)\n"
     "except UserError as error: sys.exit(f'error: {error}')\n"
@@ -57,7 +57,7 @@ def test_a_server_is_ready_inside_and_drained_and_gone_after(index_dir: Path, tm
     assert is_gone(pid)
     lines = log.read_text().splitlines()
     assert lines == [
-        f"INFO:forage.retrieval.server:serving 5 passages of bm25 at {server.url}",
+        f"INFO:forage.retrieval.serve.server:serving 5 passages of bm25 at {server.url}",
         "INFO:root:returned",
     ]
 
@@ -151,7 +151,7 @@ def test_a_server_that_is_late_is_stopped_and_reported(tmp_path: Path):
 def test_a_server_that_ignores_sigterm_is_killed_with_its_children(
     index_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("forage.retrieval.process._STOP_S", 0.2)
+    monkeypatch.setattr("forage.retrieval.serve.child_server._STOP_S", 0.2)
     deaf = (
         "import http.server as h, signal, subprocess, sys; "
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -192,7 +192,7 @@ def test_the_server_is_stopped_when_the_body_fails(index_dir: Path):
 def test_a_parent_that_is_killed_takes_its_server_along(index_dir: Path):
     parent = (
         "import sys, time; from pathlib import Path; "
-        "from forage.retrieval.process import ServerProcess\n"
+        "from forage.retrieval.serve.child_server import ServerProcess\n"
         f"with ServerProcess(Path({str(index_dir)!r}), command={SERVE!r}) as server:\n"
         "    print(server.pid, flush=True); time.sleep(3600)"
     )

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from forage.retrieval.cache import LruCache
-from forage.retrieval.metrics import Figure, Figures
 from forage.retrieval.query import normalise_query
+from forage.retrieval.serve.metrics import Figure, Figures
+from forage.retrieval.serve.search_thread import Worker
 from forage.retrieval.source import Source, SourceError
-from forage.retrieval.worker import Worker
 from forage.types import Hit
 
 

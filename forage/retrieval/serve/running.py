@@ -15,7 +15,7 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from forage.retrieval.door import Traffic
+from forage.retrieval.serve.middleware import Traffic
 
 # Longer than clients keep idle connections, so that it is they who close them.
 _KEEP_ALIVE_S = 75

@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forage.retrieval.limits import Limits
-from forage.retrieval.metrics import Figure, Figures
-from forage.retrieval.token import is_token
+from forage.retrieval.serve.bearer_token import is_token
+from forage.retrieval.serve.limits import Limits
+from forage.retrieval.serve.metrics import Figure, Figures
 
 # What needs no token; everything else does, however its path is spelt.
 _OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})

@@ -1,7 +1,8 @@
 """``forage serve``: opens what is to be served and answers over HTTP until told to stop.
 
-One process by default; with ``workers``, ``forage.retrieval.fronts`` runs several. What is answered
-is the application's, how a process runs and stops is ``forage.retrieval.running``'s.
+One process by default; with ``workers``, ``forage.retrieval.serve.http_workers`` runs several. What
+is answered is the application's, how a process runs and stops is
+``forage.retrieval.serve.running``'s.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Awaitable, Callable
 
 from forage.errors import UserError
 from forage.hardware import in_passing_thread
-from forage.retrieval.app import AppSettings, build_app
-from forage.retrieval.batcher import Batcher
-from forage.retrieval.fronts import serve_with_fronts
-from forage.retrieval.metrics import Figures
-from forage.retrieval.port import bind_ports, explain_bind_error
-from forage.retrieval.running import HttpServer
+from forage.retrieval.serve.app import AppSettings, build_app
+from forage.retrieval.serve.batcher import Batcher
+from forage.retrieval.serve.http_workers import serve_with_fronts
+from forage.retrieval.serve.metrics import Figures
+from forage.retrieval.serve.port import bind_ports, explain_bind_error
+from forage.retrieval.serve.running import HttpServer
 from forage.retrieval.source import Source, SourceFacts
 from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
 

@@ -15,7 +15,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from forage.retrieval.batcher import AsksTogether
+from forage.retrieval.serve.batcher import AsksTogether
 from forage.retrieval.source import SourceError
 from forage.types import Hit, Passage
 

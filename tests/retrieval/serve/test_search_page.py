@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from forage.data.corpus import format_contents
-from forage.retrieval.limits import Limits
-from forage.retrieval.openapi import describe_api
-from forage.retrieval.site import docs_page, search_page
+from forage.retrieval.serve.limits import Limits
+from forage.retrieval.serve.openapi import describe_api
+from forage.retrieval.serve.search_page import docs_page, search_page
 from tests.retrieval.conftest import PASSAGES, StartServer
 from tests.retrieval.fake_sources import GatedSource
 from tests.viewer.browser import needs_chromium, visit

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from forage.retrieval.batcher import Batcher
-from forage.retrieval.metrics import Figure, Figures
+from forage.retrieval.serve.batcher import Batcher
+from forage.retrieval.serve.metrics import Figure, Figures
 from forage.retrieval.source import SourceError
 from tests.retrieval.fake_sources import GatedSource, hits_for, yield_often
 

@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable, MutableSequence, Sequence
 from multiprocessing.process import BaseProcess
 
 from forage.errors import UserError
-from forage.retrieval.app import AppSettings, build_app
-from forage.retrieval.batcher import Batcher
-from forage.retrieval.link import FrontEnd, answer_front
-from forage.retrieval.metrics import ROW_SIZE, Figure, Figures
-from forage.retrieval.running import HttpServer
+from forage.retrieval.serve.app import AppSettings, build_app
+from forage.retrieval.serve.batcher import Batcher
+from forage.retrieval.serve.metrics import ROW_SIZE, Figure, Figures
+from forage.retrieval.serve.running import HttpServer
+from forage.retrieval.serve.worker_link import FrontEnd, answer_front
 from forage.retrieval.source import Source, SourceFacts
 from forage.retrieval.sources.compose import ServeSettings, open_page_store
 

@@ -23,12 +23,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from forage.retrieval.batcher import AsksTogether, Batcher
-from forage.retrieval.door import Door, Traffic, problem
-from forage.retrieval.limits import Limits, OverLimit
-from forage.retrieval.metrics import Figures, prometheus_text
-from forage.retrieval.openapi import describe_api
-from forage.retrieval.site import docs_page, page_headers, search_page
+from forage.retrieval.serve.batcher import AsksTogether, Batcher
+from forage.retrieval.serve.limits import Limits, OverLimit
+from forage.retrieval.serve.metrics import Figures, prometheus_text
+from forage.retrieval.serve.middleware import Door, Traffic, problem
+from forage.retrieval.serve.openapi import describe_api
+from forage.retrieval.serve.search_page import docs_page, page_headers, search_page
 from forage.retrieval.source import Source, SourceError, SourceFacts
 from forage.retrieval.sources.stored_pages import Pages, read_pages
 from forage.retrieval.wire import AccessRequest, RetrieveRequest, Wire, write_reply
