@@ -27,7 +27,7 @@ from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
-from forage.retrieval.client import SearchClient
+from forage.retrieval.client.client import SearchClient
 from forage.rewards.scoring import score_episode
 from forage.rollout.demonstrator import Demonstrator, FirstHit, ScriptWriter
 from forage.rollout.player import Player

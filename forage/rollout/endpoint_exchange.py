@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from forage.retrieval.exchange import retry_after_seconds
+from forage.retrieval.client.exchange import retry_after_seconds
 from forage.retrieval.web.web_exchange import hide
 from forage.types import FailureKind
 

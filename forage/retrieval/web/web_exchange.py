@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from forage.retrieval.exchange import Blame, Failure, retry_after_seconds
+from forage.retrieval.client.exchange import Blame, Failure, retry_after_seconds
 from forage.retrieval.web.provider_replies import BadReply, WebResult
 from forage.retrieval.web.providers import Provider
 from forage.types import FailureKind

@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 
 from forage.retrieval.cache import LruCache
-from forage.retrieval.exchange import Failure
+from forage.retrieval.client.exchange import Failure
 from forage.retrieval.source import SourceError
 from forage.retrieval.web.budget import RateLimit, Spending
 from forage.retrieval.web.extract import passage_around

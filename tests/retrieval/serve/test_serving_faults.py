@@ -19,8 +19,8 @@ import pytest
 
 from forage.retrieval.serve.child_server import ServerProcess
 from forage.types import FailureKind
+from tests.retrieval.client.test_client import client_of
 from tests.retrieval.serve.test_child_server import is_gone, wait_until_gone
-from tests.retrieval.test_client import client_of
 
 FORAGE_SERVE = (sys.executable, "-m", "forage", "serve")
 

@@ -17,9 +17,9 @@ import aiohttp
 
 from forage.config.search_config import SearchConfig
 from forage.errors import UserError
-from forage.retrieval.exchange import Blame, Failure, Served, ask_what_is_served, retrieve
+from forage.retrieval.client.exchange import Blame, Failure, Served, ask_what_is_served, retrieve
+from forage.retrieval.client.servers import Server, Servers
 from forage.retrieval.serve.bearer_token import read_token
-from forage.retrieval.servers import Server, Servers
 from forage.types import FailureKind, Hit
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from forage.config.search_config import SearchConfig
 from forage.errors import UserError
-from forage.retrieval.client import SearchClient
+from forage.retrieval.client.client import SearchClient
 from forage.retrieval.serve.port import bind_port
 from forage.types import FailureKind, Hit, Passage, SearchReply
 from tests.retrieval import faults

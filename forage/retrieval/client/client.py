@@ -18,9 +18,9 @@ from typing import Self
 
 from forage.config.search_config import SearchConfig
 from forage.retrieval.cache import LruCache
-from forage.retrieval.counts import SearchCounts
-from forage.retrieval.dispatch import Dispatcher
-from forage.retrieval.exchange import Failure, Served
+from forage.retrieval.client.counts import SearchCounts
+from forage.retrieval.client.dispatch import Dispatcher
+from forage.retrieval.client.exchange import Failure, Served
 from forage.retrieval.query import normalise_query
 from forage.types import FailureKind, Hit, SearchReply
 

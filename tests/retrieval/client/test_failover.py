@@ -6,11 +6,11 @@ import pytest
 from aiohttp import web
 
 from forage.errors import UserError
-from forage.retrieval.breaker import FAILURES_TO_OPEN
+from forage.retrieval.client.breaker import FAILURES_TO_OPEN
 from forage.types import FailureKind
 from tests.retrieval import faults
+from tests.retrieval.client.test_client import client_of, echoed
 from tests.retrieval.conftest import StartServer
-from tests.retrieval.test_client import client_of, echoed
 
 
 async def test_a_search_that_fails_on_one_server_goes_to_another_at_once():

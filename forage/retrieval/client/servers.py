@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from yarl import URL
 
 from forage.errors import UserError
-from forage.retrieval.breaker import Breaker
+from forage.retrieval.client.breaker import Breaker
 
 
 class Server:
