@@ -37,10 +37,10 @@ from forage.environment.codec import Codec  # noqa: E402
 from forage.environment.observation import build_observation, invalid_observation  # noqa: E402
 from forage.environment.prompt import PromptTemplate, encode_prompt  # noqa: E402
 from forage.retrieval.index.index import Index, open_index  # noqa: E402
-from forage.rollout.player import Player  # noqa: E402
-from forage.rollout.scheduler import Job, Scheduler  # noqa: E402
-from forage.rollout.stopping import StopTable  # noqa: E402
-from forage.rollout.torch_engine import TorchEngine  # noqa: E402
+from forage.rollout.engines.torch.stopping import StopTable  # noqa: E402
+from forage.rollout.engines.torch.torch_engine import TorchEngine  # noqa: E402
+from forage.rollout.play.player import Player  # noqa: E402
+from forage.rollout.play.scheduler import Job, Scheduler  # noqa: E402
 from forage.training.model import load_model, load_tokenizer  # noqa: E402
 from forage.types import Completion, Episode, Question, Reward, Sampling, SearchReply  # noqa: E402
 

@@ -27,11 +27,11 @@ from forage.records import METRICS_FILE, RunRecords, read_metrics
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.client.counts import SearchCounts
 from forage.rewards.scorer import Scorer
-from forage.rollout.player import Player
-from forage.rollout.refill import GroupSource, NothingToLearn, Refilled, num_oversampled
-from forage.rollout.scheduler import GroupScheduler, Scheduler
-from forage.rollout.stopping import StopTable
-from forage.rollout.torch_engine import TorchEngine
+from forage.rollout.engines.torch.stopping import StopTable
+from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.rollout.play.player import Player
+from forage.rollout.play.refill import GroupSource, NothingToLearn, Refilled, num_oversampled
+from forage.rollout.play.scheduler import GroupScheduler, Scheduler
 from forage.stop_signal import Stopped, StopSignal
 from forage.training.checkpoint import (
     RunState,

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.environment.codec import Codec
 from forage.environment.episode import EpisodeSetting
-from forage.rollout.stopping import StopTable
+from forage.rollout.engines.torch.stopping import StopTable
 from forage.training.model import new_model, new_tokenizer
 from forage.types import (
     Completion,

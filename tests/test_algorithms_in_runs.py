@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from forage.commands.new_command import ModelShape, make_model
 from forage.errors import UserError
 from forage.records import read_episodes
-from forage.rollout.refill import NothingToLearn
+from forage.rollout.play.refill import NothingToLearn
 from forage.train import run_training
 from tests.tiny_runs import (
     MAX_TOKENS,

@@ -17,10 +17,10 @@ from forage.algorithms.packing import pack
 from forage.config.run_config import RunConfig, build_config
 from forage.environment.codec import Codec
 from forage.environment.tools import derive_tool
-from forage.rollout.player import Player
-from forage.rollout.scheduler import Job
-from forage.rollout.stopping import StopTable
-from forage.rollout.torch_engine import TorchEngine
+from forage.rollout.engines.torch.stopping import StopTable
+from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.rollout.play.player import Player
+from forage.rollout.play.scheduler import Job
 from forage.training.checkpoint import RunState, load_checkpoint, save_checkpoint
 from forage.training.credit import Credit
 from forage.training.model import load_policy, save_model

@@ -113,7 +113,7 @@ def test_every_arrow_points_down() -> None:
     [
         ("rollout/a.py", "import forage.training.model", True),
         ("training/a.py", "from forage.rollout import engine", True),
-        ("training/a.py", "def f():\n    from forage.rollout.engine import Engine", True),
+        ("training/a.py", "def f():\n    from forage.rollout.engines.engine import Engine", True),
         (
             "config/run_config.py",
             "if TYPE_CHECKING:\n    from forage.train import run_training",
@@ -125,7 +125,7 @@ def test_every_arrow_points_down() -> None:
         ("retrieval/a.py", "from forage.data.questions import read_questions", True),
         ("retrieval/a.py", "from forage.data.corpus import read_corpus", False),
         ("retrieval/a.py", "from forage.data import corpus", False),
-        ("train.py", "from forage.rollout.scheduler import Scheduler", False),
+        ("train.py", "from forage.rollout.play.scheduler import Scheduler", False),
         ("data/a.py", "from forage.data.corpus import read_corpus", False),
         ("data/a.py", "import torch", False),
         ("__init__.py", "from forage.types import Question", True),

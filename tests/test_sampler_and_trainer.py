@@ -10,10 +10,10 @@ import torch
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
-from forage.rollout.row_attention import attend_rows
+from forage.rollout.engines.torch.row_attention import attend_rows
 from forage.training.attention import PackedAttend
 from forage.training.logprobs import token_logprobs
-from tests.rollout.engines import running_engine, sampling, tokens
+from tests.rollout.running_engines import running_engine, sampling, tokens
 from tests.rollout.tiny_models import make_model
 
 LONG = 3 * attention.KEY_BLOCK + 100

@@ -12,7 +12,7 @@ from forage.config.run_config import RunConfig
 from forage.evaluation.baselines.methods import make_player
 from forage.evaluation.engines import load_policy_tokenizer, open_policy
 from forage.retrieval.client.client import SearchClient
-from forage.rollout.scheduler import Job
+from forage.rollout.play.scheduler import Job
 from forage.types import Episode, Question
 
 

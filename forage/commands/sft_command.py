@@ -29,9 +29,9 @@ from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.retrieval.client.client import SearchClient
 from forage.rewards.scoring import score_episode
-from forage.rollout.demonstrator import Demonstrator, FirstHit, ScriptWriter
-from forage.rollout.player import Player
-from forage.rollout.scheduler import Job, Scheduler
+from forage.rollout.play.demonstrator import Demonstrator, FirstHit, ScriptWriter
+from forage.rollout.play.player import Player
+from forage.rollout.play.scheduler import Job, Scheduler
 from forage.training import lora
 from forage.training.model import load_policy, load_tokenizer, save_model
 from forage.training.reading import ReadArguments, find_read_arguments, reading_accuracy

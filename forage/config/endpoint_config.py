@@ -2,8 +2,8 @@
 
 ``model_config.py`` hangs them under ``model``, and ``run_config.py`` refuses them for training.
 Keys of servers are no settings: a variable or a file that holds one is named here, and
-``forage.rollout.endpoint_client`` reads it. What each form can and cannot know of the policy is
-told in docs/endpoints.md.
+``forage.rollout.engines.endpoint_client`` reads it. What each form can and cannot know of the
+policy is told in docs/endpoints.md.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from forage.evaluation.evaluate import (
 )
 from forage.evaluation.subset import questions_to_evaluate, training_subset
 from forage.retrieval.client.client import SearchClient
-from forage.rollout.player import Player
+from forage.rollout.play.player import Player
 from forage.types import Episode, Generate, Score
 
 

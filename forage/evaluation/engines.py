@@ -17,11 +17,11 @@ from forage.config.endpoint_config import EndpointConfig
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.hardware import choose_matmul_kernel
-from forage.rollout.chat_engine import ChatEngine
-from forage.rollout.completions_engine import CompletionsEngine
-from forage.rollout.endpoint_client import EndpointClient
-from forage.rollout.stopping import StopTable
-from forage.rollout.torch_engine import TorchEngine
+from forage.rollout.engines.chat_engine import ChatEngine
+from forage.rollout.engines.completions_engine import CompletionsEngine
+from forage.rollout.engines.endpoint_client import EndpointClient
+from forage.rollout.engines.torch.stopping import StopTable
+from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.model import load_model, load_tokenizer, tokenizer_digest, weights_digest
 from forage.types import Generate
 

@@ -39,7 +39,7 @@ from forage.retrieval.client.exchange import Served
 from forage.retrieval.index.index import open_corpus
 from forage.retrieval.index.manifest import read_manifest
 from forage.rewards.scorer import Scorer
-from forage.rollout.scheduler import Job
+from forage.rollout.play.scheduler import Job
 from forage.types import Episode, Generate, Question, Score, Search
 
 LOG = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from forage.plan.memory import Memory, plan_memory
 from forage.plan.models import ModelSize, measure
 from forage.plan.steps import Work, count_work, num_micro_batches
 from forage.rewards.scorer import Scorer
-from forage.rollout.player import Player
+from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
 
 TYPICAL_WEIGHT = 0.02

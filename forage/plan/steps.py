@@ -10,7 +10,7 @@ from math import ceil
 
 from forage.config.run_config import RunConfig
 from forage.environment.tools import MAX_QUERIES
-from forage.rollout.refill import num_oversampled
+from forage.rollout.play.refill import num_oversampled
 
 
 @dataclass(frozen=True, slots=True)

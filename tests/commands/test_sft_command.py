@@ -19,7 +19,7 @@ from forage.data.questions import read_questions, write_questions
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.records import write_episode_file
-from forage.rollout.player import Player
+from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
 from forage.types import Episode, Question, Status
 from tests.tiny_runs import make_config, random_model, scratch

@@ -22,10 +22,10 @@ from forage.environment.protocol import TagsProtocol, ToolsProtocol, make_protoc
 from forage.environment.template import PromptTemplate
 from forage.environment.tools import derive_tool
 from forage.errors import UserError
-from forage.rollout.player import Player
-from forage.rollout.scheduler import Job
-from forage.rollout.stopping import StopTable
-from forage.rollout.torch_engine import TorchEngine
+from forage.rollout.engines.torch.stopping import StopTable
+from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.rollout.play.player import Player
+from forage.rollout.play.scheduler import Job
 from forage.types import (
     ActionKind,
     Completion,

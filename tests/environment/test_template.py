@@ -10,7 +10,7 @@ from forage.environment.codec import Codec
 from forage.environment.protocol import TagsProtocol, ToolsProtocol
 from forage.environment.template import PromptTemplate, check_template
 from forage.errors import UserError
-from forage.rollout.player import Player
+from forage.rollout.play.player import Player
 from tests.environment.families import family_tokenizer
 from tests.fakes import tiny_codec, tiny_tokenizer
 

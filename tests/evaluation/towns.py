@@ -11,7 +11,7 @@ from forage.evaluation.evaluate import Destination, Evaluator, evaluate
 from forage.evaluation.result import EvaluationResult
 from forage.retrieval.index.index import build_index, open_corpus
 from forage.rewards.scorer import Scorer
-from forage.rollout.player import Player
+from forage.rollout.play.player import Player
 from forage.types import Completion, FinishReason, Passage, Question, Sampling, Search, SearchReply
 from tests.fakes import reply_with, tiny_codec, tiny_tokenizer
 

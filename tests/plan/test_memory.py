@@ -17,8 +17,8 @@ from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.plan.memory import Memory, activation_bytes, plan_memory, torch_cache_bytes
 from forage.plan.models import ModelSize, measure
-from forage.rollout.slots import SlotCache, round_up
-from forage.rollout.torch_engine import _cache_shape
+from forage.rollout.engines.torch.slots import SlotCache, round_up
+from forage.rollout.engines.torch.torch_engine import _cache_shape
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy

@@ -11,8 +11,8 @@ from forage.environment.codec import Codec
 from forage.environment.tools import derive_tool
 from forage.rewards.format import is_format_valid
 from forage.rewards.scoring import score_episode
-from forage.rollout.player import Player
-from forage.rollout.scheduler import Job
+from forage.rollout.play.player import Player
+from forage.rollout.play.scheduler import Job
 from forage.types import Episode, Passage
 from tests.environment.families import NAMES, Name, family_tokenizer
 from tests.fakes import ScriptedEngine, ScriptedSearch, make_question, reply_with

@@ -23,7 +23,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from forage.environment.codec import Codec
 from forage.retrieval.serve.port import bind_port
-from forage.rollout.stopping import StopTable
+from forage.rollout.engines.torch.stopping import StopTable
 from tests.fakes import logprob_at, tiny_codec
 
 NAME = "tiny"

@@ -20,9 +20,9 @@ from forage.config.rollout_config import EngineConfig
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
-from forage.rollout import forward as forward_module
-from forage.rollout.forward import rows_are_independent
-from forage.rollout.torch_engine import TorchEngine
+from forage.rollout.engines.torch import forward as forward_module
+from forage.rollout.engines.torch.forward import rows_are_independent
+from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training import lora
 from forage.training.checkpoint import (
     RunState,
@@ -36,7 +36,7 @@ from forage.training.model import load_model, load_policy, load_tokenizer, save_
 from forage.training.trainer import Trainer, build_trainer
 from forage.types import Origin, Segment
 from tests.fakes import tiny_model, tiny_tokenizer
-from tests.rollout.engines import LETTERS, Plan, play
+from tests.rollout.running_engines import LETTERS, Plan, play
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model
 from tests.training.sequences import QUESTION, episode, weighed
 

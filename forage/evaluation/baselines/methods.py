@@ -22,8 +22,8 @@ from forage.errors import UserError
 from forage.evaluation.baselines import chain_of_thought, direct, ircot, rag, search_o1
 from forage.evaluation.baselines.asking import Asking, Setting
 from forage.evaluation.baselines.rejection_sampling import RejectionSampler, num_candidates
-from forage.rollout.player import Player
-from forage.rollout.scheduler import Job
+from forage.rollout.play.player import Player
+from forage.rollout.play.scheduler import Job
 from forage.types import (
     ContextOverflow,
     EngineError,

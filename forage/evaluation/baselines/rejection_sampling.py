@@ -20,8 +20,8 @@ from dataclasses import replace
 
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
-from forage.rollout.player import Player
-from forage.rollout.scheduler import Job
+from forage.rollout.play.player import Player
+from forage.rollout.play.scheduler import Job
 from forage.types import Episode, Generate, Question, Score, Search
 
 _NUM_CANDIDATES = 5

@@ -10,8 +10,8 @@ from forage.errors import UserError
 from forage.evaluation.baselines.methods import BaselinePlayer, make_player
 from forage.evaluation.baselines.rejection_sampling import RejectionSampler
 from forage.rewards.scoring import score_episode
-from forage.rollout.player import Player
-from forage.rollout.scheduler import Job
+from forage.rollout.play.player import Player
+from forage.rollout.play.scheduler import Job
 from forage.types import (
     ContextOverflow,
     Episode,

@@ -1,0 +1,141 @@
+"""A policy behind ``/v1/chat/completions``, where nothing but text is known.
+
+An episode's prompt becomes the user's first message, each turn a message of the assistant and each
+observation a message of the user. What comes back is read by our own tokenizer so that budgets and
+records work as ever, and is marked as transcribed: these are not the tokens that were sampled, they
+have no probabilities, and nothing trains on them. Reasoning that a server hides is not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forage.environment import actions
+from forage.environment.codec import Codec
+from forage.errors import UserError
+from forage.rollout.engines.completions_engine import request_seed
+from forage.rollout.engines.endpoint_client import EndpointClient
+from forage.rollout.engines.endpoint_wire import ChatChoice, read_chat
+from forage.types import Completion, EngineError, FinishReason, Sampling
+
+Message = dict[str, str]
+
+_PROBE = "Answer with one word: which city is the capital of Italy?"
+_PROBE_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """An episode so far: its tokens as the environment knows them, and as messages."""
+
+    token_ids: tuple[int, ...]
+    messages: tuple[Message, ...]
+
+
+class ChatEngine:
+    """Samples turns over HTTP as messages; ``codec``'s tokenizer must have no chat template."""
+
+    def __init__(self, client: EndpointClient, codec: Codec) -> None:
+        assert not codec.tokenizer.chat_template, "the server writes the chat format, not we"
+        self._client = client
+        self._codec = codec
+        self._conversations: dict[str, _Conversation] = {}
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Ask for one turn; raises ``EngineError``."""
+        seen = tuple(token_ids)
+        messages = self._messages(seen, sampling.episode_key)
+        body = self._body(messages, sampling, len(seen))
+        text, end = await self._client.ask(
+            "/chat/completions", body, lambda document: _read_turn(document, sampling.stop)
+        )
+        ids = self._transcribe(text)
+        kept = tuple(self._codec.cut(ids, sampling.max_tokens))
+        written: Message = {"role": "assistant", "content": self._codec.decode(kept)}
+        self._conversations[sampling.episode_key] = _Conversation(
+            (*seen, *kept), (*messages, written)
+        )
+        end = end if len(kept) == len(ids) else FinishReason.LENGTH
+        return Completion(kept, (), (), end, is_transcribed=True)
+
+    def release(self, episode_key: str) -> None:
+        """Forget the conversation."""
+        self._conversations.pop(episode_key, None)
+
+    async def check(self, max_tokens: int) -> None:
+        """Ask one small question before anything depends on it; raises ``UserError``."""
+        del max_tokens  # counted in tokens of another tokenizer than the server's
+        block = f"{actions.SEARCH_OPEN} Rome {actions.SEARCH_CLOSE}"
+        if block not in self._codec.decode(self._transcribe(block)):
+            raise UserError(
+                f"the tokenizer of model.path cannot write {block!r} and read it back; name a "
+                "byte-level one, for example that of any Qwen or Llama model"
+            )
+        probe = Sampling(_PROBE_TOKENS, (), (), "probe", 0, 0.0)
+        body = self._body(({"role": "user", "content": _PROBE},), probe, 0)
+        try:
+            await self._client.ask("/chat/completions", body, read_chat)
+        except EngineError as failure:
+            raise await self._client.explain(failure) from failure
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._client.close()
+
+    def _messages(self, token_ids: tuple[int, ...], episode_key: str) -> tuple[Message, ...]:
+        """The conversation that these tokens are, as they continue it or begin a new one."""
+        known = self._conversations.get(episode_key)
+        if known is not None and token_ids[: len(known.token_ids)] == known.token_ids:
+            added, before = token_ids[len(known.token_ids) :], known.messages
+        else:
+            is_bos = token_ids[:1] == (self._codec.tokenizer.bos_token_id,)
+            added, before = token_ids[is_bos:], ()
+        return (*before, {"role": "user", "content": self._codec.decode(added).strip()})
+
+    def _body(
+        self, messages: tuple[Message, ...], sampling: Sampling, position: int
+    ) -> dict[str, Any]:
+        settings = self._client.settings
+        # What says nothing is left out: there are servers that refuse each of these fields.
+        fields: dict[str, Any] = {
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p if sampling.top_p < 1 else None,
+            "seed": request_seed(sampling, position) if sampling.temperature else None,
+            "stop": list(sampling.stop) or None,
+        }
+        sent = {k: v for k, v in fields.items() if v is not None and k not in settings.omit}
+        head = {"model": settings.served_model, "messages": list(messages)}
+        return {**head, **sent, **settings.extra}
+
+    def _transcribe(self, text: str) -> list[int]:
+        """The text in our own tokenizer's tokens, tags as it would write them."""
+        legal = text.encode("utf-8", "replace").decode("utf-8")  # JSON can carry lone surrogates
+        return self._codec.tokenizer.encode(legal, add_special_tokens=False)
+
+
+def _read_turn(document: dict[str, Any], stop: Sequence[str]) -> tuple[str, FinishReason]:
+    """The text of a turn up to and including its stop string, and why it ended."""
+    choice: ChatChoice = read_chat(document)
+    text, end = choice.text, choice.end
+    ends = [text.index(mark) + len(mark) for mark in stop if mark in text]
+    if ends:  # a server that does not know stop strings writes on; that is not part of the turn
+        return text[: min(ends)], FinishReason.STOP
+    if end is FinishReason.STOP:
+        text += _removed_stop(text, stop, choice.stop_string)
+    return text, end
+
+
+def _removed_stop(text: str, stop: Sequence[str], told: str | None) -> str:
+    """The stop string that the server cut off the end: the one it tells, or the tag left open.
+
+    Servers of this form remove it and few say which it was. A model that ended its message inside
+    an open tag by itself looks the same, and its tag is closed for it.
+    """
+    if told is not None:
+        return told if told in stop else ""
+    opened = {text.rfind(mark.replace("</", "<", 1)): mark for mark in stop if mark[:2] == "</"}
+    place = max(opened, default=-1)
+    return opened[place] if place >= 0 else ""

@@ -1,0 +1,300 @@
+"""The engine's worker: a thread that owns the slots and advances every turn by one token a round.
+
+A round computes whatever episodes have grown by since their last token: one token where a turn is
+being sampled, an observation where one begins. It knows no event loop but for handing completions
+back; admission to slots is in order of arrival.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.config.rollout_config import EngineConfig
+from forage.rollout.engines.engine import EngineCounters
+from forage.rollout.engines.torch.drafter import Drafter, Guess, count_worth
+from forage.rollout.engines.torch.forward import Forward, choose_forward
+from forage.rollout.engines.torch.pending_turns import Slot, Turn, WeightsLock
+from forage.rollout.engines.torch.prompt_cache import PromptCache
+from forage.rollout.engines.torch.sampling import choose_tokens, uniform_noise
+from forage.rollout.engines.torch.slots import SlotCache
+from forage.rollout.engines.torch.stopping import StopTable
+from forage.types import EngineError, FinishReason
+
+MAX_ROUND_TOKENS = 4096
+"""New tokens computed in one round; the observations beyond it wait for the next."""
+
+
+class Worker:
+    """Everything but ``put``, ``counters`` and ``crash`` belongs to its thread."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: SlotCache,
+        stop_table: StopTable,
+        config: EngineConfig,
+        weights_lock: WeightsLock,
+        num_threads: int | None,
+    ) -> None:
+        self.counters = EngineCounters()
+        self.crash: BaseException | None = None
+        self.is_closed = False
+        self._model = model
+        self._cache = cache
+        self._stop_table = stop_table
+        self._config = config
+        self._weights_lock = weights_lock
+        self._num_threads = num_threads
+        self._slots = [Slot(index) for index in range(cache.num_slots)]
+        self._slot_of: dict[str, Slot] = {}
+        self._waiting: deque[Turn] = deque()
+        self._prompts = PromptCache(cache)
+        self._drafter = Drafter()
+        self._version = 0
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name="forage-engine", daemon=True)
+        self.thread.start()
+
+    def put(self, command: Callable[[], None]) -> None:
+        """Run a command on the worker's thread before its next round."""
+        self._commands.put(command)
+
+    # What follows runs on the worker's thread: the methods without an underscore as commands.
+
+    def enqueue(self, turn: Turn) -> None:
+        """Let a turn wait for its place."""
+        self._waiting.append(turn)
+
+    def release(self, episode_key: str) -> None:
+        """Free the episode's slot and drop whatever of it still waits."""
+        self._waiting = deque(
+            turn for turn in self._waiting if turn.sampling.episode_key != episode_key
+        )
+        slot = self._slot_of.pop(episode_key, None)
+        if slot is not None:
+            slot.episode_key, slot.turn = None, None
+            slot.token_ids, slot.num_cached = [], 0
+
+    def take_version(self, version: int) -> None:
+        """The weights are now ``version``: what was computed with others is forgotten."""
+        self._version = version
+        self._weights_lock.is_version_due = False
+        self._prompts.clear()
+        for slot in self._slots:
+            slot.num_cached = 0
+
+    def shut(self) -> None:
+        """End after the commands before this one."""
+        self.is_closed = True
+
+    def _work(self) -> None:
+        try:
+            with torch.inference_mode():
+                with self._weights_lock.reading:
+                    forward = choose_forward(
+                        self._model, self._cache, self._config, self._num_threads
+                    )
+                while not self.is_closed:
+                    self._take_commands()
+                    with self._weights_lock.reading:
+                        if not self._weights_lock.is_version_due:
+                            self._admit()
+                            self._round(forward)
+                forward.close()
+        except BaseException as error:  # a bug: every caller must see it, whatever it is
+            self.crash = error
+        self._fail_all(self.crash or EngineError("the engine was closed while this turn waited"))
+
+    def _take_commands(self) -> None:
+        while not self.is_closed:
+            try:
+                command = self._commands.get(block=self._must_wait())
+            except queue.Empty:
+                return
+            command()
+
+    def _must_wait(self) -> bool:
+        """Whether only a command can change what there is to do: a turn, a release, a version."""
+        is_sampling = any(slot.turn is not None for slot in self._slots)
+        can_start = is_sampling or any(self._can_admit(turn) for turn in self._waiting)
+        return self._weights_lock.is_version_due or not can_start
+
+    def _fail_all(self, error: BaseException) -> None:
+        """End every turn, those still in line as well."""
+        while not self._commands.empty():
+            self._commands.get()()
+        turns = [*self._waiting, *(slot.turn for slot in self._slots if slot.turn)]
+        self._waiting.clear()
+        for turn in turns:
+            turn.reject(error)
+
+    def _can_admit(self, turn: Turn) -> bool:
+        return turn.sampling.episode_key in self._slot_of or len(self._slot_of) < len(self._slots)
+
+    def _admit(self) -> None:
+        """Give waiting turns their slots, in order of arrival."""
+        kept: deque[Turn] = deque()
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not self._can_admit(turn):
+                kept.append(turn)
+                continue
+            key = turn.sampling.episode_key
+            slot = self._slot_of.get(key)
+            if slot is None:
+                # The lowest free slot keeps the tiles in use few.
+                slot = next(slot for slot in self._slots if slot.episode_key is None)
+                slot.episode_key = key
+                self._slot_of[key] = slot
+            self._continue(slot, turn)
+        self._waiting = kept
+
+    def _continue(self, slot: Slot, turn: Turn) -> None:
+        seen = slot.token_ids
+        if tuple(seen) != turn.token_ids[: len(seen)]:
+            self._count(transcript_violations=1)
+            slot.num_cached = 0
+        self._count(reused_tokens=slot.num_cached)
+        slot.is_first_turn = not seen
+        self._drafter.learn(turn.token_ids, len(seen), are_sampled=False)
+        slot.token_ids = list(turn.token_ids)
+        slot.turn = turn
+
+    def _round(self, forward: Forward) -> None:
+        """Compute what the episodes have grown by, and sample the token after it."""
+        self._start_known_prompts()
+        slots = self._due()
+        if not slots:
+            return
+        drafts = self._draft(slots, forward)
+        stretches = [slot.stretch(draft) for slot, draft in zip(slots, drafts, strict=True)]
+        logits_BV = forward(stretches)
+        self._count(
+            decode_steps=1,
+            drafted_tokens=sum(map(len, drafts)),
+            prefilled_tokens=sum(s.num_known for s in stretches if s.num_known > 1),
+        )
+        row = 0
+        for slot, stretch in zip(slots, stretches, strict=True):
+            prompt = slot.prompt
+            slot.num_cached = stretch.start + stretch.num_known
+            if prompt is not None:
+                self._prompts.keep(prompt, slot, logits_BV[row])
+            row += 1 + stretch.num_drafted
+        self._sample(slots, logits_BV, drafts)
+
+    def _draft(self, slots: list[Slot], forward: Forward) -> list[list[int]]:
+        """Guesses of what each slot samples next, as many as make the pass worth more."""
+        overhead = forward.overhead_tokens
+        if overhead is None or self._config.max_draft_tokens == 0:
+            return [[] for _ in slots]
+        num_new = [len(slot.token_ids) - slot.num_cached for slot in slots]
+        drafts: list[list[Guess]] = []
+        for slot, count in zip(slots, num_new, strict=True):
+            assert slot.turn is not None, "only a turn makes a slot due"
+            # The pass samples a token after the last guess too.
+            most = min(self._config.max_draft_tokens, slot.turn.num_left - 1) if count == 1 else 0
+            drafts.append(self._drafter.draft(slot.token_ids, most))
+        worth = count_worth(drafts, sum(num_new), overhead)
+        return [
+            [guess.token for guess in draft[:count]]
+            for draft, count in zip(drafts, worth, strict=True)
+        ]
+
+    def _due(self) -> list[Slot]:
+        """The slots whose new tokens this round computes; of equal prompts, only the first."""
+        due: list[Slot] = []
+        prompts: set[tuple[int, ...]] = set()
+        num_tokens = 0
+        for slot in self._slots:
+            if slot.turn is None:
+                continue
+            num_new = len(slot.token_ids) - slot.num_cached
+            prompt = slot.prompt
+            is_too_much = num_new > 1 and num_tokens > 0 and num_tokens + num_new > MAX_ROUND_TOKENS
+            if is_too_much or prompt in prompts:
+                continue
+            if prompt is not None:
+                prompts.add(prompt)
+            num_tokens += num_new
+            due.append(slot)
+        return due
+
+    def _start_known_prompts(self) -> None:
+        """Start episodes whose prompt another has computed already."""
+        started, logits = [], []
+        for slot in self._slots:
+            logits_V = self._prompts.start(slot)
+            if logits_V is None:
+                continue
+            self._count(reused_tokens=slot.num_cached)
+            started.append(slot)
+            logits.append(logits_V)
+        if started:
+            self._sample(started, torch.stack(logits), [[] for _ in started])
+
+    def _sample(self, slots: list[Slot], logits_BV: Tensor, drafts: list[list[int]]) -> None:
+        """Sample after what is known of each slot, and after each guess as long as it was right."""
+        turns = [slot.turn for slot in slots if slot.turn is not None]
+        rows = [
+            (turn, len(slot.token_ids) + offset)
+            for slot, turn, draft in zip(slots, turns, drafts, strict=True)
+            for offset in range(1 + len(draft))
+        ]
+        keys = np.array([turn.key for turn, _ in rows], dtype=np.uint64)
+        positions = np.array([position for _, position in rows], dtype=np.uint64)
+        noise = torch.from_numpy(uniform_noise(keys, positions))
+        temperature = torch.tensor([turn.sampling.temperature for turn, _ in rows])
+        top_p = torch.tensor([turn.sampling.top_p for turn, _ in rows])
+        inputs = (tensor.to(logits_BV.device) for tensor in (noise, temperature, top_p))
+        tokens, logprobs = choose_tokens(logits_BV, *inputs)
+        chosen = iter(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+        for slot, turn, draft in zip(slots, turns, drafts, strict=True):
+            self._append(slot, turn, draft, list(islice(chosen, 1 + len(draft))))
+
+    def _append(
+        self, slot: Slot, turn: Turn, draft: list[int], chosen: list[tuple[int, float]]
+    ) -> None:
+        """Take sampled tokens up to the first that was guessed wrong, or that ends the turn."""
+        start = len(slot.token_ids)
+        reason = None
+        for (token, logprob), guess in zip(chosen, [*draft, None], strict=True):
+            slot.token_ids.append(token)
+            turn.sampled.append(token)
+            turn.logprobs.append(logprob)
+            turn.versions.append(self._version)
+            reason = self._reason_to_end(turn)
+            if reason or token != guess:
+                break
+        # A right guess has keys and values already; the last token sampled has none yet.
+        num_accepted = len(slot.token_ids) - start - 1
+        slot.num_cached += num_accepted
+        self._count(sampled_tokens=1 + num_accepted, accepted_tokens=num_accepted)
+        self._drafter.learn(slot.token_ids, start, are_sampled=True)
+        if reason:
+            slot.turn = None
+            turn.resolve(reason)
+
+    def _reason_to_end(self, turn: Turn) -> FinishReason | None:
+        sampling = turn.sampling
+        if turn.sampled[-1] in sampling.stop_ids or self._stop_table.completes(
+            turn.sampled, sampling.stop
+        ):
+            return FinishReason.STOP
+        return None if turn.num_left else FinishReason.LENGTH
+
+    def _count(self, **more: int) -> None:
+        counters = self.counters
+        self.counters = replace(
+            counters, **{name: getattr(counters, name) + by for name, by in more.items()}
+        )

@@ -1,0 +1,96 @@
+"""Passes of fixed shapes: one slot's new tokens at a time, and tiles of neighbouring slots.
+
+For devices and kernels whose results depend on the size of a batch. A row is always computed in a
+batch of the same shape, so its neighbours cannot change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.attention import Attend
+from forage.config.rollout_config import EngineConfig
+from forage.rollout.engines.torch.slots import (
+    DecodeAttend,
+    PrefillAttend,
+    SlotCache,
+    Stretch,
+    round_up,
+)
+
+
+class FixedForward:
+    """A ``Forward`` in several passes, each of a shape that does not depend on what waits."""
+
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, config: EngineConfig) -> None:
+        assert cache.num_slots % config.tile_rows == 0, "tiles of neighbouring slots fill the cache"
+        self._model = model
+        self._cache = cache
+        self._tile_rows = config.tile_rows
+        self._bucket = config.prefill_bucket
+
+    def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
+        """Logits [B, V] after the last token of each stretch, none of which is drafted."""
+        logits: dict[int, Tensor] = {}
+        singles = [stretch for stretch in stretches if len(stretch.token_ids) == 1]
+        for stretch in stretches:
+            if len(stretch.token_ids) > 1:
+                logits[stretch.slot] = self._prefill(stretch)
+        by_slot = sorted(singles, key=lambda stretch: stretch.slot)
+        for tile, members in groupby(by_slot, lambda stretch: stretch.slot // self._tile_rows):
+            rows = list(members)
+            logits_RV = self._decode(tile * self._tile_rows, rows)
+            logits |= {s.slot: logits_RV[s.slot % self._tile_rows] for s in rows}
+        return torch.stack([logits[stretch.slot] for stretch in stretches])
+
+    @property
+    def overhead_tokens(self) -> None:
+        """None: a shape has one row for each slot, and no room for drafts."""
+        return None
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def _prefill(self, stretch: Stretch) -> Tensor:
+        """Logits [V] after a stretch, computed at a length rounded up."""
+        count = len(stretch.token_ids)
+        num_tokens = round_up(count, self._bucket)
+        token_ids = torch.zeros(1, num_tokens, dtype=torch.long)
+        token_ids[0, :count] = torch.tensor(stretch.token_ids)
+        positions = torch.arange(stretch.start, stretch.start + num_tokens)[None]
+        attend = PrefillAttend(self._cache, stretch.slot, stretch.start, num_tokens)
+        hidden = self._forward(token_ids, positions, attend)
+        return self._logits(hidden[0, count - 1][None])[0]
+
+    def _decode(self, first: int, rows: list[Stretch]) -> Tensor:
+        """Logits [tile_rows, V] of a tile; the rows of slots that do not decode mean nothing."""
+        token_ids_R1 = torch.zeros(self._tile_rows, 1, dtype=torch.long)
+        positions_R = torch.full((self._tile_rows,), self._cache.scratch)
+        for stretch in rows:
+            token_ids_R1[stretch.slot - first, 0] = stretch.token_ids[0]
+            positions_R[stretch.slot - first] = stretch.start
+        positions_R = positions_R.to(self._cache.device)
+        attend = DecodeAttend(self._cache, slice(first, first + self._tile_rows), positions_R)
+        # A row that does not decode stands at the scratch position, which may lie past the
+        # model's last; rotary embeddings are computed from the number, so that does no harm.
+        hidden_R1H = self._forward(token_ids_R1, positions_R[:, None], attend)
+        return self._logits(hidden_R1H[:, 0])
+
+    def _forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        output = self._model.base_model(
+            input_ids=token_ids.to(self._cache.device),
+            position_ids=positions.to(self._cache.device),
+            use_cache=False,
+            attend=attend,
+        )
+        return output.last_hidden_state
+
+    def _logits(self, hidden_BH: Tensor) -> Tensor:
+        head = self._model.get_output_embeddings()
+        assert head is not None, "a causal language model has a head"
+        return head(hidden_BH)

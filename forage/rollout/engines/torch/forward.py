@@ -1,0 +1,112 @@
+"""One pass of the model over what episodes have grown by: what a forward is asked, and which one.
+
+Promise 7 needs a row's result to depend on nothing but the row. Two ways keep it: shapes that are
+always the same (``fixed_forward``, everywhere), and one pass over everything that waits
+(``packed_forward``, many times faster on a CPU) where the machine's kernels have been seen to give
+a token the same bits in whatever company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from transformers import PreTrainedModel
+
+from forage.config.rollout_config import EngineConfig
+from forage.hardware import choose_num_threads, num_cores
+from forage.rollout.engines.torch.fixed_forward import FixedForward
+from forage.rollout.engines.torch.packed_forward import PackedForward
+from forage.rollout.engines.torch.slots import SlotCache, Stretch
+
+_COMPANY = (1, 2, 5, 11, 24)
+
+
+class Forward(Protocol):
+    """Turns new tokens of slots into logits, and leaves their keys and values in the cache."""
+
+    def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
+        """Logits [B, V], in order: after the last known token and each drafted one of a stretch.
+
+        Each stretch is of another slot; only one that begins with a single known token has drafts.
+        """
+        ...
+
+    @property
+    def overhead_tokens(self) -> int | None:
+        """What a pass costs besides its tokens, in tokens; None where it takes no drafts."""
+        ...
+
+    def close(self) -> None:
+        """End what it started."""
+        ...
+
+
+def choose_forward(
+    model: PreTrainedModel, cache: SlotCache, config: EngineConfig, num_threads: int | None
+) -> Forward:
+    """The packed pass where it is exact, else the one of fixed shapes.
+
+    Sets the calling thread's number of torch threads; ``num_threads`` None takes what suits.
+    """
+    is_plain = cache.device.type == "cpu" and cache.dtype == torch.float32
+    if is_plain:
+        torch.set_num_threads(1)
+    if is_plain and rows_are_independent(model, config.tile_rows):
+        return PackedForward(model, cache, config, num_threads or num_cores())
+    forward = FixedForward(model, cache, config)
+    if num_threads is None:
+        tile = [Stretch(slot, config.prefill_bucket, [0]) for slot in range(config.tile_rows)]
+        choose_num_threads(lambda: forward(tile))
+    else:
+        torch.set_num_threads(num_threads)
+    return forward
+
+
+def rows_are_independent(model: PreTrainedModel, multiple: int) -> bool:
+    """Whether tokens get the same bits alone and among others, attention left out.
+
+    Compared over the whole model, in rows of several multiples of ``multiple``. A matrix of zeros
+    (an adapter that has learnt nothing yet) would hide what it multiplies: noise stands in for it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    num_tokens = multiple * max(_COMPANY)
+    ids_1T = torch.randint(model.config.vocab_size, (1, num_tokens), generator=generator)
+    positions_1T = torch.randint(512, (1, num_tokens), generator=generator)
+    noise = {
+        name: torch.randn(weight.shape, generator=generator) * 0.02
+        for name, weight in model.base_model.named_parameters()
+        if weight.ndim == 2 and not weight.any()
+    }
+
+    def logits(start: int, end: int) -> Tensor:
+        arguments = {
+            "input_ids": ids_1T[:, start:end],
+            "position_ids": positions_1T[:, start:end],
+            "use_cache": False,
+            "attend": _attend_to_itself,
+        }
+        hidden = functional_call(model.base_model, noise, (), arguments).last_hidden_state[0]
+        head = model.get_output_embeddings()
+        assert head is not None, "a causal language model has a head"
+        return head(hidden)
+
+    everything_TV = logits(0, num_tokens)
+    return all(
+        torch.equal(
+            logits(start, start + count * multiple), everything_TV[start:][: count * multiple]
+        )
+        for count in _COMPANY[:-1]
+        for start in (0, num_tokens // 2 - 3)
+    )
+
+
+def _attend_to_itself(
+    layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+) -> Tensor:
+    """Attention of one token: its own value, whatever the query."""
+    group = query.shape[1] // value.shape[1]
+    return value.repeat_interleave(group, dim=1).transpose(1, 2)

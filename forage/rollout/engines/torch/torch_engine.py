@@ -1,0 +1,123 @@
+"""The in-process engine: one copy of the weights shared with the trainer, continuous batching.
+
+This is its face towards the event loop; ``worker`` owns the slots and advances the turns. An
+episode keeps its slot, keys and values between its turns; the prompt of a group is computed once
+and copied. Requests beyond the slots wait in order. It schedules nothing else: which episodes run
+is ``scheduler.py``'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+
+from forage import attention
+from forage.config.rollout_config import EngineConfig
+from forage.rollout.engines.engine import EngineCounters
+from forage.rollout.engines.torch.engine_thread import Worker
+from forage.rollout.engines.torch.pending_turns import Turn, WeightsLock
+from forage.rollout.engines.torch.sampling import noise_key
+from forage.rollout.engines.torch.slots import CacheShape, SlotCache, round_up
+from forage.rollout.engines.torch.stopping import StopTable
+from forage.types import Completion, EngineError, Sampling
+
+
+class TorchEngine:
+    """Samples turns with a transformers model in this process; see the module for how."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        stop_table: StopTable,
+        config: EngineConfig,
+        max_tokens: int,
+        num_threads: int | None = None,
+    ) -> None:
+        """``max_tokens`` bounds an episode; ``num_threads`` None measures."""
+        attention.install(model)
+        self.weights_lock = WeightsLock()
+        """Hold it to change the weights; then tell ``receive_weights`` what they are."""
+        self._max_tokens = max_tokens
+        self._asking: set[str] = set()
+        parameter = next(model.parameters())
+        cache = SlotCache(
+            _cache_shape(model),
+            round_up(config.num_slots, config.tile_rows),
+            max_tokens + config.prefill_bucket,
+            parameter.dtype,
+            parameter.device,
+        )
+        self._worker = Worker(model, cache, stop_table, config, self.weights_lock, num_threads)
+
+    @property
+    def counters(self) -> EngineCounters:
+        return self._worker.counters
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Sample one turn; raises ``EngineError`` if it cannot fit or the engine is closed."""
+        if len(token_ids) + sampling.max_tokens > self._max_tokens:
+            raise EngineError(
+                f"{len(token_ids)} tokens and a turn of {sampling.max_tokens} exceed the "
+                f"engine's {self._max_tokens}; raise environment.max_tokens"
+            )
+        episode_key = sampling.episode_key
+        assert episode_key not in self._asking, f"two turns of the episode {episode_key} at once"
+        self._raise_if_stopped()
+        loop = asyncio.get_running_loop()
+        key = noise_key(sampling.seed, episode_key)
+        turn = Turn(tuple(token_ids), sampling, loop, loop.create_future(), key)
+        self._worker.put(lambda: self._worker.enqueue(turn))
+        self._raise_if_stopped()  # once more: what is in line when the worker ends is ended there
+        self._asking.add(episode_key)
+        try:
+            return await turn.future
+        except asyncio.CancelledError:
+            self.release(episode_key)
+            raise
+        finally:
+            self._asking.discard(episode_key)
+
+    def release(self, episode_key: str) -> None:
+        """Free the episode's slot and drop whatever of it still waits."""
+        self._worker.put(lambda: self._worker.release(episode_key))
+
+    async def receive_weights(self, version: int) -> None:
+        """The shared weights are now ``version``: keys and values of older ones are recomputed."""
+        self._raise_if_stopped()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def apply() -> None:
+            self._worker.take_version(version)
+            loop.call_soon_threadsafe(_finish, done)
+
+        self._worker.put(apply)
+        self._raise_if_stopped()
+        await done
+
+    async def close(self) -> None:
+        """Stop the worker; turns in flight end with ``EngineError``."""
+        if self._worker.thread.is_alive():
+            self._worker.put(self._worker.shut)
+            await asyncio.to_thread(self._worker.thread.join)
+
+    def _raise_if_stopped(self) -> None:
+        if self._worker.crash is not None:
+            raise self._worker.crash
+        if self._worker.is_closed:
+            raise EngineError("the engine is closed")
+
+
+def _cache_shape(model: PreTrainedModel) -> CacheShape:
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    return CacheShape(config.num_hidden_layers, config.num_key_value_heads, head_dim)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

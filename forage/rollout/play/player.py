@@ -1,0 +1,89 @@
+"""Plays the jobs of a run: the environment, an engine and a search, put together once.
+
+``train.py`` and the evaluation both play through this, so an evaluated episode is made exactly as
+a trained one is. It holds no state of an episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from transformers import PreTrainedTokenizerFast
+
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.rollout_config import RolloutConfig
+from forage.environment.codec import Codec
+from forage.environment.episode import Environment, EpisodeSetting
+from forage.environment.prompt import encode_prompt
+from forage.environment.template import PromptTemplate, check_template
+from forage.rollout.play.scheduler import Job
+from forage.types import Episode, Generate, Question, Search
+
+
+class Player:
+    """Turns a job into an episode; ``play`` fits the scheduler."""
+
+    def __init__(
+        self,
+        environment: EnvironmentConfig,
+        rollout: RolloutConfig,
+        tokenizer: PreTrainedTokenizerFast,
+        seed: int,
+    ) -> None:
+        """Raises ``UserError`` for a template or a budget that cannot work."""
+        self.codec = Codec(tokenizer)
+        self._tokenizer = tokenizer
+        self._environment = Environment(environment, self.codec)
+        self._rollout = rollout
+        self._template = PromptTemplate.load(environment.prompt)
+        self._seed = seed
+        self._prompts: dict[str, list[int]] = {}
+        check_template(self._template, self._environment.protocol)
+
+    def write_search(self, query: str) -> str:
+        """A search as a policy writes it under the protocol."""
+        return self._environment.protocol.write_search(query)
+
+    def check_prompts(self, questions: Iterable[Question]) -> None:
+        """Encode every prompt now; raises ``UserError`` for the first that is too long."""
+        for question in questions:
+            self._prompt(question)
+
+    async def play(
+        self,
+        job: Job,
+        engine: Generate,
+        search: Search,
+        temperature: float | None = None,
+    ) -> Episode:
+        """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
+        rollout = self._rollout
+        temperature = 0.0 if job.is_greedy else temperature
+        setting = EpisodeSetting(
+            member=job.member,
+            key=job.key,
+            seed=self._seed,
+            temperature=rollout.temperature if temperature is None else temperature,
+            top_p=rollout.top_p if temperature != 0 else 1.0,
+            deadline_s=rollout.episode_deadline_s,
+        )
+        prompt_ids = self._prompt(job.question)
+        return await self._environment.play(job.question, prompt_ids, setting, engine, search)
+
+    def _prompt(self, question: Question) -> list[int]:
+        if question.id not in self._prompts:
+            environment = self._environment.config
+            self._prompts[question.id] = encode_prompt(
+                question,
+                self.codec,
+                self._tokenizer,
+                self._template,
+                environment.max_tokens - 1,
+                self._environment.protocol.tools,
+            )
+        return self._prompts[question.id]
+
+
+def fixed_search(search: Search) -> Callable[[Question], Search]:
+    """The same search for every question."""
+    return lambda _question: search

@@ -1,0 +1,267 @@
+"""Token ids out and the sampled ids back, over real HTTP; what breaks that is refused."""
+
+from typing import Any
+
+import pytest
+
+from forage.config.endpoint_config import EndpointConfig
+from forage.config.environment_config import EnvironmentConfig
+from forage.environment.episode import Environment
+from forage.errors import UserError
+from forage.rollout.engines.completions_engine import CompletionsEngine
+from forage.rollout.engines.endpoint_client import EndpointClient, EndpointFailure
+from forage.types import (
+    ContextOverflow,
+    FailureKind,
+    FinishReason,
+    Origin,
+    Passage,
+    Sampling,
+    Status,
+)
+from tests.fakes import (
+    TitleSearch,
+    logprob_at,
+    make_question,
+    make_setting,
+    tiny_codec,
+    tiny_tokenizer,
+)
+from tests.rollout.model_server import NAME, ModelServer, error, serving
+
+STOP = ("</search>", "</answer>")
+ROME = Passage("p1", "Rome", "Rome lies on the Tiber.")
+
+
+def ask(**changes: Any) -> Sampling:
+    fields = {
+        "max_tokens": 60,
+        "stop": STOP,
+        "stop_ids": tiny_codec().eos_ids,
+        "episode_key": "0/q/0",
+        "seed": 7,
+        "temperature": 0.0,
+    }
+    return Sampling(**{**fields, **changes})
+
+
+def connect(server: ModelServer, **settings: Any) -> CompletionsEngine:
+    tree = {"url": server.url, "served_model": NAME, "max_retries": 1, **settings}
+    client = EndpointClient(EndpointConfig.model_validate(tree), backoff_s=0.01)
+    return CompletionsEngine(client, tiny_codec())
+
+
+def ids_of(text: str) -> list[int]:
+    return tiny_tokenizer().encode(text, add_special_tokens=False)
+
+
+async def test_the_ids_that_were_sampled_come_back_with_their_probabilities():
+    with serving(ModelServer(lambda _: "So. <answer> Tiber </answer> and more")) as server:
+        engine = connect(server)
+        await engine.check(max_tokens=500)
+        prompt = ids_of("Question: Which river?\n")
+        completion = await engine.generate(prompt, ask())
+        await engine.close()
+    assert completion.token_ids_T == tuple(ids_of("So. <answer> Tiber </answer>"))
+    assert completion.logprobs_T == tuple(
+        logprob_at(len(prompt) + i) for i in range(len(completion.token_ids_T))
+    )
+    assert completion.finish_reason is FinishReason.STOP
+    assert not completion.is_transcribed
+    (seen,) = server.requests()
+    assert seen.body["prompt"] == prompt
+
+
+async def test_what_the_server_sees_of_an_episode_is_the_transcript_to_the_token():
+    """Promise 1: no turn and no observation is written anew on its way to the server."""
+
+    def write(text: str) -> str:
+        return "<answer>Tiber</answer>" if "Doc 1" in text else "<search> Rome </search>"
+
+    environment = Environment(
+        EnvironmentConfig(max_turn_tokens=60, max_observation_tokens=150), tiny_codec()
+    )
+    prompt = ids_of("Question: Which river is Rome on?\n")
+    with serving(ModelServer(write)) as server:
+        engine = connect(server)
+        await engine.check(500)
+        episode = await environment.play(
+            make_question(), prompt, make_setting(), engine, TitleSearch([ROME])
+        )
+        await engine.close()
+    assert episode.status is Status.ANSWERED
+    assert episode.is_trainable
+    assert [s.origin for s in episode.segments] == [
+        Origin.PROMPT,
+        Origin.SAMPLED,
+        Origin.OBSERVATION,
+        Origin.SAMPLED,
+    ]
+    first, second = (seen.body["prompt"] for seen in server.requests())
+    assert first == prompt
+    assert second == [i for segment in episode.segments[:3] for i in segment.token_ids_T]
+
+
+async def test_the_whole_distribution_is_named_so_that_no_default_of_the_server_decides():
+    with serving(ModelServer()) as server:
+        engine = connect(server, extra={"priority": 3})
+        await engine.check(500)
+        await engine.generate(ids_of("a"), ask(temperature=0.7, top_p=0.9))
+        await engine.close()
+    (seen,) = server.requests()
+    expected = {
+        "model": NAME,
+        "max_tokens": 60,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop": list(STOP),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "return_token_ids": True,
+        "priority": 3,
+    }
+    assert {name: seen.body.get(name) for name in expected} == expected
+
+
+async def test_the_seed_follows_the_run_the_episode_and_the_position():
+    with serving(ModelServer()) as server:
+        engine = connect(server)
+        await engine.check(500)
+        for prompt, changes in (
+            ("a", {}),
+            ("a", {}),
+            ("a", {"seed": 8}),
+            ("a", {"episode_key": "0/q/1"}),
+            ("a longer one", {}),
+        ):
+            await engine.generate(ids_of(prompt), ask(temperature=1.0, **changes))
+        await engine.close()
+    seeds = [seen.body["seed"] for seen in server.requests()]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds)) == 4
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+async def test_a_turn_that_its_budget_cut_says_so():
+    with serving(ModelServer(lambda _: "and so on and on and on")) as server:
+        engine = connect(server)
+        await engine.check(500)
+        completion = await engine.generate(ids_of("a"), ask(max_tokens=3))
+        await engine.close()
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert len(completion.token_ids_T) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said", "num_requests"),
+    [
+        ({"token_ids": None}, FailureKind.MALFORMED, "returns no token ids", 1),
+        ({"prompt_token_ids": [1, 2]}, FailureKind.MALFORMED, "changed the prompt's tokens", 1),
+        ({"logprobs": None}, FailureKind.MALFORMED, "with 0 probabilities", 2),
+        ({"token_ids": list(range(61))}, FailureKind.MALFORMED, "61 tokens came where 60", 2),
+        ({"token_ids": "no list"}, FailureKind.MALFORMED, "choices.0.token_ids", 2),
+        ({"finish_reason": "content_filter"}, FailureKind.REFUSED, "content_filter", 1),
+        ({"finish_reason": "abort"}, FailureKind.SERVER_ERROR, "'abort'", 2),
+        ({"finish_reason": None}, FailureKind.MALFORMED, "finish_reason None", 2),
+    ],
+)
+async def test_a_reply_that_is_no_sampled_turn_is_a_typed_failure(
+    changes: dict[str, Any], kind: FailureKind, said: str, num_requests: int
+):
+    """Those that another try could mend are asked for once more."""
+    with serving(ModelServer()) as server:
+        engine = connect(server)
+        await engine.check(500)
+        server.changes = changes
+        with pytest.raises(EndpointFailure, match=said) as failed:
+            await engine.generate(ids_of("a"), ask())
+        await engine.close()
+    assert failed.value.kind is kind
+    assert len(server.requests()) == num_requests
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
+        "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
+        "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
+        "the request exceeds the available context size. try increasing the context size",
+        "prompt is too long: 210000 tokens > 200000 maximum",
+    ],
+)
+async def test_an_episode_that_outgrows_the_models_context_is_out_of_tokens(message: str):
+    """Told apart from a failing server: nothing is wrong with it, and no try would help."""
+    environment = Environment(EnvironmentConfig(), tiny_codec())
+    with serving(ModelServer()) as server:
+        engine = connect(server)
+        await engine.check(500)
+        server.faults.extend([error(400, message), error(400, message)])
+        with pytest.raises(ContextOverflow):
+            await engine.generate(ids_of("a"), ask())
+        episode = await environment.play(
+            make_question(), ids_of("a"), make_setting(), engine, TitleSearch([])
+        )
+        await engine.close()
+    assert episode.status is Status.OUT_OF_TOKENS
+    assert len(server.requests()) == 2
+
+
+async def test_another_refusal_of_the_request_is_an_engine_that_failed():
+    environment = Environment(EnvironmentConfig(), tiny_codec())
+    with serving(ModelServer()) as server:
+        engine = connect(server)
+        await engine.check(500)
+        server.faults.append(error(400, "top_k must be positive"))
+        episode = await environment.play(
+            make_question(), ids_of("a"), make_setting(), engine, TitleSearch([])
+        )
+        await engine.close()
+    assert episode.status is Status.ENGINE_FAILED
+    assert len(server.requests()) == 1
+
+
+async def test_a_server_with_another_tokenizer_is_refused_before_anything_is_played():
+    with serving(ModelServer(lambda _: "the Tiber")) as server:
+        server.changes = {"token_ids": [70, 71, 72], "logprobs": {"token_logprobs": [-1, -1, -1]}}
+        engine = connect(server)
+        with pytest.raises(UserError, match="served model's own tokenizer with model.path"):
+            await engine.check(500)
+        await engine.close()
+
+
+async def test_a_server_without_token_ids_is_refused_and_the_other_form_is_named():
+    with serving(ModelServer()) as server:
+        server.changes = {"token_ids": None}
+        engine = connect(server)
+        with pytest.raises(UserError, match="model.endpoint.form: chat"):
+            await engine.check(500)
+        await engine.close()
+
+
+async def test_a_context_too_short_for_the_episodes_is_refused():
+    with serving(ModelServer(max_model_len=400)) as server:
+        engine = connect(server)
+        await engine.check(400)
+        with pytest.raises(UserError, match="context of 400 tokens, and environment.max_tokens is"):
+            await engine.check(401)
+        await engine.close()
+
+
+async def test_a_model_that_is_not_served_is_refused_with_those_that_are():
+    with serving(ModelServer()) as server:
+        server.faults.append(error(404, "The model `tinier` does not exist."))
+        engine = connect(server, served_model="tinier")
+        with pytest.raises(UserError, match=f"does not exist.* It serves {NAME}, and .* tinier"):
+            await engine.check(500)
+        await engine.close()
+
+
+async def test_where_nobody_listens_the_address_is_said():
+    engine = connect(ModelServer(url="http://127.0.0.1:9/v1"))
+    with pytest.raises(UserError, match="http://127.0.0.1:9/v1 does not answer: unavailable"):
+        await engine.check(500)
+    await engine.close()

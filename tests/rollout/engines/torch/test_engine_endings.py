@@ -1,0 +1,156 @@
+"""Slots are shared, and every turn ends: by a cancellation, a close or a crash at the latest."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from forage.types import EngineError
+from tests.rollout.running_engines import (
+    Plan,
+    play,
+    running_engine,
+    sampling,
+    tokens,
+)
+from tests.rollout.tiny_models import (
+    make_model,
+)
+
+PLAN = Plan()
+
+
+async def test_more_episodes_than_slots_all_end():
+    plans = [Plan(f"{i}", 5 + i, ((4, 3), (4, 3), (4, 0))) for i in range(12)]
+    async with running_engine(num_slots=2, tile_rows=2) as engine:
+        crowded = await asyncio.gather(*(play(engine, plan) for plan in plans))
+    async with running_engine(num_slots=16, tile_rows=2) as engine:
+        roomy = await asyncio.gather(*(play(engine, plan) for plan in plans))
+    assert crowded == roomy
+    assert engine.counters.transcript_violations == 0
+
+
+async def test_an_episode_that_waits_for_its_search_keeps_its_slot_until_it_is_released():
+    async with running_engine(num_slots=1, tile_rows=1) as engine:
+        first = await engine.generate(tokens(1, 9), sampling("holder", max_tokens=3))
+        waiting = asyncio.create_task(engine.generate(tokens(2, 9), sampling("other")))
+        transcript = [*tokens(1, 9), *first.token_ids_T, *tokens(3, 4)]
+        await engine.generate(transcript, sampling("holder", max_tokens=3))
+        assert not waiting.done()
+        engine.release("holder")
+        assert len((await waiting).token_ids_T) == 8
+
+
+async def test_cancelling_a_turn_frees_its_slot():
+    async with running_engine(num_slots=1, tile_rows=1) as engine:
+        turn = asyncio.create_task(engine.generate(tokens(1, 9), sampling("a", max_tokens=900)))
+        while engine.counters.sampled_tokens < 3:
+            await asyncio.sleep(0)
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        after = await engine.generate(tokens(2, 9), sampling("b"))
+        num_sampled = engine.counters.sampled_tokens
+    assert len(after.token_ids_T) == 8
+    assert num_sampled < 900
+
+
+async def test_cancelling_a_turn_that_waits_for_a_slot_takes_it_out_of_the_line():
+    async with running_engine(num_slots=1, tile_rows=1) as engine:
+        await engine.generate(tokens(1, 9), sampling("holder", max_tokens=2))
+        waiting = asyncio.create_task(engine.generate(tokens(2, 9), sampling("waits")))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        engine.release("holder")
+        after = await engine.generate(tokens(3, 9), sampling("b"))
+    assert len(after.token_ids_T) == 8
+    assert engine.counters.sampled_tokens == 2 + 8
+
+
+async def test_closing_ends_turns_that_run_and_turns_that_wait_with_an_engine_error():
+    async with running_engine(num_slots=1, tile_rows=1) as engine:
+        running = asyncio.create_task(engine.generate(tokens(1, 9), sampling("a", max_tokens=1000)))
+        waiting = asyncio.create_task(engine.generate(tokens(2, 9), sampling("b")))
+        while engine.counters.sampled_tokens < 3:
+            await asyncio.sleep(0)
+        await engine.close()
+        ended = await asyncio.gather(running, waiting, return_exceptions=True)
+        assert [type(error) for error in ended] == [EngineError, EngineError]
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate(tokens(1, 9), sampling())
+        with pytest.raises(EngineError, match="closed"):
+            await engine.receive_weights(1)
+        await engine.close()
+
+
+class _Gate:
+    """Stands in a model's way: the engine's worker waits in the next forward until it opens."""
+
+    def __init__(self, model: PreTrainedModel, error: Exception | None = None) -> None:
+        self.is_reached = threading.Event()
+        self._is_open = threading.Event()
+        self._forward = model.base_model.forward
+        self._error = error
+        model.base_model.forward = self._wait
+
+    def open(self) -> None:
+        self._is_open.set()
+
+    def _wait(self, *args: Any, **kwargs: Any) -> Any:
+        self.is_reached.set()
+        assert self._is_open.wait(20), "the test opens the gate"
+        if self._error is not None:
+            raise self._error
+        return self._forward(*args, **kwargs)
+
+
+async def test_a_turn_that_arrives_while_the_engine_closes_ends_too():
+    """It was put into the line behind the order to stop, which nobody read to its end."""
+    model = make_model()
+    async with running_engine(model) as engine:
+        gate = _Gate(model)
+        running = asyncio.create_task(engine.generate(tokens(1, 9), sampling("a")))
+        await asyncio.to_thread(gate.is_reached.wait, 20)
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)
+        late = asyncio.create_task(engine.generate(tokens(2, 9), sampling("b")))
+        publishing = asyncio.create_task(engine.receive_weights(1))
+        await asyncio.sleep(0)
+        gate.open()
+        async with asyncio.timeout(20):
+            ended = await asyncio.gather(running, late, publishing, return_exceptions=True)
+            await closing
+    assert [type(error) for error in ended[:2]] == [EngineError, EngineError]
+
+
+async def test_a_crash_in_the_worker_reaches_every_caller():
+    """Also the one in line behind the turn that crashed it, which used to wait for ever."""
+    model = make_model()
+    async with running_engine(model, num_slots=1, tile_rows=1) as engine:
+        gate = _Gate(model, ZeroDivisionError("a bug in the model"))
+        running = asyncio.create_task(engine.generate(tokens(1, 9), sampling("a")))
+        await asyncio.to_thread(gate.is_reached.wait, 20)
+        waiting = asyncio.create_task(engine.generate(tokens(2, 9), sampling("b")))
+        await asyncio.sleep(0)
+        gate.open()
+        async with asyncio.timeout(20):
+            ended = await asyncio.gather(running, waiting, return_exceptions=True)
+            assert [str(error) for error in ended] == ["a bug in the model"] * 2
+            with pytest.raises(ZeroDivisionError, match="a bug in the model"):
+                await engine.generate(tokens(1, 9), sampling())
+            with pytest.raises(ZeroDivisionError, match="a bug in the model"):
+                await engine.receive_weights(1)
+
+
+async def test_two_turns_of_one_episode_at_a_time_are_a_bug_that_is_said():
+    """The second took the slot from under the first, which then was never answered."""
+    async with running_engine() as engine:
+        first = asyncio.create_task(engine.generate(tokens(1, 9), sampling("a")))
+        await asyncio.sleep(0)
+        with pytest.raises(AssertionError, match="two turns of the episode a at once"):
+            await engine.generate(tokens(1, 9), sampling("a"))
+        assert len((await first).token_ids_T) == 8

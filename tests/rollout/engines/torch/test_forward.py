@@ -1,0 +1,167 @@
+"""One pass over what waits gives each stretch what transformers gives the whole episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from forage import attention
+from forage.config.rollout_config import EngineConfig
+from forage.rollout.engines.torch import forward as forward_module
+from forage.rollout.engines.torch.fixed_forward import FixedForward
+from forage.rollout.engines.torch.forward import choose_forward, rows_are_independent
+from forage.rollout.engines.torch.packed_forward import MIN_PART_COST, PackedForward, equal_parts
+from forage.rollout.engines.torch.row_attention import attend_rows
+from forage.rollout.engines.torch.slots import CacheShape, SlotCache, Stretch
+from forage.training.model import new_model
+from tests.rollout.running_engines import tokens
+from tests.rollout.tiny_models import VOCABULARY
+
+HIDDEN, LAYERS, HEADS, KV_HEADS = 32, 2, 4, 2
+CONFIG = EngineConfig(num_slots=8, tile_rows=4, prefill_bucket=16)
+
+
+def new_model_and_cache(dtype: torch.dtype = torch.float32):
+    model = new_model(VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, 1024, seed=0).eval()
+    model.to(dtype)  # pyright: ignore[reportArgumentType]  # transformers' own annotation
+    attention.install(model)
+    shape = CacheShape(LAYERS, KV_HEADS, HIDDEN // HEADS)
+    return model, SlotCache(shape, 8, 400, dtype, torch.device("cpu"))
+
+
+def by_transformers(episode: Sequence[int]) -> Tensor:
+    """Logits [V] after the last token, computed by transformers alone."""
+    model = new_model(VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, 1024, seed=0).eval()
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([list(episode)])).logits[0, -1]
+
+
+@pytest.mark.parametrize("kind", [PackedForward, FixedForward])
+def test_stretches_of_many_slots_give_what_whole_episodes_give(kind: type):
+    model, cache = new_model_and_cache()
+    extra = (2,) if kind is PackedForward else ()
+    forward = kind(model, cache, CONFIG, *extra)
+    episodes = {slot: tokens(slot, 9 + 23 * slot) for slot in (5, 0, 3, 6, 1)}
+    done = dict.fromkeys(episodes, 0)
+    steps = [{5: 100, 0: 9, 3: 60}, {5: 1, 6: 147, 1: 31}, {3: 17, 5: 23, 1: 1}, {3: 1}]
+    with torch.inference_mode():
+        for step in steps:
+            stretches = []
+            for slot, count in step.items():
+                start = done[slot]
+                done[slot] = start + count
+                stretches.append(Stretch(slot, start, episodes[slot][start : start + count]))
+            logits_BV = forward(stretches)
+            for stretch, logits_V in zip(stretches, logits_BV, strict=True):
+                expected = by_transformers(episodes[stretch.slot][: stretch.end])
+                torch.testing.assert_close(logits_V, expected, atol=1e-5, rtol=1e-5)
+    forward.close()
+    assert done == {5: 124, 0: 9, 3: 78, 6: 147, 1: 32}
+
+
+def test_a_drafted_token_gives_the_bits_that_it_gives_when_it_is_known():
+    episodes = {slot: tokens(slot, 60) for slot in (2, 0, 5)}
+    model, cache = new_model_and_cache()
+    forward = PackedForward(model, cache, CONFIG, 1)
+    with torch.inference_mode():
+        forward([Stretch(slot, 0, ids[:50]) for slot, ids in episodes.items()])
+        one_by_one = {
+            (slot, position): forward([Stretch(slot, position, [ids[position]])])[0]
+            for slot, ids in episodes.items()
+            for position in range(50, 56)
+        }
+    forward.close()
+    drafts = {2: 5, 0: 0, 5: 3}
+    model, cache = new_model_and_cache()
+    forward = PackedForward(model, cache, CONFIG, 1)
+    with torch.inference_mode():
+        forward([Stretch(slot, 0, ids[:50]) for slot, ids in episodes.items()])
+        stretches = [
+            Stretch(slot, 50, episodes[slot][50 : 51 + count], count)
+            for slot, count in drafts.items()
+        ]
+        # beside them one that has its observation computed
+        logits_BV = forward([stretches[0], Stretch(7, 0, tokens(7, 33)), *stretches[1:]])
+    forward.close()
+    expected = [
+        one_by_one[slot, 50 + i] for slot, count in drafts.items() for i in range(count + 1)
+    ]
+    assert torch.equal(torch.cat([logits_BV[:6], logits_BV[7:]]), torch.stack(expected))
+    torch.testing.assert_close(logits_BV[6], by_transformers(tokens(7, 33)), atol=1e-5, rtol=1e-5)
+
+
+def test_cutting_a_pass_in_parts_changes_no_bit():
+    stretches = [Stretch(slot, 0, tokens(slot, 40 + 50 * slot)) for slot in range(6)]
+    stretches.insert(2, Stretch(6, 0, tokens(6, 3), num_drafted=2))
+    stretches.append(Stretch(7, 0, tokens(7, 6), num_drafted=5))
+    results = []
+    for num_threads in (1, 2, 5):
+        model, cache = new_model_and_cache()
+        forward = PackedForward(model, cache, CONFIG, num_threads)
+        with torch.inference_mode():
+            results.append(forward(stretches))
+        forward.close()
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_where_a_token_depends_on_its_company_shapes_are_fixed(monkeypatch: pytest.MonkeyPatch):
+    model, cache = new_model_and_cache()
+    monkeypatch.setattr(forward_module, "rows_are_independent", lambda *_: False)
+    with torch.inference_mode():
+        assert isinstance(choose_forward(model, cache, CONFIG, 1), FixedForward)
+
+
+def test_shapes_are_fixed_where_the_kernel_for_float32_does_not_apply():
+    model, cache = new_model_and_cache(torch.bfloat16)
+    with torch.inference_mode():
+        assert isinstance(choose_forward(model, cache, CONFIG, 1), FixedForward)
+
+
+def test_a_model_whose_tokens_mix_is_found_out():
+    model, _ = new_model_and_cache()
+    layer = model.get_submodule("model.layers.0.mlp")
+    mixed = layer.forward
+    layer.forward = lambda hidden: mixed(hidden + hidden.mean(dim=1, keepdim=True))
+    with torch.inference_mode():
+        assert not rows_are_independent(model, 4)
+
+
+@given(costs=st.lists(st.integers(1, 500), min_size=1, max_size=40), most=st.integers(1, 6))
+def test_parts_hold_every_stretch_once_and_none_is_empty(costs: list[int], most: int):
+    parts = equal_parts(costs, most)
+    assert sorted(index for part in parts for index in part) == list(range(len(costs)))
+    assert all(parts)
+    assert len(parts) <= most
+    totals = [sum(costs[index] for index in part) for part in parts]
+    assert max(totals) - min(totals) <= max(costs) or len(parts) == 1
+
+
+def test_little_work_is_not_cut():
+    assert equal_parts([MIN_PART_COST - 1], 4) == [[0]]
+    assert equal_parts([1] * (2 * MIN_PART_COST - 1), 4) == [list(range(2 * MIN_PART_COST - 1))]
+
+
+@given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), seed=st.integers(0, 9))
+def test_each_row_attends_to_its_own_length_of_its_own_slot(lengths: list[int], seed: int):
+    generator = np.random.default_rng(seed)
+    num_rows, num_heads, num_kv_heads, dim, capacity = len(lengths), 6, 2, 8, 96
+    query = generator.standard_normal((num_rows, num_heads, dim), dtype=np.float32)
+    keys = generator.standard_normal((8, num_kv_heads, dim, capacity), dtype=np.float32)
+    values = generator.standard_normal((8, num_kv_heads, capacity, dim), dtype=np.float32)
+    slots = generator.permutation(8)[:num_rows].astype(np.int64)
+    out = np.zeros_like(query)
+    attend_rows(query, keys, values, slots, np.array(lengths, dtype=np.int64), out)
+    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+        for head in range(num_heads):
+            kv = head // (num_heads // num_kv_heads)
+            scores = query[row, head].astype(np.float64) @ keys[slot, kv, :, :length]
+            weights = np.exp(scores - scores.max())
+            expected = weights / weights.sum() @ values[slot, kv, :length]
+            np.testing.assert_allclose(out[row, head], expected, atol=2e-5)

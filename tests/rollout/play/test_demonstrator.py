@@ -1,0 +1,169 @@
+import asyncio
+import random
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.reward_config import RewardConfig
+from forage.data.world.encyclopedia import World, make_world
+from forage.environment.actions import Answer, parse_action
+from forage.environment.actions import Search as SearchAction
+from forage.environment.episode import Environment
+from forage.environment.protocol import TagsProtocol
+from forage.rewards.scoring import score_episode
+from forage.rollout.play.demonstrator import Choice, Demonstrator, Script, ScriptWriter
+from forage.types import EngineError, Episode, FinishReason, Question, Sampling, Status
+from tests.fakes import TitleSearch, make_setting, tiny_codec
+
+CONFIG = EnvironmentConfig(max_turns=4, max_turn_tokens=200, max_observation_tokens=200)
+
+
+@cache
+def small_world() -> World:
+    return make_world(200, seed=3)
+
+
+def scripts(poor_share: float, num_rounds: int = 1) -> list[tuple[Question, Script]]:
+    writer = ScriptWriter(small_world().train, poor_share, TagsProtocol(tiny_codec()).write_search)
+    rng = random.Random("scripts")
+    questions = small_world().train * num_rounds
+    return [(question, writer.write(question, rng)) for question in questions]
+
+
+def queries_of(script: Script) -> list[str]:
+    actions = [parse_action(turn) for turn in script.turns]
+    return [action.query for action in actions if isinstance(action, SearchAction)]
+
+
+def play(question: Question, script: Script) -> Episode:
+    codec = tiny_codec()
+    prompt_ids = codec.encode_untrusted(f"Question: {question.text}\n")
+    search = TitleSearch(small_world().passages)
+    engine = Demonstrator(script, codec)
+    environment = Environment(CONFIG, codec)
+    return asyncio.run(environment.play(question, prompt_ids, make_setting(), engine, search))
+
+
+def test_a_good_demonstration_searches_for_each_hop_in_turn_and_answers_right():
+    for question, script in scripts(poor_share=0.0):
+        assert script.choice is Choice.GOOD
+        assert queries_of(script) == [hop.subject for hop in question.hops]
+        final = parse_action(script.turns[-1])
+        assert final == Answer(question.golden_answers[0])
+
+
+def test_demonstrations_play_through_the_real_environment_to_their_answer():
+    for question, script in scripts(poor_share=0.5)[:60]:
+        episode = play(question, script)
+        assert episode.status is Status.ANSWERED
+        assert [turn.sampled for turn in episode.turns] == list(script.turns)
+        reward = score_episode(episode, RewardConfig())
+        assert reward.parts["format_valid"] == 1.0
+        if script.choice is Choice.GOOD:
+            assert reward.value == 1.0
+            assert episode.num_searches == question.num_hops
+
+
+def test_what_a_good_demonstration_names_was_in_the_question_or_in_what_it_read():
+    """It shows how to read, so nothing in it may come from nowhere."""
+    for question, script in scripts(poor_share=0.0)[:60]:
+        episode = play(question, script)
+        known = question.text
+        for turn, query in zip(episode.turns, queries_of(script), strict=False):
+            assert query in known
+            known += turn.observation
+        assert question.golden_answers[0] in known
+
+
+def test_a_poor_demonstration_does_not_search_searches_elsewhere_or_stops_early():
+    for question, script in scripts(poor_share=1.0, num_rounds=3):
+        queries, needed = queries_of(script), [hop.subject for hop in question.hops]
+        match script.choice:
+            case Choice.NO_SEARCH:
+                assert queries == []
+            case Choice.OTHER_SEARCH:
+                assert queries == [question.hops[-1].relation]
+            case Choice.STOP_EARLY:
+                assert 1 <= len(queries) < len(needed)
+                assert queries == needed[: len(queries)]
+            case Choice.GOOD:
+                pytest.fail("with poor_share 1 no demonstration is good")
+        assert isinstance(parse_action(script.turns[-1]), Answer)
+        assert len(script.turns) == len(queries) + 1
+
+
+def test_poor_demonstrations_are_mostly_wrong():
+    pairs = scripts(poor_share=1.0, num_rounds=3)
+    right = sum(
+        parse_action(script.turns[-1]) == Answer(question.golden_answers[0])
+        for question, script in pairs
+    )
+    assert right / len(pairs) < 0.1
+
+
+@pytest.mark.parametrize("poor_share", [0.2, 0.6])
+def test_the_poor_share_is_what_it_says_and_every_choice_is_shown(poor_share: float):
+    pairs = scripts(poor_share, num_rounds=8)
+    choices = Counter(script.choice for _, script in pairs)
+    num_poor = len(pairs) - choices[Choice.GOOD]
+    deviation = (poor_share * (1 - poor_share) / len(pairs)) ** 0.5
+    assert num_poor / len(pairs) == pytest.approx(poor_share, abs=4 * deviation)
+    assert set(choices) == set(Choice)
+
+
+def test_a_question_of_one_hop_cannot_be_stopped_early():
+    one_hop = [s for q, s in scripts(poor_share=1.0, num_rounds=3) if q.num_hops == 1]
+    assert {script.choice for script in one_hop} == {Choice.NO_SEARCH, Choice.OTHER_SEARCH}
+
+
+def test_the_same_seed_writes_the_same_script():
+    assert scripts(poor_share=0.6) == scripts(poor_share=0.6)
+
+
+def test_a_question_without_hops_is_refused():
+    writer = ScriptWriter(small_world().train, 0.5, str)
+    with pytest.raises(AssertionError, match="carry their hops"):
+        writer.write(Question("q", "Who?", ("x",), "test"), random.Random(0))
+
+
+def sampling(max_tokens: int) -> Sampling:
+    return Sampling(max_tokens, ("</search>",), (), "k", seed=0)
+
+
+async def test_the_demonstrator_says_its_turns_one_after_the_other_and_then_fails():
+    script = Script(Choice.GOOD, ("<search>x</search>", "<answer>y</answer>"))
+    engine = Demonstrator(script, tiny_codec())
+    for turn in script.turns:
+        completion = await engine.generate((1, 2), sampling(100))
+        assert tiny_codec().decode(completion.token_ids_T) == turn
+        assert completion.finish_reason is FinishReason.STOP
+        assert len(completion.logprobs_T) == len(completion.versions_T)
+    with pytest.raises(EngineError, match="script is over"):
+        await engine.generate((1, 2), sampling(100))
+
+
+async def test_a_scripted_turn_is_never_cut_in_the_middle():
+    engine = Demonstrator(Script(Choice.GOOD, ("<search>x</search>",)), tiny_codec())
+    with pytest.raises(EngineError, match="tokens exceeds 2"):
+        await engine.generate((1, 2), sampling(2))
+
+
+def test_a_script_longer_than_the_turns_ends_out_of_turns_and_is_no_demonstration():
+    question = small_world().train[0]
+    script = Script(Choice.GOOD, ("<search>x</search>",) * 6)
+    assert play(question, script).status is Status.OUT_OF_TURNS
+
+
+def test_searches_are_spelt_as_the_protocol_asks():
+    def call(query: str) -> str:
+        return f"CALL({query})"
+
+    writer = ScriptWriter(small_world().train, 0.0, call)
+    question = next(q for q in small_world().train if q.num_hops == 2)
+    *searches, answer = writer.write(question, random.Random(0)).turns
+    assert [turn.partition("</think>")[2] for turn in searches] == [
+        f"CALL({hop.subject})" for hop in question.hops
+    ]
+    assert "CALL" not in answer

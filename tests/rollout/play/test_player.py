@@ -1,0 +1,93 @@
+"""A job becomes an episode: the environment, an engine and a search, put together."""
+
+import pytest
+
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.rollout_config import RolloutConfig
+from forage.errors import UserError
+from forage.rollout.play.player import Player
+from forage.rollout.play.scheduler import Job
+from forage.types import Origin, Question, Status
+from tests.fakes import Fault, ScriptedEngine, ScriptedSearch, failure, tiny_tokenizer
+
+ENVIRONMENT = EnvironmentConfig(
+    max_turns=2, max_turn_tokens=60, max_observation_tokens=64, max_tokens=512, prompt="brief"
+)
+QUESTION = Question("q1", "Which river is Rome on", ("Tiber",), "test")
+ANSWER = "<think>yes</think><answer>Tiber</answer>"
+
+
+def player(
+    environment: EnvironmentConfig = ENVIRONMENT, rollout: RolloutConfig | None = None
+) -> Player:
+    return Player(environment, rollout or RolloutConfig(), tiny_tokenizer(), seed=5)
+
+
+async def test_a_job_is_played_with_its_key_its_member_and_the_runs_seed():
+    engine = ScriptedEngine(tiny_tokenizer(), ANSWER)
+    episode = await player(rollout=RolloutConfig(temperature=0.5, top_p=0.9)).play(
+        Job(QUESTION, 3, "7/q1/3"), engine, ScriptedSearch()
+    )
+    assert (episode.question, episode.member) == (QUESTION, 3)
+    assert (episode.status, episode.answer) == (Status.ANSWERED, "Tiber")
+    sampling = engine.calls[0].sampling
+    assert (sampling.episode_key, sampling.seed) == ("7/q1/3", 5)
+    assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
+    assert engine.released == ["7/q1/3"]
+
+
+async def test_a_greedy_episode_is_not_cut_by_the_recipes_top_p():
+    engine = ScriptedEngine(tiny_tokenizer(), ANSWER)
+    await player(rollout=RolloutConfig(top_p=0.5)).play(
+        Job(QUESTION, 0, "k"), engine, ScriptedSearch(), temperature=0.0
+    )
+    assert (engine.calls[0].sampling.temperature, engine.calls[0].sampling.top_p) == (0.0, 1.0)
+
+
+async def test_every_member_of_a_group_gets_the_same_prompt():
+    prompts = set()
+    one_player = player()
+    for member in range(3):
+        engine = ScriptedEngine(tiny_tokenizer(), ANSWER)
+        job = Job(QUESTION, member, f"0/q1/{member}")
+        episode = await one_player.play(job, engine, ScriptedSearch())
+        assert episode.segments[0].origin is Origin.PROMPT
+        prompts.add(episode.segments[0].token_ids_T)
+    assert len(prompts) == 1
+    assert "Which river is Rome on?" in tiny_tokenizer().decode(list(prompts.pop()))
+
+
+def test_a_prompt_beyond_the_budget_is_refused_before_anything_is_played():
+    long = Question("q-long", "why " * 600, ("because",), "test")
+    with pytest.raises(UserError, match="question q-long has .* raise environment.max_tokens"):
+        player().check_prompts([QUESTION, long])
+    player().check_prompts([QUESTION])
+
+
+def test_an_observation_budget_without_room_for_the_frame_is_refused():
+    narrow = ENVIRONMENT.model_copy(update={"max_observation_tokens": 3})
+    with pytest.raises(UserError, match="max_observation_tokens"):
+        player(narrow)
+
+
+async def test_an_episode_that_hangs_ends_at_its_deadline_and_is_released():
+    engine = ScriptedEngine(tiny_tokenizer(), Fault.HANG)
+    episode = await player(rollout=RolloutConfig(episode_deadline_s=0.05)).play(
+        Job(QUESTION, 0, "k"), engine, ScriptedSearch()
+    )
+    assert episode.status is Status.ENGINE_FAILED
+    assert engine.released == ["k"]
+
+
+async def test_a_failed_search_is_in_the_episode_and_raises_nothing():
+    engine = ScriptedEngine(tiny_tokenizer(), "<search>Rome</search>", ANSWER)
+    episode = await player().play(Job(QUESTION, 0, "k"), engine, ScriptedSearch(failure()))
+    assert episode.status is Status.SEARCH_FAILED
+    assert [turn.search_failure for turn in episode.turns] == ["timeout", None]
+
+
+async def test_a_bug_in_the_search_passes_through_and_the_slot_is_released():
+    engine = ScriptedEngine(tiny_tokenizer(), "<search>Rome</search>")
+    with pytest.raises(ZeroDivisionError):
+        await player().play(Job(QUESTION, 0, "k"), engine, ScriptedSearch(Fault.BUG))
+    assert engine.released == ["k"]

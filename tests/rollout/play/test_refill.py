@@ -1,0 +1,164 @@
+"""Flat groups are replaced, in bounded rounds, and the end is clear when all are flat."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from forage.config.algorithm_config import DynamicSamplingConfig
+from forage.rollout.play.refill import GroupSource, NothingToLearn, num_oversampled, refill
+from forage.rollout.play.scheduler import GroupScheduler, Job, Scheduler
+from forage.types import Episode, Group, Question, Status
+from tests.rollout.play.test_scheduler import episode_of, question, score
+
+
+class Table:
+    """Plays groups that vary as the test has it, and remembers what was asked."""
+
+    def __init__(self, varied: Sequence[int]) -> None:
+        self.varied = {f"q{number}" for number in varied}
+        self.rounds: list[list[str]] = []
+
+    def is_flat(self, group: Group) -> bool:
+        return group.question.id not in self.varied
+
+    async def play_more(self, questions: Sequence[Question], number: int) -> list[Group]:
+        self.rounds.append([question.id for question in questions])
+        assert number == len(self.rounds)
+        return groups(questions)
+
+
+def groups(questions: Sequence[Question]) -> list[Group]:
+    return [Group(question, ()) for question in questions]
+
+
+async def refilled(
+    table: Table, own: int, spare: int, max_rounds: int = 10, oversampling: float = 1.0
+):
+    """Plays ``own`` questions and wants as many groups that vary."""
+    numbers = [question(number) for number in range(own + spare)]
+    return await refill(
+        groups(numbers[:own]),
+        own,
+        table.is_flat,
+        numbers[own:],
+        table.play_more,
+        max_rounds,
+        oversampling,
+    )
+
+
+async def test_what_varies_everywhere_is_not_played_again():
+    table = Table([0, 1, 2])
+    found = await refilled(table, own=3, spare=3)
+    assert [group.question.id for group in found.chosen] == ["q0", "q1", "q2"]
+    assert found.num_rounds == 0
+    assert table.rounds == []
+
+
+async def test_each_round_plays_as_many_as_are_missing():
+    table = Table([1, 4, 6])
+    found = await refilled(table, own=3, spare=5)
+    assert table.rounds == [["q3", "q4"], ["q5"], ["q6"]]
+    assert [group.question.id for group in found.chosen] == ["q1", "q4", "q6"]
+    assert len(found.played) == 7
+    assert found.num_rounds == 3
+
+
+async def test_oversampling_plays_more_and_keeps_the_first():
+    table = Table([1, 3, 4, 5])
+    found = await refilled(table, own=3, spare=5, oversampling=2.0)
+    assert table.rounds == [["q3", "q4", "q5", "q6"]]
+    assert [group.question.id for group in found.chosen] == ["q1", "q3", "q4"]
+
+
+async def test_rounds_are_bounded_when_everything_is_flat():
+    table = Table([])
+    found = await refilled(table, own=2, spare=100, max_rounds=4)
+    assert len(table.rounds) == 4
+    assert found.chosen == ()
+    assert len(found.played) == 2 + 4 * 2
+
+
+async def test_questions_that_run_out_end_it_too():
+    table = Table([0])
+    found = await refilled(table, own=3, spare=3)
+    assert table.rounds == [["q3", "q4"], ["q5"]]
+    assert [group.question.id for group in found.chosen] == ["q0"]
+
+
+async def test_no_round_is_played_where_none_is_allowed():
+    table = Table([1])
+    found = await refilled(table, own=2, spare=3, max_rounds=0)
+    assert table.rounds == []
+    assert [group.question.id for group in found.chosen] == ["q1"]
+
+
+# --- the groups of a step -------------------------------------------------------------------------
+
+
+def source(
+    config: DynamicSamplingConfig, varied: Sequence[int], status: Status = Status.ANSWERED
+) -> GroupSource:
+    """Steps of two questions, and four spare ones each."""
+
+    async def play(job: Job) -> Episode:
+        return replace(episode_of(job), status=status)
+
+    def own(step: int) -> list[Question]:
+        more = num_oversampled(config, 2)
+        return [question(10 * step), question(10 * step + 1), *spare(step)[:more]]
+
+    def spare(step: int) -> list[Question]:
+        return [question(10 * step + 2 + number) for number in range(4)]
+
+    scheduler = GroupScheduler(Scheduler(play, score, 64), own, 2, 0, 3, 0)
+    ids = {f"q{number}" for number in varied}
+    return GroupSource(
+        config,
+        scheduler,
+        num_wanted=2,
+        spare_questions=spare,
+        is_flat=lambda group: group.question.id not in ids,
+        is_learnable=lambda episode: episode.status is Status.ANSWERED,
+    )
+
+
+def ids_of(groups: Sequence[Group]) -> list[str]:
+    return [group.question.id for group in groups]
+
+
+async def test_without_dynamic_sampling_a_step_learns_what_it_plays():
+    found = await source(DynamicSamplingConfig(), varied=[]).groups_of(0)
+    assert ids_of(found.chosen) == ids_of(found.played) == ["q0", "q1"]
+
+
+async def test_flat_groups_of_a_step_give_way_to_its_spare_questions():
+    groups = source(DynamicSamplingConfig(is_enabled=True), varied=[1, 3, 10, 11])
+    first = await groups.groups_of(0)
+    assert ids_of(first.chosen) == ["q1", "q3"]
+    assert ids_of(first.played) == ["q0", "q1", "q2", "q3"]
+    assert ids_of((await groups.groups_of(1)).played) == ["q10", "q11"]
+
+
+async def test_what_is_oversampled_is_played_from_the_start_and_not_again():
+    config = DynamicSamplingConfig(is_enabled=True, oversampling=1.5)
+    found = await source(config, varied=[1, 4]).groups_of(0)
+    assert ids_of(found.played) == ["q0", "q1", "q2", "q3", "q4"]
+    assert found.num_rounds == 1
+    assert num_oversampled(config, 3) == 2
+    assert num_oversampled(DynamicSamplingConfig(is_enabled=True, oversampling=1.1), 10) == 1
+    assert num_oversampled(DynamicSamplingConfig(), 8) == 0
+
+
+async def test_a_step_in_which_nothing_varies_says_what_was_tried_and_what_to_change():
+    groups = source(DynamicSamplingConfig(is_enabled=True, max_rounds=1), varied=[])
+    with pytest.raises(NothingToLearn, match=r"4 groups of step 0 \(after 1 rounds .* data.train"):
+        await groups.groups_of(0)
+
+
+async def test_a_retriever_that_is_down_is_no_reason_to_end_the_run():
+    """Every group was flat because every episode was kept out: the run ended, blaming the data."""
+    config = DynamicSamplingConfig(is_enabled=True, max_rounds=1)
+    found = await source(config, varied=[], status=Status.SEARCH_FAILED).groups_of(0)
+    assert len(found.chosen) == len(found.played) == 4
