@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forage.algorithms.aggregation import sequence_means, sequence_sums
-from forage.algorithms.corrections import MAX_LOG_RATIO
+from forage.algorithms.loss.aggregation import sequence_means, sequence_sums
+from forage.algorithms.loss.corrections import MAX_LOG_RATIO
 
 
 def mismatch(

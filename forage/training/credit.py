@@ -13,23 +13,23 @@ from statistics import fmean
 
 import torch
 
-from forage.algorithms.advantages import (
+from forage.algorithms.credit.advantages import (
     advantages_over,
     grpo_advantages,
     next_baseline,
     rloo_advantages,
     whiten,
 )
-from forage.algorithms.dynamic_sampling import is_flat
-from forage.algorithms.gae import discounted_returns, gae
-from forage.algorithms.kl import kl_estimate
-from forage.algorithms.packing import unweighed
-from forage.algorithms.pass_at_k import pass_at_k, pass_at_k_advantages
-from forage.algorithms.turn_credit import (
+from forage.algorithms.credit.gae import discounted_returns, gae
+from forage.algorithms.credit.turn_credit import (
     at_turn_ends,
     over_tokens,
     turn_level_advantages,
 )
+from forage.algorithms.dynamic_sampling import is_flat
+from forage.algorithms.loss.kl import kl_estimate
+from forage.algorithms.packing import unweighed
+from forage.algorithms.pass_at_k import pass_at_k, pass_at_k_advantages
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.earnings import Earned, Ledger
 from forage.types import Episode, Group, Weighed

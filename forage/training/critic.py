@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forage import attention
-from forage.algorithms.aggregation import token_mean
-from forage.algorithms.gae import explained_variance, value_loss
+from forage.algorithms.credit.gae import explained_variance, value_loss
+from forage.algorithms.loss.aggregation import token_mean
 from forage.config.algorithm_config import CriticConfig
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before

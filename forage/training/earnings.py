@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forage.algorithms.credit.turn_credit import turn_lengths, turn_rewards
 from forage.algorithms.overlong import overlong_penalty
-from forage.algorithms.turn_credit import turn_lengths, turn_rewards
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.rewards.shown import shows_an_answer
 from forage.types import ActionKind, Episode, Group, Question, Status, Turn

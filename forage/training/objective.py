@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forage.algorithms.aggregation import constant, sequence_mean, sequence_sum, token_mean
-from forage.algorithms.kl import kl_estimate
-from forage.algorithms.losses import (
+from forage.algorithms.loss.aggregation import constant, sequence_mean, sequence_sum, token_mean
+from forage.algorithms.loss.kl import kl_estimate
+from forage.algorithms.loss.losses import (
     Metrics,
     cispo_loss,
     clipped_loss,

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.diagnostics import mismatch
-from forage.algorithms.kl import next_coefficient
+from forage.algorithms.loss.kl import next_coefficient
 from forage.algorithms.packing import estimated_flops
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.run_config import RunConfig

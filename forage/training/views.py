@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.algorithms.corrections import importance_weights, normalised, reject, veto
 from forage.algorithms.diagnostics import effective_share, mismatch
+from forage.algorithms.loss.corrections import importance_weights, normalised, reject, veto
 from forage.algorithms.packing import CostOf, balanced_bins, lay
 from forage.config.algorithm_config import AlgorithmConfig, CorrectionConfig
 from forage.training.critic import Critic

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.advantages import (
+from forage.algorithms.credit.advantages import (
     advantages_over,
     grpo_advantages,
     next_baseline,
     rloo_advantages,
     whiten,
 )
-from forage.algorithms.gae import discounted_returns, gae
+from forage.algorithms.credit.gae import discounted_returns, gae
+from forage.algorithms.credit.turn_credit import turn_level_advantages
 from forage.algorithms.overlong import overlong_penalty
 from forage.algorithms.pass_at_k import pass_at_k_advantages
-from forage.algorithms.turn_credit import turn_level_advantages
 
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:

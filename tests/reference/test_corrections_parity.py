@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.algorithms.corrections import Level, importance_weights, normalised, reject, veto
 from forage.algorithms.diagnostics import mismatch
+from forage.algorithms.loss.corrections import Level, importance_weights, normalised, reject, veto
 
 LEVELS: tuple[Level, ...] = ("token", "sequence", "geometric")
 pairs = st.tuples(st.floats(-6, 0), st.floats(-6, 0)).map(

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.algorithms.aggregation import sequence_mean, token_mean
-from forage.algorithms.kl import kl_estimate
-from forage.algorithms.losses import (
+from forage.algorithms.loss.aggregation import sequence_mean, token_mean
+from forage.algorithms.loss.kl import kl_estimate
+from forage.algorithms.loss.losses import (
     cispo_loss,
     clipped_loss,
     gspo_loss,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forage.algorithms.aggregation import sequence_means, sequence_sums
+from forage.algorithms.loss.aggregation import sequence_means, sequence_sums
 
 Metrics = dict[str, Tensor]
 

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from forage.algorithms.aggregation import sequence_means, sequence_sums
+from forage.algorithms.loss.aggregation import sequence_means, sequence_sums
 
 Level = Literal["token", "sequence", "geometric"]
 Bound = Literal["truncate", "clip", "mask"]

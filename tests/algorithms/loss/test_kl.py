@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forage.algorithms.kl import kl_estimate, next_coefficient
+from forage.algorithms.loss.kl import kl_estimate, next_coefficient
 
 
 def column(*numbers: float) -> Tensor:

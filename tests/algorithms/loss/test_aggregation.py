@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.algorithms.aggregation import constant, sequence_mean, sequence_sum, token_mean
+from forage.algorithms.loss.aggregation import constant, sequence_mean, sequence_sum, token_mean
 
 
 def column(*numbers: float) -> Tensor:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forage.algorithms.losses import (
+from forage.algorithms.loss.losses import (
     cispo_loss,
     clipped_loss,
     gspo_loss,

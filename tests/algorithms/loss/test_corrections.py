@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.algorithms.corrections import (
+from forage.algorithms.loss.corrections import (
     MAX_LOG_RATIO,
     Bound,
     Level,

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.advantages import (
+from forage.algorithms.credit.advantages import (
     STD_EPSILON,
     advantages_over,
     grpo_advantages,

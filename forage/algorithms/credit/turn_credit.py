@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from forage.algorithms.advantages import STD_EPSILON
-from forage.algorithms.gae import discounted_returns
+from forage.algorithms.credit.advantages import STD_EPSILON
+from forage.algorithms.credit.gae import discounted_returns
 from forage.types import Origin, Segment
 
 

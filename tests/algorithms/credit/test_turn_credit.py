@@ -1,6 +1,6 @@
 import pytest
 
-from forage.algorithms.turn_credit import (
+from forage.algorithms.credit.turn_credit import (
     at_turn_ends,
     over_tokens,
     turn_lengths,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.algorithms.gae import discounted_returns, explained_variance, gae, value_loss
+from forage.algorithms.credit.gae import discounted_returns, explained_variance, gae, value_loss
 
 
 def column(*numbers: float) -> Tensor:
