@@ -11,8 +11,8 @@ import torch
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.rollout.engines.torch.row_attention import attend_rows
-from forage.training.attention import PackedAttend
 from forage.training.logprobs import token_logprobs
+from forage.training.packed_attention import PackedAttend
 from tests.rollout.running_engines import running_engine, sampling, tokens
 from tests.rollout.tiny_models import make_model
 

@@ -31,8 +31,8 @@ from math import ceil
 from forage.config.run_config import RunConfig
 from forage.plan.models import ModelSize
 from forage.rollout.engines.torch.slots import LENGTH_BUCKET, round_up
-from forage.training.attention import QUERY_BLOCK
 from forage.training.logprobs import LOGITS_PER_CHUNK
+from forage.training.packed_attention import QUERY_BLOCK
 
 SERVER_BYTES = 2
 """A server engine samples in bfloat16."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from forage.training.attention import PackedAttend
+from forage.training.packed_attention import PackedAttend
 from forage.types import Packed
 
 LOGITS_PER_CHUNK = 1 << 22

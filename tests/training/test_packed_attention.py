@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from forage import attention
-from forage.training.attention import QUERY_BLOCK, PackedAttend, _attend_fused
 from forage.training.logprobs import hidden_states
+from forage.training.packed_attention import QUERY_BLOCK, PackedAttend, _attend_fused
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
 from tests.training.sequences import lay
 
