@@ -9,9 +9,9 @@ import yaml
 from rich.console import Console
 
 from forage.commands.cli import main
-from forage.evaluation.figure_table import to_rich
+from forage.evaluation.report.figure_table import to_rich
+from forage.evaluation.report.tables import summary_tables
 from forage.evaluation.summary import EvaluationSummary
-from forage.evaluation.tables import summary_tables
 from forage.records import read_episodes, read_metrics
 from forage.retrieval.serve.child_server import ServerProcess
 from forage.types import Origin, Status

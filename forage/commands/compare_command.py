@@ -9,14 +9,14 @@ from rich.console import Console
 
 from forage.errors import UserError
 from forage.evaluation.comparison import Comparison, compare
-from forage.evaluation.comparison_tables import (
+from forage.evaluation.report.comparison_tables import (
     comparison_table,
     left_out_text,
     played_lines,
     settings_table,
     write_comparison_markdown,
 )
-from forage.evaluation.figure_table import to_rich
+from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.result import read_result
 from forage.viewer.comparison_page import write_comparison_page
 

@@ -29,12 +29,12 @@ from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.data.world.encyclopedia import write_world
 from forage.errors import UserError
 from forage.evaluation.evaluate import Destination, evaluate_model
-from forage.evaluation.figure_table import to_rich
 from forage.evaluation.journal import played_episodes
+from forage.evaluation.report.figure_table import to_rich
+from forage.evaluation.report.tables import before_after_table
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import em_gain
-from forage.evaluation.tables import before_after_table
 from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess

@@ -9,8 +9,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from forage.config.run_config import RunConfig
-from forage.evaluation.baselines.methods import make_player
 from forage.evaluation.engines import load_policy_tokenizer, open_policy
+from forage.evaluation.methods.methods import make_player
 from forage.retrieval.client.client import SearchClient
 from forage.rollout.play.scheduler import Job
 from forage.types import Episode, Question

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forage.errors import UserError
-from forage.evaluation.protocol import Protocol
+from forage.evaluation.fingerprint import Protocol
+from forage.evaluation.intervals import Bootstrap, Difference, bootstrap, macro_bootstrap
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.scores import QuestionScore
-from forage.evaluation.statistics import Bootstrap, Difference, bootstrap, macro_bootstrap
 
 METRICS = ("em", "cover_em", "f1", "searches", "sampled_tokens", "seconds")
 NUM_RESAMPLES = 10_000

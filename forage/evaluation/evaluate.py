@@ -22,17 +22,17 @@ from forage.config.search_config import SearchConfig
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.evaluation.arms import Arm, Passages, Searches
-from forage.evaluation.baselines.methods import Plays, make_player
 from forage.evaluation.engines import load_policy_tokenizer, open_policy
-from forage.evaluation.facts import how_played
-from forage.evaluation.figure_table import to_rich
+from forage.evaluation.fingerprint import Protocol, fingerprint_of
 from forage.evaluation.journal import Journal
-from forage.evaluation.markdown import write_markdown
-from forage.evaluation.protocol import Protocol, fingerprint_of
+from forage.evaluation.methods.methods import Plays, make_player
+from forage.evaluation.report.facts import how_played
+from forage.evaluation.report.figure_table import to_rich
+from forage.evaluation.report.markdown import write_markdown
+from forage.evaluation.report.tables import summary_tables
 from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import summarise
-from forage.evaluation.tables import summary_tables
 from forage.progress import progress_bar
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.client.exchange import Served

@@ -19,7 +19,7 @@ from typing import BinaryIO, Self
 
 from forage.episode_json import EpisodeRecord, record_to_json
 from forage.errors import UserError
-from forage.evaluation.protocol import differences
+from forage.evaluation.fingerprint import differences
 from forage.evaluation.scores import QuestionScore, Score
 from forage.records import json_line, open_for_lines, read_episodes
 from forage.rollout.play.scheduler import Job

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from forage.data.published.benchmarks import published
-from forage.evaluation.protocol import Protocol, answers_text
+from forage.evaluation.fingerprint import Protocol, answers_text
 from forage.evaluation.summary import ArmSummary
 
 

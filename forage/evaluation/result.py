@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
-from forage.evaluation.protocol import Protocol
+from forage.evaluation.fingerprint import Protocol
 from forage.evaluation.scores import QuestionScore
 from forage.evaluation.summary import EvaluationSummary
 

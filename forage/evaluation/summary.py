@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Self
 
-from forage.evaluation.scores import QuestionScore
-from forage.evaluation.statistics import (
+from forage.evaluation.intervals import (
     Bootstrap,
     Difference,
     Interval,
@@ -22,6 +21,7 @@ from forage.evaluation.statistics import (
     macro_bootstrap,
     paired_difference,
 )
+from forage.evaluation.scores import QuestionScore
 
 
 @dataclass(frozen=True, slots=True)

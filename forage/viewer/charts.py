@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forage.evaluation.statistics import Interval
+from forage.evaluation.intervals import Interval
 from forage.viewer.axes import Axis, Tick, number_text, round_axis
 
 WIDTH, HEIGHT = 380, 214

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forage.evaluation.comparison import ComparedArm, ComparedSlice, Comparison
-from forage.evaluation.comparison_tables import (
+from forage.evaluation.intervals import Interval
+from forage.evaluation.report.comparison_tables import (
     compared_arm_name,
     comparison_table,
     left_out_text,
@@ -18,9 +19,8 @@ from forage.evaluation.comparison_tables import (
     settings_table,
     signed_cell,
 )
-from forage.evaluation.figure_table import FigureTable, figure_text
-from forage.evaluation.names import hops_text, source_name
-from forage.evaluation.statistics import Interval
+from forage.evaluation.report.figure_table import FigureTable, figure_text
+from forage.evaluation.report.labels import hops_text, source_name
 from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
 from forage.viewer.pages import render_page, write_page
 from forage.viewer.report import Card

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage.evaluation.facts import facts, how_played
-from forage.evaluation.figure_table import figure_text
-from forage.evaluation.names import ARM_NOTES, arm_name, hops_text, source_name
 from forage.evaluation.published import shared_sources
-from forage.evaluation.published_tables import protocol_table, published_table
+from forage.evaluation.report.facts import facts, how_played
+from forage.evaluation.report.figure_table import figure_text
+from forage.evaluation.report.labels import ARM_NOTES, arm_name, hops_text, source_name
+from forage.evaluation.report.published_tables import protocol_table, published_table
+from forage.evaluation.report.tables import summary_tables
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import ArmSummary
-from forage.evaluation.tables import summary_tables
 from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
 from forage.viewer.pages import render_page, write_page
 from forage.viewer.report import Card

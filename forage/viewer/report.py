@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from forage.evaluation.names import ARM_NAMES, ARM_NOTES, hops_text
-from forage.evaluation.statistics import Difference
+from forage.evaluation.intervals import Difference
+from forage.evaluation.report.labels import ARM_NAMES, ARM_NOTES, hops_text
 from forage.evaluation.summary import EvaluationSummary, SliceSummary
 from forage.types import Episode
 from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart

@@ -1,6 +1,6 @@
 """Finished evaluations made of numbers."""
 
-from forage.evaluation.protocol import Protocol
+from forage.evaluation.fingerprint import Protocol
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.scores import QuestionScore
 from forage.evaluation.summary import summarise

@@ -11,7 +11,8 @@ from forage.commands.cli import main
 from forage.commands.compare_command import run_comparison
 from forage.errors import UserError
 from forage.evaluation.comparison import Comparison, compare
-from forage.evaluation.comparison_tables import (
+from forage.evaluation.intervals import paired_difference
+from forage.evaluation.report.comparison_tables import (
     compared_arm_name,
     comparison_table,
     left_out_text,
@@ -19,9 +20,8 @@ from forage.evaluation.comparison_tables import (
     settings_table,
     write_comparison_markdown,
 )
-from forage.evaluation.figure_table import to_rich
+from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.result import EvaluationResult, write_result
-from forage.evaluation.statistics import paired_difference
 from forage.viewer.comparison_page import render_comparison_page
 from tests.evaluation.results import PROTOCOL, make_result, make_score
 

@@ -6,9 +6,9 @@ from statistics import fmean
 import pytest
 
 from forage.data.published.benchmarks import TEST_SETS
-from forage.evaluation.markdown import render_markdown
 from forage.evaluation.published import literature, protocol_rows, shared_sources
-from forage.evaluation.published_tables import protocol_table, published_table
+from forage.evaluation.report.markdown import render_markdown
+from forage.evaluation.report.published_tables import protocol_table, published_table
 from tests.evaluation.results import PROTOCOL, make_result, make_score
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from forage.evaluation.figure_table import to_rich
+from forage.evaluation.intervals import bootstrap_interval
+from forage.evaluation.report.figure_table import to_rich
+from forage.evaluation.report.tables import before_after_table, sources_table, summary_tables
 from forage.evaluation.scores import QuestionScore, gold_recall, ks_of, scores_of
-from forage.evaluation.statistics import bootstrap_interval
 from forage.evaluation.summary import EvaluationSummary, em_gain, source_metrics, summarise
-from forage.evaluation.tables import before_after_table, sources_table, summary_tables
 from forage.types import (
     ActionKind,
     Episode,

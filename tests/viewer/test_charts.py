@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from forage.evaluation.statistics import Interval
+from forage.evaluation.intervals import Interval
 from forage.viewer.axes import number_text
 from forage.viewer.charts import (
     Chart,

@@ -5,10 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from forage.evaluation.comparison import ComparedArm, ComparedFigure, ComparedSlice, Comparison
-from forage.evaluation.facts import how_played
-from forage.evaluation.figure_table import Cell, FigureTable, Row, escaped, figure_text, to_markdown
-from forage.evaluation.names import arm_name, hops_text, source_name
-from forage.evaluation.statistics import Interval
+from forage.evaluation.intervals import Interval
+from forage.evaluation.report.facts import how_played
+from forage.evaluation.report.figure_table import (
+    Cell,
+    FigureTable,
+    Row,
+    escaped,
+    figure_text,
+    to_markdown,
+)
+from forage.evaluation.report.labels import arm_name, hops_text, source_name
 
 P_VALUES_NOTE = (
     "Paired by question; in brackets: 95 % bootstrap intervals. p: how often chance alone would "

@@ -7,8 +7,8 @@ import pytest
 from forage.config.evaluation_config import Method
 from forage.config.reward_config import RewardConfig
 from forage.errors import UserError
-from forage.evaluation.baselines.methods import BaselinePlayer, make_player
-from forage.evaluation.baselines.rejection_sampling import RejectionSampler
+from forage.evaluation.methods.methods import BaselinePlayer, make_player
+from forage.evaluation.methods.rejection_sampling import RejectionSampler
 from forage.rewards.scoring import score_episode
 from forage.rollout.play.player import Player
 from forage.rollout.play.scheduler import Job
@@ -21,7 +21,7 @@ from forage.types import (
     SearchReply,
     Status,
 )
-from tests.evaluation.baselines.playing import QUESTION, ROME, config_of, found, play
+from tests.evaluation.methods.playing import QUESTION, ROME, config_of, found, play
 from tests.fakes import Fault, ScriptedSearch, reply_with, tiny_tokenizer
 
 SEARCHING = ("rag", "ircot", "search_o1")

@@ -6,7 +6,7 @@ from forage.config.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.types import ActionKind, Origin, Question, Status
 from tests.environment.tiny_tokenizers import make_tokenizer
-from tests.evaluation.baselines.playing import ASKED, END, expected, play
+from tests.evaluation.methods.playing import ASKED, END, expected, play
 
 
 @pytest.mark.parametrize(

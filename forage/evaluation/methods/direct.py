@@ -7,7 +7,7 @@ What differs from there: the wording of the prompt.
 from __future__ import annotations
 
 from forage.environment.prompt import asked
-from forage.evaluation.baselines.asking import Asking, read_template
+from forage.evaluation.methods.asking import Asking, read_template
 from forage.types import Status
 
 TEMPLATE = read_template("direct")

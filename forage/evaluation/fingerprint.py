@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from forage.config.run_config import RunConfig
 from forage.environment.template import PromptTemplate
-from forage.evaluation.baselines.methods import PROMPTS
-from forage.evaluation.baselines.rejection_sampling import num_candidates
+from forage.evaluation.methods.methods import PROMPTS
+from forage.evaluation.methods.rejection_sampling import num_candidates
 from forage.retrieval.client.exchange import Served
 
 # What only some arms depend on. (The seed is also that of noise, which the temperature gives away.)

@@ -52,7 +52,7 @@ _BARE = Frame((), (), ())
 
 def read_template(name: str) -> str:
     """A prompt of the baselines, by name."""
-    folder = resources.files("forage.evaluation.baselines") / "prompts"
+    folder = resources.files("forage.evaluation.methods") / "prompts"
     return (folder / f"{name}.txt").read_text(encoding="utf-8")
 
 

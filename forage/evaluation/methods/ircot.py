@@ -17,7 +17,7 @@ import re
 
 from forage.environment.observation import Observation
 from forage.environment.prompt import asked
-from forage.evaluation.baselines.asking import Asking, Found, Written, read_template
+from forage.evaluation.methods.asking import Asking, Found, Written, read_template
 from forage.types import ActionKind, Hit, Status, Turn
 
 CHAIN_TEMPLATE = read_template("ircot")

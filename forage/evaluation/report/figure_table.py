@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forage.evaluation.statistics import Interval
+from forage.evaluation.intervals import Interval
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

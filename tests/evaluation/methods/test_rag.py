@@ -5,7 +5,7 @@ import pytest
 from forage.environment.codec import Codec
 from forage.types import ActionKind, Origin, Passage, SearchReply, Status
 from tests.environment.tiny_tokenizers import make_tokenizer
-from tests.evaluation.baselines.playing import (
+from tests.evaluation.methods.playing import (
     ASKED,
     ITALY,
     QUESTION,

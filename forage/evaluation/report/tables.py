@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from forage.evaluation.figure_table import Cell, FigureTable, Row, figure_text, interval_cell
-from forage.evaluation.names import arm_name, hops_text, source_name
+from forage.evaluation.report.figure_table import Cell, FigureTable, Row, figure_text, interval_cell
+from forage.evaluation.report.labels import arm_name, hops_text, source_name
 from forage.evaluation.summary import EvaluationSummary, MacroAverage, SliceSummary
 
 INTERVALS_NOTE = "In brackets: 95 % bootstrap intervals over questions."

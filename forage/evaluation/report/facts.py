@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forage.evaluation.names import arm_name
-from forage.evaluation.protocol import Protocol, answers_text
+from forage.evaluation.fingerprint import Protocol, answers_text
+from forage.evaluation.report.labels import arm_name
 from forage.evaluation.result import EvaluationResult
 
 

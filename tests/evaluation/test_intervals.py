@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.evaluation.statistics import (
+from forage.evaluation.intervals import (
     Interval,
     _resampled_means,
     bootstrap,
@@ -82,7 +82,7 @@ def test_many_values_are_resampled_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     """Resampling 50,000 questions 1,000 times at once would take 400 MB of indices."""
     sample = np.arange(200, dtype=np.float64).reshape(100, 2)
     whole = _resampled_means(sample, 50, 0)
-    monkeypatch.setattr("forage.evaluation.statistics._MAX_INDICES", 700)
+    monkeypatch.setattr("forage.evaluation.intervals._MAX_INDICES", 700)
     pieces = _resampled_means(sample, 50, 0)
     assert pieces.shape == (50, 2)
     np.testing.assert_array_equal(pieces, whole)

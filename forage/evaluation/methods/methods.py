@@ -19,9 +19,9 @@ from forage.environment.codec import Codec
 from forage.environment.filling import fill
 from forage.environment.prompt import asked, check_length
 from forage.errors import UserError
-from forage.evaluation.baselines import chain_of_thought, direct, ircot, rag, search_o1
-from forage.evaluation.baselines.asking import Asking, Setting
-from forage.evaluation.baselines.rejection_sampling import RejectionSampler, num_candidates
+from forage.evaluation.methods import chain_of_thought, direct, ircot, rag, search_o1
+from forage.evaluation.methods.asking import Asking, Setting
+from forage.evaluation.methods.rejection_sampling import RejectionSampler, num_candidates
 from forage.rollout.play.player import Player
 from forage.rollout.play.scheduler import Job
 from forage.types import (

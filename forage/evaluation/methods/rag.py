@@ -9,7 +9,7 @@ was not trained for it. The search is the method's: the policy sampled nothing t
 from __future__ import annotations
 
 from forage.environment.prompt import asked
-from forage.evaluation.baselines.asking import Asking, read_template
+from forage.evaluation.methods.asking import Asking, read_template
 from forage.types import Status
 
 TEMPLATE = read_template("rag")

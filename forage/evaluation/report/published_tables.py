@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from forage.evaluation.figure_table import Cell, FigureTable, Row, figure_text, interval_cell
-from forage.evaluation.names import source_name
 from forage.evaluation.published import literature, protocol_rows, shared_sources
+from forage.evaluation.report.figure_table import Cell, FigureTable, Row, figure_text, interval_cell
+from forage.evaluation.report.labels import source_name
 from forage.evaluation.result import EvaluationResult
 
 

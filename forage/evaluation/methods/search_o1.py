@@ -20,7 +20,7 @@ from forage.environment.observation import (
     note_observation,
 )
 from forage.environment.prompt import asked
-from forage.evaluation.baselines.asking import Asking, Found, read_template
+from forage.evaluation.methods.asking import Asking, Found, read_template
 from forage.types import ActionKind, FinishReason, Status, Turn
 
 TEMPLATE = read_template("search_o1")

@@ -7,8 +7,8 @@ import pytest
 from forage.config.evaluation_config import Method
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
-from forage.evaluation.baselines.methods import PROMPTS
-from forage.evaluation.protocol import Protocol, answers_text, differences, fingerprint_of
+from forage.evaluation.fingerprint import Protocol, answers_text, differences, fingerprint_of
+from forage.evaluation.methods.methods import PROMPTS
 from forage.retrieval.client.exchange import Served
 
 WEIGHTS = {"the weights": "abc", "the tokenizer": "t"}

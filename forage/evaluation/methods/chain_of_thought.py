@@ -9,7 +9,7 @@ prompt has to pick it out. One context, no search.
 from __future__ import annotations
 
 from forage.environment.prompt import asked
-from forage.evaluation.baselines.asking import Asking, read_template
+from forage.evaluation.methods.asking import Asking, read_template
 from forage.types import Status
 
 TEMPLATE = read_template("chain_of_thought")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from forage.evaluation.baselines.ircot import first_sentence
+from forage.evaluation.methods.ircot import first_sentence
 from forage.types import ActionKind, Passage, Status
-from tests.evaluation.baselines.playing import (
+from tests.evaluation.methods.playing import (
     ASKED,
     END,
     ITALY,

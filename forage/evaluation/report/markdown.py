@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forage.evaluation.facts import facts, how_played
-from forage.evaluation.figure_table import escaped, to_markdown
-from forage.evaluation.names import ARM_NOTES, arm_name
-from forage.evaluation.published_tables import protocol_table, published_table
+from forage.evaluation.report.facts import facts, how_played
+from forage.evaluation.report.figure_table import escaped, to_markdown
+from forage.evaluation.report.labels import ARM_NOTES, arm_name
+from forage.evaluation.report.published_tables import protocol_table, published_table
+from forage.evaluation.report.tables import summary_tables
 from forage.evaluation.result import EvaluationResult
-from forage.evaluation.tables import summary_tables
 
 
 def write_markdown(path: Path, result: EvaluationResult) -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from forage.errors import UserError
-from forage.evaluation.baselines.methods import make_player
+from forage.evaluation.methods.methods import make_player
 from forage.types import ActionKind, Origin, Passage, SearchReply, Status
-from tests.evaluation.baselines.playing import (
+from tests.evaluation.methods.playing import (
     ASKED,
     ITALY,
     ROME,
