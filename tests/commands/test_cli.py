@@ -179,7 +179,8 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 def test_output_that_nobody_reads_any_more_ends_as_a_unix_tool_does() -> None:
     code = (
         "import sys, forage.commands.cli, forage.commands.doctor_command\n"
-        "forage.commands.doctor_command.run_doctor = lambda: bool(sys.stdout.write('x' * 100_000))\n"
+        "write = sys.stdout.write\n"
+        "forage.commands.doctor_command.run_doctor = lambda: bool(write('x' * 100_000))\n"
         "sys.exit(forage.commands.cli.main(['doctor']))\n"
     )
     read_end, write_end = os.pipe()

@@ -144,7 +144,8 @@ def test_an_unknown_backend_is_named(corpus: Path, tmp_path: Path):
 def test_searching_loads_neither_the_builder_nor_a_web_framework(index_dir: Path):
     """A server's start would otherwise pay a second for bm25s and its compiler."""
     program = (
-        "import sys; from pathlib import Path; from forage.retrieval.index.index import open_index; "
+        "import sys; from pathlib import Path; "
+        "from forage.retrieval.index.index import open_index; "
         f"open_index(Path({str(index_dir)!r})).search(['engine'], 3); "
         "heavy = {'bm25s', 'numba', 'torch', 'fastapi', 'aiohttp'}; "
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
@@ -162,7 +163,8 @@ def test_a_build_that_is_killed_leaves_no_index_and_the_next_clears_up(
     os.mkfifo(fifo)
     out = tmp_path / "index"
     program = (
-        "import sys; from pathlib import Path; from forage.retrieval.index.index import build_index; "
+        "import sys; from pathlib import Path; "
+        "from forage.retrieval.index.index import build_index; "
         "build_index(Path(sys.argv[1]), Path(sys.argv[2]), show_progress=False)"
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(fifo), str(out)])

@@ -22,7 +22,8 @@ SERVE = (
     sys.executable,
     "-c",
     "import logging, sys; logging.basicConfig(level=logging.INFO); "
-    "from forage.retrieval.sources.compose import ServeSettings; from forage.errors import UserError; "
+    "from forage.retrieval.sources.compose import ServeSettings; "
+    "from forage.errors import UserError; "
     "from forage.retrieval.serve.server import serve\n"
     "settings = ServeSettings(sources=(sys.argv[1],), host=sys.argv[3], port=int(sys.argv[5]))\n"
     "try: serve(settings)\n"
