@@ -43,9 +43,9 @@ from forage.training.credit import Credit
 from forage.training.model import load_policy, load_tokenizer
 from forage.training.trainer import build_trainer
 from forage.types import Group, Question
-from forage.watch.collapse_guard import Collapsed, GoBack, Guard
+from forage.watch.collapse_guard import Collapsed, CollapseGuard, GoBack
 from forage.watch.episode_metrics import episode_metrics
-from forage.watch.phase_clock import Clock
+from forage.watch.phase_clock import PhaseClock
 from forage.watch.vitals import vitals
 
 LOG = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class _Run:
         self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
         self.num_steps_done = 0
         self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
-        self.guard = Guard(config)
+        self.guard = CollapseGuard(config)
         self.records = RunRecords(config.output_dir, self.player.codec.identity())
         self.searches_logged = SearchCounts()
         self.stop = StopSignal()
@@ -128,7 +128,7 @@ class _Run:
             with progress_bar("training", config.trainer.num_steps) as bar:
                 bar.progress.update(bar.task, completed=start)
                 for step in range(start, config.trainer.num_steps):
-                    clock = Clock()
+                    clock = PhaseClock()
                     rollout = await self.stop.or_stop(source.groups_of(step))
                     clock.lap("rollout")
                     metrics = await self._learn_from(step, rollout.chosen)
@@ -204,7 +204,7 @@ class _Run:
         step: int,
         rollout: Refilled,
         metrics: dict[str, float],
-        clock: Clock,
+        clock: PhaseClock,
         bar: Bar,
     ) -> None:
         config = self.config

@@ -379,7 +379,7 @@ class Generate(Protocol):
         ...
 
 
-class Search(Protocol):
+class Retriever(Protocol):
     """What the environment needs of a retriever. Failures are replies, never exceptions."""
 
     async def search(self, query: str) -> SearchReply: ...

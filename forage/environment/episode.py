@@ -36,8 +36,8 @@ from forage.types import (
     Generate,
     Hit,
     Question,
+    Retriever,
     Sampling,
-    Search,
     SearchReply,
     Status,
     Turn,
@@ -73,7 +73,7 @@ class Environment:
         prompt_ids: Sequence[int],
         setting: EpisodeSetting,
         engine: Generate,
-        search: Search,
+        search: Retriever,
     ) -> Episode:
         """Play ``question`` once. Failures of the engine or of searches end up in the status."""
         player = _Player(self, question, Transcript(prompt_ids), setting, engine, search)
@@ -93,7 +93,7 @@ class _Player:
         transcript: Transcript,
         setting: EpisodeSetting,
         engine: Generate,
-        search: Search,
+        search: Retriever,
     ) -> None:
         self._config = environment.config
         self._codec = environment.codec

@@ -1,8 +1,8 @@
 """The conditions of an evaluation: what a question's searches are answered with.
 
-Each arm is a ``Search`` that stands in for the retriever, built for one question; the environment
-and the policy do not know which arm they are in. An arm changes what is returned, never the
-prompt. Nothing here plays or scores.
+Each arm is a ``Retriever`` that stands in for the retriever, built for one question; the
+environment and the policy do not know which arm they are in. An arm changes what is returned, never
+the prompt. Nothing here plays or scores.
 
 ======================  =======================================================================
 ``normal``              what the retriever finds
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from forage.errors import UserError
-from forage.types import Hit, Passage, Question, Search, SearchReply
+from forage.types import Hit, Passage, Question, Retriever, SearchReply
 
 Arm = Literal["normal", "closed_book", "empty", "gold", "random", "other_retriever"]
 
@@ -86,13 +86,13 @@ class RandomSearch:
 class Searches:
     """What the arms are made of: the retriever, another one, and the corpus of ``data.index``."""
 
-    normal: Search
-    other: Search | None
+    normal: Retriever
+    other: Retriever | None
     passages: Passages | None
     topk: int
     seed: int
 
-    def of(self, arm: Arm, question: Question) -> Search:
+    def of(self, arm: Arm, question: Question) -> Retriever:
         """The search that ``question`` meets under ``arm``; raises ``UserError``."""
         match arm:
             case "normal":

@@ -40,7 +40,7 @@ from forage.retrieval.index.index import open_corpus
 from forage.retrieval.index.manifest import read_manifest
 from forage.rewards.scorer import Scorer
 from forage.rollout.play.scheduler import Job
-from forage.types import Episode, Generate, Question, Score, Search
+from forage.types import Episode, Generate, Question, Retriever, Score
 
 LOG = logging.getLogger(__name__)
 
@@ -54,10 +54,10 @@ class Evaluator:
     config: RunConfig
     player: Plays
     engine: Generate
-    search: Search
+    search: Retriever
     passages: Passages | None
     score: Score
-    other_search: Search | None = None
+    other_search: Retriever | None = None
 
     @property
     def searches(self) -> Searches:

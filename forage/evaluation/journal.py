@@ -20,7 +20,7 @@ from typing import BinaryIO, Self
 from forage.episode_json import EpisodeRecord, record_to_json
 from forage.errors import UserError
 from forage.evaluation.fingerprint import differences
-from forage.evaluation.scores import QuestionScore, Score
+from forage.evaluation.scores import EpisodeScore, QuestionScore
 from forage.records import json_line, open_for_lines, read_episodes
 from forage.rollout.play.scheduler import Job
 from forage.types import Episode, Question, TokenizerId
@@ -49,7 +49,7 @@ class Journal:
         into new lines.
         """
         self._path, self._step, self._tokenizer = path, step, tokenizer
-        self._scores: dict[tuple[str, str, int], Score] = {}
+        self._scores: dict[tuple[str, str, int], EpisodeScore] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open_alone(path)
@@ -84,7 +84,7 @@ class Journal:
         record = EpisodeRecord(self._step, arm, episode, self._tokenizer)
         self._file.write(json_line(record_to_json(record)))
         self._file.flush()
-        self._scores[arm, episode.question.id, episode.member] = Score.of(episode)
+        self._scores[arm, episode.question.id, episode.member] = EpisodeScore.of(episode)
 
     def scores(
         self, arm: str, questions: Iterable[Question], num_samples: int
@@ -149,7 +149,7 @@ class Journal:
                     f"the question {question.id} has changed since {self._path} was written: "
                     "choose another --out, or begin again with --fresh"
                 )
-            score = Score.of(episode)
+            score = EpisodeScore.of(episode)
             key = (arm, question.id, episode.member)
             if retries_failed and score.failures:
                 self._scores.pop(key, None)

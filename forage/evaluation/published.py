@@ -36,7 +36,7 @@ class PublishedResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ResultOrigin:
     """Where figures were read."""
 
     title: str
@@ -62,7 +62,7 @@ class Literature:
 
     names: dict[str, str]
     protocol: SharedProtocol
-    origins: dict[str, Origin]
+    origins: dict[str, ResultOrigin]
     results: tuple[PublishedResult, ...]
 
 
@@ -85,7 +85,7 @@ def literature() -> Literature:
     return Literature(
         names=names,
         protocol=SharedProtocol(**tree["protocol"]),
-        origins={key: Origin(**row) for key, row in tree["origins"].items()},
+        origins={key: ResultOrigin(**row) for key, row in tree["origins"].items()},
         results=tuple(
             PublishedResult(
                 model=row["model"],

@@ -1,8 +1,8 @@
 """What an episode adds to the figures, and what a question's episodes come to.
 
-A scored episode is tens of kilobytes and its ``Score`` a hundred bytes: an evaluation keeps the
-latter and leaves the former on the disk. Summaries, comparisons and the file of figures are made of
-``QuestionScore``. Nothing here resamples, plays or reads files.
+A scored episode is tens of kilobytes and its ``EpisodeScore`` a hundred bytes: an evaluation keeps
+the latter and leaves the former on the disk. Summaries, comparisons and the file of figures are
+made of ``QuestionScore``. Nothing here resamples, plays or reads files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forage.types import Episode, Question, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class EpisodeScore:
     """One episode. ``failures`` are the kinds of its failed searches, and a failed engine's."""
 
     em: float
@@ -31,7 +31,7 @@ class Score:
     failures: tuple[str, ...]
 
     @classmethod
-    def of(cls, episode: Episode) -> Score:
+    def of(cls, episode: Episode) -> EpisodeScore:
         return cls(
             em=part_of(episode, "em"),
             cover_em=part_of(episode, "cover_em"),
@@ -69,7 +69,7 @@ class QuestionScore:
     failures: tuple[str, ...]
 
     @classmethod
-    def of(cls, question: Question, samples_K: Sequence[Score]) -> QuestionScore:
+    def of(cls, question: Question, samples_K: Sequence[EpisodeScore]) -> QuestionScore:
         ems_K = [score.em for score in samples_K]
         recalls = [score.gold_recall for score in samples_K if score.gold_recall is not None]
         return cls(
@@ -92,11 +92,11 @@ class QuestionScore:
 
 def scores_of(episodes: Iterable[Episode]) -> list[QuestionScore]:
     """Episodes gathered by question, in the order that questions first appear."""
-    samples: dict[str, list[Score]] = {}
+    samples: dict[str, list[EpisodeScore]] = {}
     questions: dict[str, Question] = {}
     for episode in episodes:
         question = questions.setdefault(episode.question.id, episode.question)
-        samples.setdefault(question.id, []).append(Score.of(episode))
+        samples.setdefault(question.id, []).append(EpisodeScore.of(episode))
     return [QuestionScore.of(question, samples[name]) for name, question in questions.items()]
 
 

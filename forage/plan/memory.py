@@ -56,7 +56,7 @@ class _Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """Memory of one kind on one device, and in which phases of a step it is held."""
 
     name: str
@@ -70,7 +70,7 @@ class Part:
 class Memory:
     """The parts on one device, and what ``placement.offload`` moves to a node's host memory."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     host_bytes_per_node: int
 
     @property
@@ -107,16 +107,18 @@ def bytes_of(config: RunConfig) -> int:
     return 4 if config.model.dtype == "float32" else 2
 
 
-def _trainer_states(config: RunConfig, model: ModelSize, critic: ModelSize | None) -> list[Part]:
+def _trainer_states(
+    config: RunConfig, model: ModelSize, critic: ModelSize | None
+) -> list[MemoryPart]:
     """What the trainer keeps from step to step; with offload it is elsewhere while sampling."""
     size, gpus = bytes_of(config), config.placement.num_gpus
     stays = not config.placement.offload
     shard = f" / {gpus} GPUs" if gpus > 1 else ""
 
-    def state(name: str, numbers: _Numbers, moments: int = 1) -> Part:
+    def state(name: str, numbers: _Numbers, moments: int = 1) -> MemoryPart:
         num_bytes = ceil(moments * numbers.count * numbers.size / gpus)
         times = f"{moments} moments x " if moments > 1 else ""
-        return Part(name, num_bytes, times + numbers.text + shard, stays, True)
+        return MemoryPart(name, num_bytes, times + numbers.text + shard, stays, True)
 
     lora, algorithm = config.model.lora, config.algorithm
     whole, learnt = _Numbers(model.num_parameters, size), _learnt(config, model)
@@ -152,7 +154,7 @@ def _learnt(config: RunConfig, model: ModelSize) -> _Numbers:
     return _Numbers(lora.rank * sum(widths), _ADAPTER_BYTES)
 
 
-def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> list[Part]:
+def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> list[MemoryPart]:
     size, gpus = bytes_of(config), config.placement.num_gpus
     num_sets = 1 + num_at_once
     learnt = _learnt(config, model)
@@ -164,37 +166,37 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
     many = f", {num_at_once} at a time" if num_at_once > 1 else ""
     logits = _LOGIT_COPIES * LOGITS_PER_CHUNK * 4 * num_at_once
     parts = [
-        Part(
+        MemoryPart(
             "gradients",
             ceil(num_sets * learnt.count * learnt.size / gpus),
             count + shard,
             False,
             True,
         ),
-        Part(
+        MemoryPart(
             "activations",
             kept * num_at_once,
             f"micro-batch of {tokens:,} tokens: {how}{many}",
             False,
             True,
         ),
-        Part(
+        MemoryPart(
             "logits", logits, f"{_LOGIT_COPIES} chunks of {LOGITS_PER_CHUNK:,} x 4 B", False, True
         ),
     ]
     if gpus > 1:
         numbers = max(model.num_embedding_parameters, _layer_parameters(model))
         text = f"largest part, whole: {_millions(numbers)} x {size} B"
-        parts.append(Part("gathered weights", numbers * size, text, False, True))
+        parts.append(MemoryPart("gathered weights", numbers * size, text, False, True))
     return parts
 
 
-def _engine_parts(config: RunConfig, model: ModelSize) -> list[Part]:
+def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     placement = config.placement
     if not placement.has_server:
         num_bytes, tokens = torch_cache_bytes(config, model), cache_tokens(config)
         text = f"{tokens:,} tokens x {model.kv_numbers_per_token:,} x {bytes_of(config)} B"
-        return [Part("KV cache", num_bytes, text, True, True)]
+        return [MemoryPart("KV cache", num_bytes, text, True, True)]
     # A server that shares its GPUs with an offloaded trainer gives its memory back meanwhile.
     stays = not placement.offload
     tensor_parallel, gpus = placement.tensor_parallel, placement.num_gpus
@@ -202,7 +204,7 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[Part]:
     tokens = config.rollout.max_concurrent_episodes * config.environment.max_tokens
     cache = ceil(tokens * model.kv_numbers_per_token * SERVER_BYTES / gpus)
     return [
-        Part(
+        MemoryPart(
             f"engine: weights ({placement.engine})",
             weights,
             f"{_millions(model.num_parameters)} x {SERVER_BYTES} B / {tensor_parallel} "
@@ -210,7 +212,7 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[Part]:
             True,
             stays,
         ),
-        Part(
+        MemoryPart(
             "engine: KV cache",
             cache,
             f"at most {tokens:,} tokens x {model.kv_numbers_per_token:,} x {SERVER_BYTES} B / "

@@ -39,7 +39,7 @@ class GoBack(Exception):
         self.checkpoint = checkpoint
 
 
-class Guard:
+class CollapseGuard:
     """The sentinel of a run and its orders."""
 
     def __init__(self, config: RunConfig) -> None:

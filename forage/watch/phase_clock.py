@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Clock:
+class PhaseClock:
     """Seconds by phase of one step."""
 
     def __init__(self) -> None:

@@ -34,8 +34,8 @@ from forage.types import (
     Generate,
     Origin,
     Passage,
+    Retriever,
     Sampling,
-    Search,
     SearchReply,
     Status,
 )
@@ -64,7 +64,7 @@ def make_player(name: Name, protocol: Literal["tags", "tools"], **budgets: int) 
     return Player(environment, RolloutConfig(), family_tokenizer(name), seed=5)
 
 
-async def play(player: Player, engine: Generate, search: Search | None = None) -> Episode:
+async def play(player: Player, engine: Generate, search: Retriever | None = None) -> Episode:
     job = Job(make_question(), 0, "0/q1/0")
     return await player.play(job, engine, search or ScriptedSearch(reply_with(ROME, TIBER)))
 

@@ -4,7 +4,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.evaluation.arms import Arm, RandomSearch, Searches
-from forage.types import Hit, Passage, Question, Search, SearchReply
+from forage.types import Hit, Passage, Question, Retriever, SearchReply
 
 QUESTION = Question("q7", "Where?", ("Oslo",), "world", gold_passage_ids=("p3", "p1"))
 
@@ -33,7 +33,9 @@ def ids(reply: SearchReply) -> list[str]:
     return [hit.passage.id for hit in reply.hits_K]
 
 
-def searches(corpus: Corpus | None = None, topk: int = 3, other: Search | None = None) -> Searches:
+def searches(
+    corpus: Corpus | None = None, topk: int = 3, other: Retriever | None = None
+) -> Searches:
     return Searches(Base(), other, corpus or Corpus(9), topk, 0)
 
 

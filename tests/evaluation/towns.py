@@ -12,7 +12,15 @@ from forage.evaluation.result import EvaluationResult
 from forage.retrieval.index.index import build_index, open_corpus
 from forage.rewards.scorer import Scorer
 from forage.rollout.play.player import Player
-from forage.types import Completion, FinishReason, Passage, Question, Sampling, Search, SearchReply
+from forage.types import (
+    Completion,
+    FinishReason,
+    Passage,
+    Question,
+    Retriever,
+    Sampling,
+    SearchReply,
+)
 from tests.fakes import reply_with, tiny_codec, tiny_tokenizer
 
 PASSAGES = [Passage(f"p{index}", f"Town {index}", f"Town {index} is old.") for index in range(8)]
@@ -103,7 +111,10 @@ def config_of(
 
 
 def evaluator(
-    config: RunConfig, engine: Reader, search: Search | None = None, other: Search | None = None
+    config: RunConfig,
+    engine: Reader,
+    search: Retriever | None = None,
+    other: Retriever | None = None,
 ) -> Evaluator:
     player = Player(config.environment, config.rollout, tiny_tokenizer(), seed=0)
     passages: CorpusStore | None = None
@@ -118,7 +129,7 @@ async def evaluate_towns(
     out: Path,
     engine: Reader | None = None,
     questions: Sequence[Question] = QUESTIONS,
-    search: Search | None = None,
+    search: Retriever | None = None,
     weights: str = "first",
     is_fresh: bool = False,
     retries_failed: bool = False,

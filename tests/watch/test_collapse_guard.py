@@ -12,7 +12,7 @@ from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.records import RunRecords, read_metrics
 from forage.training.checkpoint import checkpoints
-from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed, GoBack, Guard
+from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed, CollapseGuard, GoBack
 
 SIGN = "health/repetition"
 
@@ -35,7 +35,7 @@ def make_checkpoints(out: Path, *steps: int) -> None:
         (out / "checkpoints" / f"step_{step:06d}").mkdir(parents=True, exist_ok=True)
 
 
-def play(guard: Guard, records: RunRecords, values: list[float], start: int = 0) -> None:
+def play(guard: CollapseGuard, records: RunRecords, values: list[float], start: int = 0) -> None:
     """Steps with these values, as the loop takes them; raises what the guard raises."""
     for step, value in enumerate(values, start=start):
         alarms, watched = guard.see(step, {SIGN: value})
@@ -54,7 +54,7 @@ def test_a_warning_says_what_is_wrong_and_the_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     with RunRecords(tmp_path) as records:
-        play(Guard(make_config(tmp_path, "warn")), records, COLLAPSE)
+        play(CollapseGuard(make_config(tmp_path, "warn")), records, COLLAPSE)
     (said,) = (record.message for record in caplog.records if "collapse" in record.message)
     assert "health/repetition is 0.9 at step 7" in said
     assert not (tmp_path / ROLLBACKS_FILE).exists()
@@ -62,7 +62,7 @@ def test_a_warning_says_what_is_wrong_and_the_run_goes_on(
 
 def test_switched_off_it_sees_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with RunRecords(tmp_path) as records:
-        play(Guard(make_config(tmp_path, "off")), records, COLLAPSE)
+        play(CollapseGuard(make_config(tmp_path, "off")), records, COLLAPSE)
     assert "collapse" not in caplog.text
     assert all(set(row) == {"step", SIGN} for row in read_metrics(tmp_path))
 
@@ -70,7 +70,7 @@ def test_switched_off_it_sees_nothing(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_stop_names_the_newest_checkpoint_from_before_and_leaves_all(tmp_path: Path):
     make_checkpoints(tmp_path, 0, 2, 4, 6)
     with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="step_000002 is from bef"):
-        play(Guard(make_config(tmp_path, "stop")), records, COLLAPSE)
+        play(CollapseGuard(make_config(tmp_path, "stop")), records, COLLAPSE)
     assert list(checkpoints(tmp_path)) == [0, 2, 4, 6]
     assert issubclass(Collapsed, UserError)
 
@@ -78,7 +78,7 @@ def test_a_stop_names_the_newest_checkpoint_from_before_and_leaves_all(tmp_path:
 def test_a_stop_says_so_where_no_checkpoint_is_from_before(tmp_path: Path):
     make_checkpoints(tmp_path, 4, 6)
     with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="No checkpoint left is"):
-        play(Guard(make_config(tmp_path, "stop")), records, COLLAPSE)
+        play(CollapseGuard(make_config(tmp_path, "stop")), records, COLLAPSE)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_going_back_drops_what_the_trouble_may_have_touched(
     whole window lies between.
     """
     make_checkpoints(tmp_path, *range(7))
-    guard = Guard(make_config(tmp_path, "roll_back", staleness, window=window))
+    guard = CollapseGuard(make_config(tmp_path, "roll_back", staleness, window=window))
     with RunRecords(tmp_path) as records, pytest.raises(GoBack) as back:
         play(guard, records, COLLAPSE)
     assert back.value.checkpoint.name == f"step_{to_step:06d}"
@@ -110,14 +110,14 @@ def test_each_rollback_makes_the_step_smaller_also_for_a_resumed_run(tmp_path: P
     config = make_config(tmp_path, "roll_back", rate_factor=0.1)
     make_checkpoints(tmp_path, 0, 2, 4)
     for num_rollbacks in (1, 2):
-        guard = Guard(config)
+        guard = CollapseGuard(config)
         with RunRecords(tmp_path) as records:
             records.truncate_to({})
             with pytest.raises(GoBack):
                 play(guard, records, COLLAPSE)
         assert guard.rate_factor == pytest.approx(0.1**num_rollbacks)
-        assert Guard(config).rate_factor == guard.rate_factor
-    assert Guard(make_config(tmp_path, "roll_back", rate_factor=0.5)).rate_factor == 0.25
+        assert CollapseGuard(config).rate_factor == guard.rate_factor
+    assert CollapseGuard(make_config(tmp_path, "roll_back", rate_factor=0.5)).rate_factor == 0.25
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -125,7 +125,7 @@ def test_after_too_many_rollbacks_the_run_ends_with_a_word_on_the_reward(tmp_pat
     make_checkpoints(tmp_path, 0)
     for number in range(most + 1):
         expected = GoBack if number < most else Collapsed
-        guard = Guard(make_config(tmp_path, "roll_back", max_rollbacks=most))
+        guard = CollapseGuard(make_config(tmp_path, "roll_back", max_rollbacks=most))
         with RunRecords(tmp_path) as records:
             records.truncate_to({})
             with pytest.raises(expected, match=rf"again after {most} roll|step_0"):
@@ -136,7 +136,7 @@ def test_after_too_many_rollbacks_the_run_ends_with_a_word_on_the_reward(tmp_pat
 def test_without_a_checkpoint_from_before_the_run_ends_and_loses_none(tmp_path: Path):
     make_checkpoints(tmp_path, 4, 6)
     with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="keep_checkpoints"):
-        play(Guard(make_config(tmp_path, "roll_back")), records, COLLAPSE)
+        play(CollapseGuard(make_config(tmp_path, "roll_back")), records, COLLAPSE)
     assert list(checkpoints(tmp_path)) == [4, 6]
     assert not (tmp_path / ROLLBACKS_FILE).exists()
 
@@ -144,8 +144,8 @@ def test_without_a_checkpoint_from_before_the_run_ends_and_loses_none(tmp_path: 
 def test_a_guard_that_remembers_alarms_in_the_step_in_which_the_other_would(tmp_path: Path):
     """Killed after step 6, the first one beyond the limit."""
     with RunRecords(tmp_path) as records:
-        play(Guard(make_config(tmp_path, "stop")), records, COLLAPSE[:7])
-    resumed = Guard(make_config(tmp_path, "stop"))
+        play(CollapseGuard(make_config(tmp_path, "stop")), records, COLLAPSE[:7])
+    resumed = CollapseGuard(make_config(tmp_path, "stop"))
     resumed.remember(read_metrics(tmp_path))
     with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="since step 6"):
         play(resumed, records, COLLAPSE[7:], start=7)
@@ -164,7 +164,7 @@ def test_a_gradient_that_is_no_number_is_an_alarm_at_once(
     tmp_path: Path, action: str, expected: type[Exception]
 ):
     make_checkpoints(tmp_path, 0, 2)
-    guard = Guard(make_config(tmp_path, action))
+    guard = CollapseGuard(make_config(tmp_path, action))
     with pytest.raises(expected, match="nan|step_000002"), guard.against_divergence(6):
         raise FloatingPointError("the gradient's norm is nan")
     assert list(checkpoints(tmp_path)) == [0, 2]

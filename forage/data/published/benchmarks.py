@@ -18,7 +18,7 @@ TEST_SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BenchmarkPart:
     """One split of a set as the hub has it, and its published number of questions by source."""
 
     hub_id: str
@@ -28,23 +28,25 @@ class Part:
 
 
 # Where a set's test answers are hidden, the field tests on its dev split.
-_PARTS: dict[tuple[str, str], Part] = {
-    ("nq", "train"): Part(FLASHRAG, "nq", "train", {"nq": 79_168}),
-    ("hotpotqa", "train"): Part(FLASHRAG, "hotpotqa", "train", {"hotpotqa": 90_447}),
-    ("triviaqa", "train"): Part(FLASHRAG, "triviaqa", "train"),
-    ("2wikimultihopqa", "train"): Part(FLASHRAG, "2wikimultihopqa", "train"),
-    ("musique", "train"): Part(FLASHRAG, "musique", "train"),
-    ("nq", "test"): Part(FLASHRAG, "nq", "test", {"nq": 3_610}),
-    ("triviaqa", "test"): Part(FLASHRAG, "triviaqa", "test", {"triviaqa": 11_313}),
-    ("popqa", "test"): Part(FLASHRAG, "popqa", "test", {"popqa": 14_267}),
-    ("hotpotqa", "test"): Part(FLASHRAG, "hotpotqa", "dev", {"hotpotqa": 7_405}),
-    ("2wikimultihopqa", "test"): Part(
+_PARTS: dict[tuple[str, str], BenchmarkPart] = {
+    ("nq", "train"): BenchmarkPart(FLASHRAG, "nq", "train", {"nq": 79_168}),
+    ("hotpotqa", "train"): BenchmarkPart(FLASHRAG, "hotpotqa", "train", {"hotpotqa": 90_447}),
+    ("triviaqa", "train"): BenchmarkPart(FLASHRAG, "triviaqa", "train"),
+    ("2wikimultihopqa", "train"): BenchmarkPart(FLASHRAG, "2wikimultihopqa", "train"),
+    ("musique", "train"): BenchmarkPart(FLASHRAG, "musique", "train"),
+    ("nq", "test"): BenchmarkPart(FLASHRAG, "nq", "test", {"nq": 3_610}),
+    ("triviaqa", "test"): BenchmarkPart(FLASHRAG, "triviaqa", "test", {"triviaqa": 11_313}),
+    ("popqa", "test"): BenchmarkPart(FLASHRAG, "popqa", "test", {"popqa": 14_267}),
+    ("hotpotqa", "test"): BenchmarkPart(FLASHRAG, "hotpotqa", "dev", {"hotpotqa": 7_405}),
+    ("2wikimultihopqa", "test"): BenchmarkPart(
         FLASHRAG, "2wikimultihopqa", "dev", {"2wikimultihopqa": 12_576}
     ),
-    ("musique", "test"): Part(FLASHRAG, "musique", "dev", {"musique": 2_417}),
-    ("bamboogle", "test"): Part(FLASHRAG, "bamboogle", "test", {"bamboogle": 125}),
-    ("search-r1", "train"): Part(MERGED, None, "train", {"nq": 79_168, "hotpotqa": 90_447}),
-    ("search-r1", "test"): Part(
+    ("musique", "test"): BenchmarkPart(FLASHRAG, "musique", "dev", {"musique": 2_417}),
+    ("bamboogle", "test"): BenchmarkPart(FLASHRAG, "bamboogle", "test", {"bamboogle": 125}),
+    ("search-r1", "train"): BenchmarkPart(
+        MERGED, None, "train", {"nq": 79_168, "hotpotqa": 90_447}
+    ),
+    ("search-r1", "test"): BenchmarkPart(
         MERGED,
         None,
         "test",
@@ -56,7 +58,7 @@ _PARTS: dict[tuple[str, str], Part] = {
 }
 
 
-def published(name: str, split: str) -> Part:
+def published(name: str, split: str) -> BenchmarkPart:
     """The part of a set; raises ``UserError`` that names what there is."""
     part = _PARTS.get((name, split))
     if part is None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from forage.data.forms.fields import mend
 from forage.data.forms.forms import questions_of, recognise
 from forage.data.forms.rows import read_rows
-from forage.data.published.benchmarks import Part, published
+from forage.data.published.benchmarks import BenchmarkPart, published
 from forage.data.published.hub import stream_rows
 from forage.data.questions import read_questions, to_line, write_search_r1
 from forage.errors import UserError
@@ -82,7 +82,7 @@ def convert(
     return _counted(questions, out)
 
 
-def _prepare_part(name: str, part: Part, out: Path, source: str | None, bar: Bar) -> Path:
+def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None, bar: Bar) -> Path:
     """The file of one set, complete and counted; what an earlier run left is gone on with."""
     done = out.with_name(f".{out.name}.{name}.jsonl")
     if done.exists():
@@ -116,7 +116,9 @@ def _prepare_part(name: str, part: Part, out: Path, source: str | None, bar: Bar
     return done
 
 
-def _questions(name: str, part: Part, source: str | None, start: int) -> Iterator[Question]:
+def _questions(
+    name: str, part: BenchmarkPart, source: str | None, start: int
+) -> Iterator[Question]:
     form = None
     for number, (place, row) in enumerate(_rows(name, part, source, start), start=start):
         form = form or recognise(place, row)
@@ -125,7 +127,7 @@ def _questions(name: str, part: Part, source: str | None, start: int) -> Iterato
 
 
 def _rows(
-    name: str, part: Part, source: str | None, start: int
+    name: str, part: BenchmarkPart, source: str | None, start: int
 ) -> Iterator[tuple[str, dict[str, object]]]:
     """The rows of a set from number ``start`` on, each with its place."""
     file = _local_file(part, source)
@@ -138,7 +140,7 @@ def _rows(
         yield f"{where}: {name}, row {number}", row
 
 
-def _local_file(part: Part, source: str | None) -> Path | None:
+def _local_file(part: BenchmarkPart, source: str | None) -> Path | None:
     """``SOURCE/nq/train.jsonl`` and its like, as the hub's repositories lay their files out."""
     if source is None:
         return None

@@ -38,8 +38,8 @@ from forage.types import (
     Generate,
     Hit,
     Origin,
+    Retriever,
     Sampling,
-    Search,
     SearchReply,
     Segment,
     Status,
@@ -155,7 +155,7 @@ class Context:
 class Asking:
     """The state of one question; a method drives it, ``episode`` is what comes of it."""
 
-    def __init__(self, setting: Setting, job: Job, engine: Generate, search: Search) -> None:
+    def __init__(self, setting: Setting, job: Job, engine: Generate, search: Retriever) -> None:
         self.setting = setting
         self.job = job
         self.engine = engine

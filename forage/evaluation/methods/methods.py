@@ -30,8 +30,8 @@ from forage.types import (
     Episode,
     Generate,
     Question,
+    Retriever,
     Score,
-    Search,
     Status,
 )
 
@@ -62,7 +62,7 @@ class Plays(Protocol):
         ...
 
     async def play(
-        self, job: Job, engine: Generate, search: Search, temperature: float | None = None
+        self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
     ) -> Episode:
         """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
         ...
@@ -141,7 +141,7 @@ class BaselinePlayer:
             check_length(ids, question, longest)
 
     async def play(
-        self, job: Job, engine: Generate, search: Search, temperature: float | None = None
+        self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
     ) -> Episode:
         """Play one job; failures of the engine or of searches end up in the status."""
         asking = Asking(self._setting(job, temperature), job, engine, search)

@@ -22,7 +22,7 @@ from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.rollout.play.player import Player
 from forage.rollout.play.scheduler import Job
-from forage.types import Episode, Generate, Question, Score, Search
+from forage.types import Episode, Generate, Question, Retriever, Score
 
 _NUM_CANDIDATES = 5
 
@@ -45,7 +45,7 @@ class RejectionSampler:
         self._player.check_prompts(questions)
 
     async def play(
-        self, job: Job, engine: Generate, search: Search, temperature: float | None = None
+        self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
     ) -> Episode:
         """The best of the candidates; ``temperature`` is the config's, whatever is asked for."""
         del temperature

@@ -19,7 +19,7 @@ from typing import Protocol, Self
 from forage.retrieval.cache import LruCache
 from forage.retrieval.query import normalise_query
 from forage.retrieval.serve.metrics import Figure, Figures
-from forage.retrieval.serve.search_thread import Worker
+from forage.retrieval.serve.search_thread import SearchThread
 from forage.retrieval.source import Source, SourceError
 from forage.types import Hit
 
@@ -65,7 +65,7 @@ class Batcher:
         self._in_flight: dict[_Key, _Wanted] = {}
         # By topk: a search for ten need not begin with the hits of a search for three.
         self._queues: OrderedDict[int, deque[_Key]] = OrderedDict()
-        self._worker = Worker("search")
+        self._worker = SearchThread("search")
         self._draining: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

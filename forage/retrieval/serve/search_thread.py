@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Worker:
+class SearchThread:
     """Runs blocking calls for an event loop; everything it calls sees one thread only."""
 
     def __init__(self, name: str) -> None:

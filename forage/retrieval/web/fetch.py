@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from forage import __version__
-from forage.retrieval.web.public_addresses import Guard, RefusedAddressError
+from forage.retrieval.web.public_addresses import AddressGuard, RefusedAddressError
 
 _PER_HOST = 4
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -56,13 +56,13 @@ class Fetcher:
         max_bytes: int,
         max_redirects: int,
         max_concurrent: int,
-        guard: Guard | None = None,
+        guard: AddressGuard | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
         """``max_bytes`` bounds what is read and, apart from it, what is unpacked of a page."""
         self._max_bytes = max_bytes
         self._max_redirects = max_redirects
-        self._guard = guard or Guard()
+        self._guard = guard or AddressGuard()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=max_concurrent,

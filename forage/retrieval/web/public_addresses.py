@@ -34,7 +34,7 @@ class RefusedAddressError(OSError):
     """An address that may not be connected to; an ``OSError``, so that HTTP libraries expect it."""
 
 
-class Guard:
+class AddressGuard:
     """Says which addresses may be fetched.
 
     ``allowed_networks`` are let through although they are not public, and ``allowed_ports`` None

@@ -18,7 +18,7 @@ from forage.retrieval.source import SourceError
 from forage.retrieval.web.extract import ExtractionError, TextExtractor
 from forage.retrieval.web.fetch import Fetcher, FetchError
 from forage.retrieval.web.loop_thread import LoopThread
-from forage.retrieval.web.public_addresses import Guard
+from forage.retrieval.web.public_addresses import AddressGuard
 from forage.retrieval.web.web_settings import PageSettings
 from forage.retrieval.wire import Page
 
@@ -34,7 +34,7 @@ class PageReader:
     def __init__(
         self,
         settings: PageSettings,
-        guard: Guard | None = None,
+        guard: AddressGuard | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
         self._settings = settings
@@ -98,7 +98,7 @@ class WebPages:
     def __init__(
         self,
         settings: PageSettings | None = None,
-        guard: Guard | None = None,
+        guard: AddressGuard | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
         self._thread = LoopThread("web-pages")
@@ -140,6 +140,6 @@ class WebPages:
 
 
 async def _make_reader(
-    settings: PageSettings, guard: Guard | None, resolver: AbstractResolver | None
+    settings: PageSettings, guard: AddressGuard | None, resolver: AbstractResolver | None
 ) -> PageReader:
     return PageReader(settings, guard, resolver)

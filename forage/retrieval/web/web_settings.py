@@ -107,7 +107,7 @@ class WebSettings(_Frozen):
         return PLANS[self.provider].usd_per_request * (2 if is_double else 1)
 
 
-class Plan(_Frozen):
+class ProviderPlan(_Frozen):
     """A provider's smallest paid plan as published in 2025, and where its key is looked for."""
 
     key_variable: str
@@ -116,17 +116,17 @@ class Plan(_Frozen):
     max_results: int
 
 
-PLANS: dict[ProviderName, Plan] = {
-    "serper": Plan(
+PLANS: dict[ProviderName, ProviderPlan] = {
+    "serper": ProviderPlan(
         key_variable="SERPER_API_KEY", usd_per_request=0.001, requests_per_s=50, max_results=100
     ),
-    "google": Plan(
+    "google": ProviderPlan(
         key_variable="GOOGLE_API_KEY", usd_per_request=0.005, requests_per_s=1.5, max_results=10
     ),
-    "serpapi": Plan(
+    "serpapi": ProviderPlan(
         key_variable="SERPAPI_API_KEY", usd_per_request=0.015, requests_per_s=5, max_results=100
     ),
-    "brave": Plan(
+    "brave": ProviderPlan(
         key_variable="BRAVE_API_KEY", usd_per_request=0.005, requests_per_s=1, max_results=20
     ),
 }

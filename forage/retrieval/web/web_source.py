@@ -32,7 +32,7 @@ from forage.retrieval.web.providers import (
     Serper,
     fit_query,
 )
-from forage.retrieval.web.public_addresses import Guard
+from forage.retrieval.web.public_addresses import AddressGuard
 from forage.retrieval.web.web_exchange import ask_provider
 from forage.retrieval.web.web_pages import PageReader
 from forage.retrieval.web.web_settings import WebSettings, read_key
@@ -46,7 +46,9 @@ _REFUSED_FOR_S = 60.0
 
 
 def open_web_source(
-    settings: WebSettings, guard: Guard | None = None, resolver: AbstractResolver | None = None
+    settings: WebSettings,
+    guard: AddressGuard | None = None,
+    resolver: AbstractResolver | None = None,
 ) -> WebSource:
     """The web through one provider; raises ``UserError`` where its key or ledger is missing.
 
@@ -83,7 +85,7 @@ class WebSource:
         self,
         provider: Provider,
         settings: WebSettings,
-        guard: Guard | None = None,
+        guard: AddressGuard | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
         """Start the thread that asks; raises ``UserError`` where the ledger is damaged."""
@@ -143,7 +145,7 @@ class WebSource:
         logger.info("%s: %.4f USD spent", self.name, self.spent_usd)
 
     async def _connect(
-        self, guard: Guard | None, resolver: AbstractResolver | None
+        self, guard: AddressGuard | None, resolver: AbstractResolver | None
     ) -> tuple[PageReader | None, aiohttp.ClientSession]:
         with_pages = self._settings.mode == "pages"
         reader = PageReader(self._settings.pages, guard, resolver) if with_pages else None

@@ -22,8 +22,8 @@ from forage.types import (
     FinishReason,
     Hop,
     Question,
+    Retriever,
     Sampling,
-    Search,
     SearchReply,
 )
 
@@ -106,7 +106,7 @@ class ScriptWriter:
 class FirstHit:
     """A search that shows the best passage alone: reading is learnt sooner from short pages."""
 
-    search_all: Search
+    search_all: Retriever
 
     async def search(self, query: str) -> SearchReply:
         reply = await self.search_all.search(query)

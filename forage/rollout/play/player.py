@@ -17,7 +17,7 @@ from forage.environment.episode import Environment, EpisodeSetting
 from forage.environment.prompt import encode_prompt
 from forage.environment.template import PromptTemplate, check_template
 from forage.rollout.play.scheduler import Job
-from forage.types import Episode, Generate, Question, Search
+from forage.types import Episode, Generate, Question, Retriever
 
 
 class Player:
@@ -53,7 +53,7 @@ class Player:
         self,
         job: Job,
         engine: Generate,
-        search: Search,
+        search: Retriever,
         temperature: float | None = None,
     ) -> Episode:
         """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
@@ -84,6 +84,6 @@ class Player:
         return self._prompts[question.id]
 
 
-def fixed_search(search: Search) -> Callable[[Question], Search]:
+def fixed_search(search: Retriever) -> Callable[[Question], Retriever]:
     """The same search for every question."""
     return lambda _question: search

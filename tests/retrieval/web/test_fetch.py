@@ -9,11 +9,11 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from forage.retrieval.web.fetch import Fetcher, FetchError
-from forage.retrieval.web.public_addresses import Guard
+from forage.retrieval.web.public_addresses import AddressGuard
 from tests.retrieval.web_servers import WebServer, hangs, replies, serving
 
 HTML = "text/html; charset=utf-8"
-LOOPBACK = Guard(allowed_networks=["127.0.0.0/8"], allowed_ports=None)
+LOOPBACK = AddressGuard(allowed_networks=["127.0.0.0/8"], allowed_ports=None)
 
 
 class Names(AbstractResolver):
@@ -46,7 +46,9 @@ async def make_fetcher() -> AsyncIterator[MakeFetcher]:
     """Fetchers that may read from this machine, closed at the end."""
     made: list[Fetcher] = []
 
-    def make(max_bytes: int = 100_000, guard: Guard | None = LOOPBACK, **options: Any) -> Fetcher:
+    def make(
+        max_bytes: int = 100_000, guard: AddressGuard | None = LOOPBACK, **options: Any
+    ) -> Fetcher:
         options = {"max_redirects": 3, "max_concurrent": 8, **options}
         made.append(Fetcher(max_bytes, guard=guard, **options))
         return made[-1]
@@ -94,17 +96,17 @@ localhost. LOCALHOST [::1] [::] [::ffff:127.0.0.1] [0:0:0:0:0:ffff:7f00:1] [::12
 async def test_by_default_this_machine_is_not_fetched_however_it_is_spelt(
     make_fetcher: MakeFetcher, pages: WebServer, host: str
 ):
-    fetcher = make_fetcher(guard=Guard(allowed_ports=None))
+    fetcher = make_fetcher(guard=AddressGuard(allowed_ports=None))
     await reason_of(fetcher, f"http://{host}:{pages.port}/")
     assert pages.seen == []
 
 
 async def test_by_default_this_machine_is_not_fetched_over_ipv6(make_fetcher: MakeFetcher):
     with serving(replies("secret", Content_Type=HTML), host="::1") as server:
-        fetcher = make_fetcher(guard=Guard(allowed_ports=None))
+        fetcher = make_fetcher(guard=AddressGuard(allowed_ports=None))
         assert "::1 is not a public address" in await reason_of(fetcher, server.url)
         assert server.seen == []
-        fetcher = make_fetcher(guard=Guard(allowed_networks=["::1"], allowed_ports=None))
+        fetcher = make_fetcher(guard=AddressGuard(allowed_networks=["::1"], allowed_ports=None))
         assert (await fetcher.fetch(server.url, 30)).body == b"secret"
 
 
@@ -134,7 +136,7 @@ async def test_a_redirect_leads_nowhere_inside(
     """127.0.0.1 plays the public machine here; every other address keeps its meaning."""
     pages.behaviour = replies("", status, Location=target)
     names = Names({"public.example": ["127.0.0.1"], "inside.example": ["192.168.7.7"]})
-    guard = Guard(allowed_networks=["127.0.0.1"], allowed_ports=None)
+    guard = AddressGuard(allowed_networks=["127.0.0.1"], allowed_ports=None)
     fetcher = make_fetcher(guard=guard, resolver=names)
     await reason_of(fetcher, f"http://public.example:{pages.port}/")
     assert len(pages.seen) == 1
@@ -145,7 +147,7 @@ async def test_a_name_that_changes_its_address_gets_nobody_inside(
 ):
     """DNS rebinding: whatever the second look-up says is checked where it is connected to."""
     names = Names({"rebinding.example": ["127.0.0.1", "127.0.0.2"]})
-    guard = Guard(allowed_networks=["127.0.0.1"], allowed_ports=None)
+    guard = AddressGuard(allowed_networks=["127.0.0.1"], allowed_ports=None)
     fetcher = make_fetcher(guard=guard, resolver=names)
     pages.behaviour = replies("", 302, Location="http://rebinding.example:81/")
     reason = await reason_of(fetcher, f"http://rebinding.example:{pages.port}/")

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from forage.retrieval.web.public_addresses import Guard, RefusedAddressError
+from forage.retrieval.web.public_addresses import AddressGuard, RefusedAddressError
 
 INSIDE = """
 127.0.0.1 127.255.255.254 0.0.0.0 0.1.2.3 10.0.0.1 10.255.255.255 172.16.0.1 172.31.255.255
@@ -29,16 +29,16 @@ def info(host: str) -> tuple[int, int, int, str, tuple[str, int]]:
 @pytest.mark.parametrize("host", INSIDE)
 def test_no_socket_is_made_for_an_address_inside(host: str):
     with pytest.raises(RefusedAddressError, match="is not a public address"):
-        Guard().open_socket(info(host))
+        AddressGuard().open_socket(info(host))
 
 
 @pytest.mark.parametrize("host", OUTSIDE)
 def test_public_addresses_are_let_through(host: str):
-    assert Guard().allows(host)
+    assert AddressGuard().allows(host)
 
 
 def test_a_network_that_is_let_through_opens_no_other():
-    guard = Guard(allowed_networks=["127.0.0.0/8"])
+    guard = AddressGuard(allowed_networks=["127.0.0.0/8"])
     assert guard.allows("127.0.0.1")
     assert guard.allows("::ffff:127.0.0.1")
     assert not guard.allows("::1")
@@ -70,17 +70,17 @@ def test_a_network_that_is_let_through_opens_no_other():
 )
 def test_addresses_that_are_no_web_addresses_are_refused(url: str, complaint: str):
     with pytest.raises(ValueError, match=complaint):
-        Guard().check_url(url)
+        AddressGuard().check_url(url)
 
 
 @pytest.mark.parametrize(
     "url", ["http://example.org", "https://example.org/a?b#c", "http://example.org:8080/"]
 )
 def test_web_addresses_are_fine(url: str):
-    assert Guard().check_url(url).host == "example.org"
+    assert AddressGuard().check_url(url).host == "example.org"
 
 
 def test_other_ports_may_be_allowed():
-    assert Guard(allowed_ports=None).check_url("http://example.org:22/").port == 22
+    assert AddressGuard(allowed_ports=None).check_url("http://example.org:22/").port == 22
     with pytest.raises(ValueError, match="port 80"):
-        Guard(allowed_ports={81}).check_url("http://example.org/")
+        AddressGuard(allowed_ports={81}).check_url("http://example.org/")

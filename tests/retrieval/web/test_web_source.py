@@ -11,7 +11,7 @@ from aiohttp import web
 from forage.commands.doctor_command import how_to_install
 from forage.retrieval.source import SourceError
 from forage.retrieval.sources.recording import Recorder, Replay
-from forage.retrieval.web.public_addresses import Guard
+from forage.retrieval.web.public_addresses import AddressGuard
 from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import PLANS, PageSettings, ProviderName, read_web_settings
 from forage.retrieval.web.web_source import WebSource, open_web_source
@@ -32,7 +32,7 @@ from tests.retrieval.web_servers import (
 )
 
 KEY = "sk-Geheim/+ 0123".replace(" ", "")
-LOOPBACK = Guard(allowed_networks=["127.0.0.0/8"], allowed_ports=None)
+LOOPBACK = AddressGuard(allowed_networks=["127.0.0.0/8"], allowed_ports=None)
 
 OpenSource = Callable[..., WebSource]
 

@@ -23,7 +23,7 @@ from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.drafter import Drafter, Guess, count_worth
 from forage.rollout.engines.torch.forward import Forward, choose_forward
-from forage.rollout.engines.torch.pending_turns import Slot, Turn, WeightsLock
+from forage.rollout.engines.torch.pending_turns import PendingTurn, Slot, WeightsLock
 from forage.rollout.engines.torch.prompt_cache import PromptCache
 from forage.rollout.engines.torch.sampling import choose_tokens, uniform_noise
 from forage.rollout.engines.torch.slots import SlotCache
@@ -34,7 +34,7 @@ MAX_ROUND_TOKENS = 4096
 """New tokens computed in one round; the observations beyond it wait for the next."""
 
 
-class Worker:
+class EngineThread:
     """Everything but ``put``, ``counters`` and ``crash`` belongs to its thread."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Worker:
         self._num_threads = num_threads
         self._slots = [Slot(index) for index in range(cache.num_slots)]
         self._slot_of: dict[str, Slot] = {}
-        self._waiting: deque[Turn] = deque()
+        self._waiting: deque[PendingTurn] = deque()
         self._prompts = PromptCache(cache)
         self._drafter = Drafter()
         self._version = 0
@@ -71,7 +71,7 @@ class Worker:
 
     # What follows runs on the worker's thread: the methods without an underscore as commands.
 
-    def enqueue(self, turn: Turn) -> None:
+    def enqueue(self, turn: PendingTurn) -> None:
         """Let a turn wait for its place."""
         self._waiting.append(turn)
 
@@ -138,12 +138,12 @@ class Worker:
         for turn in turns:
             turn.reject(error)
 
-    def _can_admit(self, turn: Turn) -> bool:
+    def _can_admit(self, turn: PendingTurn) -> bool:
         return turn.sampling.episode_key in self._slot_of or len(self._slot_of) < len(self._slots)
 
     def _admit(self) -> None:
         """Give waiting turns their slots, in order of arrival."""
-        kept: deque[Turn] = deque()
+        kept: deque[PendingTurn] = deque()
         while self._waiting:
             turn = self._waiting.popleft()
             if not self._can_admit(turn):
@@ -159,7 +159,7 @@ class Worker:
             self._continue(slot, turn)
         self._waiting = kept
 
-    def _continue(self, slot: Slot, turn: Turn) -> None:
+    def _continue(self, slot: Slot, turn: PendingTurn) -> None:
         seen = slot.token_ids
         if tuple(seen) != turn.token_ids[: len(seen)]:
             self._count(transcript_violations=1)
@@ -263,7 +263,7 @@ class Worker:
             self._append(slot, turn, draft, list(islice(chosen, 1 + len(draft))))
 
     def _append(
-        self, slot: Slot, turn: Turn, draft: list[int], chosen: list[tuple[int, float]]
+        self, slot: Slot, turn: PendingTurn, draft: list[int], chosen: list[tuple[int, float]]
     ) -> None:
         """Take sampled tokens up to the first that was guessed wrong, or that ends the turn."""
         start = len(slot.token_ids)
@@ -285,7 +285,7 @@ class Worker:
             slot.turn = None
             turn.resolve(reason)
 
-    def _reason_to_end(self, turn: Turn) -> FinishReason | None:
+    def _reason_to_end(self, turn: PendingTurn) -> FinishReason | None:
         sampling = turn.sampling
         if turn.sampled[-1] in sampling.stop_ids or self._stop_table.completes(
             turn.sampled, sampling.stop

@@ -88,7 +88,7 @@ class PackedForward:
             input_ids=torch.tensor([ids + padding]),
             position_ids=torch.tensor([positions + padding]),
             use_cache=False,
-            attend=PackedAttend(self._cache, laid, self._bucket),
+            attend=SlotAttend(self._cache, laid, self._bucket),
         ).last_hidden_state[0]
         ends = np.empty(len(laid), dtype=np.int64)
         ends[order] = np.cumsum([len(stretch.token_ids) for stretch in laid])
@@ -124,7 +124,7 @@ def _cost(stretch: Stretch) -> int:
     return SINGLE_COST * num_tokens if stretch.is_single else num_tokens
 
 
-class PackedAttend:
+class SlotAttend:
     """Attention of stretches laid end to end (single tokens first), each over its own slot.
 
     A drafted token is one more single one: it sees the keys that the one before it has just left.

@@ -15,7 +15,7 @@ from forage.types import Completion, FinishReason, Sampling
 
 
 @dataclass(slots=True)
-class Turn:
+class PendingTurn:
     """A turn being sampled, and the future that waits for it."""
 
     token_ids: tuple[int, ...]
@@ -50,7 +50,7 @@ class Slot:
     episode_key: str | None = None
     token_ids: list[int] = field(default_factory=list)
     num_cached: int = 0
-    turn: Turn | None = None
+    turn: PendingTurn | None = None
     is_first_turn: bool = True
 
     @property

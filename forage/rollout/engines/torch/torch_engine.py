@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from forage import attention
 from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.engine import EngineCounters
-from forage.rollout.engines.torch.engine_thread import Worker
-from forage.rollout.engines.torch.pending_turns import Turn, WeightsLock
+from forage.rollout.engines.torch.engine_thread import EngineThread
+from forage.rollout.engines.torch.pending_turns import PendingTurn, WeightsLock
 from forage.rollout.engines.torch.sampling import noise_key
 from forage.rollout.engines.torch.slots import CacheShape, SlotCache, round_up
 from forage.rollout.engines.torch.stopping import StopTable
@@ -49,7 +49,9 @@ class TorchEngine:
             parameter.dtype,
             parameter.device,
         )
-        self._worker = Worker(model, cache, stop_table, config, self.weights_lock, num_threads)
+        self._worker = EngineThread(
+            model, cache, stop_table, config, self.weights_lock, num_threads
+        )
 
     @property
     def counters(self) -> EngineCounters:
@@ -67,7 +69,7 @@ class TorchEngine:
         self._raise_if_stopped()
         loop = asyncio.get_running_loop()
         key = noise_key(sampling.seed, episode_key)
-        turn = Turn(tuple(token_ids), sampling, loop, loop.create_future(), key)
+        turn = PendingTurn(tuple(token_ids), sampling, loop, loop.create_future(), key)
         self._worker.put(lambda: self._worker.enqueue(turn))
         self._raise_if_stopped()  # once more: what is in line when the worker ends is ended there
         self._asking.add(episode_key)
