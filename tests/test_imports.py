@@ -23,6 +23,7 @@ LEVELS = (
     ("environment", "retrieval", "algorithms", "rewards", "data"),
     ("config", "records", "attention"),
     ("episode_json", "remote"),
+    ("batch",),
     ("types", "errors", "settings", "hardware", "progress", "stop_signal"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}

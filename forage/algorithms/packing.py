@@ -19,7 +19,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from forage.types import Batch, Episode, Origin, Packed, Rows, Weighed
+from forage.batch import Batch, Packed, Rows, Weighed
+from forage.types import Episode, Origin
 
 CostOf = Callable[[int], float]
 """What a sequence of so many tokens costs to learn, in any unit."""

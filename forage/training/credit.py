@@ -30,9 +30,10 @@ from forage.algorithms.dynamic_sampling import is_flat
 from forage.algorithms.loss.kl import kl_estimate
 from forage.algorithms.packing import unweighed
 from forage.algorithms.pass_at_k import pass_at_k, pass_at_k_advantages
+from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.earnings import Earned, Ledger
-from forage.types import Episode, Group, Weighed
+from forage.types import Episode, Group
 
 
 class Credit:

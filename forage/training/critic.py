@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from forage import attention
 from forage.algorithms.credit.gae import explained_variance, value_loss
 from forage.algorithms.loss.aggregation import token_mean
+from forage.batch import Batch, Packed, Rows
 from forage.config.algorithm_config import CriticConfig
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
-from forage.types import Batch, Packed, Rows
 
 
 class Critic(nn.Module):

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from forage.batch import Packed
 from forage.training.packed_attention import PackedAttend
-from forage.types import Packed
 
 LOGITS_PER_CHUNK = 1 << 22
 """Logits held at a time (16 MB in float32)."""

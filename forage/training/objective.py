@@ -22,8 +22,8 @@ from forage.algorithms.loss.losses import (
     reinforce_loss,
 )
 from forage.algorithms.packing import sequence_numbers
+from forage.batch import Batch, Rows
 from forage.config.algorithm_config import AlgorithmConfig
-from forage.types import Batch, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from forage.types import Origin, Segment, Weighed
+from forage.batch import Weighed
+from forage.types import Origin, Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from forage import attention
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.kl import next_coefficient
 from forage.algorithms.packing import estimated_flops
+from forage.batch import Batch, Rows, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.run_config import RunConfig
 from forage.config.trainer_config import TrainerConfig
@@ -32,7 +33,6 @@ from forage.training.logprobs import token_logprobs
 from forage.training.model import load_critic_base, load_reference
 from forage.training.objective import Metrics, Tokens, aggregate, token_losses
 from forage.training.views import Viewer
-from forage.types import Batch, Rows, Weighed
 
 LOG = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from forage.algorithms.diagnostics import effective_share, mismatch
 from forage.algorithms.loss.corrections import importance_weights, normalised, reject, veto
 from forage.algorithms.packing import CostOf, balanced_bins, lay
+from forage.batch import Rows, Weighed
 from forage.config.algorithm_config import AlgorithmConfig, CorrectionConfig
 from forage.training.critic import Critic
 from forage.training.gradients import evaluate
 from forage.training.logprobs import token_logprobs
 from forage.training.observations import fill_in, unmask
-from forage.types import Rows, Weighed
 
 
 @dataclass(frozen=True, slots=True)

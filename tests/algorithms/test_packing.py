@@ -20,7 +20,8 @@ from forage.algorithms.packing import (
     pack_mini_batches,
     unweighed,
 )
-from forage.types import Batch, Episode, Origin, Rows, Segment
+from forage.batch import Batch, Rows
+from forage.types import Episode, Origin, Segment
 from tests.fakes import line_episode, line_group
 from tests.training.sequences import weighed
 

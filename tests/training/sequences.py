@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.algorithms.packing import lay_end_to_end, pack, unweighed
-from forage.types import Batch, Episode, Origin, Packed, Question, Segment, Status, Weighed
+from forage.batch import Batch, Packed, Weighed
+from forage.types import Episode, Origin, Question, Segment, Status
 from tests.rollout.tiny_models import VOCABULARY, plain_logprobs, twin
 
 QUESTION = Question("q", "which?", ("that",), "test")

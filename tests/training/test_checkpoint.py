@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forage.algorithms.packing import pack, unweighed
+from forage.batch import Batch
 from forage.config.algorithm_config import AlgorithmConfig, CriticConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
@@ -26,7 +27,6 @@ from forage.training.checkpoint import (
 from forage.training.critic import Critic
 from forage.training.model import new_model
 from forage.training.trainer import Trainer
-from forage.types import Batch
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.training.sequences import batch_of, episode
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.packing import pack
+from forage.batch import Weighed
 from forage.config.algorithm_config import (
     AlgorithmConfig,
     CorrectionConfig,
@@ -27,18 +28,7 @@ from forage.config.algorithm_config import (
 from forage.training.credit import Credit
 from forage.training.objective import Tokens, aggregate, token_losses
 from forage.training.views import correct
-from forage.types import (
-    ActionKind,
-    Episode,
-    Group,
-    Origin,
-    Question,
-    Reward,
-    Segment,
-    Status,
-    Turn,
-    Weighed,
-)
+from forage.types import ActionKind, Episode, Group, Origin, Question, Reward, Segment, Status, Turn
 from tests.fakes import segments_of
 
 QUESTION = Question("q", "which?", ("Tiber",), "test", gold_passage_ids=("gold",))

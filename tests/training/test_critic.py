@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from forage.algorithms.packing import pack
+from forage.batch import Batch, Weighed
 from forage.config.algorithm_config import CriticConfig
 from forage.training.critic import Critic, CriticTrainer
-from forage.types import Batch, Weighed
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
 from tests.training.sequences import episode, weighed
 

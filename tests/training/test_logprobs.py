@@ -6,9 +6,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage import attention
+from forage.batch import Packed
 from forage.training import logprobs
 from forage.training.logprobs import token_logprobs
-from forage.types import Packed
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
 from tests.training.sequences import lay
 

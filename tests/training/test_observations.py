@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from forage.algorithms.packing import lay, pack
+from forage.batch import Batch
 from forage.config.algorithm_config import AlgorithmConfig, KlConfig
 from forage.config.run_config import build_config
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.training.observations import fill_in, unmask
 from forage.training.trainer import Trainer, build_trainer
-from forage.types import Batch, Episode, Origin, Segment, Status
+from forage.types import Episode, Origin, Segment, Status
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
 from tests.training.sequences import QUESTION, episode, sampled_by, weighed
 

@@ -14,12 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.algorithms.packing import pack
+from forage.batch import Batch
 from forage.config.algorithm_config import AlgorithmConfig, KlConfig, LikelihoodProtectionConfig
 from forage.config.rollout_config import EngineConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.trainer import Trainer
-from forage.types import Batch, Episode, Origin, Segment
+from forage.types import Episode, Origin, Segment
 from tests.rollout.running_engines import LETTERS, Plan, play
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
 from tests.training.sequences import QUESTION, batch_of, episode, sampled_by, weighed

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from forage.algorithms.packing import unweighed
+from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig, CorrectionConfig, KlConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic
 from forage.training.trainer import Trainer
 from forage.training.views import correct
-from forage.types import Weighed
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
 from tests.training.sequences import episode, sampled_by
 
