@@ -201,7 +201,7 @@ def _view_arguments(parser: ArgumentParser) -> None:
 
 
 def _view(args: Namespace) -> int:
-    from forage.viewer.app import view
+    from forage.viewer.viewer_app import view
 
     view(args.run_dir, args.host, args.port)
     return 0

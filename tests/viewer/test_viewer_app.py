@@ -16,7 +16,7 @@ import uvicorn
 
 from forage.errors import UserError
 from forage.records import EPISODES_FILE, read_episodes
-from forage.viewer.app import create_app, load_decoder, view
+from forage.viewer.viewer_app import create_app, load_decoder, view
 from tests.viewer.browser import needs_chromium, visit
 from tests.viewer.fake_run import make_tokenizer, write_run
 
