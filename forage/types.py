@@ -85,6 +85,31 @@ class SearchReply:
 
 
 @dataclass(frozen=True, slots=True)
+class PageText:
+    """A page that was opened, or the part of it that was asked for.
+
+    ``text`` is part ``chunk`` (from 0) of ``num_chunks``; the whole page is part 0 of 1.
+    """
+
+    url: str
+    text: str
+    chunk: int = 0
+    num_chunks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PageReply:
+    """What opening a page gave back: the page, or a typed failure.
+
+    Without either there is no page behind the address.
+    """
+
+    page: PageText | None = None
+    failure: FailureKind | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerId:
     """Which tokenizer gave token ids their meaning: ``sha256`` of its vocabulary, and its name.
 
@@ -313,6 +338,14 @@ class Retriever(Protocol):
     """What the environment needs of a retriever. Failures are replies, never exceptions."""
 
     async def search(self, query: str) -> SearchReply: ...
+
+
+class PageOpener(Protocol):
+    """What a tool that reads pages needs. Failures are replies, never exceptions."""
+
+    async def open_page(
+        self, url: str, chunk: int = 0, max_chars: int | None = None
+    ) -> PageReply: ...
 
 
 class Score(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -23,13 +23,16 @@ from pydantic import (
 
 from forage.data.corpus import format_contents, parse_contents
 from forage.retrieval.query import mended
-from forage.types import Hit, Passage
+from forage.types import Hit, PageText, Passage
 
 
 class Wire(BaseModel):
     """Whatever travels: unknown fields are let pass and forgotten."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+W = TypeVar("W", bound=Wire)
 
 
 class RetrieveRequest(Wire):
@@ -131,15 +134,32 @@ def read_reply(payload: bytes, num_queries: int, topk: int) -> list[tuple[Hit, .
 
     Documents without a score (the plain shape) get 0.0; more than ``topk`` are cut.
     """
+    reply = _parse(_AnyReply, payload)
+    if len(reply.result) != num_queries:
+        raise MalformedReply(f"{len(reply.result)} results for {num_queries} queries")
+    return [tuple(_hit(document) for document in found[:topk]) for found in reply.result]
+
+
+def read_page(payload: bytes) -> PageText | None:
+    """The page of a reply to one address, None where there is none; raises ``MalformedReply``."""
+    reply = _parse(AccessReply, payload)
+    if len(reply.result) != 1:
+        raise MalformedReply(f"{len(reply.result)} pages for 1 address")
+    page = reply.result[0]
+    if page is None:
+        return None
+    if isinstance(page, PageChunk):
+        return PageText(page.url, page.contents, page.chunk, page.num_chunks)
+    return PageText(page.url, page.contents)
+
+
+def _parse(model: type[W], payload: bytes) -> W:
     try:
-        reply = _AnyReply.model_validate_json(payload)
+        return model.model_validate_json(payload)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise MalformedReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
-    if len(reply.result) != num_queries:
-        raise MalformedReply(f"{len(reply.result)} results for {num_queries} queries")
-    return [tuple(_hit(document) for document in found[:topk]) for found in reply.result]
 
 
 class _AnyReply(Wire):

@@ -13,7 +13,7 @@ Behaviour = Callable[[web.Request, list[str]], Awaitable[web.StreamResponse]]
 
 
 class FaultServer:
-    """Answers ``POST /retrieve`` with ``behaviour``; remembers the queries of each request."""
+    """Answers every ``POST`` with ``behaviour``; remembers the queries (or addresses) of each."""
 
     def __init__(self, behaviour: Behaviour, has_readyz: bool = True) -> None:
         self.behaviour = behaviour
@@ -30,6 +30,7 @@ class FaultServer:
         """Listen; after ``stop`` on the same port again."""
         app = web.Application()
         app.router.add_post("/retrieve", self._retrieve)
+        app.router.add_post("/access", self._retrieve)
         if self.has_readyz:
             app.router.add_get("/readyz", self._readyz)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01)
@@ -48,7 +49,8 @@ class FaultServer:
         return web.Response()
 
     async def _retrieve(self, request: web.Request) -> web.StreamResponse:
-        queries = (await request.json())["queries"]
+        asked = await request.json()
+        queries = asked.get("queries", asked.get("urls"))
         self.requests.append(queries)
         return await self.behaviour(request, queries)
 

@@ -21,8 +21,9 @@ from forage.retrieval.cache import LruCache
 from forage.retrieval.client.counts import SearchCounts
 from forage.retrieval.client.dispatch import Dispatcher
 from forage.retrieval.client.exchange import Failure, Served
-from forage.retrieval.query import normalise_query
-from forage.types import FailureKind, Hit, SearchReply
+from forage.retrieval.query import mended, normalise_query
+from forage.retrieval.wire import AccessRequest
+from forage.types import FailureKind, Hit, PageReply, SearchReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class _Pending:
 
 
 class SearchClient:
-    """A ``Search`` over HTTP; use it on one event loop, and close it (or ``async with``)."""
+    """A ``Retriever`` and a ``PageOpener`` over HTTP, for one event loop; close it in the end."""
 
     def __init__(self, settings: SearchConfig, backoff_s: float = 0.5) -> None:
         """``backoff_s``: the wait before the first retry, doubled with each one after it."""
@@ -45,6 +46,8 @@ class SearchClient:
         self._pending: dict[str, _Pending] = {}
         self._queue: deque[_Pending] = deque()
         self._requests: set[asyncio.Task[None]] = set()
+        self._page_requests: set[asyncio.Task[PageReply]] = set()
+        self._room_for_pages = asyncio.Semaphore(settings.max_concurrent_requests)
         self._is_flush_due = False
         self._is_closed = False
         self._num_queries = self._num_cache_hits = 0
@@ -87,6 +90,36 @@ class SearchClient:
             self._failures[reply.failure] += 1
         return reply
 
+    async def open_page(self, url: str, chunk: int = 0, max_chars: int | None = None) -> PageReply:
+        """The page behind ``url``, or part ``chunk`` of it in parts of ``max_chars`` characters.
+
+        A typed failure within ``deadline_s``, as for a search; never raises.
+        """
+        if self._is_closed:
+            return PageReply(failure=FailureKind.CLOSED, detail="the client is closed")
+        task = asyncio.create_task(self._open_page(mended(url), chunk, max_chars))
+        self._page_requests.add(task)
+        task.add_done_callback(self._page_requests.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not self._is_closed:
+                raise  # the caller's own
+            return PageReply(failure=FailureKind.CLOSED, detail="the client was closed")
+
+    async def _open_page(self, url: str, chunk: int, max_chars: int | None) -> PageReply:
+        deadline = asyncio.get_running_loop().time() + self._settings.deadline_s
+        request = AccessRequest(urls=[url], max_chars=max_chars, chunk=chunk)
+        try:
+            async with asyncio.timeout_at(deadline), self._room_for_pages:
+                outcome = await self._dispatcher.open_page(request, deadline)
+        except TimeoutError:
+            detail = f"no reply within {self._settings.deadline_s:g} s"
+            return PageReply(failure=FailureKind.TIMEOUT, detail=detail)
+        if isinstance(outcome, Failure):
+            return PageReply(failure=outcome.kind, detail=outcome.detail)
+        return PageReply(outcome)
+
     async def wait_until_ready(self) -> None:
         """Return when a server answers; ``UserError`` after ``startup_timeout_s``."""
         await self._dispatcher.wait_until_ready()
@@ -98,9 +131,10 @@ class SearchClient:
     async def close(self) -> None:
         """End the session; searches still waiting, and later ones, are answered ``CLOSED``."""
         self._is_closed = True
-        for task in self._requests:
+        under_way = [*self._requests, *self._page_requests]
+        for task in under_way:
             task.cancel()
-        await asyncio.gather(*self._requests, return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
         for pending in list(self._pending.values()):
             self._settle(pending, _failed(FailureKind.CLOSED, "the client was closed"))
         self._queue.clear()
@@ -163,7 +197,7 @@ class SearchClient:
     async def _send(self, batch: Sequence[_Pending]) -> None:
         """Get replies for a batch; one that the server refuses for good is halved."""
         deadline = min(pending.deadline for pending in batch)
-        outcome = await self._dispatcher.ask([pending.query for pending in batch], deadline)
+        outcome = await self._dispatcher.search([pending.query for pending in batch], deadline)
         if not isinstance(outcome, Failure):
             for pending, hits in zip(batch, outcome, strict=True):
                 self._cache.put(pending.query, hits)

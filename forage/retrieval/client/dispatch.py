@@ -11,21 +11,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import aiohttp
 
 from forage.config.search_config import SearchConfig
 from forage.errors import UserError
-from forage.retrieval.client.exchange import Blame, Failure, Served, ask_what_is_served, retrieve
+from forage.retrieval.client.exchange import (
+    Blame,
+    Failure,
+    Served,
+    access,
+    ask_what_is_served,
+    retrieve,
+)
 from forage.retrieval.client.servers import Server, Servers
 from forage.retrieval.serve.bearer_token import read_token
-from forage.types import FailureKind, Hit
+from forage.retrieval.wire import AccessRequest
+from forage.types import FailureKind, Hit, PageText
 
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S = 8.0
 _POLL_S = 0.25
+
+
+T = TypeVar("T")
+Exchange: TypeAlias = Callable[[str, float], Awaitable[T | Failure]]
+"""Asks the server at an address once, within so many seconds."""
 
 
 class Dispatcher:
@@ -41,8 +55,24 @@ class Dispatcher:
         self._session: aiohttp.ClientSession | None = None
         self.num_requests = self.num_retries = self.num_failovers = self.num_ejections = 0
 
-    async def ask(self, queries: Sequence[str], deadline: float) -> list[tuple[Hit, ...]] | Failure:
+    async def search(
+        self, queries: Sequence[str], deadline: float
+    ) -> list[tuple[Hit, ...]] | Failure:
         """The hits of each query, or why there are none, by ``deadline`` (the loop's time)."""
+        topk = self._settings.topk
+        return await self._ask(
+            lambda url, timeout_s: retrieve(self._open_session(), url, queries, topk, timeout_s),
+            deadline,
+        )
+
+    async def open_page(self, request: AccessRequest, deadline: float) -> PageText | Failure | None:
+        """The page, None where there is none, or why nobody knows, by ``deadline``."""
+        return await self._ask(
+            lambda url, timeout_s: access(self._open_session(), url, request, timeout_s), deadline
+        )
+
+    async def _ask(self, exchange: Exchange[T], deadline: float) -> T | Failure:
+        """What one of the servers replies, tried as often as settings and time allow."""
         loop = asyncio.get_running_loop()
         failure: Failure | None = None
         failed: set[Server] = set()
@@ -57,7 +87,7 @@ class Dispatcher:
                 return failure or Failure(FailureKind.TIMEOUT, "the deadline passed")
             self.num_retries += tries > 0
             self.num_failovers += tries > 0 and server not in failed
-            outcome = await self._send(server, queries, timeout_s)
+            outcome = await self._send(server, exchange, timeout_s)
             if not isinstance(outcome, Failure) or outcome.is_final:
                 return outcome
             failure = outcome
@@ -138,19 +168,11 @@ class Dispatcher:
                 return None
             await self._servers.wait_for_news(wait_s)
 
-    async def _send(
-        self, server: Server, queries: Sequence[str], timeout_s: float
-    ) -> list[tuple[Hit, ...]] | Failure:
+    async def _send(self, server: Server, exchange: Exchange[T], timeout_s: float) -> T | Failure:
         """One request, and what its outcome says about the server."""
         self.num_requests += 1
         with self._servers.request_to(server) as is_probe:
-            outcome = await retrieve(
-                self._open_session(),
-                f"{server.url}/retrieve",
-                queries,
-                self._settings.topk,
-                timeout_s,
-            )
+            outcome = await exchange(server.url, timeout_s)
             if not isinstance(outcome, Failure) or outcome.blame in (Blame.LOAD, Blame.QUERIES):
                 server.breaker.succeed()
             elif server.breaker.fail(asyncio.get_running_loop().time(), is_probe):
@@ -167,7 +189,9 @@ class Dispatcher:
         if self._session is None:
             token = self._token
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._settings.max_concurrent_requests + 1),
+                connector=aiohttp.TCPConnector(
+                    limit=2 * self._settings.max_concurrent_requests + 1
+                ),
                 headers={"Authorization": f"Bearer {token.get_secret_value()}"} if token else None,
             )
         return self._session
@@ -187,9 +211,7 @@ class Dispatcher:
         # No queries cost nothing and show whether our token is right. Search-R1's own server has
         # no /readyz, and shows that it is up by searching.
         queries = [] if status == 200 else ["ready"]
-        outcome = await retrieve(
-            self._open_session(), f"{server.url}/retrieve", queries, 1, timeout_s
-        )
+        outcome = await retrieve(self._open_session(), server.url, queries, 1, timeout_s)
         if not isinstance(outcome, Failure):
             server.breaker.succeed()  # whatever it did before, it is back
             return None

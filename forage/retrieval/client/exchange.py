@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 
 import aiohttp
 
-from forage.retrieval.wire import MalformedReply, RetrieveRequest, read_reply
-from forage.types import FailureKind, Hit
+from forage.retrieval.query import mended
+from forage.retrieval.wire import (
+    AccessRequest,
+    MalformedReply,
+    RetrieveRequest,
+    Wire,
+    read_page,
+    read_reply,
+)
+from forage.types import FailureKind, Hit, PageText
 
 # A reply of thousands of passages takes long enough to parse to hold up the other episodes.
 _PARSE_IN_THREAD_BYTES = 4 * 2**20
@@ -51,13 +59,43 @@ async def retrieve(
     session: aiohttp.ClientSession, url: str, queries: Sequence[str], topk: int, timeout_s: float
 ) -> list[tuple[Hit, ...]] | Failure:
     """Ask ``url`` once: the hits of each query, or why there are none."""
-    # A lone surrogate is legal in a Python text and not in UTF-8: it travels as a question mark.
-    texts = [query.encode("utf-8", "replace").decode("utf-8") for query in queries]
-    request = RetrieveRequest(queries=texts, topk=topk, return_scores=True)
+    request = RetrieveRequest(
+        queries=[mended(query) for query in queries], topk=topk, return_scores=True
+    )
+    body = await _post(session, f"{url}/retrieve", request, timeout_s)
+    if isinstance(body, Failure):
+        return body
+    try:
+        if len(body) > _PARSE_IN_THREAD_BYTES:
+            return await asyncio.to_thread(read_reply, body, len(queries), topk)
+        return read_reply(body, len(queries), topk)
+    except MalformedReply as error:
+        return Failure(FailureKind.MALFORMED, str(error))
+
+
+async def access(
+    session: aiohttp.ClientSession, url: str, request: AccessRequest, timeout_s: float
+) -> PageText | Failure | None:
+    """Ask ``url`` once for the page of one address: the page, None, or why it is not known."""
+    body = await _post(session, f"{url}/access", request, timeout_s)
+    if isinstance(body, Failure):
+        # A server without pages is a good server for searches, so it is not to blame.
+        is_address = body.blame is Blame.ADDRESS
+        return replace(body, blame=Blame.QUERIES) if is_address else body
+    try:
+        return read_page(body)
+    except MalformedReply as error:
+        return Failure(FailureKind.MALFORMED, str(error))
+
+
+async def _post(
+    session: aiohttp.ClientSession, url: str, request: Wire, timeout_s: float
+) -> bytes | Failure:
+    """The body of the reply, or why there is none."""
     try:
         async with session.post(
             url,
-            json=request.model_dump(),
+            json=request.model_dump(exclude_none=True),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             allow_redirects=False,
         ) as response:
@@ -72,12 +110,7 @@ async def retrieve(
         return Failure(FailureKind.REFUSED, f"{type(error).__name__}: {error}")
     if response.status != 200:
         return _failure_of_status(response.status, response.headers.get("Retry-After"), body)
-    try:
-        if len(body) > _PARSE_IN_THREAD_BYTES:
-            return await asyncio.to_thread(read_reply, body, len(queries), topk)
-        return read_reply(body, len(queries), topk)
-    except MalformedReply as error:
-        return Failure(FailureKind.MALFORMED, str(error))
+    return body
 
 
 @dataclass(frozen=True, slots=True)
