@@ -15,8 +15,7 @@ from pathlib import Path
 
 from forage.algorithms.packing import pack_mini_batches
 from forage.config.run_config import RunConfig, to_yaml
-from forage.data.step_questions import StepQuestions
-from forage.data.training import training_questions
+from forage.data.order import StepQuestions, training_questions
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
 from forage.evaluation.scores import scores_of

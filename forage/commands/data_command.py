@@ -69,7 +69,7 @@ def run_world(args: Namespace) -> int:
 
 def _data_squad(args: Namespace) -> int:
     from forage.data.corpus import write_corpus
-    from forage.data.forms.squad import squad_passages
+    from forage.data.forms.forms import squad_passages
     from forage.data.questions import read_questions, write_questions
 
     passages = squad_passages(args.file)

@@ -136,7 +136,9 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
             f"{path}:{number}: {_what_is_wrong(row, 'contents', 'a text')}; each line needs "
             '"id" and "contents" (or "title" and "text")'
         )
-    return Passage(_mended(str(identity)), _mended(title), _mended(text))
+    return Passage(
+        replace_surrogates(str(identity)), replace_surrogates(title), replace_surrogates(text)
+    )
 
 
 def _parse_object(line: bytes, path: Path, number: int) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def _what_is_wrong(row: dict[str, Any], key: str, needed: str) -> str:
     return f'"{key}" is {str(row[key])[:40]!r}; {needed} is needed'
 
 
-def _mended(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """``text`` with lone surrogates (legal in JSON, not in UTF-8) replaced by U+FFFD."""
     if text.isascii():
         return text

@@ -1,22 +1,140 @@
-"""Which question stands at which position of a run: shuffles, mixing by weight, a curriculum.
+"""Which questions a training run asks, and in which order: shuffles, mixtures, a curriculum.
 
-The training loop asks for the questions of a step. The answer depends on the position and the seed
-alone, never on what was asked before, so that a resumed run asks the same questions.
+``data.*`` of the recipe decides. The training loop asks for the questions of a step; the answer
+depends on the position and the seed alone, never on what was asked before, so that a resumed run
+asks the same questions.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
-from forage.data.difficulty import Difficulty
+from forage.config.data_config import DataConfig
+from forage.data.published.benchmarks import require_file
+from forage.data.questions import read_questions
 from forage.errors import UserError
-from forage.types import Question
+from forage.records import read_episodes
+from forage.types import Question, Status
+
+LOG = logging.getLogger(__name__)
 
 MIX_BLOCK = 1000
 """Positions within which sources come in the proportions of their weights, to within one."""
+
+
+def training_questions(config: DataConfig, seed: int) -> tuple[list[Question], QuestionOrder]:
+    """The questions that may be asked, and the order to ask them in; raises ``UserError``."""
+    assert config.train is not None, "checked by check_trainable"
+    require_file(config.train, config.train_sets, "train")
+    questions = read_questions(config.train, config.train_form)
+    difficulty = None
+    if config.difficulty is not None:
+        difficulty = measure_difficulty(config.difficulty, questions)
+        if config.has_band:
+            questions = difficulty.keep_band(questions, config.min_success, config.max_success)
+    by_difficulty = difficulty if config.order == "easy_first" else None
+    order = QuestionOrder(questions, seed, config.weights, by_difficulty)
+    if config.weights:
+        questions = [question for question in questions if config.weights[question.source] > 0]
+    return questions, order
+
+
+@dataclass(frozen=True, slots=True)
+class StepQuestions:
+    """The questions of each step: its own ``num_own``, and up to ``num_spare`` others.
+
+    ``num_questions`` is how many there are in all.
+    """
+
+    order: QuestionOrder
+    num_questions: int
+    num_own: int
+    num_spare: int
+    seed: int
+
+    def own(self, step: int) -> Sequence[Question]:
+        """What the step asks."""
+        return self.order.of_step(step, self.num_own)
+
+    def spare(self, step: int) -> list[Question]:
+        """Questions that the step may ask beside its own, in the run's mixture.
+
+        They stand at positions of the order that no run reaches.
+        """
+        first = random.Random(f"{self.seed}/spare/{step}").randrange(1 << 40, 1 << 41)
+        spare: dict[str, Question] = {}
+        own = {question.id for question in self.own(step)}
+        for position in range(first, first + 2 * self.num_questions):  # a whole epoch, at least
+            question = self.order.at(position)
+            if question.id not in own:
+                spare.setdefault(question.id, question)
+            if len(spare) == self.num_spare:
+                break
+        return list(spare.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """The share of a question's episodes that answered it exactly (EM), by question id.
+
+    A question that is always or never answered teaches a group nothing.
+    """
+
+    success_rate: dict[str, float]
+
+    def keep_band(
+        self, questions: Sequence[Question], lowest: float, highest: float
+    ) -> list[Question]:
+        """The questions with a rate from ``lowest`` to ``highest``; raises ``UserError`` for none.
+
+        Questions that were never measured are left out; the log says how many.
+        """
+        kept = [
+            question
+            for question in questions
+            if lowest <= self.success_rate.get(question.id, -1.0) <= highest
+        ]
+        num_unknown = sum(question.id not in self.success_rate for question in questions)
+        LOG.info(
+            "kept %d of %d questions with a success rate from %g to %g; %d were never measured",
+            len(kept), len(questions), lowest, highest, num_unknown,
+        )  # fmt: skip
+        if not kept:
+            raise UserError(
+                f"no question has a measured success rate from {lowest} to {highest} "
+                f"({num_unknown} of {len(questions)} were never measured); widen "
+                "data.min_success and data.max_success, or measure them"
+            )
+        return kept
+
+
+def measure_difficulty(path: Path, questions: Sequence[Question]) -> Difficulty:
+    """Success rates of ``questions`` in an episode file of any run or evaluation.
+
+    Episodes that the engine or a search failed, and those of other arms than the normal one, say
+    nothing about a question and do not count. Raises ``UserError`` where no episode counts.
+    """
+    wanted = {question.id for question in questions}
+    scores: dict[str, list[float]] = {}
+    for record in read_episodes(path):
+        episode = record.episode
+        has_failed = episode.status in (Status.ENGINE_FAILED, Status.SEARCH_FAILED)
+        if has_failed or record.arm not in (None, "normal") or episode.reward is None:
+            continue
+        if episode.question.id in wanted:
+            scores.setdefault(episode.question.id, []).append(episode.reward.parts["em"])
+    if not scores:
+        raise UserError(
+            f"data.difficulty is {path}, which holds no scored episode of the training questions; "
+            "name the episodes of a run or an evaluation that played them"
+        )
+    return Difficulty({i: sum(those) / len(those) for i, those in scores.items()})
 
 
 class QuestionOrder:

@@ -1,7 +1,7 @@
 """Question files in, ``Question`` out, and back: every published form is recognised by its keys.
 
 ``train`` and ``eval`` read their questions here, and the generated encyclopedia writes them here.
-What a form looks like is shown beside its reader (``flat.py``, ``chat.py``, ``squad.py``).
+What a form looks like is shown beside its reader (``forms.py``, ``chat_rows.py``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 
 from forage.data.forms.chat_rows import search_r1_row
 from forage.data.forms.forms import check_form, questions_of, recognise
-from forage.data.forms.parquet import write_search_r1_rows
-from forage.data.forms.rows import Row, read_rows, stem
+from forage.data.forms.rows import Row, read_rows, stem, write_search_r1_rows
 from forage.errors import UserError
 from forage.types import Question
 
@@ -84,7 +83,7 @@ def _questions(path: Path, form: str | None) -> Iterator[tuple[str, Question]]:
     file_stem = stem(path)
     for number, (place, row) in enumerate(read_rows(path), start=1):
         if number == 1:
-            how = "as told" if name else "recognised"
+            how = "as configured" if name else "recognised"
             name = name or recognise(place, row)
             LOG.info("%s: questions in the form %s (%s)", path, name, how)
         assert name is not None, "the first row decides"

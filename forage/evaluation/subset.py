@@ -12,8 +12,8 @@ import random
 from collections.abc import Sequence
 
 from forage.config.run_config import RunConfig
+from forage.data.published.benchmarks import require_file
 from forage.data.questions import read_questions
-from forage.data.training import require_file
 from forage.errors import UserError
 from forage.types import Question
 

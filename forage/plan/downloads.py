@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from forage.config.run_config import RunConfig
-from forage.data.published.benchmarks import names_of, published
+from forage.data.published.benchmarks import names_of, prepare_command, published
 from forage.data.published.published_corpora import CORPORA
-from forage.data.training import prepare_command
 from forage.plan.models import ModelSize
 
 CHECKPOINT_BYTES = 2

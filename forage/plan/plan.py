@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forage.config.run_config import RunConfig
-from forage.data.training import training_questions
+from forage.data.order import training_questions
 from forage.environment.template import PromptTemplate
 from forage.errors import UserError
 from forage.plan.downloads import Need, needs, num_train_questions

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from forage.config.data_config import DataConfig
-from forage.data.difficulty import Difficulty, measure_difficulty
+from forage.data.order import Difficulty, measure_difficulty, training_questions
 from forage.data.questions import write_questions
-from forage.data.training import training_questions
 from forage.errors import UserError
 from forage.records import write_episode_file
 from forage.types import Episode, Question, Status

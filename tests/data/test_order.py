@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.data.difficulty import Difficulty
-from forage.data.order import MIX_BLOCK, QuestionOrder
+from forage.data.order import MIX_BLOCK, Difficulty, QuestionOrder
 from forage.errors import UserError
 from forage.types import Question
 

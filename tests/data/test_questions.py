@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forage.data.forms.squad import squad_passages
+from forage.data.forms.forms import squad_passages
 from forage.data.questions import read_questions, write_questions
 from forage.errors import UserError
 from forage.types import Hop, Question
@@ -166,7 +166,7 @@ def test_lone_surrogates_are_mended_so_that_the_question_can_be_written_again(tm
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{not json", r"mine\.jsonl:2: this line is no JSON"),
+        ("{not json", r"mine\.jsonl:2: not valid JSON"),
         ('"text"', r"mine\.jsonl:2: a JSON object is needed, not 'text'"),
         ('{"answers": ["A"]}', r"mine\.jsonl:2: no question"),
         ('{"question": " ", "answers": ["A"]}', r"mine\.jsonl:2: no question"),
@@ -212,7 +212,7 @@ def test_a_bad_line_is_an_error_with_its_number(tmp_path: Path, line: str, messa
         (b"", "holds no questions"),
         (b"\n\n", "holds no questions"),
         (b'{"question": "caf\xe9"}', "is not UTF-8 text"),
-        (b'[{"question": "x"},', "mine.json:1: this is no JSON"),
+        (b'[{"question": "x"},', "mine.json:1: not valid JSON"),
         (b'[{"question": "x"}]', "mine.json: record 1: no known form .* has these keys: question"),
         (b'{"data": []}', "holds no questions"),
         (b'{"data": [{"paragraphs": [{}]}]}', "paragraph 0: an object with a text"),

@@ -1,7 +1,6 @@
 """Which questions a step asks and may ask beside them: functions of the step and the seed alone."""
 
-from forage.data.order import QuestionOrder
-from forage.data.step_questions import StepQuestions
+from forage.data.order import QuestionOrder, StepQuestions
 from forage.types import Question
 
 ALL = [Question(f"q{n}", f"What is {n}?", (str(n),), "test") for n in range(12)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
-from forage.data.forms.fields import golden_answers, mend, question_text, row_id
-from forage.data.forms.flat import gold_passage_ids, hops
+from forage.data.corpus import replace_surrogates
+from forage.data.forms.fields import gold_passage_ids, golden_answers, hops, question_text, row_id
 from forage.data.forms.rows import Row
 from forage.types import Question
 
@@ -48,7 +48,7 @@ def search_r1_question(place: str, row: Row, default_id: str, default_source: st
             answers or row.get("golden_answers"),
             '"reward_model.ground_truth.target"',
         ),
-        source=mend(source),
+        source=replace_surrogates(source),
         gold_passage_ids=gold_passage_ids(place, row),
         hops=hops(place, row),
     )
@@ -120,7 +120,7 @@ def _prompted(
         id=row_id(row) or default_id,
         text=question_text(place, row, text, '"prompt", behind "Question:"'),
         golden_answers=golden_answers(place, row, answers, needed),
-        source=mend(str(row.get("data_source") or default_source)),
+        source=replace_surrogates(str(row.get("data_source") or default_source)),
     )
 
 

@@ -1,14 +1,16 @@
-"""The fields of a question out of a row: what every form of record has in common.
+"""The fields of a question out of a row: what the forms of record have in common.
 
-Each function takes the place of the row, so that what is wrong is told with its line.
+Each function takes the place of the row, so that its errors name the line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forage.data.corpus import replace_surrogates
 from forage.data.forms.rows import Row, shorten
 from forage.errors import UserError
+from forage.types import Hop
 
 _ID_KEYS = ("id", "qid", "idx")
 
@@ -23,7 +25,7 @@ def question_text(place: str, row: Row, value: object, needed: str = '"question"
     """``value`` as a question; ``needed`` is the key that the error names."""
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{place}: no question; a text under {needed} is needed, {_found(row)}")
-    return mend(value)
+    return replace_surrogates(value)
 
 
 def golden_answers(place: str, row: Row, value: object, needed: str) -> tuple[str, ...]:
@@ -38,7 +40,7 @@ def golden_answers(place: str, row: Row, value: object, needed: str) -> tuple[st
     for answer in values:
         if not isinstance(answer, str) or not answer.strip():
             raise UserError(f"{place}: the answer {shorten(answer)} is no text; put it in quotes")
-        texts.append(mend(answer))
+        texts.append(replace_surrogates(answer))
     return tuple(dict.fromkeys(texts))
 
 
@@ -50,9 +52,27 @@ def objects(place: str, value: object, what: str) -> list[Row]:
     return list(rows)
 
 
-def mend(text: str) -> str:
-    """Lone surrogates (JSON may escape them) replaced, so that the text can be written again."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+def gold_passage_ids(place: str, row: Row) -> tuple[str, ...]:
+    ids = _metadata(row).get("gold_passage_ids") or ()
+    if not isinstance(ids, list | tuple):
+        raise UserError(f"{place}: gold_passage_ids must be a list, not {shorten(ids)}")
+    return tuple(str(i) for i in ids)
+
+
+def hops(place: str, row: Row) -> tuple[Hop, ...]:
+    return tuple(_hop(place, hop) for hop in objects(place, _metadata(row).get("hops"), "hops"))
+
+
+def _metadata(row: Row) -> Row:
+    metadata = row.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _hop(place: str, hop: Row) -> Hop:
+    names = ("subject", "relation", "value", "passage_id")
+    if any(not isinstance(hop.get(name), str) for name in names):
+        raise UserError(f"{place}: a hop is an object with texts under {', '.join(names)}")
+    return Hop(*(hop[name] for name in names))
 
 
 def _found(row: Row) -> str:

@@ -1,56 +1,133 @@
-"""Which of the published forms a row is written in, and the reader for it.
+"""The published forms of question records, and which of them a file is written in.
 
-The first row of a file decides for all of them. Forms are named in the log, and can be given by
-name where a file fits more than one.
+The first row of a file decides for all of its rows. The log names the form, and a file that fits
+more than one can be read by the name of its form. Here are the forms whose question stands alone;
+those with a prompt around it are in ``chat_rows.py``. SQuAD's paragraphs are a corpus as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
+from forage.data.corpus import replace_surrogates
 from forage.data.forms.chat_rows import rlinf_question, search_r1_question, slime_question
-from forage.data.forms.flat import ANSWER_KEYS, asearcher_question, flat_question
-from forage.data.forms.rows import Row
-from forage.data.forms.squad import is_squad, squad_questions
+from forage.data.forms.fields import (
+    gold_passage_ids,
+    golden_answers,
+    hops,
+    objects,
+    question_text,
+    row_id,
+)
+from forage.data.forms.rows import Row, read_rows, stem
 from forage.errors import UserError
-from forage.types import Question
+from forage.types import Passage, Question
 
-NEEDED_KEYS = {
-    "search-r1": "reward_model, and prompt or question (Search-R1, veRL)",
-    "rlinf": "prompt, solutions",
-    "slime": "prompt, label",
-    "asearcher": "question, answer, aug_answer",
-    "flat": "question, and answers, golden_answers or answer (plain, FlashRAG, NQ-open)",
-    "squad": "data, a list of articles with paragraphs",
+# The first of these keys that a row has holds its golden answers.
+_ANSWER_KEYS = ("golden_answers", "answers", "answer")
+_TITLE_WORDS = 6
+
+_Reader = Callable[[str, Row, str, str], Question]
+"""The question of (place, row, default id, default source); raises ``UserError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form of record: the keys that its rows need, in words and as a test, and its reader.
+
+    ``read`` None stands for SQuAD, where one row holds many questions.
+    """
+
+    needed: str
+    fits: Callable[[Row], bool]
+    read: _Reader | None
+
+
+def _is_squad(row: Row) -> bool:
+    return isinstance(row.get("data"), list)
+
+
+def flat_question(place: str, row: Row, default_id: str, default_source: str) -> Question:
+    """A row of one of the flat forms.
+
+    Plain ``{"question", "answers"}``; NQ-open ``{"question", "answer": [..]}``; FlashRAG
+    ``{"id", "question", "golden_answers"}``; the generated world's, which adds ``data_source`` and
+    ``{"metadata": {"gold_passage_ids": [..], "hops": [{"subject", "relation", "value",
+    "passage_id"}]}}``.
+    """
+    key = next((key for key in _ANSWER_KEYS if key in row), None)
+    answers = golden_answers(
+        place, row, row[key] if key else None, '"golden_answers", "answers" or "answer"'
+    )
+    return Question(
+        id=row_id(row) or default_id,
+        text=question_text(place, row, row.get("question")),
+        golden_answers=answers,
+        source=str(row.get("data_source") or default_source),
+        gold_passage_ids=gold_passage_ids(place, row),
+        hops=hops(place, row),
+    )
+
+
+def asearcher_question(place: str, row: Row, default_id: str, default_source: str) -> Question:
+    """``{"id" | "qid" | "idx", "question", "answer", "aug_answer"}``.
+
+    ``aug_answer`` holds other wordings of ``answer``; all of them are golden, ``answer`` first.
+    """
+    others = row.get("aug_answer") or []
+    return Question(
+        id=row_id(row) or default_id,
+        text=question_text(place, row, row.get("question")),
+        golden_answers=golden_answers(
+            place, row, [*_as_list(row.get("answer")), *_as_list(others)], '"answer"'
+        ),
+        source=replace_surrogates(str(row.get("source") or default_source)),
+    )
+
+
+# The first form that fits is the form of a row.
+_FORMS = {
+    "squad": _Form("data, a list of articles with paragraphs", _is_squad, None),
+    "search-r1": _Form(
+        "reward_model, and prompt or question (Search-R1, veRL)",
+        lambda row: "reward_model" in row and ("prompt" in row or "question" in row),
+        search_r1_question,
+    ),
+    "rlinf": _Form(
+        "prompt, solutions", lambda row: "prompt" in row and "solutions" in row, rlinf_question
+    ),
+    "slime": _Form("prompt, label", lambda row: "prompt" in row and "label" in row, slime_question),
+    "asearcher": _Form(
+        "question, answer, aug_answer",
+        lambda row: "question" in row and "aug_answer" in row,
+        asearcher_question,
+    ),
+    "flat": _Form(
+        "question, and answers, golden_answers or answer (plain, FlashRAG, NQ-open)",
+        lambda row: "question" in row and any(key in row for key in _ANSWER_KEYS),
+        flat_question,
+    ),
 }
-"""The forms by name, each with the keys that a row of it has."""
 
 
 def recognise(place: str, row: Row) -> str:
-    """The form of the first row of a file; raises ``UserError`` that names what it holds."""
-    has_prompt = "prompt" in row
-    if is_squad(row):
-        return "squad"
-    if "reward_model" in row and (has_prompt or "question" in row):
-        return "search-r1"
-    if has_prompt and "solutions" in row:
-        return "rlinf"
-    if has_prompt and "label" in row:
-        return "slime"
-    if "question" in row and "aug_answer" in row:
-        return "asearcher"
-    if "question" in row and any(key in row for key in ANSWER_KEYS):
-        return "flat"
+    """The form of the first row of a file; raises ``UserError`` that names the row's keys."""
+    for name, form in _FORMS.items():
+        if form.fits(row):
+            return name
+    all_needed = "; ".join(f"{name}: {form.needed}" for name, form in _FORMS.items())
     raise UserError(
         f"{place}: no known form of question has these keys: {', '.join(map(str, row)) or 'none'}; "
-        f"rename them to fit one: {_all_needed()}"
+        f"rename them to fit one: {all_needed}"
     )
 
 
 def check_form(form: str) -> str:
     """``form`` itself; raises ``UserError`` for an unknown one."""
-    if form not in NEEDED_KEYS:
-        raise UserError(f"{form!r} is no form of question file; there are {', '.join(NEEDED_KEYS)}")
+    if form not in _FORMS:
+        raise UserError(f"{form!r} is no form of question file; there are {', '.join(_FORMS)}")
     return form
 
 
@@ -58,20 +135,65 @@ def questions_of(
     form: str, place: str, row: Row, default_id: str, file_stem: str
 ) -> Iterator[tuple[str, Question]]:
     """The questions of a row, each with its place: many in SQuAD's form, one in the others."""
-    match form:
-        case "squad":
-            yield from squad_questions(place, row, file_stem)
-        case "search-r1":
-            yield place, search_r1_question(place, row, default_id, file_stem)
-        case "rlinf":
-            yield place, rlinf_question(place, row, default_id, file_stem)
-        case "slime":
-            yield place, slime_question(place, row, default_id, file_stem)
-        case "asearcher":
-            yield place, asearcher_question(place, row, default_id, file_stem)
-        case _:
-            yield place, flat_question(place, row, default_id, file_stem)
+    read = _FORMS[form].read
+    if read is None:
+        yield from _squad_questions(place, row, file_stem)
+    else:
+        yield place, read(place, row, default_id, file_stem)
 
 
-def _all_needed() -> str:
-    return "; ".join(f"{form}: {needed}" for form, needed in NEEDED_KEYS.items())
+def squad_passages(path: Path | str) -> list[Passage]:
+    """The paragraphs of a SQuAD file as a corpus; ids are those in ``gold_passage_ids``."""
+    path = Path(path)
+    rows = read_rows(path)
+    place, tree = next(rows, ("", {}))
+    if not _is_squad(tree):
+        raise UserError(f'{path} is no SQuAD file: a JSON object with "data" is needed')
+    return [passage for passage, _ in _paragraphs(place, tree, stem(path))]
+
+
+def _squad_questions(place: str, tree: Row, file_stem: str) -> Iterator[tuple[str, Question]]:
+    """Each question with its place; answers once each, in the file's order."""
+    for passage, paragraph in _paragraphs(place, tree, file_stem):
+        where = f"{place}: paragraph {passage.id}"
+        for number, row in enumerate(objects(where, paragraph.get("qas"), "qas")):
+            here = f"{where}, question {number}"
+            answers = golden_answers(here, row, _texts(row.get("answers")), '"answers"')
+            yield (
+                here,
+                Question(
+                    id=row_id(row) or f"{passage.id}-{number}",
+                    text=question_text(here, row, row.get("question")),
+                    golden_answers=answers,
+                    source=file_stem,
+                    gold_passage_ids=(passage.id,),
+                ),
+            )
+
+
+def _paragraphs(place: str, tree: Row, file_stem: str) -> Iterator[tuple[Passage, Row]]:
+    """Each paragraph as a passage, and as it stands in the file; numbered through the file."""
+    number = 0
+    for article in objects(place, tree.get("data"), "data"):
+        for paragraph in objects(place, article.get("paragraphs"), "paragraphs"):
+            if not isinstance(paragraph.get("context"), str):
+                raise UserError(
+                    f'{place}: paragraph {number}: an object with a text under "context" is needed'
+                )
+            context = replace_surrogates(paragraph["context"])
+            title = str(article.get("title") or "").replace("_", " ").strip()
+            title = title or " ".join(context.split()[:_TITLE_WORDS])
+            yield Passage(id=f"{file_stem}-{number}", title=title, text=context), paragraph
+            number += 1
+
+
+def _texts(value: object) -> list[object]:
+    """The texts of ``[{"text", "answer_start"}]``; none for anything else."""
+    answers = value if isinstance(value, list) else []
+    return [answer.get("text") if isinstance(answer, dict) else answer for answer in answers]
+
+
+def _as_list(value: object) -> list[object]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

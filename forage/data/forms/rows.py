@@ -1,7 +1,7 @@
-"""Raw rows out of a file, each with its place, whatever the file is: the first step of reading.
+"""Raw rows of question files, each with its place: the first step of reading, and parquet's writer.
 
 Files are JSON lines, a list of objects, one object (SQuAD), all of them gzipped or not, or
-parquet. What the keys of a row mean is decided in ``forms.py``.
+parquet. ``forms.py`` decides what the keys of a row mean. The one file that imports pyarrow.
 """
 
 from __future__ import annotations
@@ -9,19 +9,23 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forage.data.forms.parquet import is_parquet, parquet_rows
 from forage.errors import UserError
 
+if TYPE_CHECKING:
+    import pyarrow
+
 Row = dict[str, Any]
+_ROWS_PER_BATCH = 1000
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Each row with its place, ``path:line`` or ``path: record n``; raises ``UserError``."""
-    for place, value in parquet_rows(path) if is_parquet(path) else _json_values(path):
+    for place, value in _parquet_rows(path) if path.suffix == ".parquet" else _json_values(path):
         if not isinstance(value, dict):
             raise UserError(f"{place}: a JSON object is needed, not {shorten(value)}")
         yield place, value
@@ -41,6 +45,25 @@ def shorten(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def write_search_r1_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows of Search-R1's form, replacing the file in one move, or not at all."""
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = _search_r1_schema()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    left = iter(rows)
+    try:
+        with pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+            while batch := list(islice(left, _ROWS_PER_BATCH)):
+                writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 def _json_values(path: Path) -> Iterator[tuple[str, object]]:
     text = _read_text(path)
     try:
@@ -48,7 +71,7 @@ def _json_values(path: Path) -> Iterator[tuple[str, object]]:
     except (json.JSONDecodeError, RecursionError) as error:
         if text.lstrip().startswith("["):
             line = getattr(error, "lineno", 1)
-            raise UserError(f"{path}:{line}: this is no JSON ({error})") from error
+            raise UserError(f"{path}:{line}: not valid JSON ({error})") from error
         yield from _json_lines(path, text)
         return
     if isinstance(tree, list):
@@ -65,7 +88,7 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[str, object]]:
         try:
             yield f"{path}:{number}", json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise UserError(f"{path}:{number}: this line is no JSON ({error})") from error
+            raise UserError(f"{path}:{number}: not valid JSON ({error})") from error
 
 
 def _read_text(path: Path) -> str:
@@ -77,3 +100,47 @@ def _read_text(path: Path) -> str:
         raise UserError(f"cannot read the questions {path}: {reason}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row as plain Python values, with its place; raises ``UserError``."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", row
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot read the parquet file {path}: {reason}") from error
+
+
+def _search_r1_schema() -> pyarrow.Schema:
+    """The columns of the published files, and ``metadata``, which carries hops and gold ids."""
+    import pyarrow
+
+    text = pyarrow.string()
+    texts = pyarrow.list_(text)
+    struct = pyarrow.struct
+    hop = struct([(name, text) for name in ("subject", "relation", "value", "passage_id")])
+    truth = struct([("target", texts)])
+    return pyarrow.schema(
+        [
+            ("id", text),
+            ("question", text),
+            ("golden_answers", texts),
+            ("data_source", text),
+            ("prompt", pyarrow.list_(struct([("role", text), ("content", text)]))),
+            ("ability", text),
+            ("reward_model", struct([("style", text), ("ground_truth", truth)])),
+            (
+                "extra_info",
+                struct([("split", text), ("index", pyarrow.int64()), ("question_id", text)]),
+            ),
+            ("metadata", struct([("gold_passage_ids", texts), ("hops", pyarrow.list_(hop))])),
+        ]
+    )

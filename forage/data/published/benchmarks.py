@@ -1,12 +1,15 @@
 """The published question sets: where the hub keeps them, and how many questions they have.
 
-A table and nothing else; ``prepare.py`` fetches them. Counts are those of the published training
-and test files of Search-R1; a set without a count there is taken as it comes.
+Nothing is fetched here; ``prepare.py`` does that. Counts are those of the published training and
+test files of Search-R1; the number of questions of a set without a count is not checked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from forage.errors import UserError
 
@@ -27,34 +30,29 @@ class BenchmarkPart:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-# Where a set's test answers are hidden, the field tests on its dev split.
+_TRAIN_COUNTS = {"nq": 79_168, "hotpotqa": 90_447}
+_TEST_COUNTS = {
+    **{"nq": 3_610, "triviaqa": 11_313, "popqa": 14_267, "hotpotqa": 7_405},
+    **{"2wikimultihopqa": 12_576, "musique": 2_417, "bamboogle": 125},
+}
+_TRAIN_SETS = ("nq", "hotpotqa", "triviaqa", "2wikimultihopqa", "musique")
+_DEV_SETS = ("hotpotqa", "2wikimultihopqa", "musique")
+"""Sets whose test answers are hidden: the field tests on their dev split."""
+
+
+def _flashrag(name: str, hub_split: str, published: dict[str, int]) -> BenchmarkPart:
+    counts = {name: published[name]} if name in published else {}
+    return BenchmarkPart(FLASHRAG, name, hub_split, counts)
+
+
 _PARTS: dict[tuple[str, str], BenchmarkPart] = {
-    ("nq", "train"): BenchmarkPart(FLASHRAG, "nq", "train", {"nq": 79_168}),
-    ("hotpotqa", "train"): BenchmarkPart(FLASHRAG, "hotpotqa", "train", {"hotpotqa": 90_447}),
-    ("triviaqa", "train"): BenchmarkPart(FLASHRAG, "triviaqa", "train"),
-    ("2wikimultihopqa", "train"): BenchmarkPart(FLASHRAG, "2wikimultihopqa", "train"),
-    ("musique", "train"): BenchmarkPart(FLASHRAG, "musique", "train"),
-    ("nq", "test"): BenchmarkPart(FLASHRAG, "nq", "test", {"nq": 3_610}),
-    ("triviaqa", "test"): BenchmarkPart(FLASHRAG, "triviaqa", "test", {"triviaqa": 11_313}),
-    ("popqa", "test"): BenchmarkPart(FLASHRAG, "popqa", "test", {"popqa": 14_267}),
-    ("hotpotqa", "test"): BenchmarkPart(FLASHRAG, "hotpotqa", "dev", {"hotpotqa": 7_405}),
-    ("2wikimultihopqa", "test"): BenchmarkPart(
-        FLASHRAG, "2wikimultihopqa", "dev", {"2wikimultihopqa": 12_576}
-    ),
-    ("musique", "test"): BenchmarkPart(FLASHRAG, "musique", "dev", {"musique": 2_417}),
-    ("bamboogle", "test"): BenchmarkPart(FLASHRAG, "bamboogle", "test", {"bamboogle": 125}),
-    ("search-r1", "train"): BenchmarkPart(
-        MERGED, None, "train", {"nq": 79_168, "hotpotqa": 90_447}
-    ),
-    ("search-r1", "test"): BenchmarkPart(
-        MERGED,
-        None,
-        "test",
-        {
-            **{"nq": 3_610, "triviaqa": 11_313, "popqa": 14_267, "hotpotqa": 7_405},
-            **{"2wikimultihopqa": 12_576, "musique": 2_417, "bamboogle": 125},
-        },
-    ),
+    **{(name, "train"): _flashrag(name, "train", _TRAIN_COUNTS) for name in _TRAIN_SETS},
+    **{
+        (name, "test"): _flashrag(name, "dev" if name in _DEV_SETS else "test", _TEST_COUNTS)
+        for name in TEST_SETS
+    },
+    ("search-r1", "train"): BenchmarkPart(MERGED, None, "train", _TRAIN_COUNTS),
+    ("search-r1", "test"): BenchmarkPart(MERGED, None, "test", _TEST_COUNTS),
 }
 
 
@@ -78,3 +76,14 @@ def names_of(text: str) -> list[str]:
         raise UserError("name at least one set, for example: forage data prepare nq,hotpotqa")
     every = [known for name in names for known in (TEST_SETS if name == "seven" else (name,))]
     return list(dict.fromkeys(every))
+
+
+def require_file(path: Path, sets: Sequence[str], split: Literal["train", "test"]) -> None:
+    """Raise ``UserError`` with the command to run where a file of published sets is missing."""
+    if sets and not path.exists():
+        raise UserError(f"{path} is not there yet; run: {prepare_command(path, sets, split)}")
+
+
+def prepare_command(path: Path, sets: Sequence[str], split: Literal["train", "test"]) -> str:
+    """The command that makes a file of published sets."""
+    return f"forage data prepare {','.join(sets)} --split {split} --out {path}"

@@ -1,8 +1,9 @@
 """``forage data prepare``: published question sets into one file of ours, checked and resumable.
 
-Each set is streamed into a part of its own beside the result. A part that was interrupted goes on
-after its last whole line; a part that is complete has been counted. The result appears whole, at
-the end, and its ids have their source in front, since each set numbers its own from 0.
+Each set is streamed from the hub (or a local copy) into a part file beside the result; the one file
+that imports ``datasets``. An interrupted part is continued after its last whole line, and a
+complete part has been counted. The result appears whole, at the end. Its ids have their source in
+front, since each set numbers its questions from 0.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from forage.data.forms.fields import mend
+from forage.data.corpus import replace_surrogates
 from forage.data.forms.forms import questions_of, recognise
 from forage.data.forms.rows import read_rows
 from forage.data.published.benchmarks import BenchmarkPart, published
-from forage.data.published.hub import stream_rows
 from forage.data.questions import read_questions, to_line, write_search_r1
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
 from forage.types import Question
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 LOG = logging.getLogger(__name__)
 
@@ -83,7 +87,7 @@ def convert(
 
 
 def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None, bar: Bar) -> Path:
-    """The file of one set, complete and counted; what an earlier run left is gone on with."""
+    """The file of one set, complete and counted; an earlier run's unfinished part is continued."""
     done = out.with_name(f".{out.name}.{name}.jsonl")
     if done.exists():
         LOG.info("%s: already there", name)
@@ -109,8 +113,8 @@ def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None,
     if part.counts and counts != part.counts:
         partial.unlink()
         raise UserError(
-            f"{name}: {_say(counts)} questions came, but {_say(part.counts)} are published; is "
-            f"{source or part.hub_id} the whole set? Nothing was kept of it"
+            f"{name}: {_say(counts)} questions arrived, but {_say(part.counts)} are published; is "
+            f"{source or part.hub_id} the whole set? None of them was kept"
         )
     partial.replace(done)
     return done
@@ -135,9 +139,56 @@ def _rows(
         yield from (row for number, row in enumerate(read_rows(file)) if number >= start)
         return
     where = source or part.hub_id
-    rows = stream_rows(where, part.config, part.hub_split, start)
+    rows = _stream_rows(where, part.config, part.hub_split, start)
     for number, row in enumerate(rows, start=start):
         yield f"{where}: {name}, row {number}", row
+
+
+def _stream_rows(
+    source: str, config: str | None, split: str, num_skipped: int
+) -> Iterator[dict[str, Any]]:
+    """The rows of a split from row ``num_skipped`` on, streamed; raises ``UserError``.
+
+    ``source`` is a hub id, a copy of a hub repository in a local directory, or what
+    ``save_to_disk`` wrote there.
+    """
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        data = _open(source, config, split)
+        yield from data.skip(num_skipped) if num_skipped else data
+    except (OSError, ValueError, DatasetGenerationError) as error:
+        what = source if config is None else f"{source} ({config})"
+        raise UserError(
+            f"cannot read the split {split} of {what}: {error}; run the same command again to "
+            "continue; if this machine cannot reach the hub, copy the data set here and name it "
+            "with --source"
+        ) from error
+
+
+def _open(source: str, config: str | None, split: str) -> IterableDataset:
+    from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
+
+    saved = _saved_directory(source, config)
+    if saved is None:
+        data = load_dataset(source, config, split=split, streaming=True)
+        assert isinstance(data, IterableDataset), "one split, streamed"
+        return data
+    data = load_from_disk(str(saved))
+    if isinstance(data, DatasetDict):
+        if split not in data:
+            raise ValueError(f"it has the splits {', '.join(map(str, data))}")
+        data = data[split]
+    assert isinstance(data, Dataset), "a saved split is a data set"
+    return data.to_iterable_dataset()
+
+
+def _saved_directory(source: str, config: str | None) -> Path | None:
+    """Where ``save_to_disk`` wrote, in ``source`` itself or in a folder for each set."""
+    for folder in (Path(source), Path(source) / (config or "")):
+        if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            return folder
+    return None
 
 
 def _local_file(part: BenchmarkPart, source: str | None) -> Path | None:
@@ -156,7 +207,7 @@ def _prefixed(question: Question) -> Question:
     prefix = f"{question.source}/"
     if question.id.startswith(prefix):
         return question
-    return replace(question, id=mend(prefix + question.id))
+    return replace(question, id=replace_surrogates(prefix + question.id))
 
 
 def _counts_in(partial: Path) -> Counter[str]:

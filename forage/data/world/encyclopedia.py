@@ -10,13 +10,12 @@ the ordinary ones: ``corpus.jsonl`` for ``forage index``, ``train.jsonl`` and ``
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forage.data.corpus import write_corpus
 from forage.data.questions import write_questions
-from forage.data.world import prose
-from forage.data.world.names import NameMaker
+from forage.data.world import language
 from forage.errors import UserError
 from forage.types import Hop, Passage, Question
 
@@ -86,7 +85,7 @@ def make_world(size: int, seed: int, num_hops: int | None = None) -> World:
     if size < MIN_SIZE:
         raise UserError(f"a world of {size} articles is too small; --size needs {MIN_SIZE} or more")
     rng = random.Random(f"world-{seed}")
-    names = NameMaker(rng)
+    names = language.NameMaker(rng)
     num_test = round(size * TEST_SHARE)
     countries = [_country(size - num_test, names, rng), _country(num_test, names, rng)]
     entities = [entity for country in countries for entity in country]
@@ -110,19 +109,11 @@ def write_world(out: Path, size: int, seed: int, num_hops: int | None = None) ->
     return world
 
 
-def _country(size: int, names: NameMaker, rng: random.Random) -> list[Entity]:
+def _country(size: int, names: language.NameMaker, rng: random.Random) -> list[Entity]:
     counts = {kind: max(2, round(size * share)) for kind, share in KIND_SHARES.items()}
     counts["event"] = size - sum(counts.values())
-    draw = {
-        "person": names.person,
-        "town": names.town,
-        "region": names.region,
-        "company": names.company,
-        "work": names.work,
-        "event": names.event,
-    }
     by_kind = {
-        kind: [Entity("", kind, draw[kind]()) for _ in range(count)]
+        kind: [Entity("", kind, names.draw(kind)) for _ in range(count)]
         for kind, count in counts.items()
     }
     _relate(by_kind, rng)
@@ -133,20 +124,20 @@ def _relate(by_kind: dict[str, list[Entity]], rng: random.Random) -> None:
     people, towns, regions = by_kind["person"], by_kind["town"], by_kind["region"]
     for person in people:
         person.links["birthplace"] = rng.choice(towns)
-        person.values["occupation"] = rng.choice(prose.OCCUPATIONS)
+        person.values["occupation"] = rng.choice(language.OCCUPATIONS)
     for index, town in enumerate(towns):
         # The first towns go round the regions, so that each region has one to name.
         town.links["region"] = regions[index] if index < len(regions) else rng.choice(regions)
-        town.values["product"] = rng.choice(prose.PRODUCTS)
+        town.values["product"] = rng.choice(language.PRODUCTS)
     for region, town in zip(regions, towns, strict=False):
         region.links["capital"] = town
     for company in by_kind["company"]:
         company.links["founder"] = rng.choice(people)
         company.links["seat"] = rng.choice(towns)
-        company.values["trade"] = rng.choice(prose.TRADES)
+        company.values["trade"] = rng.choice(language.TRADES)
     for work in by_kind["work"]:
         work.links["author"] = rng.choice(people)
-        work.values["genre"] = rng.choice(prose.GENRES)
+        work.values["genre"] = rng.choice(language.GENRES)
     for event in by_kind["event"]:
         event.links["venue"] = rng.choice(towns)
 
@@ -154,10 +145,10 @@ def _relate(by_kind: dict[str, list[Entity]], rng: random.Random) -> None:
 def _article(entity: Entity, entities: list[Entity], rng: random.Random) -> Passage:
     words = {"name": entity.name, "year": str(rng.randint(1700, 1990)), **entity.values}
     words |= {relation: other.name for relation, other in entity.links.items()}
-    text = rng.choice(prose.ARTICLES[entity.kind]).format(**words)
-    if rng.random() < prose.FILLER_SHARE:
+    text = rng.choice(language.ARTICLES[entity.kind]).format(**words)
+    if rng.random() < language.FILLER_SHARE:
         namesake = _other(entity, entities, rng)
-        filler = rng.choice(prose.FILLERS[entity.kind])
+        filler = rng.choice(language.FILLERS[entity.kind])
         text += " " + filler.format(**words, other=namesake.name)
     return Passage(entity.id, entity.name, text)
 
@@ -194,8 +185,8 @@ def _question(start: Entity, relations: tuple[str, ...], rng: random.Random) -> 
         if target is not None:
             entity = target
     for relation in relations[:-1]:
-        phrase = rng.choice(prose.REFER[relation]).format(x=phrase)
-    text = rng.choice(prose.ASK[relations[-1]]).format(x=phrase)
+        phrase = rng.choice(language.REFER[relation]).format(x=phrase)
+    text = rng.choice(language.ASK[relations[-1]]).format(x=phrase)
     gold = tuple(hop.passage_id for hop in hops)
     return Question("", text, (hops[-1].value,), "world", gold, tuple(hops))
 
@@ -203,14 +194,4 @@ def _question(start: Entity, relations: tuple[str, ...], rng: random.Random) -> 
 def _named(by_hops: list[list[Question]], split: str) -> tuple[Question, ...]:
     """One question of each number of hops in turn, until the shortest list is used up."""
     rows = [question for row in zip(*by_hops, strict=False) for question in row]
-    return tuple(
-        Question(
-            f"{split}-{index}",
-            question.text,
-            question.golden_answers,
-            question.source,
-            question.gold_passage_ids,
-            question.hops,
-        )
-        for index, question in enumerate(rows)
-    )
+    return tuple(replace(question, id=f"{split}-{index}") for index, question in enumerate(rows))

@@ -150,7 +150,7 @@ def test_a_form_that_is_given_by_name_is_used_instead(tmp_path: Path):
     assert answers == {"flat": ("Ann",), "asearcher": ("Ann", "Bo")}
     assert read_questions(path)[0].golden_answers == ("Cy",)
     with pytest.raises(
-        UserError, match="'alpaca' is no form of question file; there are search-r1"
+        UserError, match="'alpaca' is no form of question file; there are squad, search-r1"
     ):
         read_questions(path, "alpaca")
 

@@ -119,7 +119,7 @@ def test_a_set_that_is_complete_is_not_fetched_again(tmp_path: Path, source: Pat
     bad = source / "musique" / "dev.jsonl"
     good = bad.read_bytes()
     bad.write_text("{")
-    with pytest.raises(UserError, match="no JSON"):
+    with pytest.raises(UserError, match="not valid JSON"):
         prepare(["bamboogle", "musique"], "test", out, str(source), TEMPLATE)
     bad.write_bytes(good)
     (source / "bamboogle" / "test.jsonl").unlink()
@@ -129,7 +129,7 @@ def test_a_set_that_is_complete_is_not_fetched_again(tmp_path: Path, source: Pat
 def test_another_number_of_questions_than_published_is_refused(tmp_path: Path, source: Path):
     write_rows(source / "bamboogle" / "test.jsonl", rows(124))
     out = tmp_path / "test.jsonl"
-    with pytest.raises(UserError, match="bamboogle: 124 questions came, but 125 are published"):
+    with pytest.raises(UserError, match="bamboogle: 124 questions arrived, but 125 are published"):
         prepare(["bamboogle"], "test", out, str(source), TEMPLATE)
     assert not out.exists()
     assert not list(tmp_path.glob(".*"))
@@ -138,7 +138,8 @@ def test_another_number_of_questions_than_published_is_refused(tmp_path: Path, s
 def test_the_merged_files_are_counted_by_source(tmp_path: Path):
     write_rows(tmp_path / "hub" / "train.jsonl", [{**row, "data_source": "nq"} for row in rows(3)])
     with pytest.raises(
-        UserError, match="search-r1: 3 questions came, but nq 79,168, hotpotqa 90,447 are published"
+        UserError,
+        match="search-r1: 3 questions arrived, but nq 79,168, hotpotqa 90,447 are published",
     ):
         prepare(["search-r1"], "train", tmp_path / "o.jsonl", str(tmp_path / "hub"), TEMPLATE)
 

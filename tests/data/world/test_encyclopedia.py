@@ -8,7 +8,7 @@ import pytest
 
 from forage.data.corpus import format_contents, read_corpus
 from forage.data.questions import read_questions
-from forage.data.world import prose
+from forage.data.world import language
 from forage.data.world.encyclopedia import CHAINS, MIN_SIZE, World, make_world, write_world
 from forage.errors import UserError
 from forage.retrieval.words.bm25 import BM25, BM25Builder
@@ -123,7 +123,7 @@ def test_every_chain_and_every_wording_is_asked():
     questions = world().train + world().test
     relations = {tuple(hop.relation for hop in question.hops) for question in questions}
     assert relations == {chain[1:] for chains in CHAINS.values() for chain in chains}
-    for relation, wordings in prose.ASK.items():
+    for relation, wordings in language.ASK.items():
         asked = [q.text for q in questions if q.hops[-1].relation == relation]
         for wording in wordings:
             beginning = wording.partition("{x}")[0]

@@ -4,14 +4,12 @@ from collections import Counter
 
 import pytest
 
-from forage.data.world.names import (
-    COMPANY_WORDS,
+from forage.data.world.language import (
     ENDINGS,
-    EVENT_WORDS,
     NAMESAKE_SHARE,
     PERSON_ENDINGS,
     REGION_ENDINGS,
-    WORK_WORDS,
+    SECOND_WORDS,
     NameMaker,
 )
 
@@ -23,15 +21,15 @@ PATTERNS = {
     "person": f"{PERSON_WORD} {PERSON_WORD}",
     "town": WORD,
     "region": f"{BEGINNING}(?:{'|'.join(ENDINGS)})?(?:{'|'.join(REGION_ENDINGS)})",
-    "company": f"{WORD} (?:{'|'.join(COMPANY_WORDS)})",
-    "work": f"{WORD} (?:{'|'.join(WORK_WORDS)})",
-    "event": f"{WORD} (?:{'|'.join(EVENT_WORDS)})",
+    "company": f"{WORD} (?:{'|'.join(SECOND_WORDS['company'])})",
+    "work": f"{WORD} (?:{'|'.join(SECOND_WORDS['work'])})",
+    "event": f"{WORD} (?:{'|'.join(SECOND_WORDS['event'])})",
 }
 
 
 def draw(num_each: int, seed: int = 0) -> dict[str, list[str]]:
     maker = NameMaker(random.Random(seed))
-    return {kind: [getattr(maker, kind)() for _ in range(num_each)] for kind in KINDS}
+    return {kind: [maker.draw(kind) for _ in range(num_each)] for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,6 +66,6 @@ def test_the_same_seed_draws_the_same_names_and_another_seed_others():
 
 def test_names_grow_longer_when_the_short_ones_are_gone():
     maker = NameMaker(random.Random(0))
-    regions = [maker.region() for _ in range(1000)]
+    regions = [maker.draw("region") for _ in range(1000)]
     assert len(set(regions)) == 1000
     assert {len(region.removesuffix("shire")) for region in regions} >= {3, 5}
