@@ -1,13 +1,20 @@
-"""What arguments of the command line may be: whole numbers, ports, seconds; and an address to bind.
+"""Arguments that several commands share: a recipe with overrides, an address, kinds, numbers.
 
-Each is a ``type=`` of argparse: a text in, a value out, or an error that says what is allowed.
+``positive``, ``count``, ``port``, ``seconds`` and ``not_negative`` are each a ``type=`` of
+argparse: a text in, a value out, or an error that says what is allowed.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
 
 
 def positive(text: str) -> int:
@@ -41,10 +48,46 @@ def not_negative(text: str) -> float:
     return value
 
 
+def add_config(parser: ArgumentParser) -> None:
+    """A recipe, and the settings that replace some of it."""
+    add_recipe(parser)
+    add_overrides(parser)
+
+
+def add_recipe(parser: ArgumentParser) -> None:
+    """A recipe alone."""
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="the recipe of the run")
+
+
+def add_overrides(parser: ArgumentParser) -> None:
+    """Settings given as ``key.sub=value``; ``cli`` also collects those that follow an option."""
+    text = "settings that replace the recipe's, for example trainer.learning_rate=1e-5"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key.sub=value", help=text)
+
+
 def add_address(parser: ArgumentParser, default_port: int) -> None:
     """Where a server listens: on this machine alone unless told otherwise."""
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=port, default=default_port)
+    text = "network address to listen on (default 127.0.0.1: this machine alone)"
+    parser.add_argument("--host", default="127.0.0.1", help=text)
+    text = f"port to listen on; 0 takes any free one (default {default_port})"
+    parser.add_argument("--port", type=port, default=default_port, help=text)
+
+
+def add_kinds(parser: ArgumentParser) -> _SubParsersAction[ArgumentParser]:
+    """Makes ``parser`` a command of several kinds, one of which must be named; see ``add_kind``."""
+    return parser.add_subparsers(metavar="KIND", title="kinds", required=True)
+
+
+def add_kind(
+    kinds: _SubParsersAction[ArgumentParser],
+    name: str,
+    summary: str,
+    run: Callable[[Namespace], int],
+) -> ArgumentParser:
+    """The parser of one kind of a command, ``forage data world`` for example, and what it runs."""
+    parser = kinds.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+    parser.set_defaults(run=run, usage=parser.format_usage)
+    return parser
 
 
 def _number(text: str) -> float:

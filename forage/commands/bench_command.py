@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from yarl import URL
 
+from forage.commands.arguments import positive, seconds
 from forage.data.questions import read_questions
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
@@ -60,6 +62,41 @@ class Outcome:
     def within_s(self, share: float) -> float:
         """Seconds within which ``share`` of the answered requests were answered (nearest rank)."""
         return sorted(self.seconds)[max(0, math.ceil(share * len(self.seconds)) - 1)]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "address of a server that speaks POST /retrieve, for example http://127.0.0.1:8000"
+    parser.add_argument("url", metavar="URL", help=text)
+    text = "file of questions; their texts are the queries"
+    parser.add_argument("--questions", type=Path, required=True, metavar="FILE", help=text)
+    text = "clients that ask at the same time (default 256)"
+    parser.add_argument("--clients", type=positive, default=256, metavar="N", help=text)
+    text = "requests of all clients together, one query each (default 10000)"
+    parser.add_argument("--requests", type=positive, default=10_000, metavar="N", help=text)
+    text = "passages to ask for with each query (default 3)"
+    parser.add_argument("--topk", type=positive, default=3, metavar="K", help=text)
+    text = "seconds after which a request has failed (default 30)"
+    parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help=text)
+    text = "file that holds the server's bearer token (default: the token in FORAGE_TOKEN, if set)"
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
+    text = "file to write the figures to"
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help=text)
+
+
+def run(args: Namespace) -> int:
+    is_well = run_bench(
+        BenchSettings(
+            url=args.url,
+            questions=args.questions,
+            num_clients=args.clients,
+            num_requests=args.requests,
+            topk=args.topk,
+            timeout_s=args.timeout,
+            token_file=args.token_file,
+            out=args.out,
+        )
+    )
+    return 0 if is_well else 1
 
 
 def run_bench(settings: BenchSettings, console: Console | None = None) -> bool:

@@ -1,9 +1,10 @@
-"""The command line: reads arguments, calls one function of another module, turns errors to exits.
+"""The command line: finds the command, reads its arguments, runs it, turns errors into exit codes.
 
-It stands at the top of every flow; the commands themselves are in ``forage.commands.commands``.
-Nothing heavy is imported before a command is known, so that ``forage --help`` answers at once. Exit
-codes: 0 done, 1 a bug (with its traceback) or a failed ``doctor``, 2 the user's to mend, 130
-Ctrl-C.
+``COMMANDS`` lists all commands. Each is a module of this folder with ``add_arguments(parser)`` and
+``run(args)``, which returns the exit code; a command of several kinds (``forage data world``) gives
+each kind its own ``run`` instead, with ``arguments.add_kind``. Only the chosen command's module is
+imported, so that ``forage --help`` answers at once and no command slows another. Exit codes: 0
+done, 1 a bug (with its traceback) or a failed ``doctor``, 2 the user's to mend, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -17,12 +18,33 @@ import re
 import select
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from forage import __version__
-from forage.commands.commands import COMMANDS
 from forage.errors import UserError
 from forage.hardware import quiet_openmp
+
+
+COMMANDS = {
+    "demo": "run everything on this machine: from random weights to a model that searches",
+    "new": "make a small model with random weights, and its tokenizer",
+    "sft": "teach a model by example: recorded episodes or demonstrations",
+    "train": "train a model on a recipe by reinforcement learning",
+    "eval": "evaluate a model on a recipe's questions, in arms",
+    "compare": "compare two evaluations, question by question",
+    "rescore": "score logged episodes as published systems do",
+    "play": "play one question and show the episode",
+    "index": "build a search index over a corpus",
+    "serve": "answer POST /retrieve over HTTP",
+    "shards": "spread an index over several machines",
+    "bench": "measure a search server under load",
+    "data": "write questions and a corpus",
+    "view": "show a run's records as read-only web pages",
+    "export": "write a checkpoint for Hugging Face",
+    "doctor": "check this machine, and say what to install",
+}
+"""Each command's name and its line of help; ``forage NAME`` is the module ``NAME_command``."""
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -105,12 +127,11 @@ class _Parser(argparse.ArgumentParser):
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     """The arguments, ``run`` among them; raises ``UserError`` that names the nearest valid one."""
-    names = [command.name for command in COMMANDS]
     command = next((word for word in argv if not word.startswith("-")), None)
-    if command is not None and command not in names:
-        hint = _nearest(command, names)
+    if command is not None and command not in COMMANDS:
+        hint = _nearest(command, list(COMMANDS))
         raise UserError(f"unknown command {command!r}{hint} (see: forage --help)")
-    args, extras = _build_parser().parse_known_args(argv)
+    args, extras = _build_parser(command).parse_known_args(argv)
     if command is None:
         raise UserError("name a command, for example: forage demo (see: forage --help)")
     # argparse stops collecting overrides at the first option; those behind it come back here.
@@ -130,7 +151,8 @@ def _nearest(word: str, valid: Sequence[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Lists all commands, and reads the arguments of the chosen one."""
     parser = _Parser(
         prog="forage",
         description="Trains language models to reason and search, by reinforcement learning.",
@@ -140,13 +162,14 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--verbose", action="count", default=0, help="more logs")
     parser.add_argument("-q", "--quiet", action="count", default=0, help="fewer logs")
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for command in COMMANDS:
-        sub = subparsers.add_parser(
-            command.name, help=command.summary, description=command.summary, allow_abbrev=False
-        )
+    for name, summary in COMMANDS.items():
+        sub = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if name != chosen:
+            continue
         # Without a default here, a count that stands before the command is kept.
         sub.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS)
         sub.add_argument("-q", "--quiet", action="count", default=argparse.SUPPRESS)
-        sub.set_defaults(run=command.run, usage=sub.format_usage)
-        command.add_arguments(sub)
+        module = import_module(f"forage.commands.{name.replace('-', '_')}_command")
+        sub.set_defaults(run=vars(module).get("run"), usage=sub.format_usage)
+        module.add_arguments(sub)
     return parser

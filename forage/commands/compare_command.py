@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +20,20 @@ from forage.evaluation.report.comparison_tables import (
 from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.result import read_result
 from forage.viewer.comparison_page import write_comparison_page
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "figures that `forage eval` wrote"
+    parser.add_argument("first", type=Path, metavar="A.json", help=text)
+    text = "figures of another evaluation on the same questions"
+    parser.add_argument("second", type=Path, metavar="B.json", help=text)
+    text = "file to write the comparison to: a page, Markdown or JSON, by its ending"
+    parser.add_argument("--out", type=Path, metavar="FILE.html|.md|.json", help=text)
+
+
+def run(args: Namespace) -> int:
+    run_comparison(args.first, args.second, args.out)
+    return 0
 
 
 def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:

@@ -1,7 +1,7 @@
 """``forage data``: worlds, published sets and corpora, other forms of files, the best of episodes.
 
-``forage.commands.commands`` lists the command; each kind below passes its arguments on to a module
-of ``data/``. Imports stand inside the functions, so that the other commands start without them.
+Each kind below passes its arguments on to a module of ``data/``. Imports stand inside the
+functions, so that one kind does not wait for the packages of another.
 """
 
 from __future__ import annotations
@@ -9,65 +9,104 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from forage.commands.arguments import count, positive
+from forage.commands.arguments import add_kind, add_kinds, count, positive
 
 
-def add_data_arguments(parser: ArgumentParser) -> None:
-    """The kinds of ``forage data`` and the arguments of each; they set ``run``."""
-    kinds = parser.add_subparsers(metavar="KIND", title="kinds", required=True)
-    world = kinds.add_parser("world", help="a generated encyclopedia", allow_abbrev=False)
-    world.add_argument("--size", type=positive, required=True, metavar="N", help="articles")
-    world.add_argument("--seed", type=count, default=0)
-    world.add_argument("--hops", type=int, choices=(1, 2, 3), help="of all questions; else mixed")
-    world.add_argument("--out", type=Path, required=True, metavar="DIR")
-    world.set_defaults(run=run_world, usage=world.format_usage)
-    squad = kinds.add_parser("squad", help="a file of SQuAD v1.1 JSON", allow_abbrev=False)
-    squad.add_argument("file", type=Path, metavar="FILE")
-    squad.add_argument("--out", type=Path, required=True, metavar="DIR")
-    squad.set_defaults(run=_data_squad, usage=squad.format_usage)
-    prepare = kinds.add_parser("prepare", help="published question sets", allow_abbrev=False)
-    prepare.add_argument("sets", metavar="NAMES", help="nq,hotpotqa; seven: the seven test sets")
-    prepare.add_argument("--split", choices=["train", "test"], required=True)
-    prepare.add_argument("--source", metavar="ID_OR_DIR", help="another hub id, or a local copy")
-    _add_question_output(prepare)
-    prepare.set_defaults(run=_data_prepare, usage=prepare.format_usage)
-    convert = kinds.add_parser("convert", help="question files of any form", allow_abbrev=False)
-    convert.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    convert.add_argument("--form", help="of the files, where they fit more than one")
-    convert.add_argument("--split", default="train", help="to write into Search-R1's rows")
-    _add_question_output(convert)
-    convert.set_defaults(run=_data_convert, usage=convert.format_usage)
-    chosen = kinds.add_parser("select", help="the best of recorded episodes", allow_abbrev=False)
-    chosen.add_argument("files", type=Path, nargs="+", metavar="EPISODES.jsonl")
-    chosen.add_argument("--out", type=Path, metavar="FILE.jsonl", help="only counted if left out")
-    chosen.add_argument("--min-reward", type=float, metavar="R")
-    chosen.add_argument("--best-of-group", action="store_true", help="of a question in a step")
-    chosen.add_argument("--max-per-question", type=positive, metavar="N")
-    chosen.add_argument("--keep-duplicates", action="store_true", help="of the same tokens")
-    chosen.add_argument("--arm", action="append", metavar="ARM", help="normal if left out")
-    chosen.set_defaults(run=_data_select, usage=chosen.format_usage)
-    corpus = kinds.add_parser("corpus", help="a published corpus", allow_abbrev=False)
-    corpus.add_argument("name", metavar="NAME_OR_URL", help="wiki-18, wiki-18-e5, ... or http://")
-    corpus.add_argument("--out", type=Path, required=True, metavar="DIR")
-    corpus.add_argument("--sha256", help="of the file at the address")
-    corpus.add_argument("--hub", metavar="URL", help="a mirror of the hub")
-    corpus.add_argument("--revision", help="branch, tag or commit; main if left out")
-    corpus.set_defaults(run=_data_corpus, usage=corpus.format_usage)
+def add_arguments(parser: ArgumentParser) -> None:
+    kinds = add_kinds(parser)
+    _add_world(add_kind(kinds, "world", "a generated encyclopedia and its questions", _world))
+    _add_squad(add_kind(kinds, "squad", "a file of SQuAD v1.1 as corpus and questions", _squad))
+    _add_prepare(add_kind(kinds, "prepare", "published question sets, downloaded", _prepare))
+    _add_convert(add_kind(kinds, "convert", "question files of any known form", _convert))
+    _add_select(add_kind(kinds, "select", "the best of recorded episodes", _select))
+    _add_corpus(add_kind(kinds, "corpus", "a published corpus, downloaded", _corpus))
+
+
+def _add_world(parser: ArgumentParser) -> None:
+    text = "articles of the encyclopedia"
+    parser.add_argument("--size", type=positive, required=True, metavar="N", help=text)
+    text = "number that the world is drawn from (default 0)"
+    parser.add_argument("--seed", type=count, default=0, metavar="N", help=text)
+    text = "searches that every question takes (default: a mixture of 1, 2 and 3)"
+    parser.add_argument("--hops", type=int, choices=(1, 2, 3), help=text)
+    _add_directory(parser)
+
+
+def _add_squad(parser: ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file of SQuAD v1.1 JSON")
+    _add_directory(parser)
+
+
+def _add_prepare(parser: ArgumentParser) -> None:
+    text = "names of question sets, for example nq,hotpotqa; or seven, for the seven test sets"
+    parser.add_argument("sets", metavar="NAMES", help=text)
+    text = "the part of each set to take"
+    parser.add_argument("--split", choices=["train", "test"], required=True, help=text)
+    text = "another id on the hub, or a directory that holds a copy (default: the set's own id)"
+    parser.add_argument("--source", metavar="ID_OR_DIR", help=text)
+    _add_question_output(parser)
+
+
+def _add_convert(parser: ArgumentParser) -> None:
+    text = "files of questions"
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=text)
+    text = "the form of the files, needed where they fit more than one"
+    parser.add_argument("--form", help=text)
+    text = "name of the split to write into Search-R1's rows (default train)"
+    parser.add_argument("--split", default="train", help=text)
+    _add_question_output(parser)
+
+
+def _add_select(parser: ArgumentParser) -> None:
+    text = "recorded episodes of runs or evaluations"
+    parser.add_argument("files", type=Path, nargs="+", metavar="EPISODES.jsonl", help=text)
+    text = "file to write the chosen episodes to (default: they are only counted)"
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help=text)
+    text = "lowest reward that an episode may have"
+    parser.add_argument("--min-reward", type=float, metavar="R", help=text)
+    text = "keep only the best episode of each question in each step"
+    parser.add_argument("--best-of-group", action="store_true", help=text)
+    text = "highest number of episodes to keep for a question"
+    parser.add_argument("--max-per-question", type=positive, metavar="N", help=text)
+    text = "keep episodes of the same tokens more than once"
+    parser.add_argument("--keep-duplicates", action="store_true", help=text)
+    text = "arm of an evaluation whose episodes are taken; repeat for more (default normal)"
+    parser.add_argument("--arm", action="append", metavar="ARM", help=text)
+
+
+def _add_corpus(parser: ArgumentParser) -> None:
+    text = "a corpus by name (wiki-18, wiki-18-e5, ...), or the address of one (http://...)"
+    parser.add_argument("name", metavar="NAME_OR_URL", help=text)
+    _add_directory(parser)
+    text = "SHA-256 that the file at the address must have"
+    parser.add_argument("--sha256", metavar="HEX", help=text)
+    text = "address of a mirror of the hub (default: the hub itself)"
+    parser.add_argument("--hub", metavar="URL", help=text)
+    text = "branch, tag or commit on the hub (default main)"
+    parser.add_argument("--revision", help=text)
+
+
+def _add_directory(parser: ArgumentParser) -> None:
+    text = "directory to write to"
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
 
 
 def _add_question_output(parser: ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl|FILE.parquet")
-    parser.add_argument("--prompt", default="search-r1", help="template of Search-R1's parquet")
+    text = "file to write the questions to, in Forage's form (jsonl) or Search-R1's (parquet)"
+    metavar = "FILE.jsonl|FILE.parquet"
+    parser.add_argument("--out", type=Path, required=True, metavar=metavar, help=text)
+    text = "prompt template to write into Search-R1's parquet rows (default search-r1)"
+    parser.add_argument("--prompt", default="search-r1", metavar="TEMPLATE", help=text)
 
 
-def run_world(args: Namespace) -> int:
+def _world(args: Namespace) -> int:
     from forage.data.world.encyclopedia import write_world
 
     write_world(args.out, size=args.size, seed=args.seed, num_hops=args.hops)
     return 0
 
 
-def _data_squad(args: Namespace) -> int:
+def _squad(args: Namespace) -> int:
     from forage.data.corpus import write_corpus
     from forage.data.forms.forms import squad_passages
     from forage.data.questions import read_questions, write_questions
@@ -79,7 +118,7 @@ def _data_squad(args: Namespace) -> int:
     return 0
 
 
-def _data_prepare(args: Namespace) -> int:
+def _prepare(args: Namespace) -> int:
     from forage.data.published.benchmarks import names_of
     from forage.data.published.prepare import prepare
     from forage.environment.template import PromptTemplate
@@ -89,7 +128,7 @@ def _data_prepare(args: Namespace) -> int:
     return 0
 
 
-def _data_convert(args: Namespace) -> int:
+def _convert(args: Namespace) -> int:
     from forage.data.published.prepare import convert
     from forage.environment.template import PromptTemplate
 
@@ -97,7 +136,7 @@ def _data_convert(args: Namespace) -> int:
     return 0
 
 
-def _data_select(args: Namespace) -> int:
+def _select(args: Namespace) -> int:
     from rich.console import Console
 
     from forage.config.warm_start_config import SelectConfig
@@ -118,7 +157,7 @@ def _data_select(args: Namespace) -> int:
     return 0
 
 
-def _data_corpus(args: Namespace) -> int:
+def _corpus(args: Namespace) -> int:
     from forage.data.published.published_corpora import fetch
 
     fetch(args.name, args.out, args.hub, args.revision, args.sha256)

@@ -8,42 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import platform
 import shutil
 import signal
 import time
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.console import Console
 
+from forage.commands.arguments import count, port, positive
 from forage.commands.new_command import ModelShape, make_model
 from forage.commands.sft_command import LOSSES_FILE, run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
-from forage.data.world.encyclopedia import write_world
 from forage.errors import UserError
-from forage.evaluation.evaluate import Destination, evaluate_model
-from forage.evaluation.journal import played_episodes
-from forage.evaluation.report.figure_table import to_rich
-from forage.evaluation.report.tables import before_after_table
-from forage.evaluation.result import EvaluationResult
-from forage.evaluation.subset import questions_to_evaluate
-from forage.evaluation.summary import em_gain
 from forage.records import read_metrics
-from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
-from forage.train import run_training
-from forage.training.checkpoint import export_model
-from forage.training.model import load_tokenizer
-from forage.viewer.report import ReportInput, choose_episodes, write_report
 
-LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from forage.evaluation.result import EvaluationResult
 
 WORLD_SIZE = 40_000
 
@@ -66,8 +55,50 @@ class DemoSettings:
     num_questions: int | None = None
 
 
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "directory to write to (default runs/demo, or the next free name beside it)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
+    text = "number that the world, the model and the sampling are drawn from (default 0)"
+    parser.add_argument("--seed", type=count, default=0, metavar="N", help=text)
+    text = "optimizer steps of reinforcement learning (default: those of demo.yaml)"
+    parser.add_argument("--steps", type=positive, metavar="N", help=text)
+    text = "port of the search service; 0 takes any free one (default 0)"
+    parser.add_argument("--port", type=port, default=0, help=text)
+    text = "make the warm start anew from random weights, instead of taking the one that ships"
+    parser.add_argument("--from-scratch", action="store_true", help=text)
+    text = "optimizer steps of the warm start, with --from-scratch (default: those of demo.yaml)"
+    parser.add_argument("--warm-start-steps", type=positive, metavar="N", help=text)
+    text = "questions to evaluate in each arm (default: those of demo.yaml)"
+    parser.add_argument("--questions", type=positive, metavar="N", help=text)
+    text = f"articles of the generated encyclopedia (default {WORLD_SIZE})"
+    parser.add_argument("--size", type=positive, default=WORLD_SIZE, metavar="N", help=text)
+
+
+def run(args: Namespace) -> int:
+    run_demo(
+        DemoSettings(
+            out=args.out,
+            seed=args.seed,
+            steps=args.steps,
+            port=args.port,
+            from_scratch=args.from_scratch,
+            size=args.size,
+            warm_start_steps=args.warm_start_steps,
+            num_questions=args.questions,
+        )
+    )
+    return 0
+
+
 def run_demo(settings: DemoSettings) -> None:
     """Make, learn, evaluate, report; the search service is stopped whatever happens."""
+    from forage.data.world.encyclopedia import write_world
+    from forage.evaluation.report.figure_table import to_rich
+    from forage.evaluation.report.tables import before_after_table
+    from forage.retrieval.index.index import build_index
+    from forage.train import run_training
+    from forage.training.checkpoint import export_model
+
     started = time.perf_counter()
     console = Console()
     out = _choose_out(settings.out)
@@ -154,6 +185,9 @@ def _with_model(config: RunConfig, path: Path) -> RunConfig:
 
 
 def _evaluate(config: RunConfig, label: str) -> EvaluationResult:
+    from forage.evaluation.evaluate import Destination, evaluate_model
+    from forage.evaluation.subset import questions_to_evaluate
+
     questions = questions_to_evaluate(config)
     step = 0 if label == "before" else config.trainer.num_steps
     destination = Destination(_figures_path(config, label), f"evaluation {label}", step)
@@ -168,6 +202,12 @@ def _write_report(
     config: RunConfig, before: EvaluationResult, after: EvaluationResult, seconds: float
 ) -> Path:
     import torch
+
+    from forage.evaluation.journal import played_episodes
+    from forage.evaluation.subset import questions_to_evaluate
+    from forage.evaluation.summary import em_gain
+    from forage.training.model import load_tokenizer
+    from forage.viewer.report import ReportInput, choose_episodes, write_report
 
     out = config.output_dir
     tokenizer = load_tokenizer(_with_model(config, out / "models" / "trained").model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,6 +47,14 @@ class Finding:
     found: str
     verdict: Verdict = Verdict.OK
     remedy: str = ""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """None: the command looks at this machine as it is."""
+
+
+def run(args: Namespace) -> int:
+    return 0 if run_doctor() else 1
 
 
 def run_doctor(console: Console | None = None) -> bool:

@@ -51,7 +51,7 @@ _QDRANT = ("qdrant_url", "collection", *_QDRANT_SETTINGS)
 _OPTION = {"query_model": "--query-encoder", "onnx_file": "--onnx"}
 
 
-def add_index_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Everything ``forage index`` takes; None stands for "not said"."""
     parser.add_argument("--corpus", type=Path, required=True, metavar="FILE", help="jsonl or gz")
     parser.add_argument("--out", type=Path, metavar="DIR", help="not with --estimate")
@@ -110,7 +110,7 @@ def _add_qdrant_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--quantise", action="store_true", help="int8 in memory, then re-scored")
 
 
-def run_index(args: Namespace) -> int:
+def run(args: Namespace) -> int:
     """Build, adopt or estimate; raises ``UserError`` for arguments that do not go together."""
     if args.estimate:
         _refuse(args, ("out", *_QDRANT), "--estimate builds nothing, and nothing for Qdrant")

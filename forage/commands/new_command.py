@@ -6,14 +6,15 @@ Face directory that every other command takes as ``model.path``.
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from forage.commands.arguments import count, positive
 from forage.data.corpus import read_corpus
 from forage.data.questions import read_questions
 from forage.errors import UserError
-from forage.training.model import new_model, new_tokenizer, save_model
 
 HEAD_DIM = 32
 QUERIES_PER_KEY = 2
@@ -29,6 +30,32 @@ class ModelShape:
     max_tokens: int = 1024
 
 
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "corpus to train the tokenizer on"
+    parser.add_argument("--corpus", type=Path, required=True, metavar="FILE", help=text)
+    text = "questions to train the tokenizer on, beside the corpus"
+    parser.add_argument("--questions", type=Path, metavar="FILE", help=text)
+    text = "directory to write the model to"
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
+    text = "number that the weights are drawn from (default 0)"
+    parser.add_argument("--seed", type=count, default=0, metavar="N", help=text)
+    shape = ModelShape()
+    for option, value, text in (
+        ("--vocabulary", shape.vocabulary, "tokens of the vocabulary"),
+        ("--hidden-size", shape.hidden_size, "width of the model; a multiple of 64"),
+        ("--layers", shape.num_layers, "layers of the model"),
+        ("--max-tokens", shape.max_tokens, "tokens of the longest episode"),
+    ):
+        text = f"{text} (default {value})"
+        parser.add_argument(option, type=positive, default=value, metavar="N", help=text)
+
+
+def run(args: Namespace) -> int:
+    shape = ModelShape(args.vocabulary, args.hidden_size, args.layers, args.max_tokens)
+    make_model(args.corpus, args.questions, args.out, shape, args.seed)
+    return 0
+
+
 def make_model(
     corpus: Path, questions: Path | None, out: Path, shape: ModelShape, seed: int
 ) -> int:
@@ -38,6 +65,8 @@ def make_model(
             f"--hidden-size is {shape.hidden_size}; it must be a multiple of "
             f"{HEAD_DIM * QUERIES_PER_KEY}"
         )
+    from forage.training.model import new_model, new_tokenizer, save_model
+
     tokenizer = new_tokenizer(_texts(corpus, questions), shape.vocabulary)
     num_heads = shape.hidden_size // HEAD_DIM
     model = new_model(

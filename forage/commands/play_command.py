@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from argparse import ArgumentParser, Namespace
 
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
-from forage.config.run_config import RunConfig
-from forage.evaluation.engines import load_policy_tokenizer, open_policy
-from forage.evaluation.methods.methods import make_player
-from forage.retrieval.client.client import SearchClient
-from forage.rollout.play.scheduler import Job
+from forage.commands.arguments import add_overrides, add_recipe
+from forage.config.run_config import RunConfig, load_config
 from forage.types import Episode, Question
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_recipe(parser)
+    parser.add_argument("question", metavar="QUESTION", help="the question to play")
+    add_overrides(parser)
+
+
+def run(args: Namespace) -> int:
+    play_one(load_config(args.config, args.overrides), args.question)
+    return 0
 
 
 def play_one(config: RunConfig, question: str) -> None:
@@ -23,6 +32,11 @@ def play_one(config: RunConfig, question: str) -> None:
 
 
 async def _play(config: RunConfig, question: Question) -> Episode:
+    from forage.evaluation.engines import load_policy_tokenizer, open_policy
+    from forage.evaluation.methods.methods import make_player
+    from forage.retrieval.client.client import SearchClient
+    from forage.rollout.play.scheduler import Job
+
     tokenizer = load_policy_tokenizer(config)
     player = make_player(config, tokenizer, score=None)
     player.check_prompts([question])

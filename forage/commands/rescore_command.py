@@ -7,6 +7,7 @@ answers; the rules are ``rewards/compat.py``'s. It compares and writes; it chang
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 
 from rich.console import Console
 
-from forage.environment.prompt import PromptTemplate
+from forage.environment.template import PromptTemplate
 from forage.episode_json import record_from_json
 from forage.errors import UserError
 from forage.rewards.compat import (
+    RULES,
     RULES_THAT_SEE_THE_PROMPT,
     Golden,
     OriginalSettings,
@@ -52,6 +54,22 @@ class Rescored:
     line: int
     recorded: float | None
     original: float
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "episodes of Forage, rollout dumps of veRL, or lines with a text and its golden answers"
+    parser.add_argument("file", type=Path, metavar="FILE.jsonl", help=text)
+    text = "the published system whose reward rule scores the lines"
+    parser.add_argument("--rule", choices=RULES, required=True, help=text)
+    text = "settings of that rule, for example structure_format_score=0.2"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="name=value", help=text)
+    text = "file to write the scores to, line by line"
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help=text)
+
+
+def run(args: Namespace) -> int:
+    run_rescore(args.file, args.rule, parse_settings(args.rule, args.overrides), args.out)
+    return 0
 
 
 def run_rescore(path: Path, rule: Rule, settings: OriginalSettings, out: Path | None) -> None:

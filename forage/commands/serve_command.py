@@ -23,7 +23,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _RERANKER = "cross-encoder/ms-marco-MiniLM-L12-v2"
 
 
-def add_serve_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Everything ``forage serve`` takes; None stands for "not said"."""
     text = "DIR of an index, lucene:DIR, ray:APP, web:PROVIDER or replay:FILE; several are fused"
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=text)
@@ -82,7 +82,7 @@ def _add_rerank_arguments(group: _ArgumentGroup) -> None:
     group.add_argument("--rerank-trust-remote-code", action="store_true")
 
 
-def run_serve(args: Namespace) -> int:
+def run(args: Namespace) -> int:
     """Serve until a stop; raises ``UserError``."""
     from forage.retrieval.serve.bearer_token import read_token
     from forage.retrieval.serve.server import serve

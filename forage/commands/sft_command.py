@@ -12,31 +12,30 @@ import asyncio
 import json
 import logging
 import random
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from transformers import PreTrainedModel
-
+from forage.commands.arguments import add_config
 from forage.config.reward_config import RewardConfig
-from forage.config.run_config import RunConfig
+from forage.config.run_config import RunConfig, load_config
 from forage.data.questions import read_questions
 from forage.data.selection import select
-from forage.environment.codec import Codec
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
-from forage.retrieval.client.client import SearchClient
 from forage.rewards.scoring import score_episode
-from forage.rollout.play.demonstrator import Demonstrator, FirstHit, ScriptWriter
-from forage.rollout.play.player import Player
-from forage.rollout.play.scheduler import Job, Scheduler
-from forage.training import lora
-from forage.training.model import load_policy, load_tokenizer, save_model
-from forage.training.reading import ReadArguments, find_read_arguments, reading_accuracy
-from forage.training.warmstart import WeightedTokens, warm_start, weigh
 from forage.types import Episode, Origin, Question, Reward, Status, TokenizerId
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from forage.environment.codec import Codec
+    from forage.rollout.play.player import Player
+    from forage.training.reading import ReadArguments
+    from forage.training.warmstart import WeightedTokens
 
 LOG = logging.getLogger(__name__)
 
@@ -45,12 +44,34 @@ READING_EVERY = 100
 NUM_HELD_OUT = 64
 
 
+def add_arguments(parser: ArgumentParser) -> None:
+    add_config(parser)
+    text = "directory to write the trained model to"
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
+    text = "write the LoRA adapters alone, not merged into the model"
+    parser.add_argument("--adapter", action="store_true", help=text)
+
+
+def run(args: Namespace) -> int:
+    config = load_config(args.config, args.overrides)  # before torch is imported
+    run_sft(config, args.out, adapter_only=args.adapter)
+    return 0
+
+
 def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     """Train ``model.path`` on episodes and write the model to ``out``; raises ``UserError``.
 
     Adapters (``model.lora``) are merged into it, or with ``adapter_only`` written as they are.
     """
     config.check_supervised()
+    import torch
+
+    from forage.rollout.play.player import Player
+    from forage.training import lora
+    from forage.training.model import load_policy, load_tokenizer, save_model
+    from forage.training.reading import find_read_arguments
+    from forage.training.warmstart import weigh
+
     if adapter_only and config.model.lora is None:
         raise UserError("without model.lora there is no adapter to write; leave --adapter out")
     choose_matmul_kernel()
@@ -126,6 +147,9 @@ def _learn(
     read_arguments: Sequence[ReadArguments],
 ) -> None:
     """The steps, under a progress bar and into the file of losses."""
+    from forage.training.reading import reading_accuracy
+    from forage.training.warmstart import warm_start
+
     settings = config.warm_start
     config.output_dir.mkdir(parents=True, exist_ok=True)
     with (
@@ -146,6 +170,10 @@ async def demonstrate(
     config: RunConfig, player: Player, questions: Sequence[Question], num_episodes: int
 ) -> list[Episode]:
     """Scripted episodes of questions drawn at random; raises ``UserError``."""
+    from forage.retrieval.client.client import SearchClient
+    from forage.rollout.play.demonstrator import Demonstrator, FirstHit, ScriptWriter
+    from forage.rollout.play.scheduler import Job, Scheduler
+
     settings = config.warm_start
     writer = ScriptWriter(questions, settings.poor_share, player.write_search)
     num_short = round(settings.single_passage_share * num_episodes)

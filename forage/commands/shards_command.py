@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forage.commands.arguments import not_negative, positive
+from forage.commands.arguments import add_kind, add_kinds, not_negative, positive
 from forage.commands.serve_command import add_open_arguments, open_options
 
 if TYPE_CHECKING:
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 _APP = "forage"
 
 
-def add_shards_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """The three kinds of ``forage shards``."""
-    kinds = parser.add_subparsers(metavar="KIND", title="kinds", required=True)
-    cut = kinds.add_parser("cut", help="an index of words into shards", allow_abbrev=False)
+    kinds = add_kinds(parser)
+    cut = add_kind(kinds, "cut", "an index of words into shards", _cut)
     cut.add_argument("index", type=Path, metavar="DIR")
     cut.add_argument("--out", type=Path, required=True, metavar="DIR")
     cut.add_argument("--count", type=positive, required=True, metavar="N", help="of shards")
-    cut.set_defaults(run=_cut, usage=cut.format_usage)
-    start = kinds.add_parser("start", help="shards on a Ray cluster", allow_abbrev=False)
+    start = add_kind(kinds, "start", "shards on a Ray cluster", _start)
     text = "a shard's index, in order; behind @ a resource of the machines that have it"
     start.add_argument("shards", nargs="+", metavar="DIR[@RESOURCE]", help=text)
     _add_cluster(start)
@@ -39,20 +38,12 @@ def add_shards_arguments(parser: ArgumentParser) -> None:
     )
     start.add_argument("--replicas", type=positive, default=1, metavar="N", help="of each shard")
     add_open_arguments(start.add_argument_group("indexes of vectors"))
-    start.set_defaults(run=_start, usage=start.format_usage)
-    stop = kinds.add_parser("stop", help="what start has started", allow_abbrev=False)
-    _add_cluster(stop)
-    stop.set_defaults(run=_stop, usage=stop.format_usage)
+    _add_cluster(add_kind(kinds, "stop", "what start has started", _stop))
 
 
 def _add_cluster(parser: ArgumentParser) -> None:
     parser.add_argument("--app", default=_APP, metavar="NAME", help="of the shards together")
     parser.add_argument("--ray-address", default="auto", metavar="HOST:PORT", help="the cluster")
-
-
-def run_shards(args: Namespace) -> int:
-    """Never called: each kind sets its own function, and one of them is required."""
-    raise AssertionError(f"{args} names no kind")
 
 
 def _cut(args: Namespace) -> int:

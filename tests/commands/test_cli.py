@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from forage import __version__
-from forage.commands.cli import main, quiet_openmp
-from forage.commands.commands import COMMANDS
+from forage.commands.cli import COMMANDS, main, quiet_openmp
 
 FORAGE = (sys.executable, "-m", "forage")
 
@@ -48,7 +47,7 @@ def test_a_wrong_argument_is_one_line_that_names_what_was_meant(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main([command, "--help"])

@@ -1,0 +1,32 @@
+"""``forage eval``: a model on a recipe's questions, under each arm of the recipe."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from forage.commands.arguments import add_config
+from forage.config.run_config import load_config
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_config(parser)
+    text = (
+        "file for the figures; the episodes (.jsonl), the tables (.md) and a page (.html) are "
+        "written beside it (default OUTPUT_DIR/evaluation/eval.json)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help=text)
+    text = "play every question again, also those that --out already holds"
+    parser.add_argument("--fresh", action="store_true", help=text)
+    text = "play the questions again whose search or engine failed"
+    parser.add_argument("--retry-failed", action="store_true", help=text)
+
+
+def run(args: Namespace) -> int:
+    config = load_config(args.config, args.overrides)  # before torch is imported
+    from forage.evaluation.evaluate import run_evaluation
+    from forage.viewer.evaluation_page import write_evaluation_page
+
+    result, out = run_evaluation(config, args.out, args.fresh, args.retry_failed)
+    write_evaluation_page(out.with_suffix(".html"), result)
+    return 0
