@@ -7,7 +7,7 @@ they are written, are ``records``'s.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ from forage.types import (
     Segment,
     Status,
     TokenizerId,
+    ToolCall,
     Turn,
+    search_call,
 )
 
 
@@ -152,25 +154,56 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         "kind": turn.kind.value,
         "argument": turn.argument,
         "observation": turn.observation,
-        "passage_ids": list(turn.passage_ids_K),
-        "search_failure": turn.search_failure.value if turn.search_failure else None,
+        "calls": [
+            {
+                "tool": call.tool,
+                "arguments": dict(call.arguments),
+                "result_ids": list(call.result_ids_K),
+                "failure": call.failure.value if call.failure else None,
+                "seconds": _number_to_json(call.seconds),
+            }
+            for call in turn.calls
+        ],
         "generate_s": _number_to_json(turn.generate_s),
-        "search_s": _number_to_json(turn.search_s),
     }
 
 
 def _turn_from_json(row: Mapping[str, Any]) -> Turn:
-    failure = row["search_failure"]
+    calls = _calls_from_json(row["calls"]) if "calls" in row else _calls_before(row)
     return Turn(
         sampled=row["sampled"],
         kind=ActionKind(row["kind"]),
         argument=row["argument"],
         observation=row["observation"],
-        passage_ids_K=tuple(row["passage_ids"]),
-        search_failure=FailureKind(failure) if failure else None,
+        calls=calls,
         generate_s=float(row["generate_s"]),
-        search_s=float(row["search_s"]),
     )
+
+
+def _calls_from_json(rows: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
+    return tuple(
+        ToolCall(
+            tool=row["tool"],
+            arguments=row["arguments"],
+            result_ids_K=tuple(row["result_ids"]),
+            failure=FailureKind(row["failure"]) if row["failure"] else None,
+            seconds=float(row["seconds"]),
+        )
+        for row in rows
+    )
+
+
+def _calls_before(row: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """The search of a turn in a file from before turns recorded their calls.
+
+    A search that was not run, in the last, forced turn, took no time.
+    """
+    failure, search_s = row["search_failure"], float(row["search_s"])
+    has_run = row["observation"] or row["passage_ids"] or failure or search_s
+    if row["kind"] != ActionKind.SEARCH or not has_run:
+        return ()
+    kind = FailureKind(failure) if failure else None
+    return (search_call([row["argument"]], tuple(row["passage_ids"]), kind, search_s),)
 
 
 def _number_to_json(value: float) -> float | str:

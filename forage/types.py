@@ -7,10 +7,10 @@ rows, ``_T`` tokens, ``_K`` retrieved passages, ``_V`` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,10 @@ class Hit:
 
 
 class FailureKind(StrEnum):
-    """Why a search or a judge gave nothing; the metric that counts it has this name."""
+    """Why a tool or a judge gave nothing; the metric that counts it has this name.
+
+    ``RAISED``: a tool of the user's raised an exception.
+    """
 
     TIMEOUT = "timeout"
     REFUSED = "refused"
@@ -69,6 +72,7 @@ class FailureKind(StrEnum):
     SERVER_ERROR = "server_error"
     UNAVAILABLE = "unavailable"
     CLOSED = "closed"
+    RAISED = "raised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,30 +162,106 @@ class Segment:
         assert len(self.versions_T) == expected, "a segment's policy versions do not fit it"
 
 
+class Tag(StrEnum):
+    """The tags that the protocols know without being told; each tool adds one of its own.
+
+    The only place where they are spelt: ``Tag.THINK.opening`` is ``<think>``.
+    """
+
+    THINK = "think"
+    SEARCH = "search"
+    INFORMATION = "information"
+    ANSWER = "answer"
+    TOOL_CALL = "tool_call"
+    TOOL_RESPONSE = "tool_response"
+
+    @property
+    def opening(self) -> str:
+        return f"<{self}>"
+
+    @property
+    def closing(self) -> str:
+        return f"</{self}>"
+
+
+SEARCH_TOOL = "search"
+"""The name of the tool that searches; ``Tag.SEARCH`` is its tag."""
+
+
 class ActionKind(StrEnum):
-    """What a turn of the policy amounted to."""
+    """What a turn of the policy amounted to; ``CALL`` is a call of any tool but search."""
 
     SEARCH = "search"
+    CALL = "call"
     ANSWER = "answer"
     INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One use of a tool that was run, with its arguments by name.
+
+    ``result_ids_K`` name what was shown of the result (passages, an address); ``seconds`` are
+    wall-clock. With a ``failure`` nothing was shown but that the call failed.
+    """
+
+    tool: str
+    arguments: Mapping[str, Any]
+    result_ids_K: tuple[str, ...] = ()
+    failure: FailureKind | None = None
+    seconds: float = 0.0
+
+
+def search_call(
+    queries: Sequence[str],
+    result_ids_K: tuple[str, ...] = (),
+    failure: FailureKind | None = None,
+    seconds: float = 0.0,
+) -> ToolCall:
+    """A call of search as it is recorded, under both protocols."""
+    arguments = {"query_list": list(queries)}
+    return ToolCall(SEARCH_TOOL, arguments, result_ids_K, failure, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What the policy sampled until it acted or was cut, plus the observation that followed.
 
-    ``argument`` is the query, the answer, or why the action was invalid. ``observation`` is ""
-    when the episode ended with this turn. Seconds are wall-clock.
+    ``argument`` is the query, the arguments of another tool, the answer, or why the action was
+    invalid. ``observation`` is "" when the episode ended with this turn. ``calls`` are the tools
+    that were run. Seconds are wall-clock.
     """
 
     sampled: str
     kind: ActionKind
     argument: str
     observation: str = ""
-    passage_ids_K: tuple[str, ...] = ()
-    search_failure: FailureKind | None = None
+    calls: tuple[ToolCall, ...] = ()
     generate_s: float = 0.0
-    search_s: float = 0.0
+
+    @property
+    def passage_ids_K(self) -> tuple[str, ...]:
+        """The passages that the turn's search showed."""
+        return tuple(i for call in self._searches for i in call.result_ids_K)
+
+    @property
+    def search_failure(self) -> FailureKind | None:
+        """Why the turn's search failed, or None."""
+        return next((call.failure for call in self._searches if call.failure), None)
+
+    @property
+    def search_s(self) -> float:
+        """Seconds that the turn's search took."""
+        return sum(call.seconds for call in self._searches)
+
+    @property
+    def failure(self) -> FailureKind | None:
+        """Why a call of the turn failed, whatever its tool, or None."""
+        return next((call.failure for call in self.calls if call.failure), None)
+
+    @property
+    def _searches(self) -> list[ToolCall]:
+        return [call for call in self.calls if call.tool == SEARCH_TOOL]
 
 
 class Status(StrEnum):
@@ -191,7 +271,21 @@ class Status(StrEnum):
     OUT_OF_TURNS = "out_of_turns"
     OUT_OF_TOKENS = "out_of_tokens"
     SEARCH_FAILED = "search_failed"
+    TOOL_FAILED = "tool_failed"
     ENGINE_FAILED = "engine_failed"
+
+    @property
+    def is_failed_call(self) -> bool:
+        """Whether a search, or a call of another tool, failed for good on the way."""
+        return self in (Status.SEARCH_FAILED, Status.TOOL_FAILED)
+
+
+def status_after(turns: Sequence[Turn], status: Status) -> Status:
+    """``status``, or that a call failed, which says more unless the engine failed too."""
+    if status is Status.ENGINE_FAILED or not any(turn.failure for turn in turns):
+        return status
+    has_failed_search = any(turn.search_failure for turn in turns)
+    return Status.SEARCH_FAILED if has_failed_search else Status.TOOL_FAILED
 
 
 @dataclass(frozen=True, slots=True)

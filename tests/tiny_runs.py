@@ -182,7 +182,9 @@ def episodes_of(run_dir: Path) -> list[dict[str, Any]]:
     for row in rows:
         del row["seconds"]
         for turn in row["turns"]:
-            del turn["generate_s"], turn["search_s"]
+            del turn["generate_s"]
+            for call in turn["calls"]:
+                del call["seconds"]
     return rows
 
 

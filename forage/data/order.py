@@ -124,7 +124,7 @@ def measure_difficulty(path: Path, questions: Sequence[Question]) -> Difficulty:
     scores: dict[str, list[float]] = {}
     for record in read_episodes(path):
         episode = record.episode
-        has_failed = episode.status in (Status.ENGINE_FAILED, Status.SEARCH_FAILED)
+        has_failed = episode.status.is_failed_call or episode.status is Status.ENGINE_FAILED
         if has_failed or record.arm not in (None, "normal") or episode.reward is None:
             continue
         if episode.question.id in wanted:

@@ -99,7 +99,7 @@ def _reason_against(record: EpisodeRecord, config: SelectConfig) -> str | None:
     episode = record.episode
     if (record.arm or "normal") not in config.arms:
         return f"played in the arm {record.arm or 'normal'}"
-    if episode.status in (Status.SEARCH_FAILED, Status.ENGINE_FAILED):
+    if episode.status.is_failed_call or episode.status is Status.ENGINE_FAILED:
         return "a search or the engine failed"
     if not episode.num_sampled_tokens:
         return "nothing was sampled"

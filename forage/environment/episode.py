@@ -41,6 +41,8 @@ from forage.types import (
     SearchReply,
     Status,
     Turn,
+    search_call,
+    status_after,
 )
 
 
@@ -108,15 +110,12 @@ class _Player:
 
     async def play(self) -> Episode:
         status = await self._play_turns()
-        has_failed_search = any(turn.search_failure for turn in self._turns)
-        if has_failed_search and status is not Status.ENGINE_FAILED:
-            status = Status.SEARCH_FAILED
         return Episode(
             question=self._question,
             member=self._setting.member,
             segments=self._transcript.segments,
             turns=tuple(self._turns),
-            status=status,
+            status=status_after(self._turns, status),
             seconds=time.monotonic() - self._started,
         )
 
@@ -142,7 +141,7 @@ class _Player:
             turn, observation = await self._observe(turn, action)
             if len(observation.token_ids) >= self._tokens_left():
                 # What the policy could not answer after is not worth showing.
-                self._turns.append(replace(turn, observation="", passage_ids_K=()))
+                self._turns.append(_unseen(turn))
                 return Status.OUT_OF_TOKENS
             self._turns.append(turn)
             self._transcript.append_observation(observation.token_ids)
@@ -200,9 +199,14 @@ class _Player:
         turn = replace(
             turn,
             observation=observation.text,
-            passage_ids_K=observation.passage_ids,
-            search_failure=reply.failure,
-            search_s=time.monotonic() - started,
+            calls=(
+                search_call(
+                    action.queries,
+                    observation.passage_ids,
+                    reply.failure,
+                    time.monotonic() - started,
+                ),
+            ),
         )
         return turn, observation
 
@@ -218,6 +222,12 @@ class _Player:
 
     def _seconds_left(self) -> float:
         return self._setting.deadline_s - (time.monotonic() - self._started)
+
+
+def _unseen(turn: Turn) -> Turn:
+    """The turn, as it is recorded where its observation was not shown."""
+    calls = tuple(replace(call, result_ids_K=()) for call in turn.calls)
+    return replace(turn, observation="", calls=calls)
 
 
 def _merge(replies: Sequence[SearchReply]) -> SearchReply:

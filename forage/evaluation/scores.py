@@ -133,7 +133,7 @@ def gold_recall(episode: Episode) -> float | None:
 
 
 def _failures(episode: Episode) -> tuple[str, ...]:
-    kinds = [turn.search_failure.value for turn in episode.turns if turn.search_failure]
+    kinds = [turn.failure.value for turn in episode.turns if turn.failure]
     if episode.status is Status.ENGINE_FAILED:
         kinds.append(episode.status.value)
     return tuple(kinds)

@@ -40,7 +40,7 @@ class Ledger:
             return False
         if episode.reward is not None and episode.reward.failure is not None:
             return False  # a judge gave no verdict
-        return self.train_on_failed_searches or episode.status is not Status.SEARCH_FAILED
+        return self.train_on_failed_searches or not episode.status.is_failed_call
 
     def earned_by_group(self, group: Group) -> list[Earned | None]:
         """One a member; None for those that are kept out of the loss."""

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from forage.types import ActionKind, Episode, Origin, Segment, Turn
+from forage.types import SEARCH_TOOL, ActionKind, Episode, Origin, Segment, ToolCall, Turn
 
 Decode = Callable[[int], str]
 
 _UNLIKELY = math.log(0.5)
+_MAX_ARGUMENTS_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +152,33 @@ def _heading(origin: Origin, number: int, turn: Turn | None) -> tuple[str, str]:
     if origin.is_policys:
         verb = {
             ActionKind.SEARCH: "search",
+            ActionKind.CALL: turn.calls[0].tool if turn.calls else "call",
             ActionKind.ANSWER: "answer",
             ActionKind.INVALID: "no valid action",
         }[turn.kind]
         known = "known by its text alone" if origin is Origin.TRANSCRIBED else ""
         details = (known, _seconds_text(turn.generate_s))
         return f"Turn {number}: {verb}", " · ".join(part for part in details if part)
-    what = ""
-    if turn.search_failure is not None:
-        what = f"search failed: {turn.search_failure.value.replace('_', ' ')}"
-    elif turn.passage_ids_K:
-        what = "passages " + ", ".join(turn.passage_ids_K)
-    elif turn.kind is ActionKind.SEARCH:
-        what = "nothing found"
-    seconds = _seconds_text(turn.search_s)
-    return "Observation", " · ".join(part for part in (what, seconds) if part)
+    if turn.kind is ActionKind.SEARCH and not turn.calls:
+        return "Observation", "nothing found"
+    return "Observation", " · ".join(_call_text(call) for call in turn.calls)
+
+
+def _call_text(call: ToolCall) -> str:
+    """What a call brought, and how long it took; other tools than search with their arguments."""
+    is_search = call.tool == SEARCH_TOOL
+    what = "" if is_search else f"{call.tool}({_arguments_text(call)})"
+    if call.failure is not None:
+        what = f"{'search' if is_search else what} failed: {call.failure.value.replace('_', ' ')}"
+    elif is_search:
+        shown = ", ".join(call.result_ids_K)
+        what = f"passages {shown}" if shown else "nothing found"
+    return " · ".join(part for part in (what, _seconds_text(call.seconds)) if part)
+
+
+def _arguments_text(call: ToolCall) -> str:
+    text = ", ".join(f"{name}: {value}" for name, value in call.arguments.items())
+    return text if len(text) <= _MAX_ARGUMENTS_CHARS else f"{text[:_MAX_ARGUMENTS_CHARS]}…"
 
 
 def _tokens(segment: Segment, decode: Decode) -> tuple[TokenView, ...]:

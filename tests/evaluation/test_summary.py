@@ -21,6 +21,7 @@ from forage.types import (
     Segment,
     Status,
     Turn,
+    search_call,
 )
 
 
@@ -36,7 +37,9 @@ def played(
 ) -> Episode:
     """An episode with one search for each entry of ``found`` and 4 sampled tokens."""
     turns = tuple(
-        Turn("<search>", ActionKind.SEARCH, "q", "seen", passage_ids, failure)
+        Turn(
+            "<search>", ActionKind.SEARCH, "q", "seen", (search_call(["q"], passage_ids, failure),)
+        )
         for passage_ids in found
     )
     return Episode(

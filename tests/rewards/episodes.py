@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forage.environment.actions import Answer, Search, parse_action
-from forage.types import ActionKind, Episode, Question, Status, Turn
+from forage.types import ActionKind, Episode, Question, Status, Turn, search_call
 
 OBSERVATION = "\n\n<information>Doc 1(Title: Rome) Rome lies on the Tiber.\n</information>\n\n"
 
@@ -12,7 +12,9 @@ def make_turn(sampled: str, observation: str = OBSERVATION) -> Turn:
     """One turn as the environment would record it; an answer gets no observation."""
     match parse_action(sampled):
         case Search(query):
-            return Turn(sampled, ActionKind.SEARCH, query, observation, ("p1",))
+            return Turn(
+                sampled, ActionKind.SEARCH, query, observation, (search_call([query], ("p1",)),)
+            )
         case Answer(text):
             return Turn(sampled, ActionKind.ANSWER, text)
         case invalid:

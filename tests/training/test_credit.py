@@ -28,14 +28,26 @@ from forage.config.algorithm_config import (
 from forage.training.credit import Credit
 from forage.training.objective import Tokens, aggregate, token_losses
 from forage.training.views import correct
-from forage.types import ActionKind, Episode, Group, Origin, Question, Reward, Segment, Status, Turn
+from forage.types import (
+    ActionKind,
+    Episode,
+    Group,
+    Origin,
+    Question,
+    Reward,
+    Segment,
+    Status,
+    Turn,
+    search_call,
+)
 from tests.fakes import segments_of
 
 QUESTION = Question("q", "which?", ("Tiber",), "test", gold_passage_ids=("gold",))
 
 
 def search(*passage_ids: str) -> Turn:
-    return Turn("", ActionKind.SEARCH, "a query", "<information>", passage_ids or ("other",))
+    call = search_call(["a query"], passage_ids or ("other",))
+    return Turn("", ActionKind.SEARCH, "a query", "<information>", (call,))
 
 
 ANSWER = Turn("", ActionKind.ANSWER, "Tiber")
@@ -145,7 +157,7 @@ def test_where_no_gold_passage_is_known_the_turn_that_showed_an_answer_found_it(
 
 
 def test_a_search_that_was_not_run_costs_nothing():
-    refused = replace(search(), observation="", passage_ids_K=())
+    refused = replace(search(), observation="", calls=())
     turns = TurnsConfig(search_cost=0.5)
     algorithm = AlgorithmConfig(advantage="reinforce_plus_plus", baseline="none", turns=turns)
     credit = Credit(algorithm, train_on_failed_searches=False)

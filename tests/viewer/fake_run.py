@@ -21,6 +21,7 @@ from forage.types import (
     Segment,
     Status,
     Turn,
+    search_call,
 )
 from forage.viewer.report import ReportInput, choose_episodes
 
@@ -89,10 +90,15 @@ class Player:
                     ActionKind.SEARCH,
                     f"{hop.subject} {hop.relation}",
                     observation,
-                    ids if seen else (),
-                    FailureKind.TIMEOUT if failed else None,
                     generate_s=rng.uniform(0.05, 0.3),
-                    search_s=rng.uniform(0.004, 0.02),
+                    calls=(
+                        search_call(
+                            [f"{hop.subject} {hop.relation}"],
+                            ids if seen else (),
+                            FailureKind.TIMEOUT if failed else None,
+                            rng.uniform(0.004, 0.02),
+                        ),
+                    ),
                 )
             )
             segments += [

@@ -12,9 +12,11 @@ from forage.types import (
     Segment,
     Status,
     Turn,
+    search_call,
 )
 from forage.viewer.transcripts import view_episode, view_question
 
+SEARCHED = search_call(["q"], ("p1", "p2"), seconds=1.5)
 EPISODE = Episode(
     question=Question("q", "Where?", ("Oslo",), "world", ("p1",)),
     member=0,
@@ -25,7 +27,7 @@ EPISODE = Episode(
         Segment(Origin.SAMPLED, (6,), (-0.01,), (3,)),
     ),
     turns=(
-        Turn("s", ActionKind.SEARCH, "q", "o", ("p1", "p2"), generate_s=0.2, search_s=1.5),
+        Turn("s", ActionKind.SEARCH, "q", "o", (SEARCHED,), generate_s=0.2),
         Turn("a", ActionKind.ANSWER, "Oslo"),
     ),
     status=Status.ANSWERED,
@@ -84,7 +86,8 @@ def test_headings_tell_the_action_the_passages_and_the_time() -> None:
 
 
 def test_a_failed_search_is_named() -> None:
-    failed = replace(EPISODE.turns[0], search_failure=FailureKind.SERVER_ERROR, passage_ids_K=())
+    call = search_call(["q"], failure=FailureKind.SERVER_ERROR)
+    failed = replace(EPISODE.turns[0], calls=(call,))
     blocks = view_episode("x", replace(EPISODE, turns=(failed, EPISODE.turns[1])), decode).blocks
     assert "search failed: server error" in blocks[2].detail
 

@@ -44,6 +44,8 @@ from forage.types import (
     Segment,
     Status,
     Turn,
+    search_call,
+    status_after,
 )
 
 # Passages stand in a prompt of ours without anything of their own around them.
@@ -95,10 +97,8 @@ class Found:
             ActionKind.SEARCH,
             self.query,
             observation=observation.text,
-            passage_ids_K=observation.passage_ids,
-            search_failure=self.failure,
+            calls=(search_call([self.query], observation.passage_ids, self.failure, self.seconds),),
             generate_s=generate_s,
-            search_s=self.seconds,
         )
 
 
@@ -246,14 +246,11 @@ class Asking:
         segments = [Segment(Origin.SAMPLED, ())] * self._num_silent_turns
         for context in self._contexts:
             segments += context.transcript.segments
-        has_failed_search = any(turn.search_failure for turn in self.turns)
-        if has_failed_search and status is not Status.ENGINE_FAILED:
-            status = Status.SEARCH_FAILED
         return Episode(
             question=self.job.question,
             member=self.job.member,
             segments=tuple(segments),
             turns=tuple(self.turns),
-            status=status,
+            status=status_after(self.turns, status),
             seconds=time.monotonic() - self._started,
         )
