@@ -25,7 +25,6 @@ from forage import __version__
 from forage.errors import UserError
 from forage.hardware import quiet_openmp
 
-
 COMMANDS = {
     "demo": "run everything on this machine: from random weights to a model that searches",
     "new": "make a small model with random weights, and its tokenizer",
