@@ -67,9 +67,9 @@ def add_overrides(parser: ArgumentParser) -> None:
 
 def add_address(parser: ArgumentParser, default_port: int) -> None:
     """Where a server listens: on this machine alone unless told otherwise."""
-    text = "network address to listen on (default 127.0.0.1: this machine alone)"
+    text = "network address to listen on (default 127.0.0.1, for this machine alone)"
     parser.add_argument("--host", default="127.0.0.1", help=text)
-    text = f"port to listen on; 0 takes any free one (default {default_port})"
+    text = "port to listen on; 0 takes any free one"
     parser.add_argument("--port", type=port, default=default_port, help=text)
 
 
@@ -85,7 +85,7 @@ def add_kind(
     run: Callable[[Namespace], int],
 ) -> ArgumentParser:
     """The parser of one kind of a command, ``forage data world`` for example, and what it runs."""
-    parser = kinds.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+    parser = kinds.add_parser(name, help=summary, description=summary)
     parser.set_defaults(run=run, usage=parser.format_usage)
     return parser
 

@@ -69,13 +69,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help=text)
     text = "file of questions; their texts are the queries"
     parser.add_argument("--questions", type=Path, required=True, metavar="FILE", help=text)
-    text = "clients that ask at the same time (default 256)"
+    text = "clients that ask at the same time"
     parser.add_argument("--clients", type=positive, default=256, metavar="N", help=text)
-    text = "requests of all clients together, one query each (default 10000)"
+    text = "requests of all clients together, one query each"
     parser.add_argument("--requests", type=positive, default=10_000, metavar="N", help=text)
-    text = "passages to ask for with each query (default 3)"
+    text = "passages to ask for with each query"
     parser.add_argument("--topk", type=positive, default=3, metavar="K", help=text)
-    text = "seconds after which a request has failed (default 30)"
+    text = "seconds after which a request has failed"
     parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help=text)
     text = "file that holds the server's bearer token (default: the token in FORAGE_TOKEN, if set)"
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)

@@ -19,7 +19,7 @@ import select
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from forage import __version__
 from forage.errors import UserError
@@ -117,8 +117,25 @@ def _is_stdout_closed() -> bool:
     return True
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Help that gives each option's default, unless its text does so in words."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        takes_value = bool(action.option_strings) and action.nargs != 0
+        if text is None or "default" in text or not takes_value or action.default in (None, []):
+            return text
+        return f"{text} (default %(default)s)"
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are ``UserError``: one message instead of a page of usage."""
+    """A parser whose errors are ``UserError``: one message instead of a page of usage.
+
+    The parsers of commands and of their kinds are of this class too.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_HelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see: {self.prog} --help)")
@@ -155,19 +172,22 @@ def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="forage",
         description="Trains language models to reason and search, by reinforcement learning.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"forage {__version__}")
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="more logs")
-    parser.add_argument("-q", "--quiet", action="count", default=0, help="fewer logs")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="show more logs")
+    parser.add_argument("-q", "--quiet", action="count", default=0, help="show fewer logs")
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
     for name, summary in COMMANDS.items():
-        sub = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        sub = subparsers.add_parser(name, help=summary, description=summary)
         if name != chosen:
             continue
         # Without a default here, a count that stands before the command is kept.
-        sub.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS)
-        sub.add_argument("-q", "--quiet", action="count", default=argparse.SUPPRESS)
+        sub.add_argument(
+            "-v", "--verbose", action="count", default=argparse.SUPPRESS, help="show more logs"
+        )
+        sub.add_argument(
+            "-q", "--quiet", action="count", default=argparse.SUPPRESS, help="show fewer logs"
+        )
         module = import_module(f"forage.commands.{name.replace('-', '_')}_command")
         sub.set_defaults(run=vars(module).get("run"), usage=sub.format_usage)
         module.add_arguments(sub)

@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _add_world(parser: ArgumentParser) -> None:
     text = "articles of the encyclopedia"
     parser.add_argument("--size", type=positive, required=True, metavar="N", help=text)
-    text = "number that the world is drawn from (default 0)"
+    text = "number that the world is drawn from"
     parser.add_argument("--seed", type=count, default=0, metavar="N", help=text)
     text = "searches that every question takes (default: a mixture of 1, 2 and 3)"
     parser.add_argument("--hops", type=int, choices=(1, 2, 3), help=text)
@@ -52,7 +52,7 @@ def _add_convert(parser: ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=text)
     text = "the form of the files, needed where they fit more than one"
     parser.add_argument("--form", help=text)
-    text = "name of the split to write into Search-R1's rows (default train)"
+    text = "name of the split to write into Search-R1's rows"
     parser.add_argument("--split", default="train", help=text)
     _add_question_output(parser)
 
@@ -95,7 +95,7 @@ def _add_question_output(parser: ArgumentParser) -> None:
     text = "file to write the questions to, in Forage's form (jsonl) or Search-R1's (parquet)"
     metavar = "FILE.jsonl|FILE.parquet"
     parser.add_argument("--out", type=Path, required=True, metavar=metavar, help=text)
-    text = "prompt template to write into Search-R1's parquet rows (default search-r1)"
+    text = "prompt template to write into Search-R1's parquet rows"
     parser.add_argument("--prompt", default="search-r1", metavar="TEMPLATE", help=text)
 
 

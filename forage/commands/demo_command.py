@@ -58,11 +58,11 @@ class DemoSettings:
 def add_arguments(parser: ArgumentParser) -> None:
     text = "directory to write to (default runs/demo, or the next free name beside it)"
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
-    text = "number that the world, the model and the sampling are drawn from (default 0)"
+    text = "number that the world, the model and the sampling are drawn from"
     parser.add_argument("--seed", type=count, default=0, metavar="N", help=text)
     text = "optimizer steps of reinforcement learning (default: those of demo.yaml)"
     parser.add_argument("--steps", type=positive, metavar="N", help=text)
-    text = "port of the search service; 0 takes any free one (default 0)"
+    text = "port of the search service; 0 takes any free one"
     parser.add_argument("--port", type=port, default=0, help=text)
     text = "make the warm start anew from random weights, instead of taking the one that ships"
     parser.add_argument("--from-scratch", action="store_true", help=text)
@@ -70,7 +70,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--warm-start-steps", type=positive, metavar="N", help=text)
     text = "questions to evaluate in each arm (default: those of demo.yaml)"
     parser.add_argument("--questions", type=positive, metavar="N", help=text)
-    text = f"articles of the generated encyclopedia (default {WORLD_SIZE})"
+    text = "articles of the generated encyclopedia"
     parser.add_argument("--size", type=positive, default=WORLD_SIZE, metavar="N", help=text)
 
 

@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--questions", type=Path, metavar="FILE", help=text)
     text = "directory to write the model to"
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
-    text = "number that the weights are drawn from (default 0)"
+    text = "number that the weights are drawn from"
     parser.add_argument("--seed", type=count, default=0, metavar="N", help=text)
     shape = ModelShape()
     for option, value, text in (
@@ -46,7 +46,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         ("--layers", shape.num_layers, "layers of the model"),
         ("--max-tokens", shape.max_tokens, "tokens of the longest episode"),
     ):
-        text = f"{text} (default {value})"
         parser.add_argument(option, type=positive, default=value, metavar="N", help=text)
 
 
