@@ -6,7 +6,7 @@
   ``forage serve`` does. In float32 and, where the processor multiplies bfloat16, in bfloat16 (with
   the share of the best ten that stay).
 - lone: one client, the two servers in turns, so that both meet the same noise.
-- bm25: the same index searched in-process and over HTTP by 256 clients, in 1 and 2 HTTP processes;
+- bm25: the same index searched in-process and over HTTP by 256 clients;
   an index of one's own (of a million passages, say) with --index and --questions.
 
 Vectors are random (only speed matters); queries are questions of the generated encyclopedia.
@@ -274,13 +274,11 @@ def run_bm25(args: argparse.Namespace, questions: Sequence[str], index_dir: Path
             index.search([questions[i % len(questions)] for i in range(first, first + 64)], 3)
         in_process = args.requests / (time.perf_counter() - started)
     print(f"  in-process, one thread, 64 queries a call: {in_process:8.0f} queries/s")
-    for workers in (1, 2):
-        command = [sys.executable, "-m", "forage", "serve", "--cache-size", "0"]
-        with ServerProcess(index_dir, command=[*command, "--workers", str(workers)]) as server:
-            drive(Load(server.port, questions, 500, NUM_CLIENTS))
-            outcome = drive(Load(server.port, questions, args.requests, NUM_CLIENTS))
-        share = outcome.per_second / in_process
-        print(f"  HTTP, --workers {workers}  {outcome}   {share:.2f} of in-process")
+    command = [sys.executable, "-m", "forage", "serve", "--cache-size", "0"]
+    with ServerProcess(index_dir, command=command) as server:
+        drive(Load(server.port, questions, 500, NUM_CLIENTS))
+        outcome = drive(Load(server.port, questions, args.requests, NUM_CLIENTS))
+    print(f"  HTTP  {outcome}   {outcome.per_second / in_process:.2f} of in-process")
 
 
 def _has_bfloat16() -> bool:

@@ -32,10 +32,8 @@ WRONG = (b"{", b'{"queries": [5]}', b'{"queries": ["' + b"a" * 30_000 + b'"]}', 
 
 
 def memory_mb(pid: int) -> float:
-    """Memory of the server and its HTTP processes that nobody else shares (mapped files apart)."""
-    server = psutil.Process(pid)
-    processes = [server, *server.children(recursive=True)]
-    return sum(process.memory_full_info().uss for process in processes) / 2**20
+    """Memory of the server that nobody else shares (mapped files apart)."""
+    return psutil.Process(pid).memory_full_info().uss / 2**20
 
 
 def send_wrong(url: str) -> None:
@@ -54,7 +52,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=10_000, help="articles of the encyclopedia")
-    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--max-growth-mb", type=float, default=5.0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -65,7 +62,6 @@ def main() -> int:
             questions = [json.loads(line)["question"] for line in lines]
         number = itertools.count()
         command = [sys.executable, "-m", "forage", "serve", "--cache-size", "3000"]
-        command += ["--workers", str(args.workers)]
         with ServerProcess(directory / "index", command=command) as server:
             memory: list[float] = []
             for part in range(NUM_PARTS):

@@ -14,7 +14,7 @@ from forage.errors import UserError
 
 if TYPE_CHECKING:
     from forage.retrieval.index.index import OpenOptions
-    from forage.retrieval.serve.limits import Limits
+    from forage.retrieval.serve.middleware import Limits
     from forage.retrieval.sources.compose import RerankSettings
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -57,7 +57,6 @@ def add_open_arguments(group: _ArgumentGroup) -> None:
 
 
 def _add_service_arguments(group: _ArgumentGroup) -> None:
-    group.add_argument("--workers", type=positive, default=1, help="HTTP processes; 1: in one")
     group.add_argument("--token-file", type=Path, metavar="FILE", help="or FORAGE_TOKEN")
     group.add_argument("--token", help="as above, but other users can see it in ps")
     group.add_argument("--cache-size", type=count, default=100_000, help="passages; 0: none")
@@ -97,7 +96,6 @@ def run(args: Namespace) -> int:
             port=args.port,
             pages=args.pages,
             topk=args.topk,
-            workers=args.workers,
             token=read_token(args.token_file, args.token),
             cache_size=args.cache_size,
             drain_s=args.drain,
@@ -126,7 +124,7 @@ def open_options(args: Namespace) -> OpenOptions:
 
 
 def _limits(args: Namespace) -> Limits:
-    from forage.retrieval.serve.limits import Limits
+    from forage.retrieval.serve.middleware import Limits
 
     return Limits(
         max_queries=args.max_queries,

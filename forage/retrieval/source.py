@@ -7,8 +7,7 @@ reranker, and a recording. They compose by holding one another; the server knows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 from forage.types import Hit
 
@@ -38,19 +37,6 @@ class Source(Protocol):
     def close(self) -> None:
         """Let go of files, processes and connections; harmless when repeated."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFacts:
-    """What is said about a source, also where the source itself is in another process."""
-
-    name: str
-    id: str
-    num_passages: int | None
-
-    @classmethod
-    def of(cls, source: Source) -> Self:
-        return cls(source.name, source.id, source.num_passages)
 
 
 class SourceError(Exception):

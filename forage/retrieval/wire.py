@@ -1,12 +1,18 @@
-"""The JSON that travels between client and server: Search-R1's format, both shapes of the reply.
+"""What travels between client and server: Search-R1's JSON, and one spelling for a query.
 
 The server builds replies with it, the client reads them, and other people's clients and servers
 speak it too; so requests may carry unknown fields, and documents more than an id and contents.
+
+A query is normalised on both sides: the one spelling is cached, joined, sent and searched, so an
+answer never depends on which of two spellings came first. Case and punctuation stay, since encoders
+may read them.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Annotated, Any, Self, TypeVar
 
@@ -22,12 +28,13 @@ from pydantic import (
 )
 
 from forage.data.corpus import format_contents, parse_contents
-from forage.retrieval.query import mended
 from forage.types import Hit, PageText, Passage
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Wire(BaseModel):
-    """Whatever travels: unknown fields are let pass and forgotten."""
+    """A model that travels: unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -162,6 +169,18 @@ def _parse(model: type[W], payload: bytes) -> W:
         raise MalformedReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
+def normalise_query(query: str) -> str:
+    """NFC; runs of white space and control characters are one space, and none at the ends.
+
+    ``"  who\\twrote\\x00 it "`` gives ``"who wrote it"``; lone surrogates become U+FFFD.
+    """
+    if query.isascii() and query.isprintable() and "  " not in query:
+        return query.strip(" ")
+    return " ".join(
+        unicodedata.normalize("NFC", _CONTROLS.sub(" ", replace_surrogates(query))).split()
+    )
+
+
 class _AnyReply(Wire):
     result: list[list[Annotated[ScoredDocument | Document, Field(union_mode="left_to_right")]]]
 
@@ -177,7 +196,9 @@ def _to_json(result: list[Any]) -> bytes:
     try:
         return _JSON.dump_json({"result": result})
     except ValueError:  # a lone surrogate: Python's writer spells it out
-        return mended(json.dumps({"result": result}, ensure_ascii=False)).encode("utf-8")
+        return replace_surrogates(json.dumps({"result": result}, ensure_ascii=False)).encode(
+            "utf-8"
+        )
 
 
 def _hit(document: ScoredDocument | Document) -> Hit:
@@ -186,3 +207,8 @@ def _hit(document: ScoredDocument | Document) -> Hit:
         document, score = document.document, document.score
     title, text = parse_contents(document.contents)
     return Hit(Passage(str(document.id), title, text), score)
+
+
+def replace_surrogates(text: str) -> str:
+    """``text`` with lone surrogates (legal in JSON, not in UTF-8) replaced by U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

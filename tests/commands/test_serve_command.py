@@ -42,7 +42,6 @@ def differing(settings: ServeSettings) -> dict[str, Any]:
         ("--record r.jsonl", "record", Path("r.jsonl")),
         ("--pages p.jsonl", "pages", Path("p.jsonl")),
         ("--topk 5", "topk", 5),
-        ("--workers 2", "workers", 2),
         ("--cache-size 7", "cache_size", 7),
         ("--drain 1.5", "drain_s", 1.5),
         ("--ray-address head:1", "ray_address", "head:1"),

@@ -7,7 +7,7 @@ import pytest
 
 from forage.commands.bench_command import Outcome
 from forage.commands.cli import main
-from forage.retrieval.serve.limits import Limits
+from forage.retrieval.serve.middleware import Limits
 from tests.retrieval.conftest import StartServer
 
 NUM_QUESTIONS = 40

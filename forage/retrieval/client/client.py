@@ -21,8 +21,7 @@ from forage.retrieval.cache import LruCache
 from forage.retrieval.client.counts import SearchCounts
 from forage.retrieval.client.dispatch import Dispatcher
 from forage.retrieval.client.exchange import Failure, Served
-from forage.retrieval.query import mended, normalise_query
-from forage.retrieval.wire import AccessRequest
+from forage.retrieval.wire import AccessRequest, normalise_query, replace_surrogates
 from forage.types import FailureKind, Hit, PageReply, SearchReply
 
 
@@ -97,7 +96,7 @@ class SearchClient:
         """
         if self._is_closed:
             return PageReply(failure=FailureKind.CLOSED, detail="the client is closed")
-        task = asyncio.create_task(self._open_page(mended(url), chunk, max_chars))
+        task = asyncio.create_task(self._open_page(replace_surrogates(url), chunk, max_chars))
         self._page_requests.add(task)
         task.add_done_callback(self._page_requests.discard)
         try:

@@ -15,7 +15,6 @@ from enum import Enum, auto
 
 import aiohttp
 
-from forage.retrieval.query import mended
 from forage.retrieval.wire import (
     AccessRequest,
     MalformedReply,
@@ -23,6 +22,7 @@ from forage.retrieval.wire import (
     Wire,
     read_page,
     read_reply,
+    replace_surrogates,
 )
 from forage.types import FailureKind, Hit, PageText
 
@@ -60,7 +60,7 @@ async def retrieve(
 ) -> list[tuple[Hit, ...]] | Failure:
     """Ask ``url`` once: the hits of each query, or why there are none."""
     request = RetrieveRequest(
-        queries=[mended(query) for query in queries], topk=topk, return_scores=True
+        queries=[replace_surrogates(query) for query in queries], topk=topk, return_scores=True
     )
     body = await _post(session, f"{url}/retrieve", request, timeout_s)
     if isinstance(body, Failure):

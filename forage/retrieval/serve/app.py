@@ -1,7 +1,7 @@
 """The search service as an application: routes over a source, and pages where there are some.
 
-``create_app`` serves a source with a batcher of its own; ``build_app`` serves whatever answers
-queries. The door stands before every route; running, draining and processes are the server's.
+``RequestMiddleware`` stands before every route, and a ``Batcher`` owns the source. Ports, signals
+and draining are ``forage.retrieval.serve.server``'s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,13 +22,17 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from forage.retrieval.serve.batcher import AsksTogether, Batcher
-from forage.retrieval.serve.limits import Limits, OverLimit
+from forage.retrieval.serve.api_pages import describe_api, docs_page, page_headers, search_page
+from forage.retrieval.serve.batcher import Batcher
 from forage.retrieval.serve.metrics import Figures, prometheus_text
-from forage.retrieval.serve.middleware import Door, Traffic, problem
-from forage.retrieval.serve.openapi import describe_api
-from forage.retrieval.serve.search_page import docs_page, page_headers, search_page
-from forage.retrieval.source import Source, SourceError, SourceFacts
+from forage.retrieval.serve.middleware import (
+    Limits,
+    OverLimit,
+    RequestMiddleware,
+    Traffic,
+    problem,
+)
+from forage.retrieval.source import Source, SourceError
 from forage.retrieval.sources.stored_pages import Pages, read_pages
 from forage.retrieval.wire import AccessRequest, RetrieveRequest, Wire, write_reply
 
@@ -53,31 +56,18 @@ def create_app(
     settings: AppSettings | None = None,
     cache_size: int = 100_000,
 ) -> Starlette:
-    """The application over an open source; ``cache_size``: passages kept in the cache (0: none)."""
-    figures = Figures()
-    batcher = Batcher(source, figures, cache_size=cache_size)
-    facts = SourceFacts.of(source)
-    return build_app(facts, batcher, pages, settings or AppSettings(), figures, batcher)
+    """The application over an open source; ``cache_size``: passages kept in the cache (0: none).
 
-
-def build_app(
-    facts: SourceFacts,
-    asks: AsksTogether,
-    pages: Pages | None,
-    settings: AppSettings,
-    figures: Figures,
-    around: AbstractAsyncContextManager[object],
-) -> Starlette:
-    """The application whose queries ``asks`` answers, while it is entered in ``around``.
-
-    Its ``state.traffic`` is the door's.
+    Its ``state`` holds the ``batcher``, which owns the source, and the ``traffic``.
     """
-    service = _Service(facts, asks, pages, settings, figures)
+    service = _Service(source, pages, settings or AppSettings(), cache_size)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with around:
+        try:
             yield
+        finally:
+            await service.batcher.close()
 
     app = Starlette(
         routes=[
@@ -90,7 +80,15 @@ def build_app(
             Route("/docs", service.docs),
             Route("/", service.search_page),
         ],
-        middleware=[Middleware(Door, settings.limits, settings.token, figures, service.traffic)],
+        middleware=[
+            Middleware(
+                RequestMiddleware,
+                service.settings.limits,
+                service.settings.token,
+                service.figures,
+                service.traffic,
+            )
+        ],
         exception_handlers={
             HTTPException: _answer_http_error,
             OverLimit: _answer_over_limit,
@@ -99,39 +97,34 @@ def build_app(
         },
         lifespan=lifespan,
     )
-    app.state.traffic = service.traffic
+    app.state.batcher, app.state.traffic = service.batcher, service.traffic
     return app
 
 
 class _Service:
-    """The handlers, and what they share."""
+    """The routes, and what they share."""
 
     def __init__(
-        self,
-        facts: SourceFacts,
-        asks: AsksTogether,
-        pages: Pages | None,
-        settings: AppSettings,
-        figures: Figures,
+        self, source: Source, pages: Pages | None, settings: AppSettings, cache_size: int
     ) -> None:
+        self.settings = settings
+        self.figures = Figures()
         self.traffic = Traffic()
-        self._facts = facts
-        self._asks = asks
+        self.batcher = Batcher(source, self.figures, cache_size=cache_size)
+        self._source = source
         self._pages = pages
-        self._settings = settings
-        self._figures = figures
         self._description = describe_api(settings.limits, has_token=settings.token is not None)
 
     async def retrieve(self, request: Request) -> Response:
         asked = _read(RetrieveRequest, await request.body())
-        topk = self._settings.topk if asked.topk is None else asked.topk
-        self._settings.limits.check(asked.queries, "queries", topk)
-        hits_by_query = await self._asks.search(asked.queries, topk)
+        topk = self.settings.topk if asked.topk is None else asked.topk
+        self.settings.limits.check(asked.queries, "queries", topk)
+        hits_by_query = await self.batcher.search(asked.queries, topk)
         return _json(write_reply(hits_by_query, asked.return_scores))
 
     async def access(self, request: Request) -> Response:
         asked = _read(AccessRequest, await request.body())
-        self._settings.limits.check(asked.urls, "urls")
+        self.settings.limits.check(asked.urls, "urls")
         if self._pages is None:
             return problem(404, "this server has no pages; start it with --pages FILE")
         reply = await asyncio.to_thread(read_pages, self._pages, asked)
@@ -143,13 +136,13 @@ class _Service:
     async def readyz(self, _: Request) -> Response:
         if self.traffic.is_draining:
             return problem(503, "the server is stopping")
-        facts = self._facts
+        source = self._source
         return JSONResponse(
-            {"status": "ready", "backend": facts.name, "passages": facts.num_passages}
+            {"status": "ready", "backend": source.name, "passages": source.num_passages}
         )
 
     async def metrics(self, _: Request) -> Response:
-        text = prometheus_text(self._figures, self._facts)
+        text = prometheus_text(self.figures, self._source)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, _: Request) -> Response:
@@ -164,7 +157,7 @@ class _Service:
 
     async def answer_bug(self, request: Request, error: Exception) -> Response:
         """Starlette raises ``error`` again behind this reply, so that its traceback is logged."""
-        self._figures.count_request(request.url.path, 500)
+        self.figures.count_request(request.url.path, 500)
         return problem(500, f"a fault of the server ({type(error).__name__}); its log says more")
 
 

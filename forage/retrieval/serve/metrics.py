@@ -1,13 +1,9 @@
-"""The service's figures: one row of numbers a process, and all rows as Prometheus text.
-
-A row may lie in memory that processes share, so that any of them can tell the figures of all.
-Each process writes its own row only.
-"""
+"""The service's figures: one row of numbers, and the row as Prometheus text."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import accumulate
 
@@ -21,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from forage.retrieval.source import SourceFacts
+from forage.retrieval.source import Source
 
 
 class Figure(IntEnum):
@@ -44,7 +40,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 _FIRST_BUCKET = len(Figure)
 _FIRST_REQUEST = _FIRST_BUCKET + len(BUCKETS_S) + 1
-ROW_SIZE = _FIRST_REQUEST + len(PATHS) * len(STATUSES)
+_ROW_SIZE = _FIRST_REQUEST + len(PATHS) * len(STATUSES)
 _PATH_PLACES = {path: _FIRST_REQUEST + i * len(STATUSES) for i, path in enumerate(PATHS)}
 _STATUS_PLACES = {status: place for place, status in enumerate(STATUSES)}
 
@@ -60,16 +56,10 @@ _COUNTERS = (
 
 
 class Figures:
-    """The row that one process writes, beside the rows of the others."""
+    """The figures of a server since it started, in ``row``."""
 
-    def __init__(self, rows: Sequence[MutableSequence[float]] | None = None, own: int = 0) -> None:
-        """``rows``: ``ROW_SIZE`` numbers each, shared or not, of which ``own`` is written here."""
-        self._rows = [[0.0] * ROW_SIZE] if rows is None else rows
-        self.row = self._rows[own]
-
-    def sums(self) -> list[float]:
-        """The figures of all processes, added up."""
-        return [sum(column) for column in zip(*self._rows, strict=True)]
+    def __init__(self) -> None:
+        self.row = [0.0] * _ROW_SIZE
 
     def add(self, figure: Figure, amount: float = 1.0) -> None:
         """Count ``amount`` more."""
@@ -86,20 +76,20 @@ class Figures:
         self.row[Figure.RETRIEVE_SECONDS] += seconds
 
 
-def prometheus_text(figures: Figures, source: SourceFacts) -> bytes:
-    """The figures of all processes in Prometheus' text format."""
+def prometheus_text(figures: Figures, source: Source) -> bytes:
+    """The figures in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Sums(figures.sums(), source))
+    registry.register(_Families(figures.row, source))
     return generate_latest(registry)
 
 
-class _Sums(Collector):
-    def __init__(self, sums: Sequence[float], source: SourceFacts) -> None:
-        self._sums = sums
+class _Families(Collector):
+    def __init__(self, row: Sequence[float], source: Source) -> None:
+        self._row = row
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        sums, source = self._sums, self._source
+        row, source = self._row, self._source
         yield InfoMetricFamily(
             "forage_source", "What is served", value={"name": source.name, "id": source.id}
         )
@@ -108,23 +98,23 @@ class _Sums(Collector):
                 "forage_passages", "Passages that can be found", value=source.num_passages
             )
         for name, help_text, figure in _COUNTERS:
-            yield CounterMetricFamily(name, help_text, value=sums[figure])
-        asked = sums[Figure.QUERIES]
+            yield CounterMetricFamily(name, help_text, value=row[figure])
+        asked = row[Figure.QUERIES]
         yield GaugeMetricFamily(
             "forage_cache_hit_rate",
             "Share of all queries so far that the cache answered",
-            value=sums[Figure.CACHE_HITS] / asked if asked else 0.0,
+            value=row[Figure.CACHE_HITS] / asked if asked else 0.0,
         )
         yield GaugeMetricFamily(
-            "forage_in_flight_requests", "Requests being answered", value=sums[Figure.IN_FLIGHT]
+            "forage_in_flight_requests", "Requests being answered", value=row[Figure.IN_FLIGHT]
         )
-        counts = accumulate(sums[_FIRST_BUCKET:_FIRST_REQUEST])
+        counts = accumulate(row[_FIRST_BUCKET:_FIRST_REQUEST])
         edges = [*(str(edge) for edge in BUCKETS_S), "+Inf"]
         yield HistogramMetricFamily(
             "forage_retrieve_seconds",
             "Time to answer a retrieve request",
             buckets=list(zip(edges, counts, strict=True)),
-            sum_value=sums[Figure.RETRIEVE_SECONDS],
+            sum_value=row[Figure.RETRIEVE_SECONDS],
         )
         yield self._requests()
 
@@ -134,6 +124,6 @@ class _Sums(Collector):
         )
         for path, first in _PATH_PLACES.items():
             for place, status in enumerate(STATUSES):
-                if count := self._sums[first + place]:
+                if count := self._row[first + place]:
                     family.add_metric([path, str(status) if status else "other"], count)
         return family

@@ -1,40 +1,81 @@
-"""The door of the service: who may come in, how many at once, with how much, and for how long.
+"""What every request passes before a route: bearer token, limits, deadline, counts.
 
-Runs before a request's body is read, so that what is refused costs next to nothing. A POST is work:
-limits and deadline are for work. Counts every request by path and status. What a request asks for
-is checked behind it, by the handlers.
+It runs before a request's body is read, so a refusal costs next to nothing. Limits and the deadline
+hold for POST requests alone, which make the server work. What a request asks for is checked by the
+routes, against the same ``Limits``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forage.retrieval.serve.bearer_token import is_token
-from forage.retrieval.serve.limits import Limits
 from forage.retrieval.serve.metrics import Figure, Figures
 
-# What needs no token; everything else does, however its path is spelt.
+# Paths that need no token; every other path does, however it is spelt.
 _OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
+
+
+class OverLimit(Exception):
+    """A request beyond a limit: the HTTP status and a sentence that names the limit."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+class Limits(BaseModel):
+    """What one request may ask for; a request beyond a limit is refused, never cut.
+
+    Each limit is an option of ``forage serve``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_queries: int = Field(default=1024, ge=1)
+    max_topk: int = Field(default=1000, ge=1)
+    max_query_chars: int = Field(default=20_000, ge=1)
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1)
+    max_in_flight: int = Field(default=1024, ge=1)
+    deadline_s: float = Field(default=30.0, gt=0)
+
+    def check(self, texts: Sequence[str], name: str, topk: int = 1) -> None:
+        """Raise ``OverLimit`` for too many texts, one too long, or too large a ``topk``.
+
+        ``name``: what the texts are called in the request, ``queries`` or ``urls``.
+        """
+        if len(texts) > self.max_queries:
+            raise OverLimit(413, f"{len(texts)} {name} in one request; at most {self.max_queries}")
+        if topk > self.max_topk:
+            raise OverLimit(400, f"topk is {topk}; at most {self.max_topk}")
+        for number, text in enumerate(texts):
+            if len(text) > self.max_query_chars:
+                raise OverLimit(
+                    413,
+                    f"{name}[{number}] has {len(text)} characters; at most {self.max_query_chars}",
+                )
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What is going on: requests in flight, and whether the server takes new ones."""
+    """Requests in flight, and whether the server is stopping."""
 
     in_flight: int = 0
     is_draining: bool = False
 
 
 class _BodyTooLarge(Exception):
-    """Raised where the body is read, answered at the door."""
+    """Raised while the body is read, answered by the middleware."""
 
 
 def problem(status: int, detail: str, **headers: str) -> Response:
@@ -43,7 +84,7 @@ def problem(status: int, detail: str, **headers: str) -> Response:
     return JSONResponse({"detail": detail}, status, named)
 
 
-class Door:
+class RequestMiddleware:
     """ASGI middleware around the routes."""
 
     def __init__(
@@ -65,7 +106,8 @@ class Door:
             await self._app(scope, receive, send)
             return
         path: str = scope["path"]
-        status = 0
+        status = num_bytes = 0
+        started = time.perf_counter()
 
         async def send_noting_status(message: Message) -> None:
             nonlocal status
@@ -74,29 +116,51 @@ class Door:
                 self._figures.count_request(path, status)
             await send(message)
 
-        headers = Headers(scope=scope)
-        is_work = scope["method"] == "POST"
-        refusal = self._refusal(path, headers, is_work)
+        async def receive_within_limit() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._limits.max_body_bytes:
+                raise _BodyTooLarge
+            return message
+
+        refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, send_noting_status)
-        elif is_work:
-            started = time.perf_counter()
-            await self._work(scope, receive, send_noting_status)
-            if path == "/retrieve" and status == 200:
-                self._figures.observe_retrieve(time.perf_counter() - started)
-        else:
+            return
+        if scope["method"] != "POST":
             await self._app(scope, receive, send_noting_status)
+            return
+        self._count_in_flight(1)
+        deadline = asyncio.timeout(self._limits.deadline_s)
+        try:
+            async with deadline:
+                await self._app(scope, receive_within_limit, send_noting_status)
+        except _BodyTooLarge:
+            await self._too_large()(scope, receive, send_noting_status)
+        except ClientDisconnect:
+            pass  # nobody is left to be answered
+        except TimeoutError:
+            if not deadline.expired() or status:
+                raise
+            late = problem(504, f"not answered within {self._limits.deadline_s:g} s")
+            await late(scope, receive, send_noting_status)
+        finally:
+            self._count_in_flight(-1)
+        if path == "/retrieve" and status == 200:
+            self._figures.observe_retrieve(time.perf_counter() - started)
 
-    def _refusal(self, path: str, headers: Headers, is_work: bool) -> Response | None:
-        """Why a request is not let in, or None."""
-        if self._token is not None and path not in _OPEN_PATHS:
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Why a request is refused before its body is read, or None."""
+        headers = Headers(scope=scope)
+        if self._token is not None and scope["path"] not in _OPEN_PATHS:
             authorization = headers.get("authorization", "").encode("utf-8", "replace")
             if not is_token(self._token, authorization):
                 what = "this token is not the server's" if authorization else "a token is needed"
                 return problem(
                     401, f"{what}: Authorization: Bearer TOKEN", WWW_Authenticate="Bearer"
                 )
-        if not is_work:
+        if scope["method"] != "POST":
             return None
         traffic, limits = self._traffic, self._limits
         if traffic.is_draining:
@@ -109,42 +173,7 @@ class Door:
             return self._too_large()
         return None
 
-    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, and see that it leaves within its time."""
-        num_bytes = 0
-        has_started = False
-
-        async def receive_within_limit() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._limits.max_body_bytes:
-                raise _BodyTooLarge
-            return message
-
-        async def send_noting_start(message: Message) -> None:
-            nonlocal has_started
-            has_started = True
-            await send(message)
-
-        self._come(1)
-        deadline = asyncio.timeout(self._limits.deadline_s)
-        try:
-            async with deadline:
-                await self._app(scope, receive_within_limit, send_noting_start)
-        except _BodyTooLarge:
-            await self._too_large()(scope, receive, send)
-        except ClientDisconnect:
-            pass  # nobody is left to be answered
-        except TimeoutError:
-            if not deadline.expired() or has_started:
-                raise
-            late = problem(504, f"not answered within {self._limits.deadline_s:g} s")
-            await late(scope, receive, send)
-        finally:
-            self._come(-1)
-
-    def _come(self, change: int) -> None:
+    def _count_in_flight(self, change: int) -> None:
         self._traffic.in_flight += change
         self._figures.add(Figure.IN_FLIGHT, change)
 

@@ -1,4 +1,4 @@
-"""Taking a port: one place that says what is wrong when it cannot be had."""
+"""Binds a port, and says what is wrong where it cannot be bound."""
 
 from __future__ import annotations
 
@@ -8,21 +8,8 @@ import socket
 from forage.errors import UserError
 
 
-def bind_ports(host: str, port: int, num_sockets: int) -> list[socket.socket]:
-    """Sockets on one port, among which the kernel spreads connections; raises ``UserError``."""
-    if num_sockets == 1:
-        return [bind_port(host, port)]
-    # A port that somebody else listens on could be shared, too: first see that nobody does.
-    with bind_port(host, port) as alone:
-        port = alone.getsockname()[1]
-    return [bind_port(host, port, is_shared=True) for _ in range(num_sockets)]
-
-
-def bind_port(host: str, port: int, is_shared: bool = False) -> socket.socket:
-    """A socket bound to ``host:port`` (0: any free one), not listening; raises ``UserError``.
-
-    ``is_shared``: sockets of this user may be bound to the same port if they are shared, too.
-    """
+def bind_port(host: str, port: int) -> socket.socket:
+    """A socket bound to ``host:port`` (0: any free one), not listening; raises ``UserError``."""
     if not 0 <= port <= 65_535:
         raise UserError(f"port {port} does not exist; choose one from 1024 to 65535, or 0 for any")
     try:
@@ -34,8 +21,6 @@ def bind_port(host: str, port: int, is_shared: bool = False) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     # A port whose last owner has just gone may be taken again at once.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if is_shared:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         sock.bind(address)
     except OSError as error:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from forage.errors import UserError
 from forage.retrieval.index.index import Index, OpenOptions, open_index
 from forage.retrieval.index.manifest import BM25Manifest, read_manifest
-from forage.retrieval.serve.limits import Limits
+from forage.retrieval.serve.middleware import Limits
 from forage.retrieval.source import Source
 from forage.retrieval.sources.fusion import RRF_K, Fused
 from forage.retrieval.sources.lucene import Lucene
@@ -86,7 +86,6 @@ class ServeSettings(_Settings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65_535)
     topk: int = Field(default=3, ge=1)
-    workers: int = Field(default=1, ge=1)
     token: SecretStr | None = None
     cache_size: int = Field(default=100_000, ge=0)
     drain_s: float = Field(default=10.0, ge=0)

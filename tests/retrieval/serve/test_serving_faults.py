@@ -14,13 +14,12 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from forage.retrieval.serve.child_server import ServerProcess
 from forage.types import FailureKind
 from tests.retrieval.client.test_client import client_of
-from tests.retrieval.serve.test_child_server import is_gone, wait_until_gone
+from tests.retrieval.serve.test_child_server import wait_until_gone
 
 FORAGE_SERVE = (sys.executable, "-m", "forage", "serve")
 
@@ -142,74 +141,3 @@ async def test_when_the_only_server_is_killed_under_load_every_caller_gets_a_typ
         FailureKind.TIMEOUT,
         FailureKind.MALFORMED,
     }
-
-
-def fronts_of(server: ServerProcess) -> list[psutil.Process]:
-    """The HTTP processes (multiprocessing's resource tracker is none)."""
-    return [
-        child
-        for child in psutil.Process(server.pid).children()
-        if "spawn_main" in " ".join(child.cmdline())
-    ]
-
-
-def figure(url: str, name: str) -> float:
-    with urllib.request.urlopen(f"{url}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
-
-
-def test_http_processes_share_one_owner_its_cache_and_their_figures(index_dir: Path):
-    command = (*FORAGE_SERVE, "--workers", "2")
-    with ServerProcess(index_dir, command=command) as server:
-        assert len(fronts_of(server)) == 2
-        pids = [child.pid for child in fronts_of(server)]
-        for _ in range(20):  # a connection each: the kernel spreads them
-            status, reply, _ = call(f"{server.url}/retrieve", ["compiler", ""])
-            assert (status, [len(found) for found in reply["result"]]) == (200, [1, 0])
-        assert figure(server.url, "forage_queries_total") == 40
-        assert figure(server.url, "forage_searches_total") == 1
-        assert figure(server.url, "forage_cache_hits_total") == 19
-        assert call(f"{server.url}/retrieve", ["a"] * 2000)[0] == 413
-    for pid in pids:
-        assert is_gone(pid)
-
-
-def test_an_http_process_that_is_killed_is_started_again(index_dir: Path, tmp_path: Path):
-    log = tmp_path / "log"
-    command = (*FORAGE_SERVE, "--workers", "2")
-    with ServerProcess(index_dir, command=command, log_path=log) as server:
-        wait_for(log, "serving 5 passages")  # each of them is ready, and not only the first
-        victim, other = fronts_of(server)
-        victim.kill()
-        wait_for(log, "it is started again")
-        while len(fronts_of(server)) < 2:
-            time.sleep(0.01)
-        assert other.is_running()
-        for _ in range(10):
-            assert call(f"{server.url}/retrieve", ["compiler"])[0] == 200
-
-
-def test_an_owner_that_is_killed_takes_its_http_processes_along(index_dir: Path):
-    command = (*FORAGE_SERVE, "--workers", "2")
-    with ServerProcess(index_dir, command=command) as server:
-        pids = [child.pid for child in fronts_of(server)]
-        os.kill(server.pid, signal.SIGKILL)
-        for pid in pids:
-            wait_until_gone(pid)
-
-
-def test_http_processes_drain_like_one(index_dir: Path, tmp_path: Path):
-    log, gate = tmp_path / "log", tmp_path / "gate"
-    command = (sys.executable, "-c", GATED, str(gate), "--workers", "2")
-    with (
-        ServerProcess(index_dir, command=command, log_path=log) as server,
-        ThreadPoolExecutor() as pool,
-    ):
-        asked = [pool.submit(call, f"{server.url}/retrieve", [f"compiler {i}"]) for i in range(4)]
-        wait_for(log, "searching")
-        os.kill(server.pid, signal.SIGTERM)
-        gate.touch()
-        assert {future.result()[0] for future in asked} <= {200, 503}
-        assert asked[0].result()[0] == 200
-        wait_until_gone(server.pid)

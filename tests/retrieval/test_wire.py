@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.retrieval.query import normalise_query
+from forage.retrieval.wire import normalise_query
 
 
 @pytest.mark.parametrize(

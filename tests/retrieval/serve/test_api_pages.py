@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from forage.data.corpus import format_contents
-from forage.retrieval.serve.limits import Limits
-from forage.retrieval.serve.openapi import describe_api
-from forage.retrieval.serve.search_page import docs_page, search_page
+from forage.retrieval.serve.api_pages import describe_api, docs_page, search_page
+from forage.retrieval.serve.middleware import Limits
 from tests.retrieval.conftest import PASSAGES, StartServer
 from tests.retrieval.fake_sources import GatedSource
 from tests.viewer.browser import needs_chromium, visit
