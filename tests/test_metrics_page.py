@@ -7,7 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 METRIC = re.compile(r"[a-z_]+/[a-z][a-z_0-9]*[a-z0-9]")
-ROOMS = ("algorithms", "training", "train.py", "retrieval/counts.py", "rollout/engine.py")
+ROOMS = (
+    *("algorithms", "training", "watch", "train.py"),
+    *("retrieval/client", "rollout/engines/engine.py"),
+)
 """Where metrics are made; elsewhere such strings are paths or model names."""
 
 
