@@ -19,7 +19,7 @@ from forage.evaluation.report.comparison_tables import (
 )
 from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.result import read_result
-from forage.viewer.comparison_page import write_comparison_page
+from forage.viewer.evaluation_pages import write_comparison_page
 
 
 def add_arguments(parser: ArgumentParser) -> None:

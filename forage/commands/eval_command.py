@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     config = load_config(args.config, args.overrides)  # before torch is imported
     from forage.evaluation.evaluate import run_evaluation
-    from forage.viewer.evaluation_page import write_evaluation_page
+    from forage.viewer.evaluation_pages import write_evaluation_page
 
     result, out = run_evaluation(config, args.out, args.fresh, args.retry_failed)
     write_evaluation_page(out.with_suffix(".html"), result)

@@ -33,7 +33,7 @@ def run(args: Namespace) -> int:
     if config.evaluation.at_end:
         from forage.evaluation.along_training import final_figures
         from forage.evaluation.result import read_result
-        from forage.viewer.evaluation_page import write_evaluation_page
+        from forage.viewer.evaluation_pages import write_evaluation_page
 
         figures = final_figures(config)
         write_evaluation_page(figures.with_suffix(".html"), read_result(figures))

@@ -68,13 +68,13 @@ class Chart:
     summary: str
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
-    lines: tuple[Line, ...]
-    areas: tuple[Area, ...]
-    labels: tuple[Label, ...]
-    legend: tuple[tuple[str, str], ...]
-    reference: Label | None
     hover_json: str
     right: int
+    lines: tuple[Line, ...] = ()
+    areas: tuple[Area, ...] = ()
+    labels: tuple[Label, ...] = ()
+    legend: tuple[tuple[str, str], ...] = ()
+    reference: Label | None = None
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -165,9 +165,7 @@ def line_chart(
         x_ticks=x_axis.ticks(6, is_whole=True),
         y_ticks=y_axis.ticks(5),
         lines=tuple(lines),
-        areas=(),
         labels=_spread(ends) if len(drawn) > 1 else (),
-        legend=(),
         reference=None
         if reference is None
         else Label(right, y_axis.place(reference[0]), reference[1], "reference"),
@@ -177,7 +175,12 @@ def line_chart(
 
 
 def stacked_chart(
-    title: str, note: str, series: Sequence[Series], *, y_label: str, x_label: str
+    title: str,
+    note: str,
+    series: Sequence[Series],
+    *,
+    y_label: str,
+    x_label: str = "optimizer step",
 ) -> Chart | None:
     """Areas on top of each other, the first at the foot; a NaN counts as 0."""
     drawn = [s for s in series if any(math.isfinite(y) for y in s.y_T)]
@@ -215,11 +218,8 @@ def stacked_chart(
         summary=_summary(title, drawn),
         x_ticks=x_axis.ticks(6, is_whole=True),
         y_ticks=y_axis.ticks(5),
-        lines=(),
         areas=areas,
-        labels=(),
         legend=tuple((one.style, one.name) for one in drawn),
-        reference=None,
         hover_json=_hover_json(drawn, x_axis, x_label),
         right=right,
     )

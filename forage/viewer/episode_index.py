@@ -53,7 +53,7 @@ class EpisodeFilter:
         em = "" if row.em is None else f"{row.em:g}"
         hops = "" if row.num_hops is None else str(row.num_hops)
         pairs = (
-            (self.step, str(row.step)),
+            (self.step.strip(), str(row.step)),
             (self.arm, row.arm),
             (self.status, row.status),
             (self.em, em),

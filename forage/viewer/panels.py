@@ -7,154 +7,186 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from forage.viewer.charts import Chart, Series, line_chart, stacked_chart
 
 MetricRow = Mapping[str, float]
 
-_HOPS = (1, 2, 3)
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart over steps: ``lines`` names the line of each metric; the rest is the chart's."""
+
+    title: str
+    note: str
+    lines: Mapping[str, str]
+    y_label: str
+    y_range: tuple[float | None, float | None] = (0.0, None)
+    is_log: bool = False
+    reference: tuple[float, str] | None = None
+    smooth: bool = True
+    is_stacked: bool = False
+
+    def draw(self, rows: Sequence[MetricRow]) -> Chart | None:
+        """The chart of a run's rows; None where no row holds any of the metrics."""
+        # A line alone has the colour s0, several have s1, s2, ...; areas have p1, p2, ...
+        first = 1 if len(self.lines) > 1 else 0
+        kind = "p" if self.is_stacked else "s"
+        steps = tuple(row["step"] for row in rows)
+        series = [
+            Series(name, f"{kind}{number}", steps, tuple(row.get(key, math.nan) for row in rows))
+            for number, (key, name) in enumerate(self.lines.items(), start=first)
+            if any(key in row for row in rows)
+        ]
+        if self.is_stacked:
+            return stacked_chart(self.title, self.note, series, y_label=self.y_label)
+        return line_chart(
+            self.title,
+            self.note,
+            series,
+            y_label=self.y_label,
+            y_range=self.y_range,
+            is_log=self.is_log,
+            reference=self.reference,
+            smooth=self.smooth,
+        )
+
+
+REWARD = Panel(
+    "Reward",
+    "Mean reward of the sampled episodes. A step plays other questions than the one before, so "
+    "single steps scatter.",
+    {"reward/mean": "reward"},
+    "mean reward",
+    y_range=(None, None),
+)
+EXACT_MATCH = Panel(
+    "Exact match by hops",
+    "Share of sampled episodes whose answer equals a golden answer, by the number of passages that "
+    "a question needs.",
+    {"em/hops_1": "1 hop", "em/hops_2": "2 hops", "em/hops_3": "3 hops"},
+    "exact match",
+    y_range=(0.0, 1.0),
+)
+SEARCHES = Panel(
+    "Searches per question",
+    "A policy that has learnt when to stop searches once for each hop: the lines settle at 1, 2 "
+    "and 3.",
+    {"searches/hops_1": "1 hop", "searches/hops_2": "2 hops", "searches/hops_3": "3 hops"},
+    "searches",
+)
+RESPONSE_LENGTH = Panel(
+    "Response length",
+    "Tokens that the policy sampled in an episode; the prompt and what searches returned are not "
+    "counted.",
+    {"tokens/sampled_mean": "tokens"},
+    "tokens per episode",
+)
+ENTROPY = Panel(
+    "Entropy",
+    "Mean entropy of the distribution that tokens were sampled from. It falls as the policy makes "
+    "up its mind; at zero it would explore no more.",
+    {"policy/entropy": "entropy"},
+    "nats per token",
+)
+
+HEALTH = (
+    Panel(
+        "Sampler against trainer",
+        "Largest difference between a token's log-probability when sampled and when trained, over "
+        "all tokens of a step. With weights in float32 it stays below the dotted line. Logarithmic "
+        "axis.",
+        {"policy/logprob_diff_max": "difference"},
+        "nats",
+        y_range=(None, None),
+        is_log=True,
+        reference=(1e-5, "float32"),
+        smooth=False,
+    ),
+    Panel(
+        "KL divergence",
+        "How far a step's policy has moved from the one that sampled its tokens.",
+        {"policy/kl": "KL"},
+        "nats per token",
+        y_range=(None, None),
+    ),
+    Panel(
+        "Gradient norm",
+        "Length of the gradient. A sudden rise that stays is the first sign of a collapse.",
+        {"optimizer/grad_norm": "norm"},
+        "before clipping",
+    ),
+    Panel(
+        "Learning rate",
+        "Step size of the optimizer, with its warm-up.",
+        {"optimizer/learning_rate": "rate"},
+        "per step",
+        smooth=False,
+    ),
+    Panel(
+        "Clipped tokens",
+        "Share of tokens whose probability ratio left the clip range, and so gave no gradient.",
+        {"loss/clip_fraction": "clipped"},
+        "share of tokens",
+    ),
+    Panel(
+        "Answered",
+        "Episodes that end in an answer. The others ran out of turns or tokens, or met a failure.",
+        {"episodes/answered": "answered"},
+        "share of episodes",
+        y_range=(0.0, 1.0),
+    ),
+    Panel(
+        "Where the time goes",
+        "Seconds of each step by phase, on top of each other. The wait for searches is part of the "
+        "rollout: other episodes go on meanwhile.",
+        {
+            "seconds/rollout": "rollout",
+            "seconds/train": "train",
+            "seconds/publish": "publish",
+            "seconds/record": "record",
+        },
+        "seconds per step",
+        is_stacked=True,
+    ),
+    Panel(
+        "Rollout speed",
+        "Tokens sampled in a second of rollout, searches included.",
+        {"rollout/tokens_per_s": "tokens"},
+        "tokens per second",
+    ),
+    Panel(
+        "Failures and exclusions",
+        "Searches that failed, episodes kept out of the loss, and transcripts that did not match "
+        "what the engine saw (always 0 in a sound run).",
+        {
+            "search/failures": "searches",
+            "episodes/excluded": "excluded",
+            "transcript/violations": "violations",
+        },
+        "count per step",
+        smooth=False,
+    ),
+)
 
 
 def learning_charts(rows: Sequence[MetricRow]) -> list[Chart]:
     """What the policy learnt: reward, exact match, searches, length, entropy."""
-    charts = [
-        line_chart(
-            "Reward",
-            "Mean reward of the sampled episodes. A step plays other questions than the one "
-            "before, so single steps scatter.",
-            _series(rows, {"reward/mean": "reward"}, ("s0",)),
-            y_label="mean reward",
-            y_range=(0.0, 1.0) if _fits_unit(rows, "reward/mean") else (None, None),
-        ),
-        line_chart(
-            "Exact match by hops",
-            "Share of sampled episodes whose answer equals a golden answer, by the number of "
-            "passages that a question needs.",
-            _by_hops(rows, "em"),
-            y_label="exact match",
-            y_range=(0.0, 1.0),
-        ),
-        line_chart(
-            "Searches per question",
-            "A policy that has learnt when to stop searches once for each hop: the lines settle "
-            "at 1, 2 and 3.",
-            _by_hops(rows, "searches"),
-            y_label="searches",
-            y_range=(0.0, None),
-        ),
-        line_chart(
-            "Response length",
-            "Tokens that the policy sampled in an episode; the prompt and what searches returned "
-            "are not counted.",
-            _series(rows, {"tokens/sampled_mean": "tokens"}, ("s0",)),
-            y_label="tokens per episode",
-            y_range=(0.0, None),
-        ),
-        line_chart(
-            "Entropy",
-            "Mean entropy of the distribution that tokens were sampled from. It falls as the "
-            "policy makes up its mind; at zero it would explore no more.",
-            _series(rows, {"policy/entropy": "entropy"}, ("s0",)),
-            y_label="nats per token",
-            y_range=(0.0, None),
-        ),
-    ]
-    return [chart for chart in charts if chart is not None]
+    reward = replace(REWARD, y_range=(0.0, 1.0)) if _fits_unit(rows, "reward/mean") else REWARD
+    panels = (
+        reward,
+        _hops_or_mean(EXACT_MATCH, "em/mean", rows),
+        _hops_or_mean(SEARCHES, "searches/mean", rows),
+        RESPONSE_LENGTH,
+        ENTROPY,
+    )
+    return _drawn(panels, rows)
 
 
 def health_charts(rows: Sequence[MetricRow]) -> list[Chart]:
     """Whether the run was sound: numerics, optimizer, time."""
-    charts = [
-        line_chart(
-            "Sampler against trainer",
-            "Largest difference between a token's log-probability when sampled and when trained, "
-            "over all tokens of a step. With weights "
-            "in float32 it stays below the dotted line. Logarithmic axis.",
-            _series(rows, {"policy/logprob_diff_max": "difference"}, ("s0",)),
-            y_label="nats",
-            is_log=True,
-            reference=(1e-5, "float32"),
-            smooth=False,
-        ),
-        line_chart(
-            "KL divergence",
-            "How far a step's policy has moved from the one that sampled its tokens.",
-            _series(rows, {"policy/kl": "KL"}, ("s0",)),
-            y_label="nats per token",
-        ),
-        line_chart(
-            "Gradient norm",
-            "Length of the gradient. A sudden rise that stays is the first sign of a collapse.",
-            _series(rows, {"optimizer/grad_norm": "norm"}, ("s0",)),
-            y_label="before clipping",
-            y_range=(0.0, None),
-        ),
-        line_chart(
-            "Learning rate",
-            "Step size of the optimizer, with its warm-up.",
-            _series(rows, {"optimizer/learning_rate": "rate"}, ("s0",)),
-            y_label="per step",
-            y_range=(0.0, None),
-            smooth=False,
-        ),
-        line_chart(
-            "Clipped tokens",
-            "Share of tokens whose probability ratio left the clip range, and so gave no gradient.",
-            _series(rows, {"loss/clip_fraction": "clipped"}, ("s0",)),
-            y_label="share of tokens",
-            y_range=(0.0, None),
-        ),
-        line_chart(
-            "Answered",
-            "Episodes that end in an answer. The others ran out of turns or tokens, or met a "
-            "failure.",
-            _series(rows, {"episodes/answered": "answered"}, ("s0",)),
-            y_label="share of episodes",
-            y_range=(0.0, 1.0),
-        ),
-        stacked_chart(
-            "Where the time goes",
-            "Seconds of each step by phase, on top of each other. The wait for searches is part "
-            "of the rollout: other episodes go on meanwhile.",
-            _series(
-                rows,
-                {
-                    "seconds/rollout": "rollout",
-                    "seconds/train": "train",
-                    "seconds/publish": "publish",
-                    "seconds/record": "record",
-                },
-                ("p1", "p2", "p3", "p4"),
-            ),
-            y_label="seconds per step",
-            x_label="optimizer step",
-        ),
-        line_chart(
-            "Rollout speed",
-            "Tokens sampled in a second of rollout, searches included.",
-            _series(rows, {"rollout/tokens_per_s": "tokens"}, ("s0",)),
-            y_label="tokens per second",
-            y_range=(0.0, None),
-        ),
-        line_chart(
-            "Failures and exclusions",
-            "Searches that failed, episodes kept out of the loss, and transcripts that did not "
-            "match what the engine saw (always 0 in a sound run).",
-            _series(
-                rows,
-                {
-                    "search/failures": "searches",
-                    "episodes/excluded": "excluded",
-                    "transcript/violations": "violations",
-                },
-                ("s1", "s2", "s3"),
-            ),
-            y_label="count per step",
-            y_range=(0.0, None),
-            smooth=False,
-        ),
-    ]
-    return [chart for chart in charts if chart is not None]
+    return _drawn(HEALTH, rows)
 
 
 def warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:
@@ -171,23 +203,16 @@ def warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:
     )
 
 
-def _by_hops(rows: Sequence[MetricRow], prefix: str) -> tuple[Series, ...]:
-    names = {f"{prefix}/hops_{n}": f"{n} hop{'s' if n > 1 else ''}" for n in _HOPS}
-    if any(name in row for row in rows for name in names):
-        return _series(rows, names, ("s1", "s2", "s3"))
-    return _series(rows, {f"{prefix}/mean": "mean"}, ("s0",))
+def _drawn(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Chart]:
+    charts = (panel.draw(rows) for panel in panels)
+    return [chart for chart in charts if chart is not None]
 
 
-def _series(
-    rows: Sequence[MetricRow], names: Mapping[str, str], styles: Sequence[str]
-) -> tuple[Series, ...]:
-    """A series for each metric that some row holds; a row without it is a gap."""
-    steps = tuple(row["step"] for row in rows)
-    return tuple(
-        Series(label, style, steps, tuple(row.get(name, math.nan) for row in rows))
-        for (name, label), style in zip(names.items(), styles, strict=True)
-        if any(name in row for row in rows)
-    )
+def _hops_or_mean(panel: Panel, mean: str, rows: Sequence[MetricRow]) -> Panel:
+    """The panel by hops, or of the mean alone where questions do not say how many they need."""
+    if any(key in row for row in rows for key in panel.lines):
+        return panel
+    return replace(panel, lines={mean: "mean"})
 
 
 def _fits_unit(rows: Sequence[MetricRow], name: str) -> bool:

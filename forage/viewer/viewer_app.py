@@ -10,10 +10,11 @@ import ipaddress
 import logging
 import socket
 from pathlib import Path
+from typing import Annotated
 
 import uvicorn
 import yaml
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from tokenizers import Tokenizer
@@ -31,52 +32,44 @@ LOG = logging.getLogger(__name__)
 _ROWS_PER_PAGE = 50
 
 
-def create_app(run_dir: Path) -> FastAPI:
+class RunPages:
     """The pages of one run; raises ``UserError`` where the directory holds no records."""
-    if not (run_dir / METRICS_FILE).exists() and not EpisodeIndex(run_dir).files():
-        raise UserError(
-            f"{run_dir} holds no records ({METRICS_FILE}, {EPISODES_FILE}): "
-            "name the output_dir of a run"
-        )
-    index = EpisodeIndex(run_dir)
-    decode = load_decoder(run_dir)
-    app = FastAPI(title="Forage viewer", docs_url=None, redoc_url=None, openapi_url=None)
-    # A page elsewhere whose name resolves to this machine must not read the records.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
 
-    @app.get("/")
-    def overview() -> HTMLResponse:
-        rows = read_metrics(run_dir)
-        config = run_dir / "config.yaml"
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._index = EpisodeIndex(run_dir)
+        if not (run_dir / METRICS_FILE).exists() and not self._index.files():
+            raise UserError(
+                f"{run_dir} holds no records ({METRICS_FILE}, {EPISODES_FILE}): "
+                "name the output_dir of a run"
+            )
+        self._decode = load_decoder(run_dir)
+
+    def overview(self) -> HTMLResponse:
+        """The charts of the run and its config."""
+        rows = read_metrics(self._run_dir)
+        config = self._run_dir / "config.yaml"
         return _page(
             "overview.html",
-            name=run_dir.resolve().name,
+            name=self._run_dir.resolve().name,
             num_steps=len(rows),
-            files=index.files(),
+            files=self._index.files(),
             learning=learning_charts(rows),
             health=health_charts(rows),
             config_yaml=config.read_text(encoding="utf-8") if config.exists() else "",
         )
 
-    @app.get("/episodes")
     def episodes(
-        request: Request,
-        file: str = EPISODES_FILE,
-        step: str = "",
-        arm: str = "",
-        status: str = "",
-        em: str = "",
-        hops: str = "",
-        page: int = 1,
+        self, request: Request, wanted: Annotated[EpisodeFilter, Depends()], page: int = 1
     ) -> HTMLResponse:
-        wanted = EpisodeFilter(file, step.strip(), arm, status, em, hops)
-        everything = index.rows(EpisodeFilter(file=wanted.file))
-        rows = index.rows(wanted)
+        """A list of the episodes that a filter accepts, page by page."""
+        everything = self._index.rows(EpisodeFilter(file=wanted.file))
+        rows = [row for row in everything if wanted.accepts(row)]
         num_pages = max(1, -(-len(rows) // _ROWS_PER_PAGE))
         page = min(max(page, 1), num_pages)
         return _page(
             "episodes.html",
-            files=index.files(),
+            files=self._index.files(),
             wanted=wanted,
             statuses=[status.value for status in Status],
             arms=sorted({row.arm for row in everything if row.arm}),
@@ -89,15 +82,15 @@ def create_app(run_dir: Path) -> FastAPI:
             later=str(request.url.include_query_params(page=page + 1)) if page < num_pages else "",
         )
 
-    @app.get("/episode")
-    def episode(file: str, offset: int) -> HTMLResponse:
-        record = index.read(file, offset)
+    def episode(self, file: str, offset: int) -> HTMLResponse:
+        """One episode, token by token, with links to the others of its question."""
+        record = self._index.read(file, offset)
         if record is None:
             return _page("missing.html", status_code=404, file=file, offset=offset)
         played = record.episode
         siblings = [
             row
-            for row in index.rows(EpisodeFilter(file=file, step=str(record.step)))
+            for row in self._index.rows(EpisodeFilter(file=file, step=str(record.step)))
             if row.question_id == played.question.id
         ]
         label = f"Step {record.step}, member {played.member}"
@@ -105,13 +98,23 @@ def create_app(run_dir: Path) -> FastAPI:
             label += f", arm {record.arm.replace('_', ' ')}"
         return _page(
             "one_episode.html",
-            question=view_question([(label, played)], decode),
+            question=view_question([(label, played)], self._decode),
             siblings=siblings,
             file=file,
             offset=offset,
-            has_tokens=decode is not None,
+            has_tokens=self._decode is not None,
         )
 
+
+def create_app(run_dir: Path) -> FastAPI:
+    """The viewer of one run; raises ``UserError`` where the directory holds no records."""
+    pages = RunPages(run_dir)
+    app = FastAPI(title="Forage viewer", docs_url=None, redoc_url=None, openapi_url=None)
+    # A page elsewhere whose name resolves to this machine must not read the records.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+    app.get("/")(pages.overview)
+    app.get("/episodes")(pages.episodes)
+    app.get("/episode")(pages.episode)
     return app
 
 

@@ -22,7 +22,7 @@ from forage.evaluation.report.comparison_tables import (
 )
 from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.result import EvaluationResult, write_result
-from forage.viewer.comparison_page import render_comparison_page
+from forage.viewer.evaluation_pages import render_comparison_page
 from tests.evaluation.results import PROTOCOL, make_result, make_score
 
 NAMES = ("before", "after")

@@ -25,11 +25,6 @@ P_VALUES_NOTE = (
 
 def comparison_table(arm: ComparedArm, comparison: Comparison, is_wide: bool) -> FigureTable:
     """One arm: exact match of both, the difference, its p-value, searches; F1 if ``is_wide``."""
-    slices = [("all questions", arm.overall, True)]
-    if arm.macro is not None:
-        slices.append(("mean of sources", arm.macro, True))
-        slices += [(source_name(s.source or ""), s, False) for s in arm.by_source]
-    slices += [(hops_text(s.num_hops or 0), s, False) for s in arm.by_hops]
     first, second = comparison.first, comparison.second
     return FigureTable(
         f"{second} against {first}: {compared_arm_name(arm, comparison)}",
@@ -39,9 +34,21 @@ def comparison_table(arm: ComparedArm, comparison: Comparison, is_wide: bool) ->
             *(("F1 difference", "p") if is_wide else ()),
             "searches",
         ),
-        tuple(Row(label, _cells(part, is_wide), is_head) for label, part, is_head in slices),
+        tuple(
+            Row(label, _cells(part, is_wide), is_head)
+            for label, part, is_head in compared_slices(arm)
+        ),
         P_VALUES_NOTE,
     )
+
+
+def compared_slices(arm: ComparedArm) -> list[tuple[str, ComparedSlice, bool]]:
+    """(label, figures, whether it stands for the whole) of each row, in the order of tables."""
+    slices = [("all questions", arm.overall, True)]
+    if arm.macro is not None:
+        slices.append(("mean of sources", arm.macro, True))
+        slices += [(source_name(part.source or ""), part, False) for part in arm.by_source]
+    return slices + [(hops_text(part.num_hops or 0), part, False) for part in arm.by_hops]
 
 
 def compared_arm_name(arm: ComparedArm, comparison: Comparison) -> str:

@@ -10,8 +10,12 @@ import pytest
 from forage.data.published.benchmarks import TEST_SETS
 from forage.evaluation.comparison import Comparison, compare
 from forage.evaluation.result import EvaluationResult
-from forage.viewer.comparison_page import render_comparison_page, write_comparison_page
-from forage.viewer.evaluation_page import render_evaluation_page, write_evaluation_page
+from forage.viewer.evaluation_pages import (
+    render_comparison_page,
+    render_evaluation_page,
+    write_comparison_page,
+    write_evaluation_page,
+)
 from tests.evaluation.results import PROTOCOL, make_result, make_score
 from tests.viewer.browser import needs_chromium, screenshot, visit
 

@@ -1,7 +1,7 @@
-"""The page of an evaluation: one HTML file with every figure, beside the published ones.
+"""The pages of an evaluation and of a paired comparison: one HTML file each, with every figure.
 
-A finished evaluation goes in, ``eval.html`` comes out; it needs no server, network or other file.
-Nothing here reads records or computes a figure.
+A finished evaluation or comparison goes in, a page comes out that needs no server, network or other
+file. Nothing here reads records or computes a figure.
 """
 
 from __future__ import annotations
@@ -9,9 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from forage.evaluation.comparison import ComparedArm, ComparedSlice, Comparison
+from forage.evaluation.intervals import Interval
 from forage.evaluation.published import shared_sources
+from forage.evaluation.report.comparison_tables import (
+    compared_arm_name,
+    compared_slices,
+    comparison_table,
+    left_out_text,
+    p_text,
+    played_lines,
+    settings_table,
+    signed_cell,
+)
 from forage.evaluation.report.facts import facts, how_played
-from forage.evaluation.report.figure_table import figure_text
+from forage.evaluation.report.figure_table import FigureTable, figure_text
 from forage.evaluation.report.labels import ARM_NOTES, arm_name, hops_text, source_name
 from forage.evaluation.report.published_tables import protocol_table, published_table
 from forage.evaluation.report.tables import summary_tables
@@ -35,6 +47,17 @@ class ShownChart:
     arms: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ShownArm:
+    """An arm of a comparison as the page shows it."""
+
+    name: str
+    cards: list[Card]
+    chart: IntervalChart
+    table: FigureTable
+    left_out: str
+
+
 def write_evaluation_page(path: Path, result: EvaluationResult) -> None:
     """Write the page, replacing an older one in one move; raises ``OSError``."""
     write_page(path, render_evaluation_page(result))
@@ -46,8 +69,8 @@ def render_evaluation_page(result: EvaluationResult) -> str:
     return render_page(
         "evaluation.html",
         result=result,
-        headline=_cards(result),
-        charts=_charts(result),
+        headline=_evaluation_cards(result),
+        charts=_evaluation_charts(result),
         how_played=how_played(result.protocol),
         tables=summary_tables(result.summary, result.protocol.searches, is_wide=True),
         published=published,
@@ -56,7 +79,33 @@ def render_evaluation_page(result: EvaluationResult) -> str:
     )
 
 
-def _cards(result: EvaluationResult) -> list[Card]:
+def write_comparison_page(path: Path, comparison: Comparison) -> None:
+    """Write the page, replacing an older one in one move; raises ``OSError``."""
+    write_page(path, render_comparison_page(comparison))
+
+
+def render_comparison_page(comparison: Comparison) -> str:
+    """The page as a text."""
+    arms = [
+        ShownArm(
+            compared_arm_name(arm, comparison),
+            _comparison_cards(arm, comparison),
+            _comparison_chart(arm),
+            comparison_table(arm, comparison, is_wide=True),
+            left_out_text(arm, comparison),
+        )
+        for arm in comparison.arms
+    ]
+    return render_page(
+        "comparison.html",
+        comparison=comparison,
+        played=played_lines(comparison),
+        arms=arms,
+        settings=settings_table(comparison),
+    )
+
+
+def _evaluation_cards(result: EvaluationResult) -> list[Card]:
     """Exact match, its best of k, the other arms, searches, recall."""
     arms = result.summary.arms
     first_name, first = next(iter(arms.items()))
@@ -89,7 +138,7 @@ def _cards(result: EvaluationResult) -> list[Card]:
     return cards
 
 
-def _charts(result: EvaluationResult) -> list[ShownChart]:
+def _evaluation_charts(result: EvaluationResult) -> list[ShownChart]:
     """The arms side by side, and the first of them by data source and hops."""
     arms = result.summary.arms
     charts: list[ShownChart] = []
@@ -118,3 +167,29 @@ def _parts(arm: ArmSummary) -> IntervalChart:
 
 def _chart(rows: list[IntervalRow]) -> IntervalChart:
     return interval_chart(rows, "exact match", ("", "exact match"))
+
+
+def _comparison_cards(arm: ComparedArm, comparison: Comparison) -> list[Card]:
+    whole = arm.macro or arm.overall
+    em, searches = whole.figure("em"), whole.figure("searches")
+    cell = signed_cell(em.difference.interval)
+    over = "all questions" if arm.macro is None else f"mean of {len(arm.by_source)} sources"
+    return [
+        Card("Exact match, difference", cell.text, f"95 % interval {cell.detail}, {over}"),
+        Card("p-value", p_text(em.difference.p_value), "were there no difference"),
+        Card("Exact match", f"{figure_text(em.first, 3)} → {figure_text(em.second, 3)}", over),
+        Card("Searches a question", f"{searches.first:.2f} → {searches.second:.2f}", over),
+    ]
+
+
+def _comparison_chart(arm: ComparedArm) -> IntervalChart:
+    slices = compared_slices(arm)
+    rows = [IntervalRow(label, None, _em(part), is_head) for label, part, is_head in slices]
+    reach = max(max(abs(_em(part).low), abs(_em(part).high)) for _, part, _ in slices)
+    # The next of some round numbers, so that the ticks are round too.
+    bound = next((r for r in (0.02, 0.04, 0.1, 0.2, 0.4, 0.6, 0.8) if r >= reach), 1.0)
+    return interval_chart(rows, "difference in exact match", ("", "difference"), (-bound, bound))
+
+
+def _em(part: ComparedSlice) -> Interval:
+    return part.figure("em").difference.interval
