@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from forage.config.reward_config import JudgeConfig, RewardConfig, RewardFunction, RewardWeights
 from forage.rewards.compat import RULES
+from forage.rewards.reward_config import JudgeConfig, RewardConfig, RewardFunction, RewardWeights
 from forage.rewards.scorer import Scorer
 from forage.types import Episode
 from tests.rewards.episodes import make_episode

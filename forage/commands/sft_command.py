@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forage.commands.arguments import add_config
-from forage.config.reward_config import RewardConfig
 from forage.config.run_config import RunConfig, load_config
 from forage.data.questions import read_questions
 from forage.data.selection import select
@@ -26,6 +25,7 @@ from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.types import Episode, Origin, Question, Reward, Status, TokenizerId
 

@@ -22,13 +22,13 @@ from forage.config.environment_config import EnvironmentConfig
 from forage.config.evaluation_config import EvaluationConfig
 from forage.config.model_config import KEYS_OF_WEIGHTS, ModelConfig
 from forage.config.placement_config import PlacementConfig
-from forage.config.reward_config import RewardConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.config.search_config import SearchConfig
 from forage.config.sentinel_config import SentinelConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.errors import UserError
+from forage.rewards.reward_config import RewardConfig
 from forage.settings import Frozen, Settings
 
 

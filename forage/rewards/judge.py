@@ -23,9 +23,9 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from forage.config.reward_config import JudgeConfig
 from forage.errors import UserError
 from forage.rewards.judge_cache import JudgeCache, cache_key
+from forage.rewards.reward_config import JudgeConfig
 from forage.types import FailureKind
 
 LOG = logging.getLogger(__name__)

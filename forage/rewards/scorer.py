@@ -1,17 +1,27 @@
 """The rewards of a run, put together once: rules, the user's functions, the judge.
 
-The scheduler and the evaluation call it on each finished episode (``Score``). It computes nothing
-itself: ``scoring.py`` has the rules and the sum, ``functions.py`` and ``judge.py`` the rest.
+The scheduler and the evaluation call ``Scorer`` on each finished episode (``Score``). It computes
+nothing itself: ``scoring.py`` has the rules and the sum, ``judge.py`` the verdicts. A function of
+the user's own is found by its import path and called with the Episode. An error in it is neither a
+score nor a mistake in the settings: it is a bug in the function, and ends the run with its name and
+the episode's.
 """
 
 from __future__ import annotations
 
-from typing import Self
+import importlib
+import inspect
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, SupportsFloat
 
-from forage.config.reward_config import RewardConfig
+from forage.errors import UserError
 from forage.rewards.format import ProtocolName
-from forage.rewards.functions import LoadedFunction
 from forage.rewards.judge import Judge, JudgeFailure
+from forage.rewards.reward_config import RewardConfig, RewardFunction
 from forage.rewards.scoring import rule_parts, score_episode
 from forage.types import Episode, FailureKind, Reward, Status
 
@@ -71,3 +81,83 @@ class Scorer:
             return False
         question = episode.question
         return await judge.is_correct(question.text, question.golden_answers, episode.answer)
+
+
+class RewardFunctionError(RuntimeError):
+    """A reward function raised, or returned something that is no reward, for the episode named."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFunction:
+    """A function of the user's under its name, sync or async: ``Episode -> float | Reward``."""
+
+    setting: RewardFunction
+    call: Callable[[Episode], Any]
+
+    @classmethod
+    def load(cls, setting: RewardFunction) -> Self:
+        """Import ``module:function``, from the current directory too; raises ``UserError``."""
+        module_name, _, name = setting.path.partition(":")
+        function = getattr(_import(module_name, setting.path), name, None)
+        if function is None:
+            raise UserError(f"reward.functions: {module_name} has no {name}; check {setting.path}")
+        if not callable(function):
+            raise UserError(f"reward.functions: {setting.path} is no function, but {function!r}")
+        try:
+            inspect.signature(function).bind(None)
+        except TypeError as error:
+            raise UserError(
+                f"reward.functions: {setting.path} cannot be called with an episode alone "
+                f"({error}); write it as `def {name}(episode: Episode) -> float`"
+            ) from error
+        return cls(setting, function)
+
+    async def score(self, episode: Episode) -> Reward:
+        """The function's value as a Reward; raises ``RewardFunctionError``.
+
+        A sync function runs on the event loop, so a function that waits should be async.
+        """
+        try:
+            value = self.call(episode)
+            if inspect.isawaitable(value):
+                value = await value
+        except Exception as error:
+            raise self._error(episode, f"raised {type(error).__name__}: {error}") from error
+        if isinstance(value, Reward):
+            reward = value
+        elif isinstance(value, SupportsFloat):
+            reward = Reward(float(value))
+        else:
+            raise self._error(
+                episode, f"gave {value!r}; a float or a forage.types.Reward is needed"
+            )
+        for number in (reward.value, *reward.parts.values()):
+            if not math.isfinite(number):
+                raise self._error(episode, f"gave {number}; a finite number is needed")
+        return reward
+
+    def _error(self, episode: Episode, what: str) -> RewardFunctionError:
+        question = episode.question
+        return RewardFunctionError(
+            f"the reward function {self.setting.path} {what} (question {question.id!r}, member "
+            f"{episode.member}, answer {episode.answer!r})"
+        )
+
+
+def _import(module_name: str, path: str) -> Any:
+    """The module. An error that its own code raises keeps its type and gets a note."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # last, so that a file of the user's hides no package
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # a package that the user's module needs
+        raise UserError(
+            f"reward.functions: there is no module {error.name} for {path}, neither installed nor "
+            f"in the current directory {here}"
+        ) from error
+    except Exception as error:
+        error.add_note(f"while importing reward.functions: {path}")
+        raise

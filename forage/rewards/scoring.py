@@ -1,9 +1,9 @@
 """The reward of an episode by rules: the published outcome table, the terms around it, their sum.
 
-``scorer.py`` calls it on each finished episode, with what a judge or the user's own functions said
-as further parts. It reads what the policy wrote: prompts are never looked at, and observations
-neither, with one published exception. The retrieval term asks whether a search brought a golden
-answer up, so it reads the passages that the environment showed; it is computed only when
+``scorer.py`` calls it on each finished episode; the verdict of a judge and the values of the user's
+own functions are further parts. It reads what the policy wrote. Prompts are never read, and
+observations with one published exception: the retrieval term asks whether a search brought up a
+golden answer, so it reads the passages that the environment showed. It is computed only when
 ``retrieval_score`` or ``weights.retrieved`` asks for it.
 """
 
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forage.config.reward_config import RewardConfig
-from forage.rewards.answers import cover_match, exact_match, f1_score
-from forage.rewards.format import ProtocolName, is_format_valid
-from forage.rewards.shown import shows_an_answer
+from forage.rewards.format import ProtocolName
+from forage.rewards.reward_config import RewardConfig
 from forage.types import Episode, Reward, Status
 
 
@@ -42,22 +40,11 @@ def score_episode(
 def rule_parts(
     episode: Episode, config: RewardConfig, protocol: ProtocolName = "tags"
 ) -> dict[str, float]:
-    """What the rules find, each 0 to 1: em, cover_em, f1, has_answer, format_valid, retrieved."""
-    golden_answers = episode.question.golden_answers
-    answer = episode.answer
-    has_answer = answer is not None
-    prediction = answer or ""
-    parts = {
-        "em": float(has_answer and exact_match(prediction, golden_answers)),
-        "cover_em": float(has_answer and cover_match(prediction, golden_answers)),
-        "f1": f1_score(prediction, golden_answers) if has_answer else 0.0,
-        "has_answer": float(has_answer),
-        "format_valid": float(is_format_valid(episode.turns, protocol)),
-    }
-    if config.needs_retrieved:
-        parts["retrieved"] = float(
-            any(shows_an_answer(turn, golden_answers) for turn in episode.turns)
-        )
+    """The terms that the rules compute, and ``has_answer``, each 0 to 1."""
+    parts = {"has_answer": float(episode.answer is not None)}
+    for name, term in config.weights.terms().items():
+        if not term.is_on_demand or config.needs(name):
+            parts[name] = term.formula(episode, protocol)
     return parts
 
 
@@ -93,7 +80,7 @@ def num_answer_tags(episode: Episode) -> int:
 
 
 def _charges(episode: Episode, config: RewardConfig) -> dict[str, float]:
-    """What searches cost, or their absence: parts of 0 or less, there when they are switched on."""
+    """The costs of searches and of their absence, 0 or less, where the settings ask for them."""
     charges: dict[str, float] = {}
     if config.search_cost:
         charges["search_cost"] = -config.search_cost * episode.num_searches
@@ -103,7 +90,7 @@ def _charges(episode: Episode, config: RewardConfig) -> dict[str, float]:
 
 
 def _table_part(episode: Episode, parts: dict[str, float], config: RewardConfig) -> float:
-    assert config.answer in parts, f"the table asks for {config.answer}, which nobody gave"
+    assert config.answer in parts, f"the part {config.answer} is missing"
     return table_score(
         correctness=parts[config.answer],
         has_answer=bool(parts["has_answer"]),
@@ -115,18 +102,9 @@ def _table_part(episode: Episode, parts: dict[str, float], config: RewardConfig)
 
 
 def _weighted_sum(parts: dict[str, float], config: RewardConfig) -> float:
-    weights = config.weights
-    factors = {
-        "table": weights.table,
-        "em": weights.em,
-        "cover_em": weights.cover_em,
-        "f1": weights.f1,
-        "format_valid": weights.format_valid,
-        "retrieved": weights.retrieved,
-        "judge": weights.judge,
-    }
+    factors: dict[str, float] = config.weights.model_dump()
     factors |= {function.name: function.weight for function in config.functions}
     factors |= {"search_cost": 1.0, "no_search_penalty": 1.0}
     missing = [name for name, factor in factors.items() if factor and name not in parts]
-    assert set(missing) <= {"search_cost", "no_search_penalty"}, f"nobody gave the parts {missing}"
+    assert set(missing) <= {"search_cost", "no_search_penalty"}, f"the parts {missing} are missing"
     return sum(factor * parts[name] for name, factor in factors.items() if name in parts)

@@ -8,10 +8,10 @@ import pytest
 
 from forage.commands.cli import main
 from forage.commands.rescore_command import parse_settings, read_log, rescore
-from forage.config.reward_config import RewardConfig
 from forage.errors import UserError
 from forage.records import write_episode_file
 from forage.rewards.compat import OriginalSettings
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.types import Episode
 from tests.rewards.episodes import make_episode

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage.config.environment_config import EnvironmentConfig
-from forage.config.reward_config import RewardConfig
 from forage.environment.actions import INVALID_ACTION_MESSAGE, PROTOCOL_TAGS
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.types import ActionKind, Origin, Passage, SearchReply, Status
 from tests.environment.playing import (

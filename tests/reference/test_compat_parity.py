@@ -11,7 +11,6 @@ from collections import Counter
 
 import pytest
 
-from forage.config.reward_config import RewardConfig
 from forage.rewards.compat import (
     RULES,
     OriginalSettings,
@@ -21,6 +20,7 @@ from forage.rewards.compat import (
     score_text,
     settings_read_by,
 )
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from tests.reference.test_rewards_parity import random_text, second_normalise
 from tests.rewards.episodes import OBSERVATION, make_episode

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from forage.config.environment_config import EnvironmentConfig
-from forage.config.reward_config import RewardConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.environment.codec import Codec
 from forage.environment.tools import derive_tool
 from forage.rewards.format import is_format_valid
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.play.player import Player
 from forage.rollout.play.scheduler import Job

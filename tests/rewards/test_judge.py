@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from forage.config.reward_config import JudgeConfig, RewardConfig
 from forage.errors import UserError
 from forage.rewards.judge import Judge, JudgeFailure
+from forage.rewards.reward_config import JudgeConfig, RewardConfig
 from forage.rewards.scorer import Scorer
 from forage.types import FailureKind
 from tests.rewards.episodes import make_episode

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forage.config.reward_config import RewardConfig
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.types import ActionKind, Origin, Question, Status
 from tests.environment.tiny_tokenizers import make_tokenizer

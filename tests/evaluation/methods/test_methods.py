@@ -5,10 +5,10 @@ from typing import Any, get_args
 import pytest
 
 from forage.config.evaluation_config import Method
-from forage.config.reward_config import RewardConfig
 from forage.errors import UserError
 from forage.evaluation.methods.methods import BaselinePlayer, make_player
 from forage.evaluation.methods.rejection_sampling import RejectionSampler
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.play.player import Player
 from forage.rollout.play.scheduler import Job

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from forage.config.reward_config import RewardConfig
 from forage.errors import UserError
 from forage.evaluation.methods.methods import make_player
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scorer import Scorer
 from forage.rewards.scoring import score_episode
 from forage.rollout.play.scheduler import Job

@@ -9,12 +9,12 @@ from transformers import PreTrainedTokenizerFast
 from forage.algorithms.packing import unweighed
 from forage.config.endpoint_config import EndpointConfig
 from forage.config.environment_config import EnvironmentConfig
-from forage.config.reward_config import RewardConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.environment.codec import Codec
 from forage.environment.episode import Environment
 from forage.episode_json import episode_from_json, episode_to_json
 from forage.errors import UserError
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.engines.chat_engine import ChatEngine
 from forage.rollout.engines.endpoint_client import EndpointClient, EndpointFailure

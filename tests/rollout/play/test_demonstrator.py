@@ -6,12 +6,12 @@ from functools import cache
 import pytest
 
 from forage.config.environment_config import EnvironmentConfig
-from forage.config.reward_config import RewardConfig
 from forage.data.world.encyclopedia import World, make_world
 from forage.environment.actions import Answer, parse_action
 from forage.environment.actions import Search as SearchAction
 from forage.environment.episode import Environment
 from forage.environment.protocol import TagsProtocol
+from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.play.demonstrator import Choice, Demonstrator, Script, ScriptWriter
 from forage.types import EngineError, Episode, FinishReason, Question, Sampling, Status

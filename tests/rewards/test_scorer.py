@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forage.config.reward_config import RewardConfig, RewardFunction
 from forage.errors import UserError
-from forage.rewards.functions import LoadedFunction, RewardFunctionError
-from forage.rewards.scorer import Scorer
+from forage.rewards.reward_config import RewardConfig, RewardFunction
+from forage.rewards.scorer import LoadedFunction, RewardFunctionError, Scorer
 from forage.types import Episode, FailureKind, Reward, Status
 from tests.rewards.episodes import make_episode
 

@@ -1,7 +1,7 @@
 """The settings of ``reward``: the published table, the terms around it, functions and a judge.
 
-``run_config.py`` hangs them under its root and adds the checks that span other sections. What each
-key does is in docs/rewards.md; what contradicts another key is refused here.
+``run_config.py`` makes them a section of a recipe and adds the checks that span sections. What each
+key does is in docs/rewards.md; keys that contradict each other are refused here.
 """
 
 from __future__ import annotations
@@ -11,26 +11,15 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from forage.rewards.terms import RewardWeights, Weight
 from forage.settings import Frozen
-
-
-class RewardWeights(Frozen):
-    """The factors of the sum that is the reward, by part; ``table`` is the published table."""
-
-    table: float = Field(default=1.0, allow_inf_nan=False)
-    em: float = Field(default=0.0, allow_inf_nan=False)
-    cover_em: float = Field(default=0.0, allow_inf_nan=False)
-    f1: float = Field(default=0.0, allow_inf_nan=False)
-    format_valid: float = Field(default=0.0, allow_inf_nan=False)
-    retrieved: float = Field(default=0.0, allow_inf_nan=False)
-    judge: float = Field(default=0.0, allow_inf_nan=False)
 
 
 class RewardFunction(Frozen):
     """A reward of the user's own, ``module:function``, and its factor in the sum."""
 
     path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    weight: float = Field(default=1.0, allow_inf_nan=False)
+    weight: Weight = 1.0
 
     @property
     def name(self) -> str:
@@ -76,10 +65,7 @@ _TABLE_SCORES = (
     *("structure_score", "final_format_score", "retrieval_score"),
     *("max_answer_tags", "many_answers_factor"),
 )
-_PART_NAMES = (
-    *RewardWeights.model_fields,
-    *("mean", "has_answer", "answer_tags", "search_cost", "no_search_penalty"),
-)
+_OTHER_PARTS = ("mean", "has_answer", "answer_tags", "search_cost", "no_search_penalty")
 
 
 class RewardConfig(Frozen):
@@ -102,10 +88,10 @@ class RewardConfig(Frozen):
         """Whether a judge's verdict enters the reward."""
         return self.weights.judge != 0 or (self.answer == "judge" and self.weights.table != 0)
 
-    @property
-    def needs_retrieved(self) -> bool:
-        """Whether the reward asks if a golden answer was retrieved."""
-        return self.weights.retrieved != 0 or self.retrieval_score > 0
+    def needs(self, term: str) -> bool:
+        """Whether the reward depends on a built-in term that is computed on demand."""
+        is_in_table = term == "retrieved" and self.retrieval_score > 0
+        return is_in_table or getattr(self.weights, term) != 0
 
     @model_validator(mode="after")
     def _table_is_sound(self) -> Self:
@@ -154,7 +140,7 @@ class RewardConfig(Frozen):
             )
         names = [function.name for function in self.functions]
         for name in names:
-            if names.count(name) > 1 or name in _PART_NAMES:
+            if names.count(name) > 1 or name in (*type(weights).model_fields, *_OTHER_PARTS):
                 raise ValueError(
                     f"reward.functions: the part {name} is there already; give the function "
                     "another name"
