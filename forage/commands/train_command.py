@@ -22,8 +22,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     config = load_config(args.config, args.overrides)  # before torch is imported
     if args.dry_run:
-        from forage.plan.page import print_plan
         from forage.plan.plan import make_plan
+        from forage.plan.plan_text import print_plan
 
         print_plan(make_plan(config))
         return 0

@@ -1,7 +1,7 @@
-"""What this machine has for a run: GPUs, memory, disk, and the packages of the engines.
+"""What a machine has for a run, and what the run needs on it: the model, questions, corpora.
 
-It looks and changes nothing. What a run needs is ``memory.py``'s and ``downloads.py``'s business;
-``plan.py`` holds the two against each other.
+It looks at this machine and at the tables of published files, asks nobody, and changes nothing.
+Fetching is done by ``forage data`` and by the model loader. ``plan.py`` compares the two.
 """
 
 from __future__ import annotations
@@ -10,8 +10,16 @@ import importlib.util
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from forage.config.run_config import RunConfig
+from forage.data.published.benchmarks import names_of, prepare_command, published
+from forage.data.published.published_corpora import CORPORA
 from forage.hardware import num_cores
+from forage.plan.models import ModelSize
+
+CHECKPOINT_BYTES = 2
+"""Published checkpoints are in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +53,102 @@ def look_at_machine(directory: Path) -> Machine:
         gpu_bytes=tuple(sorted(gpu.total_memory for gpu in gpus)),
         gpu_name=gpus[0].name if gpus else "",
         packages=frozenset(n for n in ("vllm", "sglang") if importlib.util.find_spec(n)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One thing that has to be there; ``command`` "" where it is, or comes by itself.
+
+    ``num_bytes`` is what is still to be fetched: 0 where it is here, None where nobody says.
+    ``blocks`` is true where training cannot start before the command has run.
+    """
+
+    what: str
+    state: str
+    num_bytes: int | None
+    command: str = ""
+    blocks: bool = False
+
+
+def needs(config: RunConfig, model: ModelSize | None) -> list[Need]:
+    """Everything that a run reads, in the order in which a user would fetch it."""
+    found = [_model(path, model) for path in model_paths(config)]
+    data = config.data
+    if data.train is not None:
+        found.append(_questions(data.train, data.train_sets, "train", blocks=True))
+    if data.test is not None:
+        is_read = config.evaluation.every > 0 or config.evaluation.at_end
+        found.append(_questions(data.test, data.test_sets, "test", blocks=is_read))
+    return found + [_corpus(name) for name in config.search.corpora]
+
+
+def model_paths(config: RunConfig) -> list[str]:
+    """The models of a run, each once: the policy, and others that its algorithm names."""
+    algorithm = config.algorithm
+    paths = [config.model.path]
+    if algorithm.kl.coefficient and algorithm.kl.reference:
+        paths.append(algorithm.kl.reference)
+    if algorithm.advantage == "gae" and algorithm.critic.path:
+        paths.append(algorithm.critic.path)
+    return list(dict.fromkeys(paths))
+
+
+def num_train_questions(config: RunConfig) -> int | None:
+    """The published number of questions of ``data.train_sets``; None where it is not known."""
+    total = 0
+    for name in names_of(",".join(config.data.train_sets)) if config.data.train_sets else ():
+        counts = published(name, "train").counts
+        if not counts:
+            return None
+        total += sum(counts.values())
+    return total or None
+
+
+def _model(path: str, size: ModelSize | None) -> Need:
+    if Path(path).is_dir():
+        return Need(f"model {path}", "a directory on this machine", 0)
+    if _is_cached(path):
+        return Need(f"model {path}", "in the hub's cache on this machine", 0)
+    state = "from the hub, when the run starts"
+    if size is None:
+        return Need(f"model {path}", state, None)
+    return Need(f"model {path}", state, size.num_parameters * CHECKPOINT_BYTES)
+
+
+def _is_cached(hub_id: str) -> bool:
+    """Whether the weights of a hub id lie in the cache, in one file or in several."""
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+    from transformers.utils.hub import cached_file
+
+    for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
+        try:
+            if cached_file(hub_id, name, local_files_only=True) is not None:
+                return True
+        except OSError:  # transformers' for what is not in the cache
+            continue
+    return False
+
+
+def _questions(
+    path: Path, sets: tuple[str, ...], split: Literal["train", "test"], blocks: bool
+) -> Need:
+    what = f"{split} questions {path}"
+    if path.exists():
+        return Need(what, f"on this machine, {path.stat().st_size / 1e6:,.1f} MB", 0)
+    if not sets:
+        return Need(what, "not on this machine, and nothing says where from", None, blocks=blocks)
+    parts = [published(name, split) for name in names_of(",".join(sets))]
+    hubs = ", ".join(dict.fromkeys(part.hub_id for part in parts))
+    count = sum(sum(part.counts.values()) for part in parts)
+    known = f"{count:,} questions of " if all(part.counts for part in parts) else ""
+    return Need(what, f"{known}{hubs}", None, prepare_command(path, sets, split), blocks)
+
+
+def _corpus(name: str) -> Need:
+    corpus = CORPORA[name]
+    num_bytes = round(corpus.gigabytes * 1e9) if corpus.gigabytes else None
+    state = f"{corpus.hub_id}, for the search service"
+    return Need(
+        f"corpus {name}", state, num_bytes, f"forage data corpus {name} --out corpora/{name}"
     )

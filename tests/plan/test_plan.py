@@ -16,8 +16,8 @@ from forage.data.published.benchmarks import _PARTS
 from forage.data.published.published_corpora import CORPORA
 from forage.errors import UserError
 from forage.plan.machine import Machine, look_at_machine
-from forage.plan.page import print_plan
 from forage.plan.plan import Plan, make_plan
+from forage.plan.plan_text import print_plan
 from forage.train import run_training
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from forage.config.run_config import build_config, load_config
-from forage.plan.steps import Work, count_work, num_micro_batches
+from forage.plan.plan import Work, count_work, num_micro_batches
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NUM_QUESTIONS = 169_615
