@@ -1,50 +1,90 @@
 """A language model as the judge of answers, behind any OpenAI-compatible endpoint.
 
 ``scorer.py`` asks it whether an answer means the same as a golden one. It reads the question, the
-golden answers and what the policy answered, nothing else of an episode. Replies are kept on disk,
-tries are bounded in number, time and concurrency, and what fails for good is a typed failure. The
-key is sent in one header and stands in no message, record or exception.
+golden answers and what the policy answered, nothing else of an episode. Replies that hold a verdict
+are kept on disk; how a server is asked, and what its failures are, is ``forage.remote``'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
-import os
-import random
 import re
+import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import aiohttp
 from yarl import URL
 
 from forage.errors import UserError
-from forage.rewards.judge_cache import JudgeCache, cache_key
+from forage.remote.openai_client import OpenAIClient
+from forage.remote.openai_replies import read_chat
+from forage.remote.request import BadReply, RemoteFailure
+from forage.remote.retry import Patience
+from forage.remote.secret import read_key
 from forage.rewards.reward_config import JudgeConfig
-from forage.types import FailureKind
 
-LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SLOT = re.compile(r"\{(question|golden_answers|answer)\}")
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 _MAX_ANSWER_CHARACTERS = 2000
+_PATH = "/chat/completions"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeFailure:
-    """Why there is no verdict. ``is_final``: the same request would fail again."""
+class JudgeCache:
+    """Replies on disk by key, so that the same question is paid for once, in all runs.
 
-    kind: FailureKind
-    detail: str
-    is_final: bool = False
-    retry_after_s: float = 0.0
+    One SQLite file, which several processes may share. Failures are not remembered.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._is_broken = False
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open or create the file; raises ``UserError``."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(path, timeout=10, isolation_level=None)
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise UserError(
+                f"cannot use {path} as the judge's cache: {error}; choose another "
+                "reward.judge.cache, or null for none"
+            ) from error
+        return cls(connection)
+
+    def get(self, key: str) -> str | None:
+        """The reply kept under ``key``, or None."""
+        row = self._connection.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def put(self, key: str, reply: str) -> None:
+        """Keep ``reply``; a disk that takes no more is warned about once, the run goes on."""
+        try:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO replies VALUES (?, ?)",
+                (key, reply.encode("utf-8", "replace").decode("utf-8")),
+            )
+        except sqlite3.Error as error:
+            if not self._is_broken:
+                logger.warning("the judge's cache keeps nothing more: %s", error)
+            self._is_broken = True
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class Judge:
@@ -52,24 +92,27 @@ class Judge:
 
     def __init__(self, config: JudgeConfig, first_pause_s: float = _FIRST_PAUSE_S) -> None:
         """Read the key and the template, open the cache; raises ``UserError``."""
+        url = _base_url(config.url)
+        key = read_key("reward.judge", config.key_file, config.key_variable)
+        limits = (config.timeout_s, config.max_retries)
+        patience = Patience(*limits, first_pause_s, longest_pause_s=_LONGEST_PAUSE_S)
         self._config = config
-        self._url = _endpoint(config.url)
-        self._key = _read_key(config)
+        self._url = url + _PATH
+        self._client = OpenAIClient("the judge", url, key, patience, config.max_concurrent_requests)
+        self._room = asyncio.Semaphore(config.max_concurrent_requests)
         self._template = _read_template(config.prompt)
         self._cache = JudgeCache.open(config.cache) if config.cache else None
-        self._room = asyncio.Semaphore(config.max_concurrent_requests)
-        self._asked: dict[str, asyncio.Task[bool | JudgeFailure]] = {}
-        self._session: aiohttp.ClientSession | None = None
-        self._kinds_told: set[FailureKind] = set()
-        self._jitter = random.Random()
-        self._first_pause_s = first_pause_s
-        self.num_requests = 0
+        self._asked: dict[str, asyncio.Task[bool | RemoteFailure]] = {}
+
+    @property
+    def num_requests(self) -> int:
         """Requests sent so far, retries included."""
+        return self._client.counts.requests
 
     async def check(self) -> None:
         """Ask about a known answer, past the cache; ``UserError`` if there is no verdict."""
         outcome = await self._ask(self._prompt("What is the capital of France?", ["Paris"], "Rome"))
-        if isinstance(outcome, JudgeFailure):
+        if isinstance(outcome, RemoteFailure):
             raise UserError(
                 f"the judge at {self._url} gives no verdict ({outcome.kind}: {outcome.detail}); "
                 "look at reward.judge: url, model, and key_variable or key_file"
@@ -77,14 +120,14 @@ class Judge:
 
     async def is_correct(
         self, question: str, golden_answers: Sequence[str], answer: str
-    ) -> bool | JudgeFailure:
+    ) -> bool | RemoteFailure:
         """Whether ``answer`` means the same as a golden answer, or why nobody knows."""
         prompt = self._prompt(question, golden_answers, answer)
         config = self._config
-        key = cache_key(self._url, config.model, config.max_tokens, prompt)
+        key = _cache_key(self._url, config.model, config.max_tokens, prompt)
         cached = self._cache.get(key) if self._cache else None
         if cached is not None:
-            return _read_verdict(cached)
+            return _find_verdict(cached) == "yes"
         if key not in self._asked:  # the members of a group often answer alike
             self._asked[key] = asyncio.create_task(self._ask_and_keep(key, prompt))
         return await asyncio.shield(self._asked[key])
@@ -95,102 +138,32 @@ class Judge:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        await self._client.close()
         if self._cache is not None:
             self._cache.close()
 
-    async def _ask_and_keep(self, key: str, prompt: str) -> bool | JudgeFailure:
+    async def _ask_and_keep(self, key: str, prompt: str) -> bool | RemoteFailure:
         try:
             outcome = await self._ask(prompt)
         finally:
             del self._asked[key]
-        if isinstance(outcome, JudgeFailure):
-            is_first = outcome.kind not in self._kinds_told  # the metrics count the others
-            self._kinds_told.add(outcome.kind)
-            level = logging.WARNING if is_first else logging.DEBUG
-            LOG.log(level, "the judge gives no verdict (%s: %s)", outcome.kind, outcome.detail)
+        if isinstance(outcome, RemoteFailure):
             return outcome
         if self._cache is not None:
             self._cache.put(key, outcome)
-        return _read_verdict(outcome)
+        return _find_verdict(outcome) == "yes"
 
-    async def _ask(self, prompt: str) -> str | JudgeFailure:
+    async def _ask(self, prompt: str) -> str | RemoteFailure:
         """A reply that holds a verdict, after as many tries as settings and time allow."""
-        config = self._config
-        loop = asyncio.get_running_loop()
-        async with self._room:
-            deadline = loop.time() + config.deadline_s
-            for tries in range(config.max_retries + 1):
-                left_s = max(deadline - loop.time(), 0.001)  # 0 would mean no limit
-                outcome = await self._post(prompt, min(config.timeout_s, left_s))
-                if isinstance(outcome, str) or outcome.is_final:
-                    return outcome
-                pause_s = max(self._pause_s(tries), outcome.retry_after_s)
-                if tries == config.max_retries or loop.time() + pause_s >= deadline:
-                    return outcome
-                await asyncio.sleep(pause_s)
-        raise AssertionError("the last try returns")
-
-    async def _post(self, prompt: str, timeout_s: float) -> str | JudgeFailure:
-        """One request: the text of the reply, or what became of it."""
         body = {
             "model": self._config.model,
             "messages": [{"role": "user", "content": prompt}],
             "temperature": 0,
             "max_tokens": self._config.max_tokens,
         }
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self.num_requests += 1
-        try:
-            async with self._open_session().post(
-                self._url,
-                json=body,
-                headers=headers,
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-                allow_redirects=False,  # the key is for this server alone
-            ) as response:
-                text = await response.text(errors="replace")
-        except TimeoutError:
-            return JudgeFailure(FailureKind.TIMEOUT, f"no reply within {timeout_s:.3g} s")
-        except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
-            return JudgeFailure(FailureKind.MALFORMED, f"no whole HTTP reply: {error}")
-        except (aiohttp.ClientError, OSError) as error:
-            return JudgeFailure(FailureKind.REFUSED, f"{type(error).__name__}: {error}")
-        if response.status != 200:
-            retry_after = response.headers.get("Retry-After", "")
-            return self._failure_of_status(response.status, text, retry_after)
-        return self._read_reply(text)
-
-    def _failure_of_status(self, status: int, text: str, retry_after: str) -> JudgeFailure:
-        detail = self._quote(f"HTTP {status}: {text}")
-        wait_s = float(retry_after) if retry_after.isdecimal() else 0.0
-        if status >= 500:
-            return JudgeFailure(FailureKind.SERVER_ERROR, detail, retry_after_s=wait_s)
-        is_final = status not in (408, 429)
-        return JudgeFailure(FailureKind.REFUSED, detail, is_final, wait_s)
-
-    def _read_reply(self, text: str) -> str | JudgeFailure:
-        try:
-            content: Any = json.loads(text)["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError):
-            quoted = self._quote(text)
-            return JudgeFailure(FailureKind.MALFORMED, f"no chat completion: {quoted}")
-        if not isinstance(content, str) or _find_verdict(content) is None:
-            quoted = self._quote(str(content))
-            # Asked again at temperature 0 it would say the same.
-            return JudgeFailure(FailureKind.MALFORMED, f"neither yes nor no: {quoted}", True)
-        return content
-
-    def _quote(self, text: str) -> str:
-        """The beginning of what a server said, without the key, which some repeat."""
-        if self._key:
-            text = text.replace(self._key, "<key>")
-        return text[:200]
-
-    def _pause_s(self, tries: int) -> float:
-        pause_s = min(self._first_pause_s * 2**tries, _LONGEST_PAUSE_S)
-        return pause_s * self._jitter.uniform(0.5, 1.5)
+        async with self._room:  # the deadline is for asking, not for waiting in this line
+            deadline = asyncio.get_running_loop().time() + self._config.deadline_s
+            return await self._client.ask(_PATH, body, _read_reply, deadline)
 
     def _prompt(self, question: str, golden_answers: Sequence[str], answer: str) -> str:
         values = {
@@ -203,10 +176,21 @@ class Judge:
         )
         return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is not UTF-8
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession()
-        return self._session
+
+def _read_reply(document: dict[str, Any]) -> str:
+    """The text of a reply in which there is a verdict; raises ``BadReply``."""
+    choice = read_chat(document)
+    text = choice.text if choice.message.content is not None else ""  # a refusal judges nothing
+    if _find_verdict(text) is None:
+        # Asked again at temperature 0 it would say the same.
+        raise BadReply(f"neither yes nor no: {text}", may_pass=False)
+    return text
+
+
+def _cache_key(url: str, model: str, max_tokens: int, prompt: str) -> str:
+    """A name for everything that the reply depends on."""
+    text = json.dumps([url, model, max_tokens, prompt])
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def _find_verdict(reply: str) -> str | None:
@@ -215,12 +199,8 @@ def _find_verdict(reply: str) -> str | None:
     return verdicts[-1].lower() if verdicts else None
 
 
-def _read_verdict(reply: str) -> bool:
-    return _find_verdict(reply) == "yes"
-
-
-def _endpoint(url: str | None) -> str:
-    """The address to post to; raises ``UserError``."""
+def _base_url(url: str | None) -> str:
+    """The address that the path hangs under; raises ``UserError``."""
     assert url is not None, "checked by the config"
     try:
         parsed = URL(url)
@@ -233,25 +213,7 @@ def _endpoint(url: str | None) -> str:
             "reward.judge.url holds a user or a password, which would be recorded with the run; "
             "name a key in reward.judge.key_variable or key_file"
         )
-    return url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
-
-
-def _read_key(config: JudgeConfig) -> str | None:
-    """The key, if there is one to be read; raises ``UserError``, which never shows it."""
-    if config.key_variable is not None:
-        key = os.environ.get(config.key_variable, "").strip()
-        where = f"the environment variable {config.key_variable} (reward.judge.key_variable)"
-    elif config.key_file is not None:
-        where = f"the file {config.key_file} (reward.judge.key_file)"
-        try:
-            key = config.key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the judge's key from {where}: {error}") from None
-    else:
-        return None
-    if not key or not key.isprintable():
-        raise UserError(f"{where} holds no key for the judge; set it, or remove the setting")
-    return key
+    return url.rstrip("/").removesuffix(_PATH)
 
 
 def _read_template(path: Path | None) -> str:

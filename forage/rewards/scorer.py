@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Self, SupportsFloat
 
 from forage.errors import UserError
+from forage.remote.request import RemoteFailure
 from forage.rewards.format import ProtocolName
-from forage.rewards.judge import Judge, JudgeFailure
+from forage.rewards.judge import Judge
 from forage.rewards.reward_config import RewardConfig, RewardFunction
 from forage.rewards.scoring import rule_parts, score_episode
 from forage.types import Episode, FailureKind, Reward, Status
@@ -68,7 +69,7 @@ class Scorer:
             parts |= {f"{name}/{part}": value for part, value in reward.parts.items()}
         if self._judge is not None:
             verdict = await self._verdict(self._judge, episode)
-            if isinstance(verdict, JudgeFailure):
+            if isinstance(verdict, RemoteFailure):
                 failure = failure or verdict.kind
             else:
                 parts["judge"] = float(verdict)
@@ -76,7 +77,7 @@ class Scorer:
             return Reward(0.0, rule_parts(episode, config, self._protocol) | parts, failure)
         return score_episode(episode, config, parts, self._protocol)
 
-    async def _verdict(self, judge: Judge, episode: Episode) -> bool | JudgeFailure:
+    async def _verdict(self, judge: Judge, episode: Episode) -> bool | RemoteFailure:
         if episode.answer is None:
             return False
         question = episode.question

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from forage.errors import UserError
-from forage.rewards.judge import Judge, JudgeFailure
+from forage.remote.request import RemoteFailure
+from forage.rewards.judge import Judge
 from forage.rewards.reward_config import JudgeConfig, RewardConfig
 from forage.rewards.scorer import Scorer
 from forage.types import FailureKind
@@ -35,7 +36,7 @@ async def judge_and_server(
             await judge.close()
 
 
-async def ask(judge: Judge, answer: str = "the river Tiber") -> bool | JudgeFailure:
+async def ask(judge: Judge, answer: str = "the river Tiber") -> bool | RemoteFailure:
     return await judge.is_correct(QUESTION, GOLDEN, answer)
 
 
@@ -147,7 +148,7 @@ async def test_members_of_a_group_that_answer_alike_at_once_are_asked_for_once()
 async def test_failures_are_not_remembered(tmp_path: Path):
     settings = {"cache": tmp_path / "c.sqlite", "max_retries": 0}
     async with judge_and_server((500, "", {}), "yes", **settings) as (judge, _):
-        assert isinstance(await ask(judge), JudgeFailure)
+        assert isinstance(await ask(judge), RemoteFailure)
         assert await ask(judge) is True
 
 
@@ -195,7 +196,7 @@ async def test_what_fails_for_good_is_a_typed_failure(
 ):
     async with judge_and_server(reply, max_retries=2) as (judge, server):
         outcome = await ask(judge)
-        assert isinstance(outcome, JudgeFailure)
+        assert isinstance(outcome, RemoteFailure)
         assert outcome.kind is kind
         assert len(server.requests) == num_tries == judge.num_requests
 
@@ -210,7 +211,7 @@ async def test_a_server_that_wants_to_be_left_alone_for_longer_than_the_deadline
     reply = (429, "", {"Retry-After": "60"})
     async with judge_and_server(reply, deadline_s=5, timeout_s=5) as (judge, server):
         outcome = await ask(judge)
-        assert isinstance(outcome, JudgeFailure)
+        assert isinstance(outcome, RemoteFailure)
         assert len(server.requests) == 1
 
 
@@ -218,19 +219,20 @@ async def test_a_server_that_never_replies_is_a_timeout_within_the_deadline():
     settings = {"timeout_s": 0.05, "deadline_s": 0.12, "max_retries": 50}
     async with judge_and_server(None, **settings) as (judge, server):
         outcome = await ask(judge)
-        assert isinstance(outcome, JudgeFailure)
+        assert isinstance(outcome, RemoteFailure)
         assert outcome.kind is FailureKind.TIMEOUT
         assert len(server.requests) < 10
 
 
-async def test_a_server_that_is_not_there_is_a_refusal():
+async def test_a_server_that_is_not_there_is_unavailable():
+    """It was once counted as refused, as if the server had said no."""
     judge = Judge(
         JudgeConfig(url="http://127.0.0.1:9/v1", cache=None, max_retries=1), first_pause_s=0.001
     )
     outcome = await ask(judge)
     await judge.close()
-    assert isinstance(outcome, JudgeFailure)
-    assert outcome.kind is FailureKind.REFUSED
+    assert isinstance(outcome, RemoteFailure)
+    assert outcome.kind is FailureKind.UNAVAILABLE
     assert judge.num_requests == 2
 
 
@@ -276,6 +278,7 @@ async def test_the_key_is_sent_in_its_header(
 ):
     monkeypatch.setenv("THE_KEY", KEY + "\n")
     (tmp_path / "key").write_text(f"{KEY}\n", encoding="utf-8")
+    (tmp_path / "key").chmod(0o600)
     settings = {
         "variable": {"key_variable": "THE_KEY"},
         "file": {"key_file": tmp_path / "key"},
@@ -303,7 +306,7 @@ async def test_a_server_that_repeats_the_key_does_not_make_us_say_it(
         async with judge_and_server(fault, **settings) as (judge, _):
             outcome = await ask(judge)
             assert KEY not in repr(outcome)
-            assert "<key>" in repr(outcome)
+            assert "***" in repr(outcome) or "not a JSON object" in repr(outcome)
             with pytest.raises(UserError) as error:
                 await judge.check()
             assert KEY not in str(error.value)
@@ -316,7 +319,7 @@ async def test_a_server_that_repeats_the_key_does_not_make_us_say_it(
     ("settings", "complaint"),
     [
         ({"key_variable": "A_KEY_NOBODY_SET"}, "variable A_KEY_NOBODY_SET"),
-        ({"key_file": "no/such/key"}, "cannot read the judge's key"),
+        ({"key_file": "no/such/key"}, "cannot read reward.judge.key_file no/such/key"),
         ({"url": "127.0.0.1:1"}, "it must look like http://127.0.0.1:8001/v1"),
         ({"url": f"http://me:{KEY}@127.0.0.1:1/v1"}, "holds a user or a password"),
         ({"prompt": "no/such/prompt"}, "cannot read the judge's prompt"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from forage.errors import UserError
-from forage.remote.secret_file import read_secret_file
+from forage.remote.secret import read_secret_file
 
 VARIABLE = "FORAGE_TOKEN"
 

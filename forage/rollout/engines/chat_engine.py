@@ -15,9 +15,9 @@ from typing import Any
 from forage.environment import actions
 from forage.environment.codec import Codec
 from forage.errors import UserError
+from forage.remote.openai_replies import ChatChoice, read_chat
 from forage.rollout.engines.completions_engine import request_seed
 from forage.rollout.engines.endpoint_client import EndpointClient
-from forage.rollout.engines.endpoint_wire import ChatChoice, read_chat
 from forage.types import Completion, EngineError, FinishReason, Sampling
 
 Message = dict[str, str]

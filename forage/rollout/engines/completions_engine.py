@@ -13,8 +13,9 @@ from typing import Any
 
 from forage.environment.codec import Codec
 from forage.errors import UserError
+from forage.remote.openai_replies import read_completion
+from forage.remote.request import BadReply
 from forage.rollout.engines.endpoint_client import EndpointClient
-from forage.rollout.engines.endpoint_wire import BadReply, read_completion
 from forage.rollout.engines.torch.sampling import noise_key
 from forage.types import Completion, EngineError, Sampling
 

@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import Response
 from fastapi.responses import JSONResponse, RedirectResponse
+from pydantic import SecretStr
 
 from forage.config.endpoint_config import EndpointConfig
 from forage.errors import UserError
+from forage.remote.openai_replies import ChatChoice, Usage, read_chat
+from forage.remote.secret import read_key
 from forage.rollout.engines.endpoint_client import EndpointClient, EndpointFailure
-from forage.rollout.engines.endpoint_key import read_endpoint_key
-from forage.rollout.engines.endpoint_wire import ChatChoice, Usage, read_chat
 from forage.types import FailureKind
 from tests.rollout.model_server import HANG, NAME, ModelServer, error, page, serving
 
@@ -199,13 +201,19 @@ async def test_what_is_advised_fits_what_the_server_said():
             await client.close()
 
 
+def read_endpoint_key(
+    endpoint: EndpointConfig, environment: Mapping[str, str] | None = None
+) -> SecretStr | None:
+    return read_key("model.endpoint", endpoint.key_file, endpoint.key_variable, environment)
+
+
 def test_a_key_comes_from_the_variable_that_is_named(tmp_path: Path):
     named = settings(key_variable="MY_KEY")
     assert read_endpoint_key(settings(), {"MY_KEY": KEY}) is None
     found = read_endpoint_key(named, {"MY_KEY": f" {KEY} "})
     assert found is not None
     assert found.get_secret_value() == KEY
-    with pytest.raises(UserError, match="names MY_KEY, which is not set"):
+    with pytest.raises(UserError, match="the variable MY_KEY, which is not set"):
         read_endpoint_key(named, {})
     with pytest.raises(UserError, match="the variable MY_KEY is empty"):
         read_endpoint_key(named, {"MY_KEY": " "})

@@ -1,8 +1,8 @@
 """What servers of OpenAI's API reply, as far as it is read: choices, their ends, and usage.
 
-Documents of any server come in, plain values go out; fields that are not named below are ignored,
-fields that are missing or of another type make a ``BadReply``. The fields ``token_ids`` and
-``prompt_token_ids`` of a choice are vLLM's and SGLang's answer to ``return_token_ids``.
+Takes documents of any server and gives plain values. Unknown fields are ignored; a field that is
+missing or of another type raises ``BadReply``. The fields ``token_ids`` and ``prompt_token_ids`` of
+a choice are what vLLM and SGLang send for ``return_token_ids``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from forage.remote.request import BadReply
 from forage.types import FailureKind, FinishReason
 
 _ENDS: dict[str, FinishReason] = {
@@ -27,26 +28,15 @@ _ENDS: dict[str, FinishReason] = {
 _FINAL_ENDS = ("content_filter", "tool_calls", "function_call")
 
 
-class BadReply(Exception):
-    """The document is no completion that can be used; says why, and whether a retry may help."""
-
-    def __init__(
-        self, detail: str, kind: FailureKind = FailureKind.MALFORMED, may_pass: bool = True
-    ) -> None:
-        super().__init__(detail)
-        self.kind = kind
-        self.may_pass = may_pass
-
-
-class _Reply(BaseModel):
+class _OpenAIShape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _TokenLogprobs(_Reply):
+class _TokenLogprobs(_OpenAIShape):
     token_logprobs: list[float | None]
 
 
-class _Choice(_Reply):
+class _Choice(_OpenAIShape):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     matched_stop: int | str | None = None
@@ -78,12 +68,12 @@ class CompletionChoice(_Choice):
     logprobs: _TokenLogprobs | None = None
 
 
-class _TextPart(_Reply):
+class _TextPart(_OpenAIShape):
     type: str
     text: str = ""
 
 
-class _Message(_Reply):
+class _Message(_OpenAIShape):
     content: str | list[_TextPart] | None = None
     refusal: str | None = None
 
@@ -106,23 +96,23 @@ class ChatChoice(_Choice):
         return content or ""
 
 
-class _CompletionReply(_Reply):
+class _CompletionReply(_OpenAIShape):
     choices: list[CompletionChoice] = Field(min_length=1)
 
 
-class _ChatReply(_Reply):
+class _ChatReply(_OpenAIShape):
     choices: list[ChatChoice] = Field(min_length=1)
 
 
-class _PromptDetails(_Reply):
+class _PromptDetails(_OpenAIShape):
     cached_tokens: int | None = None
 
 
-class _CompletionDetails(_Reply):
+class _CompletionDetails(_OpenAIShape):
     reasoning_tokens: int | None = None
 
 
-class _UsageReply(_Reply):
+class _UsageReply(_OpenAIShape):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: _PromptDetails | None = None
@@ -150,12 +140,12 @@ class Usage:
         )
 
 
-class _ModelCard(_Reply):
+class _ModelCard(_OpenAIShape):
     id: str
     max_model_len: int | None = None
 
 
-class ModelList(_Reply):
+class ModelList(_OpenAIShape):
     """The reply of ``/models``."""
 
     object: Literal["list"] = "list"
@@ -170,7 +160,7 @@ class ModelList(_Reply):
         return next((card.max_model_len for card in self.data if card.id == name), None)
 
 
-R = TypeVar("R", bound=_Reply)
+R = TypeVar("R", bound=_OpenAIShape)
 
 
 def read_completion(document: dict[str, Any]) -> CompletionChoice:

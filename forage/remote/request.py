@@ -1,0 +1,235 @@
+"""One request to somebody else's server, sent once, sorted into a reply or a typed failure.
+
+Nothing above this file sees an exception of the HTTP library. A reply is read up to a cap, a
+redirect is never followed (the key is for this address), and no secret is in what is said of a
+failure: servers repeat keys in error messages, HTTP libraries repeat addresses. When to try again
+is ``retry.py``'s; what a reply means is its reader's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal
+
+import aiohttp
+from pydantic import SecretStr
+
+from forage.types import FailureKind
+
+# No server is given more time than this on its word alone.
+MAX_RETRY_AFTER_S = 600.0
+
+_MAX_DETAIL_CHARS = 300
+_MAX_SAID_CHARS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """What is sent: ``params`` go into the address, ``body`` (where there is one) is JSON."""
+
+    method: Literal["GET", "POST"]
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """What came with status 200."""
+
+    body: bytes
+    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFailure:
+    """Why a request gave nothing; ``may_pass`` where the same request may do better later.
+
+    ``status`` is the HTTP status of an error, 0 where there was none. ``retry_after_s`` is the
+    server's own wish, at most ``MAX_RETRY_AFTER_S``. ``said`` is all that an error document says,
+    its code and its message, where ``detail`` is cut to a line; neither holds a secret.
+    """
+
+    kind: FailureKind
+    detail: str
+    may_pass: bool = True
+    status: int = 0
+    retry_after_s: float = 0.0
+    said: str = field(default="", repr=False)
+
+
+class BadReply(ValueError):
+    """A reply that came whole and cannot be used; raised by what reads replies.
+
+    ``status`` is the code that an error document under HTTP 200 names, where it names one.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        kind: FailureKind = FailureKind.MALFORMED,
+        may_pass: bool = True,
+        status: int | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.may_pass = may_pass
+        self.status = status
+
+
+class HttpSender:
+    """One HTTP session, opened on the event loop that first sends; close it in the end."""
+
+    def __init__(
+        self,
+        max_connections: int = 100,
+        bearer: SecretStr | None = None,
+        secrets: Sequence[str] = (),
+        max_reply_bytes: int = 64 * 2**20,
+    ) -> None:
+        """``bearer`` goes out with each request; it and ``secrets`` are never said."""
+        self._bearer = bearer
+        self._secrets = (*secrets, *([bearer.get_secret_value()] if bearer else []))
+        self._max_connections = max_connections
+        self._max_reply_bytes = max_reply_bytes
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, request: HttpRequest, timeout_s: float) -> HttpReply | RemoteFailure:
+        """Send once: the reply, or why there is none."""
+        try:
+            async with self._open_session().request(
+                request.method,
+                request.url,
+                headers=request.headers,
+                params=request.params,
+                json=request.body,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+                allow_redirects=False,
+            ) as response:
+                body = await _read_up_to(response, self._max_reply_bytes)
+        except TimeoutError:
+            return RemoteFailure(FailureKind.TIMEOUT, f"no reply within {timeout_s:.3g} s")
+        except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
+            # Here and below only the kind of error: its text may repeat the address, or headers.
+            name = type(error).__name__
+            return RemoteFailure(FailureKind.MALFORMED, f"not a whole HTTP reply ({name})")
+        except (aiohttp.ClientError, OSError) as error:
+            name = type(error).__name__
+            return RemoteFailure(FailureKind.UNAVAILABLE, f"cannot be reached ({name})")
+        if response.status != 200:
+            wait_s = retry_after_seconds(response.headers.get("Retry-After"))
+            return self.failure_of_status(response.status, body, wait_s)
+        if len(body) > self._max_reply_bytes:
+            detail = f"a reply of more than {self._max_reply_bytes} bytes"
+            return RemoteFailure(FailureKind.MALFORMED, detail)
+        kind = response.headers.get("Content-Type", "unknown").partition(";")[0]
+        return HttpReply(body, kind[:40])
+
+    def failure_of_status(
+        self, status: int, document: bytes | str, retry_after_s: float = 0.0
+    ) -> RemoteFailure:
+        """What an HTTP status other than 200 means; ``document`` is what the server says of it."""
+        code, message = _read_error(document)
+        said = self.hide(f"{code} {message}")[:_MAX_SAID_CHARS]
+        line = self._one_line(message)
+        detail = f"HTTP {status}" + (f": {line}" if line else "")
+        if status in (408, 504):
+            kind = FailureKind.TIMEOUT
+        else:
+            kind = FailureKind.SERVER_ERROR if status >= 500 else FailureKind.REFUSED
+        may_pass = status >= 500 or status in (408, 429)
+        return RemoteFailure(kind, detail, may_pass, status, retry_after_s, said)
+
+    def failure_of_reply(self, error: BadReply) -> RemoteFailure:
+        """A reply that cannot be used, as a failure."""
+        if error.status is not None:
+            return self.failure_of_status(error.status, str(error))
+        return RemoteFailure(error.kind, self._one_line(str(error)), error.may_pass)
+
+    def hide(self, text: str) -> str:
+        """``text`` with each secret blotted out, also where an address spells it in percent."""
+        for secret in self._secrets:
+            spellings = (f"(?:{re.escape(c)}|%{ord(c):02X}|%{ord(c):02x})" for c in secret)
+            text = re.sub("".join(spellings), "***", text)
+        return text
+
+    async def close(self) -> None:
+        """End the session."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _one_line(self, text: str) -> str:
+        return " ".join(self.hide(text[:_MAX_SAID_CHARS]).split())[:_MAX_DETAIL_CHARS]
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            key = self._bearer
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._max_connections),
+                headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else None,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+
+def retry_after_seconds(retry_after: str | None) -> float:
+    """``Retry-After``, a number or a date, as seconds; 0.0 where absent or unreadable.
+
+    Raised to 0.0 and cut to ``MAX_RETRY_AFTER_S``.
+    """
+    if retry_after is None:
+        return 0.0
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            until = parsedate_to_datetime(retry_after)
+        except ValueError:
+            return 0.0
+        if until.tzinfo is None:
+            until = until.replace(tzinfo=UTC)
+        seconds = (until - datetime.now(UTC)).total_seconds()
+    return min(seconds, MAX_RETRY_AFTER_S) if seconds > 0 else 0.0  # "nan" is 0.0 too
+
+
+async def _read_up_to(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """The body, or a little more than ``max_bytes`` of it."""
+    body = bytearray()
+    async for piece in response.content.iter_chunked(2**16):
+        body += piece
+        if len(body) > max_bytes:
+            break
+    return bytes(body)
+
+
+def _read_error(document: bytes | str) -> tuple[str, str]:
+    """The code and the message of an error document, "" for what it lacks.
+
+    ``{"error": {"code": "x", "message": "why"}}`` is ``("x", "why")``; a plain text is a message;
+    markup says nothing.
+    """
+    inside: Any = document
+    if isinstance(document, bytes):
+        try:
+            inside = json.loads(document)
+        except (ValueError, RecursionError):
+            inside = document[:_MAX_SAID_CHARS].decode("utf-8", "replace")
+            if inside.lstrip().startswith("<"):
+                return "", ""
+    while isinstance(inside, dict) and isinstance(inside.get("error"), dict | str):
+        inside = inside["error"]
+    if not isinstance(inside, dict):
+        return "", inside if isinstance(inside, str) else json.dumps(inside)
+    code = inside.get("code") or inside.get("type")
+    message = next((inside[k] for k in ("message", "detail", "msg", "code") if inside.get(k)), "")
+    return (
+        code if isinstance(code, str) else "",
+        message if isinstance(message, str) else json.dumps(message),
+    )

@@ -1,0 +1,67 @@
+"""Trying again: how often, with which pauses, and until when.
+
+One loop for everything that asks a server. What is asked, of which server, and what each try costs
+is the caller's; what a failure is, ``request.py``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from forage.remote.request import RemoteFailure
+
+T = TypeVar("T")
+
+_JITTER = random.Random()  # its own: a run's seeded generators stay untouched
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How patiently a server is asked: ``timeout_s`` is for one try."""
+
+    timeout_s: float
+    max_retries: int
+    first_pause_s: float
+    longest_pause_s: float = 8.0
+
+    def pause_s(self, tries: int) -> float:
+        """The pause after ``tries`` + 1 tries: doubled each time.
+
+        With jitter, so that many clients do not come back together.
+        """
+        pause_s = min(self.first_pause_s * 2**tries, self.longest_pause_s)
+        return pause_s * _JITTER.uniform(0.5, 1.5)
+
+
+async def retry(
+    attempt: Callable[[int], Awaitable[T | RemoteFailure]],
+    patience: Patience,
+    deadline: float = math.inf,
+    needs_pause: Callable[[], bool] = lambda: True,
+) -> T | RemoteFailure:
+    """What ``attempt(0)``, ``attempt(1)``, ... gives, or the last failure.
+
+    Ends with a failure that will not pass, when the retries are used up, and where the next try
+    would begin after ``deadline`` (the loop's time). Without ``needs_pause()`` (there is another
+    server) the next try follows at once.
+    """
+    loop = asyncio.get_running_loop()
+    tries = 0
+    while True:
+        outcome = await attempt(tries)
+        if not isinstance(outcome, RemoteFailure) or not outcome.may_pass:
+            return outcome
+        if tries == patience.max_retries:
+            return outcome
+        pause_s = 0.0
+        if needs_pause():
+            pause_s = max(patience.pause_s(tries), outcome.retry_after_s)
+        if loop.time() + pause_s >= deadline:
+            return outcome
+        await asyncio.sleep(pause_s)
+        tries += 1
