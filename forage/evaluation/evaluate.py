@@ -26,10 +26,9 @@ from forage.evaluation.engines import load_policy_tokenizer, open_policy
 from forage.evaluation.fingerprint import Protocol, fingerprint_of
 from forage.evaluation.journal import Journal
 from forage.evaluation.methods.methods import Plays, make_player
-from forage.evaluation.report.facts import how_played
 from forage.evaluation.report.figure_table import to_rich
-from forage.evaluation.report.markdown import write_markdown
-from forage.evaluation.report.tables import summary_tables
+from forage.evaluation.report.labels import how_played
+from forage.evaluation.report.tables import summary_tables, write_markdown
 from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import summarise

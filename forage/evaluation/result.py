@@ -70,8 +70,9 @@ def read_result(path: Path) -> EvaluationResult:
     try:
         return _from_json(row)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())
         raise UserError(
-            f"{path} is no file of figures of this version ({type(error).__name__}: {error}); "
+            f"{path} is no file of figures of this version ({type(error).__name__}: {reason}); "
             "name the .json that `forage eval --out` writes, or evaluate again"
         ) from error
 

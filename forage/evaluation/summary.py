@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from forage.evaluation.intervals import (
     Bootstrap,
@@ -22,6 +24,11 @@ from forage.evaluation.intervals import (
     paired_difference,
 )
 from forage.evaluation.scores import QuestionScore
+
+ListedInterval = Annotated[
+    Interval, PlainSerializer(astuple), PlainValidator(lambda row: Interval(*row))
+]
+"""An interval that JSON holds as ``[mean, low, high]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,39 +44,16 @@ class SliceSummary:
     """
 
     num_questions: int
-    em: Interval
-    cover_em: Interval
-    f1: Interval
-    searches: Interval
-    sampled_tokens: Interval
-    seconds: Interval
+    em: ListedInterval
+    cover_em: ListedInterval
+    f1: ListedInterval
+    searches: ListedInterval
+    sampled_tokens: ListedInterval
+    seconds: ListedInterval
     answered: float
-    gold_recall: Interval | None
-    pass_at: dict[int, Interval]
+    gold_recall: ListedInterval | None
+    pass_at: dict[int, ListedInterval]
     failures: dict[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "num_questions": self.num_questions,
-            **{name: interval_to_json(getattr(self, name)) for name in _COLUMNS},
-            "answered": self.answered,
-            "gold_recall": None if self.gold_recall is None else interval_to_json(self.gold_recall),
-            "pass_at": {str(k): interval_to_json(value) for k, value in self.pass_at.items()},
-            "failures": dict(self.failures),
-        }
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-        recall = row["gold_recall"]
-        return cls(
-            num_questions=row["num_questions"],
-            **{name: interval_from_json(row[name]) for name in _COLUMNS},
-            answered=row["answered"],
-            gold_recall=None if recall is None else interval_from_json(recall),
-            pass_at={int(k): interval_from_json(value) for k, value in row["pass_at"].items()},
-            failures=dict(row["failures"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +61,9 @@ class MacroAverage:
     """The plain mean over data sources, each weighing the same: the published tables' average."""
 
     num_sources: int
-    em: Interval
-    cover_em: Interval
-    f1: Interval
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "num_sources": self.num_sources,
-            **{name: interval_to_json(getattr(self, name)) for name in _MACRO_COLUMNS},
-        }
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-        intervals = {name: interval_from_json(row[name]) for name in _MACRO_COLUMNS}
-        return cls(num_sources=row["num_sources"], **intervals)
+    em: ListedInterval
+    cover_em: ListedInterval
+    f1: ListedInterval
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,32 +91,13 @@ class EvaluationSummary:
     arms: dict[str, ArmSummary]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "arms": {
-                arm: {
-                    "overall": summary.overall.to_json(),
-                    "macro": None if summary.macro is None else summary.macro.to_json(),
-                    "by_source": {name: s.to_json() for name, s in summary.by_source.items()},
-                    "by_hops": {str(n): s.to_json() for n, s in summary.by_hops.items()},
-                }
-                for arm, summary in self.arms.items()
-            }
-        }
+        """``{"arms": {"normal": {"overall": {"em": [mean, low, high], ...}, ...}}}``."""
+        return TypeAdapter(EvaluationSummary).dump_python(self, mode="json")
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-        return cls(
-            {
-                arm: ArmSummary(
-                    SliceSummary.from_json(part["overall"]),
-                    None if part["macro"] is None else MacroAverage.from_json(part["macro"]),
-                    {name: SliceSummary.from_json(s) for name, s in part["by_source"].items()},
-                    {int(n): SliceSummary.from_json(s) for n, s in part["by_hops"].items()},
-                )
-                for arm, part in row["arms"].items()
-            }
-        )
+        """The inverse of ``to_json``; raises ``TypeError`` or ``ValueError``."""
+        return TypeAdapter(cls).validate_python(row)
 
     def slices(self) -> list[tuple[str, int | None, SliceSummary]]:
         """(arm, hops or None for all, figures), in the order that tables and charts show them."""
@@ -210,15 +163,6 @@ def em_gain(
         num_resamples,
         seed,
     )
-
-
-def interval_to_json(interval: Interval) -> list[float]:
-    return [interval.mean, interval.low, interval.high]
-
-
-def interval_from_json(row: Sequence[float]) -> Interval:
-    mean, low, high = row
-    return Interval(mean, low, high)
 
 
 _MACRO_COLUMNS = ("em", "cover_em", "f1")

@@ -22,11 +22,16 @@ from forage.evaluation.report.comparison_tables import (
     settings_table,
     signed_cell,
 )
-from forage.evaluation.report.facts import facts, how_played
 from forage.evaluation.report.figure_table import FigureTable, figure_text
-from forage.evaluation.report.labels import ARM_NOTES, arm_name, hops_text, source_name
-from forage.evaluation.report.published_tables import protocol_table, published_table
-from forage.evaluation.report.tables import summary_tables
+from forage.evaluation.report.labels import (
+    ARM_NOTES,
+    arm_name,
+    facts,
+    hops_text,
+    how_played,
+    source_name,
+)
+from forage.evaluation.report.tables import protocol_table, published_table, summary_tables
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import ArmSummary
 from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart

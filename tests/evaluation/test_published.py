@@ -7,8 +7,7 @@ import pytest
 
 from forage.data.published.benchmarks import TEST_SETS
 from forage.evaluation.published import literature, protocol_rows, shared_sources
-from forage.evaluation.report.markdown import render_markdown
-from forage.evaluation.report.published_tables import protocol_table, published_table
+from forage.evaluation.report.tables import protocol_table, published_table, render_markdown
 from tests.evaluation.results import PROTOCOL, make_result, make_score
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from forage.evaluation.comparison import ComparedArm, ComparedFigure, ComparedSlice, Comparison
 from forage.evaluation.intervals import Interval
-from forage.evaluation.report.facts import how_played
 from forage.evaluation.report.figure_table import (
     Cell,
     FigureTable,
@@ -15,7 +14,7 @@ from forage.evaluation.report.figure_table import (
     figure_text,
     to_markdown,
 )
-from forage.evaluation.report.labels import arm_name, hops_text, source_name
+from forage.evaluation.report.labels import arm_name, hops_text, how_played, source_name
 
 P_VALUES_NOTE = (
     "Paired by question; in brackets: 95 % bootstrap intervals. p: how often chance alone would "

@@ -1,7 +1,7 @@
 """A table of figures or words, and how it looks on a terminal and in Markdown.
 
-What stands in it is the business of ``tables.py``, ``published_tables.py`` and
-``comparison_tables.py``; the pages draw the same tables by their own templates.
+``tables.py`` and ``comparison_tables.py`` fill it; the pages draw the same tables by their own
+templates.
 """
 
 from __future__ import annotations

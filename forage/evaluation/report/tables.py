@@ -1,16 +1,35 @@
-"""The tables of an evaluation's figures, for terminal, Markdown and pages; nothing is computed.
+"""The tables of an evaluation, for terminal, Markdown and pages, and its report in Markdown.
 
-By arm and hops, by data source, and before and after training. Each figure is a column that a
-slice fills; which of them fit on a terminal is said here.
+By arm and hops, by data source, before and after training, and beside published results, with what
+differs in the protocol. Each figure is a column that a slice fills; nothing is computed here. The
+page of the same content is the viewer's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from forage.evaluation.report.figure_table import Cell, FigureTable, Row, figure_text, interval_cell
-from forage.evaluation.report.labels import arm_name, hops_text, source_name
+from forage.evaluation.published import literature, protocol_rows, shared_sources
+from forage.evaluation.report.figure_table import (
+    Cell,
+    FigureTable,
+    Row,
+    escaped,
+    figure_text,
+    interval_cell,
+    to_markdown,
+)
+from forage.evaluation.report.labels import (
+    ARM_NOTES,
+    arm_name,
+    facts,
+    hops_text,
+    how_played,
+    source_name,
+)
+from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import EvaluationSummary, MacroAverage, SliceSummary
 
 INTERVALS_NOTE = "In brackets: 95 % bootstrap intervals over questions."
@@ -123,6 +142,77 @@ def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> F
         tuple(rows),
         INTERVALS_NOTE,
     )
+
+
+def published_table(result: EvaluationResult) -> FigureTable | None:
+    """Published exact match on the sets that were evaluated; None where none was."""
+    arm = result.summary.arms.get("normal")
+    sources = [] if arm is None else shared_sources(arm)
+    if arm is None or not sources:
+        return None
+    own = [interval_cell(arm.by_source[source].em, 3) for source in sources]
+    average = Cell("")
+    if len(sources) == len(arm.by_source):
+        average = interval_cell(arm.headline, 3)
+    method = "" if result.protocol.method == "search" else f", {result.protocol.method}"
+    rows = [Row(f"{result.name} (yours{method})", (*own, average), is_head=True, is_own=True)]
+    for other in literature().results:
+        cells = [Cell(figure_text(other.em[source], 3)) for source in sources]
+        cells.append(Cell(figure_text(other.average_over(sources), 3)))
+        rows.append(Row(f"{other.model} {other.method}", tuple(cells)))
+    names = [source_name(source) for source in sources]
+    over = "average" if len(sources) == len(literature().names) else f"average of {len(names)}"
+    origins = "; ".join(f"{o.title}, {o.url}" for o in literature().origins.values())
+    note = (
+        f"Exact match. Trained on {literature().protocol.trained_on}. Published figures come "
+        f"without intervals. Averages are plain means over the columns. Read in: {origins}."
+    )
+    return FigureTable("Beside published results", "model", (*names, over), tuple(rows), note)
+
+
+def protocol_table(result: EvaluationResult) -> FigureTable:
+    """What differs between the published protocol and this one, point by point."""
+    rows = [
+        Row(row.name, (Cell(row.there), Cell(row.here), Cell("differs" if row.differs else "same")))
+        for row in protocol_rows(result.protocol, result.summary.arms["normal"])
+    ]
+    return FigureTable(
+        "What differs in the protocol",
+        "",
+        ("published", "here", ""),
+        tuple(rows),
+        "A figure that differs in any of these is no reproduction, and no refutation either.",
+        has_words=True,
+    )
+
+
+def write_markdown(path: Path, result: EvaluationResult) -> None:
+    """Write the report; raises ``OSError``."""
+    path.write_text(render_markdown(result), encoding="utf-8", errors="replace")
+
+
+def render_markdown(result: EvaluationResult) -> str:
+    """The whole report as a text."""
+    searches = result.protocol.searches
+    parts = [f"# Evaluation: {escaped(result.name)}"]
+    parts.append(escaped(how_played(result.protocol)))
+    if result.note:
+        parts.append(escaped(result.note))
+    parts.append("\n".join(f"- {name}: {escaped(value)}" for name, value in facts(result)))
+    for table in summary_tables(result.summary, searches, is_wide=True):
+        parts += [f"## {table.title}", to_markdown(table)]
+    if searches:
+        parts.append("What a search is answered with in each arm:")
+        notes = [f"- {arm_name(arm)}: {ARM_NOTES.get(arm, '')}" for arm in result.summary.arms]
+        parts.append("\n".join(notes))
+    published = published_table(result)
+    if published is not None:
+        parts += [f"## {published.title}", to_markdown(published)]
+        differences = protocol_table(result)
+        parts += [f"### {differences.title}", to_markdown(differences)]
+    depends_on = [f"- {escaped(k)}: {escaped(v)}" for k, v in result.fingerprint.items()]
+    parts += ["## What the episodes depend on", "\n".join(depends_on)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _columns(summary: EvaluationSummary, is_wide: bool) -> list[_Column]:
