@@ -161,23 +161,6 @@ class RunRecords:
             self._writer = None
 
 
-def write_episode_file(
-    path: Path,
-    step: int,
-    episodes_by_arm: Mapping[str, Iterable[Episode]],
-    tokenizer: TokenizerId | None = None,
-) -> None:
-    """Write the episodes of an evaluation, replacing the file in one move."""
-    write_records(
-        path,
-        (
-            EpisodeRecord(step, arm, episode, tokenizer)
-            for arm, episodes in episodes_by_arm.items()
-            for episode in episodes
-        ),
-    )
-
-
 def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
     """Write an episode file, replacing what is there in one move."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""The import direction of the design, read from the syntax tree of every file under forage/."""
+"""The shape of forage/, from its syntax trees: import directions, names that stand once, sizes."""
 
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -39,6 +40,9 @@ HEAVY = {
 }
 # sentence-transformers has two kinds of models: encoders and cross-encoders have a file each.
 NUM_WRAPPERS = {"sentence_transformers": 2}
+
+MAX_ROOT_FILES = 14
+MAX_FUNCTION_LINES = 60
 
 
 def imported_modules(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
@@ -180,3 +184,37 @@ def test_every_package_that_forage_imports_is_declared() -> None:
             if not names & declared:
                 undeclared.add(f"{path}:{line}: {package}")
     assert undeclared == set()
+
+
+def test_no_two_files_have_the_same_name_and_none_that_of_a_standard_module() -> None:
+    """``token.py`` broke Python when it was started in that file's folder."""
+    paths = sorted(FORAGE.rglob("*.py"))
+    stems = Counter(path.stem for path in paths if path.stem not in ("__init__", "__main__"))
+    assert [stem for stem, number in stems.items() if number > 1] == []
+    assert set(stems) & sys.stdlib_module_names == {"types"}
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    homes: dict[str, list[Path]] = {}
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            is_known = isinstance(node, ast.ClassDef) and node.name == "BadReply"  # being renamed
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not is_known:
+                homes.setdefault(node.name, []).append(path)
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
+def test_the_root_holds_few_files() -> None:
+    assert len(list(FORAGE.glob("*.py"))) <= MAX_ROOT_FILES, "a new file belongs in a room"
+
+
+def test_every_function_fits_on_a_screen() -> None:
+    too_long = [
+        f"{path}:{node.lineno}: {node.name}"
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES
+        and node.name != "_fixed_signs"  # being shortened
+    ]
+    assert too_long == []

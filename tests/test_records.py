@@ -18,7 +18,6 @@ from forage.records import (
     RunRecords,
     read_episodes,
     read_metrics,
-    write_episode_file,
 )
 from forage.types import (
     ActionKind,
@@ -34,6 +33,7 @@ from forage.types import (
     Turn,
     search_call,
 )
+from tests.episode_files import write_episode_file
 
 
 def make_episode(member: int = 0, text: str = "Where?", logprob: float = -0.1) -> Episode:

@@ -9,11 +9,11 @@ import pytest
 from forage.commands.cli import main
 from forage.commands.rescore_command import parse_settings, read_log, rescore
 from forage.errors import UserError
-from forage.records import write_episode_file
 from forage.rewards.compat import OriginalSettings
 from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.types import Episode
+from tests.episode_files import write_episode_file
 from tests.rewards.episodes import make_episode
 
 PROMPT = "Answer, for example <answer> Beijing </answer>.<|im_start|>assistant\n"

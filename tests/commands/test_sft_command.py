@@ -18,10 +18,10 @@ from forage.config.run_config import RunConfig
 from forage.data.questions import read_questions, write_questions
 from forage.environment.codec import Codec
 from forage.errors import UserError
-from forage.records import write_episode_file
 from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
 from forage.types import Episode, Question, Status
+from tests.episode_files import write_episode_file
 from tests.tiny_runs import make_config, random_model, scratch
 
 SHORT = {"num_steps": 3, "sequences_per_step": 8, "warmup_steps": 1}

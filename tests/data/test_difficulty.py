@@ -9,8 +9,8 @@ from forage.config.data_config import DataConfig
 from forage.data.order import Difficulty, measure_difficulty, training_questions
 from forage.data.questions import write_questions
 from forage.errors import UserError
-from forage.records import write_episode_file
 from forage.types import Episode, Question, Status
+from tests.episode_files import write_episode_file
 from tests.fakes import line_episode
 
 QUESTIONS = [Question(f"q{i}", "who?", ("x",), "nq") for i in range(4)]

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from forage.evaluation.scores import scores_of
 from forage.evaluation.summary import em_gain, summarise
-from forage.records import RunRecords, write_episode_file
+from forage.records import RunRecords
 from forage.types import (
     ActionKind,
     Episode,
@@ -24,6 +24,7 @@ from forage.types import (
     search_call,
 )
 from forage.viewer.report import ReportInput, choose_episodes
+from tests.episode_files import write_episode_file
 
 PROMPT = (
     "Answer the question. Reason inside <think> and </think>. You may call a search engine with "
