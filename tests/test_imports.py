@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -105,9 +106,10 @@ def find_violations(package: Path) -> list[str]:
     return violations
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted(FORAGE.rglob("*.py")):
-        yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def trees() -> tuple[tuple[Path, ast.Module], ...]:
+    paths = sorted(FORAGE.rglob("*.py"))
+    return tuple((p.relative_to(ROOT), ast.parse(p.read_text(encoding="utf-8"))) for p in paths)
 
 
 def test_every_arrow_points_down() -> None:

@@ -29,7 +29,7 @@ from forage.retrieval.serve.bearer_token import read_token
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
 MAX_SHOWN = 120
-"""Bytes of a refusal that are told."""
+"""Bytes of an error reply that the report shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class BenchSettings:
 
 @dataclass(slots=True)
 class Outcome:
-    """Seconds of each request that was answered with 200, and how often the others failed."""
+    """Seconds of each request that succeeded, and how often each failure occurred."""
 
     num_queries: int
     seconds: list[float] = field(default_factory=list)
@@ -84,7 +84,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    is_well = run_bench(
+    all_answered = run_bench(
         BenchSettings(
             url=args.url,
             questions=args.questions,
@@ -96,11 +96,11 @@ def run(args: Namespace) -> int:
             out=args.out,
         )
     )
-    return 0 if is_well else 1
+    return 0 if all_answered else 1
 
 
 def run_bench(settings: BenchSettings, console: Console | None = None) -> bool:
-    """Ask, print a table, write ``out``; whether all was answered. Raises ``UserError``."""
+    """Ask, print a table, write ``out``; returns whether all succeeded. Raises ``UserError``."""
     if URL(settings.url).scheme not in ("http", "https"):
         raise UserError(f"{settings.url!r} is no address; http://127.0.0.1:8000 would be one")
     queries = [question.text for question in read_questions(settings.questions)]
@@ -110,14 +110,14 @@ def run_bench(settings: BenchSettings, console: Console | None = None) -> bool:
         _check_writable(settings.out)
     with progress_bar("requests", settings.num_requests) as bar:
         outcome = asyncio.run(_ask_all(settings, queries, headers, bar))
-    if settings.out is not None:  # before the table, whose reader may go away
+    if settings.out is not None:  # before the table, because stdout may be closed
         settings.out.write_text(json.dumps(_to_json(settings, outcome), indent=1))
     _show(settings, outcome, console or Console())
     return not outcome.failures
 
 
 def _check_writable(out: Path) -> None:
-    """Before the load, which would be for nothing."""
+    """Checked before the load, so that no figures are lost after it."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.open("a").close()
@@ -148,7 +148,7 @@ async def _ask_all(
 
 
 async def _check_address(session: aiohttp.ClientSession, url: str) -> None:
-    """No query asked: a server that is not there is told before 10,000 requests fail."""
+    """Send a request without queries, so that a missing server is one error instead of 10,000."""
     try:
         async with session.post(f"{url}/retrieve", json={"queries": []}) as reply:
             if reply.status in (401, 403):
@@ -167,7 +167,7 @@ async def _ask(
     outcome: Outcome,
     bar: Bar,
 ) -> None:
-    """One client: requests one after another until there are no more."""
+    """One client, which sends requests one after another until none are left."""
     for body in bodies:
         started = time.perf_counter()
         try:
@@ -184,7 +184,7 @@ async def _ask(
 
 
 def _failure(status: int, text: bytes) -> str | None:
-    """What is wrong with a reply to one query; None where nothing is."""
+    """What is wrong with the reply to one query; None if nothing is."""
     if status != 200:
         return f"status {status}: {text[:MAX_SHOWN].decode(errors='replace')}"
     try:

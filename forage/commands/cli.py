@@ -4,7 +4,7 @@
 ``run(args)``, which returns the exit code; a command of several kinds (``forage data world``) gives
 each kind its own ``run`` instead, with ``arguments.add_kind``. Only the chosen command's module is
 imported, so that ``forage --help`` answers at once and no command slows another. Exit codes: 0
-done, 1 a bug (with its traceback) or a failed ``doctor``, 2 the user's to mend, 130 Ctrl-C.
+done, 1 a bug (with its traceback) or a failed ``doctor``, 2 an error of the user's, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _is_stdout_closed():
             raise
-        return 128 + 13  # as a Unix tool ends by SIGPIPE: `forage ... | head` is no error
+        return 128 + 13  # the code of SIGPIPE: `forage ... | head` is no error
     except OSError as error:
         if error.errno not in _DISK_IS_FULL:
             raise
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _set_up_logging(verbosity: int) -> None:
-    """Logs to stderr. Forage's own: 0 INFO, 1 DEBUG, -1 WARNING; the others' from WARNING."""
+    """Send logs to stderr: Forage's at INFO (1: DEBUG, -1: WARNING), those of others at WARNING."""
     from rich.console import Console
     from rich.logging import RichHandler
 
@@ -101,14 +101,14 @@ def _set_up_logging(verbosity: int) -> None:
 
 
 def _how_to_install(error: ModuleNotFoundError) -> str | None:
-    """The command that brings the missing package; None where the module is our own bug."""
+    """The command that installs the missing package; None if no requirement provides it."""
     from forage.commands.doctor_command import how_to_install
 
     return how_to_install((error.name or "").partition(".")[0])
 
 
 def _is_stdout_closed() -> bool:
-    """Whether the reader of our output has gone; what is still buffered then goes nowhere."""
+    """Whether nobody reads our output any more; if so, what is still buffered is dropped."""
     poll = select.poll()
     poll.register(sys.stdout, 0)  # errors are always reported
     if not any(events & select.POLLERR for _, events in poll.poll(0)):
@@ -150,7 +150,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     args, extras = _build_parser(command).parse_known_args(argv)
     if command is None:
         raise UserError("name a command, for example: forage demo (see: forage --help)")
-    # argparse stops collecting overrides at the first option; those behind it come back here.
+    # argparse stops collecting overrides at the first option, and returns the later ones as extras.
     takes_overrides = hasattr(args, "overrides")
     for word in extras:
         if word.startswith("-") or not takes_overrides:
@@ -168,7 +168,7 @@ def _nearest(word: str, valid: Sequence[str]) -> str:
 
 
 def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """Lists all commands, and reads the arguments of the chosen one."""
+    """A parser that lists all commands and reads the arguments of the chosen one."""
     parser = _Parser(
         prog="forage",
         description="Trains language models to reason and search, by reinforcement learning.",

@@ -37,12 +37,12 @@ def run(args: Namespace) -> int:
 
 
 def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
-    """Print the tables and write ``out``, whose ending says as what; raises ``UserError``."""
+    """Print the tables and write ``out`` in the format of its ending; raises ``UserError``."""
     if out is not None and out.suffix not in (".html", ".md", ".json"):
         raise UserError(f"--out is {out}; let it end in .html, .md or .json")
     names = _short_names(first, second)
     comparison = compare(read_result(first), read_result(second), names)
-    if out is not None:  # before the tables, whose reader may go away
+    if out is not None:  # before the tables, because stdout may be closed
         _write(out, comparison)
     console = Console()
     for line in played_lines(comparison):
@@ -71,7 +71,7 @@ def _write(out: Path, comparison: Comparison) -> None:
 
 
 def _short_names(first: Path, second: Path) -> tuple[str, str]:
-    """What tells the two paths apart: the file's name, with as many folders as that takes."""
+    """Names that tell the two files apart: the file name, with as many folders as needed."""
     one, other = first.with_suffix("").parts, second.with_suffix("").parts
     for length in range(1, max(len(one), len(other)) + 1):
         names = "/".join(one[-length:]), "/".join(other[-length:])

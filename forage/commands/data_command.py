@@ -1,7 +1,7 @@
-"""``forage data``: worlds, published sets and corpora, other forms of files, the best of episodes.
+"""``forage data``: generated worlds, published sets, other forms of files, chosen episodes.
 
-Each kind below passes its arguments on to a module of ``data/``. Imports stand inside the
-functions, so that one kind does not wait for the packages of another.
+Each kind passes its arguments on to a module of ``data/``. Imports stand inside the functions, so
+that one kind does not wait for the packages of another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``forage demo``: the main job, whole, on whatever machine this is.
+"""``forage demo``: everything from random weights to a model that searches, on this machine.
 
-A thin composition of what the other commands do: data world, index, serve, new, sft, eval, train,
-eval, and a report. Nothing in it is a special path.
+It runs what the other commands run: data world, index, serve, new, sft, eval, train, eval; and
+writes a report.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ WORLD_SIZE = 40_000
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """Where to write (None: a free name under runs/), the seed, steps (None: the recipe's), size.
+    """What ``forage demo`` was asked for; None stands for the value of ``demo.yaml``.
 
-    ``from_scratch`` makes the warm start anew; otherwise the one that ships with Forage is used.
-    ``size`` is the number of articles, ``num_questions`` how many are evaluated.
+    ``out`` None takes a free name under ``runs/``. ``from_scratch`` makes the warm start anew;
+    otherwise the one that ships with Forage is used. ``size`` counts articles of the world.
     """
 
     out: Path | None = None
@@ -91,7 +91,7 @@ def run(args: Namespace) -> int:
 
 
 def run_demo(settings: DemoSettings) -> None:
-    """Make, learn, evaluate, report; the search service is stopped whatever happens."""
+    """Make a world, train on it, evaluate, report; always stops the search service at the end."""
     from forage.data.world.encyclopedia import write_world
     from forage.evaluation.report.figure_table import to_rich
     from forage.evaluation.report.tables import before_after_table

@@ -1,7 +1,7 @@
-"""``forage doctor``: can the demo run on this machine, and what to install where it cannot.
+"""``forage doctor``: whether the demo can run on this machine, and what to install if it cannot.
 
-It looks and reports; it changes nothing. What Forage needs is read from its own package metadata,
-so that the list of requirements lives in pyproject.toml alone.
+It changes nothing. It reads what Forage requires from the package's own metadata, so that
+pyproject.toml holds the only list of requirements.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from forage.retrieval.serve.port import bind_port
 
 DEMO_MEMORY_GB = 4.0
 DEMO_DISK_GB = 1.0
-DEMO_PORT = 8000
+SERVE_PORT = 8000
 
-# Modules whose distribution has another name than the module (underscores read as hyphens).
+# Modules whose package has another name on the index (underscores count as hyphens).
 _DISTRIBUTIONS = {"yaml": "pyyaml", "Stemmer": "pystemmer", "faiss": "faiss-cpu"}
 
 
 class Verdict(StrEnum):
-    """What a finding means for the demo: nothing, slower or incomplete, or impossible."""
+    """What a finding means for the demo: no problem, slower or incomplete, or impossible."""
 
     OK = "ok"
     WARNING = "warning"
@@ -41,7 +41,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; ``remedy`` is what the user does about it, "" where it is well."""
+    """One line of the report; ``remedy`` says what the user can do, "" if nothing is wrong."""
 
     subject: str
     found: str
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
 
 
 def run_doctor(console: Console | None = None) -> bool:
-    """Print the report to stdout (or ``console``); true when nothing stands in the demo's way."""
+    """Print the report to stdout (or ``console``); returns whether the demo can run."""
     console = console or Console()
     findings = [
         check_python(sys.version_info[:3]),
@@ -67,7 +67,7 @@ def run_doctor(console: Console | None = None) -> bool:
         check_cores(),
         check_memory(_available_memory_gb()),
         check_disk(Path.cwd()),
-        check_port(DEMO_PORT),
+        check_port(SERVE_PORT),
         *check_packages(),
     ]
     can_run = all(finding.verdict is not Verdict.FAILURE for finding in findings)
@@ -87,7 +87,7 @@ def check_python(version: tuple[int, int, int]) -> Finding:
 
 
 def check_torch() -> Finding:
-    """torch's version, device and threads, by importing it: a broken build shows only then."""
+    """Version, device and threads of torch; imports it, because only that shows a broken build."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -97,7 +97,7 @@ def check_torch() -> Finding:
 
 
 def check_waiting(environment: dict[str, str]) -> Finding:
-    """How waiting OpenMP threads wait; spinning makes small models slow on virtual machines."""
+    """How idle OpenMP threads wait: spinning makes small models slow on virtual machines."""
     policy = environment.get("OMP_WAIT_POLICY", "not set")
     if policy.upper() == "PASSIVE":
         return Finding("OMP_WAIT_POLICY", policy)
@@ -129,19 +129,19 @@ def check_disk(directory: Path) -> Finding:
 
 
 def check_port(port: int) -> Finding:
-    """Whether the demo's search service would get its port; another one can be given."""
+    """Whether the port that ``forage serve`` takes by default is free."""
     try:
         bind_port("127.0.0.1", port).close()
     except UserError:
-        remedy = f"forage demo --port {port + 1}, or stop the program that listens there"
+        remedy = f"forage serve INDEX --port {port + 1}, or stop the program that listens there"
         return Finding(f"port {port}", "taken", Verdict.WARNING, remedy)
     return Finding(f"port {port}", "free")
 
 
 def check_packages() -> list[Finding]:
-    """One finding a requirement that is missing or too old, and one line for those that are well.
+    """A finding for each requirement that is missing or too old, and one that counts the others.
 
-    A missing optional package (of an extra) is a warning, a missing runtime package a failure.
+    A missing package of an extra is a warning, a missing package of the runtime a failure.
     """
     wanted = list(_requirements())
     if not wanted:
@@ -163,7 +163,7 @@ def check_packages() -> list[Finding]:
 
 
 def how_to_install(module: str) -> str | None:
-    """The command that brings ``module``; None where no requirement of Forage provides it."""
+    """The command that installs ``module``; None if no requirement of Forage provides it."""
     if module == "forage":
         return None  # the extra ``dev`` requires it, with its other extras
     name = _DISTRIBUTIONS.get(module, module).replace("_", "-").lower()
@@ -174,12 +174,12 @@ def how_to_install(module: str) -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """For the runtime's own packages ("") or an extra."""
+    """The command that installs the packages of an extra, or of the runtime ("")."""
     return f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
 
 
 def _requirements() -> Iterator[tuple[str, Requirement]]:
-    """Each requirement for this platform with its extra ("" for the runtime's own)."""
+    """(extra, requirement) of each requirement on this platform; "" is the runtime itself."""
     try:
         lines = metadata.requires("forage") or []
         extras = metadata.metadata("forage").get_all("Provides-Extra") or []

@@ -1,7 +1,7 @@
 """``forage new``: a small model with random weights and a tokenizer trained on a corpus.
 
-For experiments that start from nothing, the demo's among them. The result is an ordinary Hugging
-Face directory that every other command takes as ``model.path``.
+For experiments that start from nothing, such as the demo. The result is an ordinary Hugging Face
+directory, which every other command takes as ``model.path``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUERIES_PER_KEY = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Tokens in the vocabulary, width, depth, and the longest episode it should see."""
+    """Tokens of the vocabulary, width, depth, and tokens of the longest episode."""
 
     vocabulary: int = 640
     hidden_size: int = 128
@@ -82,7 +82,7 @@ def make_model(
 
 
 def _texts(corpus: Path, questions: Path | None) -> Iterator[str]:
-    """What the model will read, worded as it will see it."""
+    """The texts of corpus and questions, in the words of prompts and observations."""
     for number, passage in enumerate(read_corpus(corpus)):
         yield f"Doc {1 + number % 3}(Title: {passage.title}) {passage.text}\n"
     if questions is not None:

@@ -1,4 +1,4 @@
-"""``forage play``: one question, one greedy episode, shown turn by turn in the terminal."""
+"""``forage play``: plays one question greedily and shows the episode in the terminal."""
 
 from __future__ import annotations
 

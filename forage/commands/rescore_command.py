@@ -1,7 +1,7 @@
-"""``forage rescore``: what an original would have given for the episodes of a file.
+"""``forage rescore``: the scores that a published system would have given to logged episodes.
 
-Reads Forage's own episodes, the rollout dumps of veRL, and plain lines with a text and its golden
-answers; the rules are ``rewards/compat.py``'s. It compares and writes; it changes no record.
+Reads episodes of Forage, rollout dumps of veRL, and plain lines with a text and its golden answers.
+The rules are in ``rewards/compat.py``. No record is changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SCORES = ("score", "reward")
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A line of a log: the texts, the golden answers, and the score it got, if it says so."""
+    """A line of a log: texts, golden answers, and the recorded score, if there is one."""
 
     line: int
     prompt: str
@@ -49,7 +49,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """A line's score as recorded and as the original gives it."""
+    """The score of a line as it was recorded, and as the original gives it."""
 
     line: int
     recorded: float | None
@@ -73,7 +73,7 @@ def run(args: Namespace) -> int:
 
 
 def run_rescore(path: Path, rule: Rule, settings: OriginalSettings, out: Path | None) -> None:
-    """Rescore a file, say what differs, and write the scores to ``out``; raises ``UserError``."""
+    """Rescore a file, print what differs, and write the scores to ``out``; raises ``UserError``."""
     rescored = list(rescore(read_log(path), rule, settings))
     if not rescored:
         raise UserError(f"{path} holds no episode")
@@ -96,7 +96,7 @@ def run_rescore(path: Path, rule: Rule, settings: OriginalSettings, out: Path | 
 
 
 def rescore(logged: Iterable[Logged], rule: Rule, settings: OriginalSettings) -> Iterator[Rescored]:
-    """Each line's score by ``rule``, from the text that the original had before it."""
+    """The score of each line by ``rule``, from the text that the original would have read."""
     for one in logged:
         sees_prompt = rule in RULES_THAT_SEE_THE_PROMPT
         text = one.prompt + one.response if sees_prompt else one.response
@@ -139,7 +139,7 @@ def read_log(path: Path) -> Iterator[Logged]:
 
 
 def _from_episode(number: int, row: Mapping[str, Any], template: str) -> Logged:
-    """An episode of ours, as if Search-R1's prompt in Qwen's chat format had asked."""
+    """An episode of Forage, as if asked with Search-R1's prompt in Qwen's chat format."""
     episode = record_from_json(row).episode
     message = template.replace("{question}", episode.question.text)
     return Logged(

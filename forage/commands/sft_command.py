@@ -1,9 +1,9 @@
 """``forage sft``: supervised learning from episodes, before reinforcement learning.
 
-The episodes are the best of recorded ones (``data/selection.py`` chooses), or scripted
-demonstrations of the training questions, which are played through the real environment and the
-real retriever; with them, demonstrations of test questions measure how well the model reads. The
-result is an ordinary model directory. What is learnt, and how, is ``training/warmstart.py``.
+The episodes are recorded ones that ``data/selection.py`` chooses, or scripted demonstrations of the
+training questions, played through the real environment and retriever. Demonstrations of test
+questions then measure how well the model reads. The result is an ordinary model directory; the
+learning itself is in ``training/warmstart.py``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run(args: Namespace) -> int:
 def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     """Train ``model.path`` on episodes and write the model to ``out``; raises ``UserError``.
 
-    Adapters (``model.lora``) are merged into it, or with ``adapter_only`` written as they are.
+    Adapters (``model.lora``) are merged into the model, or written alone with ``adapter_only``.
     """
     config.check_supervised()
     import torch
@@ -93,7 +93,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     sequences = [weigh(episode, player.codec, settings) for episode in episodes]
     read_arguments = [find_read_arguments(episode, player.codec) for episode in held_out]
     model = load_policy(config.model, config.seed)
-    torch.manual_seed(config.seed)  # what adapters drop
+    torch.manual_seed(config.seed)  # for the dropout of adapters
     _learn(config, model, sequences, read_arguments)
     if lora.has_adapters(model) and not adapter_only:
         lora.merge(model)
@@ -101,9 +101,9 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
 
 
 def recorded(config: RunConfig, codec: Codec) -> list[Episode]:
-    """The episodes of ``warm_start.episodes`` that pass its tests, in an order of the seed's.
+    """The episodes that ``warm_start.select`` chooses, shuffled by the seed.
 
-    Raises ``UserError``, also for episodes whose tokens mean something else to this model.
+    Raises ``UserError``, also for episodes that were played with another tokenizer.
     """
     settings = config.warm_start
     selection = select(settings.episode_files, settings.select)
@@ -113,7 +113,7 @@ def recorded(config: RunConfig, codec: Codec) -> list[Episode]:
     for record in selection.records():
         _check_tokens(record, codec, mine)
         episodes.append(record.episode)
-    # In a run's file the episodes of a question stand together, and so would they in a step.
+    # A run writes the episodes of a question next to each other; a step should mix questions.
     random.Random(f"sft/{config.seed}").shuffle(episodes)
     return episodes
 
@@ -128,7 +128,7 @@ def _check_tokens(record: EpisodeRecord, codec: Codec, mine: TokenizerId) -> Non
                 "play them with this model, or train one with that tokenizer"
             )
         return
-    # Records that do not name their tokenizer say what was sampled in words, too.
+    # Records that do not name their tokenizer hold the sampled text too: compare that.
     sampled = [s.token_ids_T for s in episode.segments if s.origin is Origin.SAMPLED]
     for token_ids_T, turn in zip(sampled, episode.turns, strict=False):
         read = codec.decode(token_ids_T)
@@ -146,7 +146,7 @@ def _learn(
     sequences: Sequence[WeightedTokens],
     read_arguments: Sequence[ReadArguments],
 ) -> None:
-    """The steps, under a progress bar and into the file of losses."""
+    """Run the steps, with a progress bar, and write their losses to a file."""
     from forage.training.reading import reading_accuracy
     from forage.training.warmstart import warm_start
 
@@ -191,7 +191,7 @@ async def demonstrate(
             return await player.play(job, Demonstrator(script, player.codec), search)
 
         async def score(episode: Episode) -> Reward:
-            # For the record: no judge, nothing paid.
+            # Only recorded, not learnt from: so without a judge, which may cost money.
             return score_episode(episode, RewardConfig(), protocol=config.environment.protocol)
 
         scheduler = Scheduler(play, score, config.rollout.max_concurrent_episodes)
