@@ -23,8 +23,7 @@ from forage.evaluation.summary import source_metrics
 from forage.hardware import choose_matmul_kernel
 from forage.progress import Bar, progress_bar
 from forage.records import METRICS_FILE, RunRecords, read_metrics
-from forage.retrieval.client.client import SearchClient
-from forage.retrieval.client.counts import SearchCounts
+from forage.retrieval.client.client import SearchClient, SearchCounts
 from forage.rewards.scorer import Scorer
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine

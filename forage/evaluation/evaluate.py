@@ -34,7 +34,7 @@ from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import summarise
 from forage.progress import progress_bar
 from forage.retrieval.client.client import SearchClient
-from forage.retrieval.client.exchange import Served
+from forage.retrieval.client.servers import Served
 from forage.retrieval.index.index import open_corpus
 from forage.retrieval.index.manifest import read_manifest
 from forage.rewards.scorer import Scorer

@@ -16,7 +16,7 @@ from forage.config.run_config import RunConfig
 from forage.environment.template import PromptTemplate
 from forage.evaluation.methods.methods import PROMPTS
 from forage.evaluation.methods.rejection_sampling import num_candidates
-from forage.retrieval.client.exchange import Served
+from forage.retrieval.client.servers import Served
 
 # What only some arms depend on. (The seed is also that of noise, which the temperature gives away.)
 _OF_ARMS = frozenset(

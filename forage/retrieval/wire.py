@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from forage.data.corpus import format_contents, parse_contents
+from forage.remote.request import BadReply
 from forage.types import Hit, PageText, Passage
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -120,10 +121,6 @@ class Problem(Wire):
     detail: str
 
 
-class MalformedReply(ValueError):
-    """A reply that is not in the wire format, or does not fit its request."""
-
-
 def write_reply(hits_by_query: Sequence[Sequence[Hit]], return_scores: bool) -> bytes:
     """Hits as JSON: ``ScoredReply`` with scores, ``PlainReply`` without."""
     if return_scores:
@@ -137,21 +134,21 @@ def write_reply(hits_by_query: Sequence[Sequence[Hit]], return_scores: bool) -> 
 
 
 def read_reply(payload: bytes, num_queries: int, topk: int) -> list[tuple[Hit, ...]]:
-    """The hits of either reply shape, one tuple a query; raises ``MalformedReply``.
+    """The hits of either reply shape, one tuple a query; raises ``BadReply``.
 
     Documents without a score (the plain shape) get 0.0; more than ``topk`` are cut.
     """
     reply = _parse(_AnyReply, payload)
     if len(reply.result) != num_queries:
-        raise MalformedReply(f"{len(reply.result)} results for {num_queries} queries")
+        raise BadReply(f"{len(reply.result)} results for {num_queries} queries")
     return [tuple(_hit(document) for document in found[:topk]) for found in reply.result]
 
 
 def read_page(payload: bytes) -> PageText | None:
-    """The page of a reply to one address, None where there is none; raises ``MalformedReply``."""
+    """The page of a reply to one address, None where there is none; raises ``BadReply``."""
     reply = _parse(AccessReply, payload)
     if len(reply.result) != 1:
-        raise MalformedReply(f"{len(reply.result)} pages for 1 address")
+        raise BadReply(f"{len(reply.result)} pages for 1 address")
     page = reply.result[0]
     if page is None:
         return None
@@ -166,7 +163,7 @@ def _parse(model: type[W], payload: bytes) -> W:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise MalformedReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        raise BadReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
 def normalise_query(query: str) -> str:

@@ -9,7 +9,7 @@ from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.evaluation.fingerprint import Protocol, answers_text, differences, fingerprint_of
 from forage.evaluation.methods.methods import PROMPTS
-from forage.retrieval.client.exchange import Served
+from forage.retrieval.client.servers import Served
 
 WEIGHTS = {"the weights": "abc", "the tokenizer": "t"}
 SERVER = {"the tokenizer": "t", "model.endpoint.url": "http://127.0.0.1:1/v1"}

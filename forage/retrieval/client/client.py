@@ -11,18 +11,52 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
 from forage.config.search_config import SearchConfig
+from forage.remote.request import RemoteFailure
 from forage.retrieval.cache import LruCache
-from forage.retrieval.client.counts import SearchCounts
-from forage.retrieval.client.dispatch import Dispatcher
-from forage.retrieval.client.exchange import Failure, Served
+from forage.retrieval.client.dispatch import Blame, Dispatcher, blame_of
+from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest, normalise_query, replace_surrogates
 from forage.types import FailureKind, Hit, PageReply, SearchReply
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCounts:
+    """Counts since the client was made.
+
+    ``queries`` searches asked for, ``cache_hits`` of them answered at once; ``requests`` HTTP
+    requests sent, ``retries`` of them after a failure, ``failovers`` of those to another server;
+    ``ejections`` times that a server was left alone; ``failures`` searches that failed in the end,
+    by kind; ``seconds`` the time that callers waited, added up.
+    """
+
+    queries: int = 0
+    cache_hits: int = 0
+    requests: int = 0
+    retries: int = 0
+    failovers: int = 0
+    ejections: int = 0
+    failures: Mapping[FailureKind, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def metrics_since(self, earlier: SearchCounts) -> dict[str, float]:
+        """What was added to ``earlier``, by the names under which a run logs it."""
+        queries = self.queries - earlier.queries
+        cache_hits = self.cache_hits - earlier.cache_hits
+        return {
+            "search/queries": queries,
+            "search/cache_hit_rate": cache_hits / queries if queries else 0.0,
+            "search/requests": self.requests - earlier.requests,
+            "search/retries": self.retries - earlier.retries,
+            "search/failovers": self.failovers - earlier.failovers,
+            "search/ejections": self.ejections - earlier.ejections,
+            "seconds/search_mean": (self.seconds - earlier.seconds) / queries if queries else 0.0,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +149,7 @@ class SearchClient:
         except TimeoutError:
             detail = f"no reply within {self._settings.deadline_s:g} s"
             return PageReply(failure=FailureKind.TIMEOUT, detail=detail)
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, RemoteFailure):
             return PageReply(failure=outcome.kind, detail=outcome.detail)
         return PageReply(outcome)
 
@@ -197,11 +231,11 @@ class SearchClient:
         """Get replies for a batch; one that the server refuses for good is halved."""
         deadline = min(pending.deadline for pending in batch)
         outcome = await self._dispatcher.search([pending.query for pending in batch], deadline)
-        if not isinstance(outcome, Failure):
+        if not isinstance(outcome, RemoteFailure):
             for pending, hits in zip(batch, outcome, strict=True):
                 self._cache.put(pending.query, hits)
                 self._settle(pending, SearchReply(hits))
-        elif outcome.is_final and len(batch) > 1:
+        elif blame_of(outcome) is Blame.REQUEST and len(batch) > 1:
             # One query that the server will not have must not fail those that travel with it.
             half = len(batch) // 2
             await self._send(batch[:half])

@@ -9,37 +9,63 @@ client's.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias, TypeVar
-
-import aiohttp
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum, auto
+from functools import partial
+from typing import TypeVar
 
 from forage.config.search_config import SearchConfig
 from forage.errors import UserError
-from forage.retrieval.client.exchange import (
-    Blame,
-    Failure,
-    Served,
-    access,
-    ask_what_is_served,
-    retrieve,
-)
-from forage.retrieval.client.servers import Server, Servers
+from forage.remote.request import BadReply, HttpReply, HttpRequest, HttpSender, RemoteFailure
+from forage.remote.retry import Patience, retry
+from forage.retrieval.client.servers import Served, Server, Servers
 from forage.retrieval.serve.bearer_token import read_token
-from forage.retrieval.wire import AccessRequest
+from forage.retrieval.wire import (
+    AccessRequest,
+    RetrieveRequest,
+    Wire,
+    read_page,
+    read_reply,
+    replace_surrogates,
+)
 from forage.types import FailureKind, Hit, PageText
 
 logger = logging.getLogger(__name__)
 
-_MAX_BACKOFF_S = 8.0
 _POLL_S = 0.25
-
+_RETRIEVE = "/retrieve"
+# Whole pages and hundreds of passages for dozens of queries are honest; this is not.
+_MAX_REPLY_BYTES = 256 * 2**20
+# A reply of thousands of passages takes long enough to parse to hold up the other episodes.
+_PARSE_IN_THREAD_BYTES = 4 * 2**20
 
 T = TypeVar("T")
-Exchange: TypeAlias = Callable[[str, float], Awaitable[T | Failure]]
-"""Asks the server at an address once, within so many seconds."""
+
+
+class Blame(Enum):
+    """Where the reason of a failure lies, which decides who is asked next."""
+
+    SERVER = auto()  # it failed: another may do better, and so may it, later
+    LOAD = auto()  # it is well and busy
+    ACCESS = auto()  # it does not take our token
+    ADDRESS = auto()  # what answers there is no search server
+    REQUEST = auto()  # the request is wrong, and would be anywhere
+
+
+def blame_of(failure: RemoteFailure) -> Blame:
+    """What a failure of ``/retrieve`` says about the server."""
+    status = failure.status
+    if status in (401, 403):
+        return Blame.ACCESS
+    if 300 <= status < 400 or status in (404, 405):
+        return Blame.ADDRESS
+    if status == 429:
+        return Blame.LOAD
+    return Blame.REQUEST if 400 <= status < 500 and status != 408 else Blame.SERVER
 
 
 class Dispatcher:
@@ -48,60 +74,61 @@ class Dispatcher:
     def __init__(self, settings: SearchConfig, backoff_s: float) -> None:
         """``backoff_s``: the wait before the first retry, doubled with each one after it."""
         self._settings = settings
-        self._token = read_token(settings.token_file)
-        self._backoff_s = backoff_s
-        self._jitter = random.Random()  # its own: a run's seeded generators stay untouched
-        self._servers = Servers(settings.urls, backoff_s, self._jitter)
-        self._session: aiohttp.ClientSession | None = None
+        self._patience = Patience(settings.timeout_s, settings.max_retries, backoff_s)
+        self._servers = Servers(settings.urls, backoff_s, random.Random())
+        self._sender = HttpSender(
+            2 * settings.max_concurrent_requests + 1,  # searches, pages, and a check
+            bearer=read_token(settings.token_file),
+            max_reply_bytes=_MAX_REPLY_BYTES,
+        )
         self.num_requests = self.num_retries = self.num_failovers = self.num_ejections = 0
 
     async def search(
         self, queries: Sequence[str], deadline: float
-    ) -> list[tuple[Hit, ...]] | Failure:
+    ) -> list[tuple[Hit, ...]] | RemoteFailure:
         """The hits of each query, or why there are none, by ``deadline`` (the loop's time)."""
         topk = self._settings.topk
-        return await self._ask(
-            lambda url, timeout_s: retrieve(self._open_session(), url, queries, topk, timeout_s),
-            deadline,
-        )
+        read = partial(read_reply, num_queries=len(queries), topk=topk)
+        return await self._ask(_RETRIEVE, _request(queries, topk), read, deadline)
 
-    async def open_page(self, request: AccessRequest, deadline: float) -> PageText | Failure | None:
+    async def open_page(
+        self, request: AccessRequest, deadline: float
+    ) -> PageText | RemoteFailure | None:
         """The page, None where there is none, or why nobody knows, by ``deadline``."""
-        return await self._ask(
-            lambda url, timeout_s: access(self._open_session(), url, request, timeout_s), deadline
-        )
+        return await self._ask("/access", request, read_page, deadline)
 
-    async def _ask(self, exchange: Exchange[T], deadline: float) -> T | Failure:
+    async def _ask(
+        self, path: str, request: Wire, read: Callable[[bytes], T], deadline: float
+    ) -> T | RemoteFailure:
         """What one of the servers replies, tried as often as settings and time allow."""
         loop = asyncio.get_running_loop()
-        failure: Failure | None = None
         failed: set[Server] = set()
         refusing: set[Server] = set()
-        tries = 0
-        while True:
+        last: RemoteFailure | None = None
+
+        async def attempt(tries: int) -> T | RemoteFailure:
+            nonlocal last
             server = await self._next_server(deadline, refusing, failed)
             timeout_s = min(self._settings.timeout_s, deadline - loop.time())
-            if server is None:
-                return failure or Failure(FailureKind.UNAVAILABLE, self._ejected())
-            if timeout_s <= 0:
-                return failure or Failure(FailureKind.TIMEOUT, "the deadline passed")
+            if server is None or timeout_s <= 0:
+                late = RemoteFailure(FailureKind.TIMEOUT, "the deadline passed")
+                return replace(last or (late if server else self._ejected()), may_pass=False)
             self.num_retries += tries > 0
             self.num_failovers += tries > 0 and server not in failed
-            outcome = await self._send(server, exchange, timeout_s)
-            if not isinstance(outcome, Failure) or outcome.is_final:
+            outcome, blame = await self._send(server, path, request, read, timeout_s)
+            if not isinstance(outcome, RemoteFailure):
                 return outcome
-            failure = outcome
             failed.add(server)
-            if outcome.blame in (Blame.ACCESS, Blame.ADDRESS):
+            if blame in (Blame.ACCESS, Blame.ADDRESS):
                 refusing.add(server)
-            if tries == self._settings.max_retries or len(refusing) == len(self._servers):
-                return outcome
-            if len(failed) == len(self._servers):
-                pause_s = max(self._pause_s(tries), outcome.retry_after_s)
-                if loop.time() + pause_s >= deadline:
-                    return outcome
-                await asyncio.sleep(pause_s)
-            tries += 1
+            has_hope = blame is not Blame.REQUEST and len(refusing) < len(self._servers)
+            last = replace(outcome, may_pass=has_hope)
+            return last
+
+        return await retry(
+            *(attempt, self._patience, deadline),
+            needs_pause=lambda: len(failed) == len(self._servers),  # else another is asked at once
+        )
 
     async def wait_until_ready(self) -> None:
         """Return when a server answers; ``UserError`` after ``startup_timeout_s``."""
@@ -136,18 +163,15 @@ class Dispatcher:
     async def what_is_served(self) -> Served | None:
         """What the first server that says so searches; None where none does."""
         for server in self._servers:
-            served = await ask_what_is_served(
-                self._open_session(), f"{server.url}/readyz", self._settings.timeout_s
-            )
+            reply = await self._get_readyz(server)
+            served = _read_served(reply.body) if isinstance(reply, HttpReply) else None
             if served is not None:
                 return served
         return None
 
     async def close(self) -> None:
         """End the session."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._sender.close()
 
     async def _next_server(
         self, deadline: float, refusing: set[Server], failed: set[Server]
@@ -168,60 +192,87 @@ class Dispatcher:
                 return None
             await self._servers.wait_for_news(wait_s)
 
-    async def _send(self, server: Server, exchange: Exchange[T], timeout_s: float) -> T | Failure:
-        """One request, and what its outcome says about the server."""
+    async def _send(
+        self, server: Server, path: str, request: Wire, read: Callable[[bytes], T], timeout_s: float
+    ) -> tuple[T | RemoteFailure, Blame | None]:
+        """One request, and where the reason lies if it failed; the server's circuit is told."""
         self.num_requests += 1
         with self._servers.request_to(server) as is_probe:
-            outcome = await exchange(server.url, timeout_s)
-            if not isinstance(outcome, Failure) or outcome.blame in (Blame.LOAD, Blame.QUERIES):
+            outcome = await self._post(server, path, request, read, timeout_s)
+            if not isinstance(outcome, RemoteFailure):
+                server.breaker.succeed()
+                return outcome, None
+            blame = blame_of(outcome)
+            if blame is Blame.ADDRESS and path != _RETRIEVE:
+                blame = Blame.REQUEST  # a server without pages is a good server for searches
+            if blame in (Blame.LOAD, Blame.REQUEST):
                 server.breaker.succeed()
             elif server.breaker.fail(asyncio.get_running_loop().time(), is_probe):
                 self.num_ejections += 1
                 logger.warning("search server %s is left alone: %s", server.url, outcome.detail)
-        return outcome
+        return outcome, blame
 
-    def _pause_s(self, tries: int) -> float:
-        """Exponential back-off with jitter, so that many clients do not return together."""
-        return min(self._backoff_s * 2**tries, _MAX_BACKOFF_S) * self._jitter.uniform(0.5, 1.5)
+    async def _post(
+        self, server: Server, path: str, request: Wire, read: Callable[[bytes], T], timeout_s: float
+    ) -> T | RemoteFailure:
+        """Send once: what ``read`` makes of the reply, or why there is none."""
+        body = request.model_dump(exclude_none=True)
+        reply = await self._sender.send(
+            HttpRequest("POST", server.url + path, body=body), timeout_s
+        )
+        if isinstance(reply, RemoteFailure):
+            return reply
+        try:
+            if len(reply.body) > _PARSE_IN_THREAD_BYTES:
+                return await asyncio.to_thread(read, reply.body)
+            return read(reply.body)
+        except BadReply as error:
+            return self._sender.failure_of_reply(error)
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        """The one session, opened on the loop that first needs it."""
-        if self._session is None:
-            token = self._token
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=2 * self._settings.max_concurrent_requests + 1
-                ),
-                headers={"Authorization": f"Bearer {token.get_secret_value()}"} if token else None,
-            )
-        return self._session
+    async def _get_readyz(self, server: Server) -> HttpReply | RemoteFailure:
+        request = HttpRequest("GET", f"{server.url}/readyz")
+        return await self._sender.send(request, self._settings.timeout_s)
 
     async def _readiness_problem(self, server: Server) -> str | None:
         """None if the server is ready, else why not; ``UserError`` where it wants another token."""
-        timeout_s = self._settings.timeout_s
-        try:
-            async with self._open_session().get(
-                f"{server.url}/readyz", timeout=aiohttp.ClientTimeout(total=timeout_s)
-            ) as response:
-                status = response.status
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return str(error) or type(error).__name__
-        if status not in (200, 404, 405):
-            return f"/readyz answers HTTP {status}"
+        reply = await self._get_readyz(server)
+        if isinstance(reply, RemoteFailure) and reply.status not in (404, 405):
+            return f"/readyz: {reply.detail}" if reply.status else reply.detail
         # No queries cost nothing and show whether our token is right. Search-R1's own server has
         # no /readyz, and shows that it is up by searching.
-        queries = [] if status == 200 else ["ready"]
-        outcome = await retrieve(self._open_session(), server.url, queries, 1, timeout_s)
-        if not isinstance(outcome, Failure):
+        queries = [] if isinstance(reply, HttpReply) else ["ready"]
+        read = partial(read_reply, num_queries=len(queries), topk=1)
+        request = _request(queries, topk=1)
+        outcome = await self._post(server, _RETRIEVE, request, read, self._settings.timeout_s)
+        if not isinstance(outcome, RemoteFailure):
             server.breaker.succeed()  # whatever it did before, it is back
             return None
-        if outcome.blame is Blame.ACCESS:
+        if blame_of(outcome) is Blame.ACCESS:
             raise UserError(
                 f"the search server at {server.url} refuses our token ({outcome.detail}); name the "
                 "right one with search.token_file or FORAGE_TOKEN"
             )
         return outcome.detail
 
-    def _ejected(self) -> str:
+    def _ejected(self) -> RemoteFailure:
         addresses = ", ".join(server.url for server in self._servers)
-        return f"every server failed too often and is left alone for now: {addresses}"
+        detail = f"every server failed too often and is left alone for now: {addresses}"
+        return RemoteFailure(FailureKind.UNAVAILABLE, detail)
+
+
+def _request(queries: Sequence[str], topk: int) -> RetrieveRequest:
+    texts = [replace_surrogates(query) for query in queries]
+    return RetrieveRequest(queries=texts, topk=topk, return_scores=True)
+
+
+def _read_served(body: bytes) -> Served | None:
+    """What ``/readyz`` tells, or None: Search-R1's server has none, for example."""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    backend = told.get("backend") if isinstance(told, dict) else None
+    if not isinstance(backend, str):
+        return None
+    num_passages = told.get("passages")
+    return Served(backend, num_passages if isinstance(num_passages, int) else None)

@@ -10,11 +10,20 @@ import asyncio
 import random
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from yarl import URL
 
 from forage.errors import UserError
 from forage.retrieval.client.breaker import Breaker
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says that it searches; ``num_passages`` None where it does not say."""
+
+    backend: str
+    num_passages: int | None
 
 
 class Server:
