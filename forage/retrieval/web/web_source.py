@@ -1,52 +1,42 @@
 """The web as a source: a paid search provider, asked with care, and if wanted the pages it names.
 
 ``open_web_source`` makes one from settings. The queries of a batch go out together, within a rate,
-a spend cap and a deadline; an answer that was paid for is kept. How a provider is spoken to is
-``forage.retrieval.web.providers``' and ``web_exchange``'s; how pages are read, ``web_pages``'.
+a spend cap and a deadline; an answer that was paid for is kept. What a provider is asked, its own
+file says; how a request is sent, ``forage.remote``; how pages are read, ``web_pages``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 
-import aiohttp
 from aiohttp.abc import AbstractResolver
 
+from forage.remote.request import BadReply, HttpSender, RemoteFailure
+from forage.remote.retry import Patience, retry
 from forage.retrieval.cache import LruCache
-from forage.retrieval.client.exchange import Failure
 from forage.retrieval.source import SourceError
 from forage.retrieval.web.budget import RateLimit, Spending
-from forage.retrieval.web.extract import passage_around
 from forage.retrieval.web.loop_thread import LoopThread
-from forage.retrieval.web.provider_replies import WebResult
-from forage.retrieval.web.providers import (
-    Brave,
-    GoogleCustomSearch,
-    Provider,
-    SerpApi,
-    Serper,
-    fit_query,
-)
+from forage.retrieval.web.providers.provider import Provider, WebResult, WebSettings, fit_query
 from forage.retrieval.web.public_addresses import AddressGuard
-from forage.retrieval.web.web_exchange import ask_provider
-from forage.retrieval.web.web_pages import PageReader
-from forage.retrieval.web.web_settings import WebSettings, read_key
+from forage.retrieval.web.web_pages import PageReader, passage_around
+from forage.retrieval.web.web_settings import ProviderSettings, read_provider_key
 from forage.types import FailureKind, Hit, Passage
 
 logger = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.5
-_MAX_BACKOFF_S = 8.0
 _REFUSED_FOR_S = 60.0
+_MAX_REPLY_BYTES = 8 * 2**20
 
 
 def open_web_source(
-    settings: WebSettings,
+    settings: ProviderSettings,
     guard: AddressGuard | None = None,
     resolver: AbstractResolver | None = None,
 ) -> WebSource:
@@ -54,21 +44,8 @@ def open_web_source(
 
     ``guard`` and ``resolver`` are for pages: what may be fetched, and how names are looked up.
     """
-    return WebSource(_provider(settings, read_key(settings)), settings, guard, resolver)
-
-
-def _provider(settings: WebSettings, key: str) -> Provider:
-    num_results = settings.num_results
-    if settings.provider == "serper":
-        provider = Serper(key, num_results)
-    elif settings.provider == "google":
-        assert settings.engine_id is not None, "the settings refuse Google without its engine"
-        provider = GoogleCustomSearch(key, settings.engine_id, num_results)
-    elif settings.provider == "serpapi":
-        provider = SerpApi(key, settings.engine or "google", num_results)
-    else:
-        provider = Brave(key, num_results)
-    return replace(provider, url=settings.url) if settings.url else provider
+    provider = settings.open(read_provider_key(settings).get_secret_value())
+    return WebSource(provider, settings, guard, resolver)
 
 
 class WebSource:
@@ -96,10 +73,14 @@ class WebSource:
         self._room = asyncio.Semaphore(settings.max_concurrent)
         self._answers: LruCache[str, tuple[WebResult, ...]] = LruCache(settings.cache_size)
         self._refusals: LruCache[str, tuple[float, SourceError]] = LruCache(settings.cache_size)
+        self._patience = Patience(settings.timeout_s, settings.max_retries, _FIRST_BACKOFF_S)
+        self._sender = HttpSender(
+            settings.max_concurrent, secrets=provider.secrets, max_reply_bytes=_MAX_REPLY_BYTES
+        )
         self._is_closed = False
         self._thread = LoopThread(f"web-{provider.name}")
         try:
-            self._reader, self._session = self._thread.run(self._connect(guard, resolver))
+            self._reader = self._thread.run(self._open_reader(guard, resolver))
         except BaseException:
             self._thread.close()
             raise
@@ -144,15 +125,15 @@ class WebSource:
         self._thread.close()
         logger.info("%s: %.4f USD spent", self.name, self.spent_usd)
 
-    async def _connect(
+    async def _open_reader(
         self, guard: AddressGuard | None, resolver: AbstractResolver | None
-    ) -> tuple[PageReader | None, aiohttp.ClientSession]:
-        with_pages = self._settings.mode == "pages"
-        reader = PageReader(self._settings.pages, guard, resolver) if with_pages else None
-        return reader, aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+    ) -> PageReader | None:
+        if self._settings.mode == "snippets":
+            return None
+        return PageReader(self._settings.pages, guard, resolver)
 
     async def _disconnect(self) -> None:
-        await self._session.close()
+        await self._sender.close()
         if self._reader is not None:
             await self._reader.close()
 
@@ -196,31 +177,33 @@ class WebSource:
         until, refusal = self._refusals.get(query) or (0.0, None)
         if refusal is not None and loop.time() < until:
             return refusal
-        reason = "not asked"
-        for attempt in range(self._settings.max_retries + 1):
+        last: RemoteFailure | None = None
+
+        async def attempt(_: int) -> tuple[WebResult, ...] | RemoteFailure | SourceError:
+            nonlocal last
             async with self._room:
                 outcome = await self._ask(query, deadline)
-            if isinstance(outcome, SourceError):
-                return outcome if attempt == 0 or not outcome.is_temporary else SourceError(reason)
-            if not isinstance(outcome, Failure):
-                self._answers.put(query, outcome)
-                return outcome
-            reason = outcome.detail
-            if outcome.is_final:
-                refusal = SourceError(reason, is_temporary=False)
-                self._refusals.put(query, (loop.time() + _REFUSED_FOR_S, refusal))
-                return refusal
-            wait_s = random.random() * min(_FIRST_BACKOFF_S * 2**attempt, _MAX_BACKOFF_S)
-            if outcome.retry_after_s:
-                self._rate.pause_until(loop.time() + outcome.retry_after_s)
-            if loop.time() + max(wait_s, outcome.retry_after_s) >= deadline:
-                break
-            await asyncio.sleep(wait_s)
-        return SourceError(reason)
+            if isinstance(outcome, SourceError) and outcome.is_temporary and last is not None:
+                return SourceError(last.detail)  # why it was asked again says more
+            if isinstance(outcome, RemoteFailure):
+                last = outcome
+                if outcome.retry_after_s:
+                    self._rate.pause_until(loop.time() + outcome.retry_after_s)
+            return outcome
+
+        outcome = await retry(attempt, self._patience, deadline)
+        if isinstance(outcome, tuple):
+            self._answers.put(query, outcome)
+        if not isinstance(outcome, RemoteFailure):
+            return outcome
+        error = SourceError(outcome.detail, is_temporary=outcome.may_pass)
+        if not outcome.may_pass:
+            self._refusals.put(query, (loop.time() + _REFUSED_FOR_S, error))
+        return error
 
     async def _ask(
         self, query: str, deadline: float
-    ) -> tuple[WebResult, ...] | Failure | SourceError:
+    ) -> tuple[WebResult, ...] | RemoteFailure | SourceError:
         """One try: wait for its turn, pay, ask; a refusal that bills nothing is refunded."""
         loop, settings = asyncio.get_running_loop(), self._settings
         # A request that would have less than half its time is not worth paying for.
@@ -234,14 +217,29 @@ class WebSource:
         timeout_s = min(settings.timeout_s, deadline - loop.time())
         try:
             self._spending.pay(settings.price_usd)
-            outcome = await ask_provider(self._session, self._provider, query, timeout_s)
-            if not isinstance(outcome, Failure):
-                return tuple(outcome)
-            if outcome.kind in (FailureKind.REFUSED, FailureKind.SERVER_ERROR):
+            outcome = await self._send(query, timeout_s)
+            is_billed = not isinstance(outcome, RemoteFailure) or (
+                outcome.status == 0 and outcome.kind is not FailureKind.UNAVAILABLE
+            )
+            if not is_billed:
                 self._spending.refund(settings.price_usd)
         except SourceError as error:
             return error
         return outcome
+
+    async def _send(self, query: str, timeout_s: float) -> tuple[WebResult, ...] | RemoteFailure:
+        """One request: the results (none where nothing was found), or why there are none."""
+        reply = await self._sender.send(self._provider.request(query), timeout_s)
+        if isinstance(reply, RemoteFailure):
+            return reply
+        try:
+            return tuple(self._provider.read(json.loads(reply.body)))
+        except BadReply as error:
+            failure = self._sender.failure_of_reply(error)
+            said = failure.detail if failure.status else f"HTTP 200: {failure.detail}"
+            return replace(failure, detail=said)
+        except (ValueError, RecursionError):
+            return RemoteFailure(FailureKind.MALFORMED, "HTTP 200, but not JSON")
 
     def _joined(self, failures: Sequence[SourceError], num_asked: int) -> SourceError:
         """One error for a batch: temporary where anything in it is."""

@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.retrieval.web.provider_replies import BadReply, WebResult
-from forage.retrieval.web.providers import (
-    Brave,
-    GoogleCustomSearch,
-    Provider,
-    SerpApi,
-    Serper,
-    fit_query,
-)
+from forage.remote.request import BadReply
+from forage.retrieval.web.providers.brave import Brave
+from forage.retrieval.web.providers.google import GoogleCustomSearch
+from forage.retrieval.web.providers.provider import Provider, WebResult, fit_query
+from forage.retrieval.web.providers.serpapi import SerpApi
+from forage.retrieval.web.providers.serper import Serper
 
 SERPER = {
     "searchParameters": {"q": "ada", "type": "search", "engine": "google"},

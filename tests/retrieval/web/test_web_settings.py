@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from forage.errors import UserError
-from forage.retrieval.web.web_settings import PLANS, read_key, read_web_settings
+from forage.retrieval.web.providers.serpapi import SerpApiSettings
+from forage.retrieval.web.web_settings import PROVIDERS, read_provider_key, read_web_settings
 from forage.retrieval.web.web_source import open_web_source
 
 
@@ -13,6 +14,7 @@ def test_settings_are_read_from_texts():
         "serpapi",
         ["engine=bing", "num_results=5", "mode=pages", "pages.deadline_s=4", "key_file=k.txt"],
     )
+    assert isinstance(settings, SerpApiSettings)
     assert (settings.provider, settings.engine, settings.num_results) == ("serpapi", "bing", 5)
     assert settings.pages.deadline_s == 4
     assert settings.key_file == Path("k.txt")
@@ -29,7 +31,7 @@ def test_settings_are_read_from_texts():
         ("google", ["engine_id=x", "num_results=11"], "google gives at most 10"),
         ("brave", ["num_results=21"], "brave gives at most 20"),
         ("google", [], "google needs engine_id"),
-        ("serper", ["engine_id=x"], "engine_id .* is Google's alone"),
+        ("serper", ["engine_id=x"], "engine_id is read by google alone"),
         ("serper", ["engine=bing"], "engine is read by serpapi alone"),
         ("serper", ["pages.deadline_s=5"], "pages.* is read with mode=pages alone"),
         ("serper", ["timeout_s=30"], "shorter than timeout_s"),
@@ -48,7 +50,7 @@ def test_prices_and_rates_are_the_plans_unless_given():
     assert read_web_settings("serper").price_usd == 0.001
     assert read_web_settings("serper", ["num_results=11"]).price_usd == 0.002
     assert read_web_settings("brave", ["usd_per_request=0"]).price_usd == 0
-    assert read_web_settings("brave").rate_per_s == PLANS["brave"].requests_per_s
+    assert read_web_settings("brave").rate_per_s == PROVIDERS["brave"].plan.requests_per_s
     assert read_web_settings("brave", ["requests_per_s=20"]).rate_per_s == 20
 
 
@@ -56,21 +58,24 @@ def test_a_key_comes_from_the_environment_or_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SERPER_API_KEY", " from-the-environment\n")
-    assert read_key(read_web_settings("serper")) == "from-the-environment"
+    found = read_provider_key(read_web_settings("serper"))
+    assert found.get_secret_value() == "from-the-environment"
     (tmp_path / "key").write_text("from-a-file\n")
-    assert read_key(read_web_settings("serper", [f"key_file={tmp_path}/key"])) == "from-a-file"
+    (tmp_path / "key").chmod(0o600)
+    found = read_provider_key(read_web_settings("serper", [f"key_file={tmp_path}/key"]))
+    assert found.get_secret_value() == "from-a-file"
 
 
-@pytest.mark.parametrize("provider", PLANS)
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_missing_key_is_told_before_anything_starts(
     provider: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    variable = PLANS[provider].key_variable
+    variable = PROVIDERS[provider].plan.key_variable
     monkeypatch.delenv(variable, raising=False)
     overrides = ["engine_id=x"] if provider == "google" else []
-    with pytest.raises(UserError, match=f"no key for {provider} in {variable}; set {variable}"):
+    with pytest.raises(UserError, match=f"{variable}, which is not set: export {variable}"):
         open_web_source(read_web_settings(provider, overrides))
-    with pytest.raises(UserError, match="cannot read the key file"):
+    with pytest.raises(UserError, match="cannot read web:.*key_file /nowhere/key"):
         open_web_source(read_web_settings(provider, [*overrides, "key_file=/nowhere/key"]))
 
 
@@ -78,6 +83,8 @@ def test_a_key_that_is_none_is_refused_without_being_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SERPER_API_KEY", "secret\nX-Other: 1")
-    with pytest.raises(UserError, match="the key in SERPER_API_KEY holds white space") as error:
-        read_key(read_web_settings("serper"))
+    with pytest.raises(
+        UserError, match="SERPER_API_KEY holds characters that a key cannot"
+    ) as error:
+        read_provider_key(read_web_settings("serper"))
     assert "secret" not in str(error.value)

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.retrieval.web.extract import MAX_TEXT_CHARS, TextExtractor, passage_around
 from forage.retrieval.web.fetch import Fetched
+from forage.retrieval.web.web_pages import MAX_TEXT_CHARS, TextExtractor, passage_around
 
 ARTICLE = """<!doctype html><html><head><title>Ada</title><script>var tracking = 1;</script></head>
 <body><nav><ul><li><a href="/">Home</a></li><li><a href="/login">Log in</a></li></ul></nav>

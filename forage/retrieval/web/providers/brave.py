@@ -1,0 +1,100 @@
+"""Brave Search. At most 20 results a request."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from html import unescape
+from typing import Any, ClassVar
+
+from forage.remote.request import BadReply, HttpRequest
+from forage.retrieval.web.providers.provider import (
+    Item,
+    Provider,
+    ProviderJson,
+    ProviderPlan,
+    WebResult,
+    WebSettings,
+    results_of,
+)
+
+_URL = "https://api.search.brave.com/res/v1/web/search"
+_TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
+
+
+class BraveSettings(WebSettings):
+    """Brave has no settings of its own."""
+
+    provider: ClassVar[str] = "brave"
+    plan: ClassVar[ProviderPlan] = ProviderPlan(
+        key_variable="BRAVE_API_KEY", usd_per_request=0.005, requests_per_s=1, max_results=20
+    )
+
+    def open(self, key: str) -> Brave:
+        return Brave(key, self.num_results, self.url or _URL)
+
+
+@dataclass(frozen=True, slots=True)
+class Brave(Provider):
+    """A search of Brave."""
+
+    key: str = field(repr=False)
+    num_results: int = 10
+    url: str = _URL
+
+    name: ClassVar[str] = "brave"
+
+    def request(self, query: str) -> HttpRequest:
+        return HttpRequest(
+            "GET",
+            self.url,
+            headers={"X-Subscription-Token": self.key, "Accept": "application/json"},
+            params={
+                "q": query,
+                "count": str(self.num_results),
+                "result_filter": "web",
+                "text_decorations": "false",
+            },
+        )
+
+    def read(self, reply: Any) -> list[WebResult]:
+        """The results, without their markup; a search that found nothing has no ``web``."""
+        checked = _BraveReply.check(reply)
+        if checked.type != "search":
+            error = checked.error or _BraveError()
+            said = error.detail or error.code or "no results in the reply"
+            raise BadReply(said, status=error.status)
+        items = checked.web.results if checked.web else ()
+        return results_of([item.as_item() for item in items])
+
+
+class _BraveItem(ProviderJson):
+    title: str | None = None
+    url: str | None = None
+    description: str | None = None
+    extra_snippets: tuple[str, ...] = ()
+
+    def as_item(self) -> Item:
+        snippet = "\n".join([_plain(self.description), *self.extra_snippets])
+        return Item(title=_plain(self.title), link=self.url, snippet=snippet)
+
+
+class _BraveError(ProviderJson):
+    detail: str = ""
+    code: str = ""
+    status: int | None = None
+
+
+class _BraveWeb(ProviderJson):
+    results: tuple[_BraveItem, ...] = ()
+
+
+class _BraveReply(ProviderJson):
+    type: str = ""
+    web: _BraveWeb | None = None
+    error: _BraveError | None = None
+
+
+def _plain(text: str | None) -> str:
+    """``text`` without markup."""
+    return unescape(_TAG.sub("", text or ""))

@@ -1,0 +1,194 @@
+"""What a web search provider is: its settings, its request and how its reply is read.
+
+Each provider is one file beside this one, with all three; ``forage.retrieval.web.web_settings``
+lists them. Nothing here sends anything: ``forage.retrieval.web.web_source`` does, and keeps the key
+out of what is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, Self
+from urllib.parse import quote_plus
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from forage.remote.request import BadReply, HttpRequest
+from forage.settings import Frozen
+
+# Brave refuses more than 400 characters or 50 words; Google reads 32 words, and takes requests of
+# 2,048 bytes.
+_MAX_QUERY_CHARS = 400
+_MAX_QUERY_WORDS = 50
+_MAX_QUERY_BYTES = 1500
+
+_UNSENDABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # controls, lone surrogates
+
+
+class PageSettings(Frozen):
+    """How pages of the web are fetched and what of them becomes a passage.
+
+    ``deadline_s`` is for all pages of one search together; ``passage_chars`` is the part of a page
+    around its snippet.
+    """
+
+    deadline_s: float = Field(default=8.0, gt=0)
+    max_bytes: int = Field(default=2 * 2**20, ge=1024)
+    passage_chars: int = Field(default=2000, ge=100)
+    max_concurrent: int = Field(default=32, ge=1)
+    max_redirects: int = Field(default=5, ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderPlan:
+    """A provider's smallest paid plan as published in 2025, and where its key is looked for."""
+
+    key_variable: str
+    usd_per_request: float
+    requests_per_s: float
+    max_results: int
+
+
+class WebSettings(Frozen):
+    """What is asked of any provider, how patiently, and for how much.
+
+    ``url`` is another address that speaks the provider's API. ``requests_per_s`` and
+    ``usd_per_request`` are those of the provider's ``plan`` unless given. ``ledger`` makes the cap
+    outlive the process.
+    """
+
+    provider: ClassVar[str]
+    plan: ClassVar[ProviderPlan]
+
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    key_file: Path | None = None
+    num_results: int = Field(default=10, ge=1)
+    mode: Literal["snippets", "pages"] = "snippets"
+    pages: PageSettings = PageSettings()
+    timeout_s: float = Field(default=10.0, gt=0)
+    deadline_s: float = Field(default=25.0, gt=0)
+    max_retries: int = Field(default=2, ge=0)
+    max_concurrent: int = Field(default=32, ge=1)
+    requests_per_s: float | None = Field(default=None, gt=0)
+    max_spend_usd: float = Field(default=10.0, ge=0)
+    usd_per_request: float | None = Field(default=None, ge=0)
+    ledger: Path | None = None
+    cache_size: int = Field(default=10_000, ge=256)
+
+    @model_validator(mode="after")
+    def _checks(self) -> Self:
+        if self.num_results > self.plan.max_results:
+            raise ValueError(
+                f"num_results is {self.num_results}; {self.provider} gives at most "
+                f"{self.plan.max_results} a request"
+            )
+        if self.mode == "snippets" and "pages" in self.model_fields_set:
+            raise ValueError("pages.* is read with mode=pages alone; add it, or remove them")
+        if self.deadline_s < self.timeout_s:
+            raise ValueError(
+                f"deadline_s ({self.deadline_s}) is shorter than timeout_s ({self.timeout_s}): "
+                "not even one try would fit; raise deadline_s"
+            )
+        return self
+
+    @property
+    def rate_per_s(self) -> float:
+        """Requests a second that may leave."""
+        return self.requests_per_s or self.plan.requests_per_s
+
+    @property
+    def price_usd(self) -> float:
+        """What one request costs."""
+        price = self.usd_per_request
+        return self.plan.usd_per_request if price is None else price
+
+
+@dataclass(frozen=True, slots=True)
+class WebResult:
+    """One line of a results page."""
+
+    url: str
+    title: str
+    snippet: str
+
+
+class Provider(Protocol):
+    """One way of searching the web: a frozen dataclass whose fields say what is asked and where."""
+
+    name: ClassVar[str]
+    key: str
+    url: str
+
+    def request(self, query: str) -> HttpRequest: ...
+
+    def read(self, reply: Any) -> list[WebResult]:
+        """The results in a reply's JSON, best first; raises ``BadReply``.
+
+        It tells results, nothing found and an error document apart by what the provider documents,
+        so that no error reads as an empty result.
+        """
+        ...
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        """What must never be said or logged."""
+        return (self.key,)
+
+    @property
+    def answers_depend_on(self) -> Sequence[str]:
+        """Everything but the query that decides what is found."""
+        own = [f.name for f in fields(self) if f.name not in ("key", "url")]  # pyright: ignore[reportArgumentType] # implementations are dataclasses
+        return (self.name, self.url, *(str(getattr(self, name)) for name in own))
+
+
+def fit_query(query: str) -> str:
+    """``query`` on one line, no longer than every provider takes ("" where nothing is left)."""
+    words = _UNSENDABLE.sub(" ", query).split()
+    text = " ".join(words[:_MAX_QUERY_WORDS])[:_MAX_QUERY_CHARS]
+    while len(quote_plus(text)) > _MAX_QUERY_BYTES:
+        text = text[:-10]
+    return text.strip()
+
+
+class ProviderJson(BaseModel):
+    """A part of a provider's reply; what is not read of it is ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    @classmethod
+    def check(cls, reply: Any) -> Self:
+        """The reply as this shape; raises ``BadReply``."""
+        try:
+            return cls.model_validate(reply)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise BadReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+class Item(ProviderJson):
+    """A result as Google and those who ask it write one."""
+
+    title: str | None = None
+    link: str | None = None
+    snippet: str | None = None
+
+
+def results_of(items: Sequence[Item]) -> list[WebResult]:
+    """Items as results, each address once; what has no address is left out."""
+    found: dict[str, WebResult] = {}
+    for item in items:
+        if item.link and item.link not in found:
+            title = " ".join((item.title or "").split())
+            found[item.link] = WebResult(
+                _utf8(item.link), _utf8(title), _utf8((item.snippet or "").strip())
+            )
+    return list(found.values())
+
+
+def _utf8(text: str) -> str:
+    """Lone surrogates (legal in JSON, not in UTF-8) as question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")

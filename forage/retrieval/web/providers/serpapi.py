@@ -1,0 +1,81 @@
+"""SerpAPI, which asks the engine that is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from forage.remote.request import BadReply, HttpRequest
+from forage.retrieval.web.providers.provider import (
+    Item,
+    Provider,
+    ProviderJson,
+    ProviderPlan,
+    WebResult,
+    WebSettings,
+    results_of,
+)
+
+_URL = "https://serpapi.com/search.json"
+
+SearchEngine = Literal["google", "google_light", "bing", "duckduckgo", "baidu", "yahoo", "yandex"]
+
+# How each engine names the query, and the number of results where it takes one.
+_ENGINE_PARAMETERS: dict[SearchEngine, tuple[str, str | None]] = {
+    "google": ("q", "num"),
+    "google_light": ("q", "num"),
+    "bing": ("q", "count"),
+    "duckduckgo": ("q", None),
+    "baidu": ("q", "rn"),
+    "yahoo": ("p", None),
+    "yandex": ("text", None),
+}
+
+
+class SerpApiSettings(WebSettings):
+    """SerpAPI searches with ``engine``."""
+
+    provider: ClassVar[str] = "serpapi"
+    plan: ClassVar[ProviderPlan] = ProviderPlan(
+        key_variable="SERPAPI_API_KEY", usd_per_request=0.015, requests_per_s=5, max_results=100
+    )
+    engine: SearchEngine = "google"
+
+    def open(self, key: str) -> SerpApi:
+        return SerpApi(key, self.engine, self.num_results, self.url or _URL)
+
+
+@dataclass(frozen=True, slots=True)
+class SerpApi(Provider):
+    """A search at SerpAPI."""
+
+    key: str = field(repr=False)
+    engine: SearchEngine = "google"
+    num_results: int = 10
+    url: str = _URL
+
+    name: ClassVar[str] = "serpapi"
+
+    def request(self, query: str) -> HttpRequest:
+        query_name, count_name = _ENGINE_PARAMETERS[self.engine]
+        params = {"engine": self.engine, query_name: query, "api_key": self.key}
+        if count_name is not None:
+            params[count_name] = str(self.num_results)
+        return HttpRequest("GET", self.url, params=params)
+
+    def read(self, reply: Any) -> list[WebResult]:
+        """The results; a search that found nothing is a success that carries an "error"."""
+        checked = _SerpApiReply.check(reply)
+        if checked.search_metadata is None or checked.search_metadata.status != "Success":
+            raise BadReply(checked.error or "no finished search in the reply")
+        return results_of(checked.organic_results or [])[: self.num_results]
+
+
+class _SerpApiMetadata(ProviderJson):
+    status: str = ""
+
+
+class _SerpApiReply(ProviderJson):
+    search_metadata: _SerpApiMetadata | None = None
+    organic_results: list[Item] | None = None
+    error: str = ""
