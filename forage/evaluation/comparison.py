@@ -1,7 +1,7 @@
-"""Two evaluations question by question: differences with intervals, and whether they are chance.
+"""Compares two evaluations question by question: differences with intervals and p-values.
 
-Two files of figures go in; the questions that both have are paired. Questions with the same id and
-another text, and files without a common question, are refused. Nothing here plays or draws.
+Two evaluations go in, and the questions that both have are paired. Questions with the same id but
+another text are refused, and so are evaluations without a common question.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from forage.evaluation.scores import QuestionScore
 
 METRICS = ("em", "cover_em", "f1", "searches", "sampled_tokens", "seconds")
 NUM_RESAMPLES = 10_000
-"""More than for an interval: a p-value of 0.001 needs thousands."""
+"""More than an interval needs: a p-value of 0.001 takes thousands of resamples."""
 
 Pair = tuple[QuestionScore, QuestionScore]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """One metric in both, and second - first."""
+    """The means of one metric in both evaluations, and the difference second - first."""
 
     metric: str
     first: float
@@ -35,7 +35,7 @@ class ComparedFigure:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSlice:
-    """The metrics over some questions; ``source`` and ``num_hops`` say which, if not all."""
+    """The metrics over all questions, or those of one ``source`` or one number of hops."""
 
     num_questions: int
     figures: tuple[ComparedFigure, ...]
@@ -48,7 +48,7 @@ class ComparedSlice:
 
 @dataclass(frozen=True, slots=True)
 class ComparedArm:
-    """An arm of both; ``macro`` is the plain mean over data sources, None where there is one."""
+    """An arm of both; ``macro`` is the plain mean over data sources, None for a single source."""
 
     arm: str
     overall: ComparedSlice
@@ -61,7 +61,7 @@ class ComparedArm:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``differing`` are the settings that the episodes depend on and that are not the same."""
+    """Two compared evaluations; ``differing`` lists (setting, first, second) where they differ."""
 
     first: str
     second: str
@@ -183,7 +183,7 @@ def _slice(
 
 
 def _means(pairs: Sequence[Pair]) -> list[tuple[float, float]]:
-    """(first, second) for each metric."""
+    """The means (first, second) of each metric."""
     size = len(pairs)
     return [
         (
@@ -195,7 +195,7 @@ def _means(pairs: Sequence[Pair]) -> list[tuple[float, float]]:
 
 
 def _average(means: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The plain mean over parts, metric by metric."""
+    """The plain mean over parts, for each metric."""
     return [
         (sum(one for one, _ in column) / len(means), sum(other for _, other in column) / len(means))
         for column in zip(*means, strict=True)

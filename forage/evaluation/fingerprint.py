@@ -1,8 +1,8 @@
-"""How the episodes of an evaluation were played: told beside figures, and guarded when resuming.
+"""How the episodes of an evaluation were played: for readers, and as a guard when resuming.
 
-``Protocol`` is what a reader needs to know to compare figures; ``fingerprint_of`` is every setting
-that an episode depends on, so that a file of episodes never holds two kinds. Settings that change
-speed alone (slots, concurrency, time limits) are in neither.
+``Protocol`` is what a reader must know to compare figures. ``fingerprint_of`` holds every setting
+that an episode depends on, so that a file of episodes never mixes two kinds. Settings that only
+change speed (slots, concurrency, time limits) are in neither.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _OF_ARMS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How a policy was asked, and what it searched.
+    """How the policy was asked, and what it searched.
 
-    ``max_turns`` is how often a question may be searched for: 0 where the method never does.
-    ``retriever`` and ``num_passages`` are None where the server does not tell, or there is none.
-    ``num_candidates`` above 1: so many episodes were played, and the best by the golden answers
-    was kept.
+    ``max_turns`` limits the searches of a question; 0 for a method that never searches.
+    ``retriever`` and ``num_passages`` are None if the server does not say, or there is no server.
+    With ``num_candidates`` above 1, that many episodes were played and the best one, judged by the
+    golden answers, was kept.
     """
 
     model: str
@@ -56,7 +56,7 @@ class Protocol:
 
     @property
     def searches(self) -> bool:
-        """Whether anything was ever searched for."""
+        """Whether the method ever searches."""
         return self.max_turns > 0
 
     @classmethod
@@ -95,7 +95,7 @@ class Protocol:
 
 
 def answers_text(protocol: Protocol) -> str:
-    """How many answers a question got, how they were sampled, and which counts."""
+    """How many answers each question got, how they were sampled, and which one counts."""
     if protocol.num_candidates > 1:
         return (
             f"the best of {protocol.num_candidates} at temperature {protocol.temperature:g}, "
@@ -109,11 +109,11 @@ def answers_text(protocol: Protocol) -> str:
 def fingerprint_of(
     config: RunConfig, policy: Mapping[str, str], served: Served | None, corpus: str | None
 ) -> dict[str, str]:
-    """What the episodes depend on, by name: a setting's key, or words where it is no setting.
+    """Everything that the episodes depend on, under the key of its setting or a name in words.
 
     ``policy`` names the weights (digests) or the server; ``corpus`` is the digest of the passages
-    behind the arms ``gold`` and ``random``. Of ``_OF_ARMS`` there is what the arms that are played
-    need: an arm may be added to a finished evaluation.
+    behind the arms ``gold`` and ``random``. Names of ``_OF_ARMS`` appear only if a played arm needs
+    them, because an arm may be added to a finished evaluation.
     """
     evaluation = config.evaluation
     arms = evaluation.arms
@@ -152,10 +152,10 @@ def fingerprint_of(
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(name, then, now) of what keeps episodes of two fingerprints out of one file.
+    """(name, then, now) of each difference that keeps two fingerprints out of one file.
 
-    A name that only one of them has counts, unless it is that of an arm: weights in this process
-    and a server have no name in common.
+    A name that only one of them has counts as a difference, unless it belongs to an arm: weights in
+    this process and a server, for example, have no name in common.
     """
     names = [*now, *(name for name in then if name not in now)]
     pairs = [(name, then.get(name, "–"), now.get(name, "–")) for name in names]

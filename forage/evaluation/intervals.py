@@ -1,8 +1,8 @@
-"""How sure a mean is: bootstrap intervals, plain, paired and averaged over data sources.
+"""Bootstrap intervals of means: plain, paired, and averaged over data sources.
 
-Evaluation hands over one row of numbers for each question; summaries, comparisons and reports show
-the intervals. Pure functions of numbers: no episodes, no files, no global randomness. Axes: ``_N``
-questions, ``_C`` columns (figures), ``_R`` resamples.
+One row of numbers for each question goes in; summaries, comparisons and reports show the intervals.
+Pure functions of numbers: no episodes, no files, no global randomness. Axes: ``_N`` questions,
+``_C`` columns (figures), ``_R`` resamples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_INDICES = 250_000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and the bounds within which resampling puts it."""
+    """A mean and the bounds of its interval."""
 
     mean: float
     low: float
@@ -27,7 +27,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A mean difference with its interval, and how often chance alone would give one as large."""
+    """A mean difference with its interval, and its p-value against no difference."""
 
     interval: Interval
     p_value: float
@@ -35,7 +35,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Means of columns, and the same means of samples drawn with replacement."""
+    """The means of columns, and their means over samples drawn with replacement."""
 
     means_C: np.ndarray
     resampled_RC: np.ndarray
@@ -71,7 +71,7 @@ class Bootstrap:
 def bootstrap(
     rows: Sequence[Sequence[float]] | np.ndarray, num_resamples: int = 1000, seed: int = 0
 ) -> Bootstrap:
-    """Resample the rows, each with all its columns; raises ``ValueError`` for no or odd values."""
+    """Resample whole rows; raises ``ValueError`` if there are none, or one is not finite."""
     sample_NC = np.asarray(rows, dtype=np.float64)
     if sample_NC.size == 0:
         raise ValueError("an interval needs at least one value")
@@ -84,9 +84,9 @@ def bootstrap(
 
 
 def macro_bootstrap(parts: Sequence[Bootstrap]) -> Bootstrap:
-    """The plain mean over parts (data sources) that were resampled apart, each weighing the same.
+    """The plain mean over parts (data sources) that were resampled separately.
 
-    The parts' resamples must be independent: give each another seed.
+    The resamples of the parts must be independent: give each part its own seed.
     """
     return Bootstrap(
         np.mean([part.means_C for part in parts], axis=0),

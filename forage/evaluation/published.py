@@ -1,7 +1,7 @@
-"""Published results beside one's own, and what differs in how they came about.
+"""Published results to show beside an evaluation, and what differs in how they were made.
 
-The figures and their origins are data (``published.yaml``). Which of them can stand beside an
-evaluation is decided here: those of the sets that it has questions of. Nothing here draws tables.
+``published.yaml`` holds the figures and their origins. Those of the sets that an evaluation has
+questions of can stand beside it. Nothing here draws tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forage.evaluation.summary import ArmSummary
 
 @dataclass(frozen=True, slots=True)
 class PublishedResult:
-    """One row of a published table: exact match by data source; ``average`` over all seven."""
+    """One row of a published table: exact match by data source, and ``average`` over all seven."""
 
     model: str
     method: str
@@ -37,7 +37,7 @@ class PublishedResult:
 
 @dataclass(frozen=True, slots=True)
 class ResultOrigin:
-    """Where figures were read."""
+    """Where the figures were read."""
 
     title: str
     url: str
@@ -45,7 +45,7 @@ class ResultOrigin:
 
 @dataclass(frozen=True, slots=True)
 class SharedProtocol:
-    """How the published figures came about, as far as they say."""
+    """How the published figures were made, as far as their authors say."""
 
     retriever: str
     corpus: str
@@ -58,7 +58,7 @@ class SharedProtocol:
 
 @dataclass(frozen=True, slots=True)
 class Literature:
-    """The whole file: display names of the sets, in order, and the results on them."""
+    """The whole file: the sets' names in tables, in order, and the results on them."""
 
     names: dict[str, str]
     protocol: SharedProtocol
@@ -68,7 +68,7 @@ class Literature:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRow:
-    """One point of the protocol, there and here."""
+    """One point of the protocol, in the published results and here."""
 
     name: str
     there: str
@@ -78,7 +78,7 @@ class ProtocolRow:
 
 @cache
 def literature() -> Literature:
-    """What ``published.yaml`` holds."""
+    """The content of ``published.yaml``."""
     text = (resources.files("forage.evaluation") / "published.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.safe_load(text)
     names: dict[str, str] = tree["names"]
@@ -100,12 +100,12 @@ def literature() -> Literature:
 
 
 def shared_sources(arm: ArmSummary) -> list[str]:
-    """The published sets that an evaluation has questions of, in the tables' order."""
+    """The published sets that the evaluation has questions of, in the order of the tables."""
     return [source for source in literature().names if source in arm.by_source]
 
 
 def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
-    """Point by point: how the published figures were made, and these."""
+    """How the published figures were made, and how these, point by point."""
     there = literature().protocol
     retriever = protocol.retriever or "the server does not say"
     passages = "size unknown"

@@ -1,7 +1,7 @@
-"""The file of figures (``eval.json``): what was found, how it was played, and each question's row.
+"""The file of figures (``eval.json``): the summary, how it was played, and a row for each question.
 
-``forage eval`` writes it; reports and ``forage compare`` read it. The rows make two evaluations
-comparable question by question without their episodes::
+``forage eval`` writes it; reports and ``forage compare`` read it. With the rows, two evaluations
+can be compared question by question without their episodes::
 
     {"name": "...", "protocol": {...}, "fingerprint": {...}, "arms": {...},
      "scores": {"columns": ["question_id", ...], "rows": {"normal": [["nq-1", ...], ...]}}}
@@ -25,7 +25,7 @@ _COLUMNS = [field.name for field in fields(QuestionScore)]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """A finished evaluation. ``fingerprint`` is every setting that its episodes depend on."""
+    """A finished evaluation; ``fingerprint`` holds every setting that its episodes depend on."""
 
     name: str
     note: str
@@ -36,7 +36,7 @@ class EvaluationResult:
 
 
 def write_result(path: Path, result: EvaluationResult) -> None:
-    """Write the file in one move, a question a line; raises ``OSError``."""
+    """Write the file in one move, one line for each question; raises ``OSError``."""
     head = {
         "name": result.name,
         "note": result.note,

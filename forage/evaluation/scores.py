@@ -1,8 +1,8 @@
-"""What an episode adds to the figures, and what a question's episodes come to.
+"""The figures of one episode, and their means over the episodes of a question.
 
-A scored episode is tens of kilobytes and its ``EpisodeScore`` a hundred bytes: an evaluation keeps
-the latter and leaves the former on the disk. Summaries, comparisons and the file of figures are
-made of ``QuestionScore``. Nothing here resamples, plays or reads files.
+A scored episode takes tens of kilobytes, its ``EpisodeScore`` a hundred bytes: an evaluation keeps
+only the score in memory. Summaries, comparisons and the file of figures are made of
+``QuestionScore``. Nothing here resamples, plays or reads files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forage.types import Episode, Question, Status
 
 @dataclass(frozen=True, slots=True)
 class EpisodeScore:
-    """One episode. ``failures`` are the kinds of its failed searches, and a failed engine's."""
+    """One episode; ``failures`` names its failed searches by kind, and a failed engine."""
 
     em: float
     cover_em: float
@@ -91,7 +91,7 @@ class QuestionScore:
 
 
 def scores_of(episodes: Iterable[Episode]) -> list[QuestionScore]:
-    """Episodes gathered by question, in the order that questions first appear."""
+    """The scores of episodes by question, in the order of first appearance."""
     samples: dict[str, list[EpisodeScore]] = {}
     questions: dict[str, Question] = {}
     for episode in episodes:
@@ -101,7 +101,7 @@ def scores_of(episodes: Iterable[Episode]) -> list[QuestionScore]:
 
 
 def ks_of(num_samples: int) -> list[int]:
-    """The k that pass@k is told for: powers of two below the number of samples, and that number.
+    """The k for which pass@k is given: powers of two below the number of samples, and that number.
 
     >>> ks_of(1), ks_of(2), ks_of(10)
     ([], [2], [2, 4, 8, 10])
@@ -111,20 +111,20 @@ def ks_of(num_samples: int) -> list[int]:
 
 
 def digest_of(question: Question) -> str:
-    """Twelve hexadecimal digits of what is asked and what counts as right."""
+    """Twelve hexadecimal digits that depend on the question's text and golden answers."""
     parts = "\0".join((question.text, *question.golden_answers))
     return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def part_of(episode: Episode, name: str) -> float:
-    """A part of an episode's reward."""
+    """One part of the episode's reward."""
     assert episode.reward is not None, f"the episode of {episode.question.id} has not been scored"
     assert name in episode.reward.parts, f"the reward of {episode.question.id} has no part {name}"
     return episode.reward.parts[name]
 
 
 def gold_recall(episode: Episode) -> float | None:
-    """Share of the question's gold passages that some search returned; None if it names none."""
+    """Share of the question's gold passages that were found; None if the question names none."""
     gold = set(episode.question.gold_passage_ids)
     if not gold:
         return None

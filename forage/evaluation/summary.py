@@ -1,7 +1,7 @@
-"""What an evaluation found: figures with intervals, by arm, data source and number of hops.
+"""The figures of an evaluation, with intervals, by arm, data source and number of hops.
 
-``QuestionScore`` rows come in, an ``EvaluationSummary`` goes out: to the file of figures, the
-tables and the reports. Nothing here plays, scores or reads files.
+``QuestionScore`` rows go in, an ``EvaluationSummary`` comes out, for the file of figures, tables
+and reports. Nothing here plays, scores or reads files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SliceSummary:
 
 @dataclass(frozen=True, slots=True)
 class MacroAverage:
-    """The plain mean over data sources, each weighing the same: the published tables' average."""
+    """The plain mean over data sources, as published tables average them."""
 
     num_sources: int
     em: ListedInterval
@@ -68,9 +68,9 @@ class MacroAverage:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """One arm: all its questions, those of each source, those of each number of hops.
+    """One arm: all questions, those of each source, and those of each number of hops.
 
-    ``macro`` is None for a single source, whose mean it would repeat.
+    ``macro`` is None for a single source, because it would repeat ``overall``.
     """
 
     overall: SliceSummary
@@ -80,13 +80,13 @@ class ArmSummary:
 
     @property
     def headline(self) -> Interval:
-        """Exact match as published results give it: over sources, or over all questions."""
+        """Exact match as published tables give it: the mean of sources, where there are several."""
         return self.overall.em if self.macro is None else self.macro.em
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSummary:
-    """A policy's evaluation, by arm in the order of ``evaluation.arms``."""
+    """The figures of each arm, in the order of ``evaluation.arms``."""
 
     arms: dict[str, ArmSummary]
 
@@ -100,7 +100,7 @@ class EvaluationSummary:
         return TypeAdapter(cls).validate_python(row)
 
     def slices(self) -> list[tuple[str, int | None, SliceSummary]]:
-        """(arm, hops or None for all, figures), in the order that tables and charts show them."""
+        """(arm, hops or None for all, figures) of each slice, in the order of tables and charts."""
         rows: list[tuple[str, int | None, SliceSummary]] = []
         for arm, summary in self.arms.items():
             rows.append((arm, None, summary.overall))
@@ -111,7 +111,7 @@ class EvaluationSummary:
 def summarise(
     scores_by_arm: Mapping[str, Sequence[QuestionScore]], num_resamples: int = 1000, seed: int = 0
 ) -> EvaluationSummary:
-    """The figures of scored questions; raises ``ValueError`` for an arm without any."""
+    """The figures of scored questions; raises ``ValueError`` for an arm without questions."""
     arms: dict[str, ArmSummary] = {}
     for arm, scores in scores_by_arm.items():
         if not scores:
@@ -136,7 +136,7 @@ def summarise(
 
 
 def source_metrics(scores: Sequence[QuestionScore]) -> dict[str, float]:
-    """Exact match by data source and their plain mean, where there are several."""
+    """Exact match by data source and the plain mean; nothing for a single source."""
     by_source: dict[str, list[float]] = {}
     for score in scores:
         by_source.setdefault(score.source, []).append(score.em)
@@ -152,7 +152,7 @@ def em_gain(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Difference:
-    """Paired growth in exact match; raises ``ValueError`` if the questions differ."""
+    """Paired gain in exact match; raises ``ValueError`` if the questions differ."""
     by_id = {score.question_id: score.em for score in before}
     ids = [score.question_id for score in after]
     if len(by_id) != len(before) or set(ids) != set(by_id) or len(ids) != len(by_id):

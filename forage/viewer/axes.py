@@ -1,7 +1,4 @@
-"""Values to pixels along one axis, and the ticks beside it.
-
-``charts`` lays its lines with these; nothing here knows of series, SVG or pages.
-"""
+"""One axis of a chart: where a value stands, in pixels, and the ticks beside it."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Values from ``low`` to ``high`` laid between two pixels.
+    """Maps values from ``low`` to ``high`` to pixels from ``start`` to ``end``.
 
-    A logarithmic axis may have a foot for what is exactly 0 (``has_zero``), a decade below.
+    A logarithmic axis with ``has_zero`` shows values of 0 at its foot, a decade below the rest.
     """
 
     low: float
@@ -63,7 +60,7 @@ def round_axis(
     start: float,
     end: float,
 ) -> Axis:
-    """An axis over ``values`` that ends on round ones; ``fixed`` settles its ends beforehand."""
+    """An axis over ``values`` with round ends; ``fixed`` gives an end that must not move."""
     if is_log:
         positive = [v for v in values if v > 0] or [1e-8]
         low = 10.0 ** math.floor(math.log10(min(positive)))
@@ -84,7 +81,7 @@ def round_axis(
 
 
 def number_text(value: float) -> str:
-    """A number as a reader wants it: three digits, no exponent where none is needed.
+    """A number for readers: three digits, and an exponent only where it is needed.
 
     >>> number_text(0.12345), number_text(1234.5), number_text(0.0000012), number_text(2.0)
     ('0.123', '1,234', '1.2e-6', '2')
@@ -99,7 +96,7 @@ def number_text(value: float) -> str:
 
 
 def _nice_step(rough: float) -> float:
-    """The next of 1, 2, 5, 10 times a power of ten."""
+    """The smallest of 1, 2, 5, 10 times a power of ten that is at least ``rough``."""
     if rough <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(rough))

@@ -1,8 +1,7 @@
-"""Numbers to the geometry of a chart: ticks, lines, areas, whiskers, in pixels of an SVG.
+"""The geometry of charts: series and intervals in; ticks, lines, areas and whiskers in pixels out.
 
-Pages hand over series and get frozen shapes back, which ``templates/chart.html`` writes out; no
-markup is made here, so that every text goes through the template's escaping. Nothing here knows
-what a metric means.
+``templates/chart.html`` writes the shapes as SVG. No markup is made here, so the template escapes
+every text. Nothing here knows what a metric means.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Corners joined by a line; ``points`` as SVG writes them; ``num_points`` in all."""
+    """Corners joined by a line, in SVG's form of ``points``."""
 
     style: str
     weight: str
@@ -59,7 +58,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A whole chart, ready to be written; ``hover_json`` is what the page's script reads."""
+    """A whole chart, ready to be drawn; the page's script reads ``hover_json``."""
 
     title: str
     y_label: str
@@ -84,7 +83,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class IntervalRow:
-    """A row of the interval chart; ``is_head`` sets an arm apart from its numbers of hops."""
+    """A row of the interval chart; ``is_head`` marks an arm, as opposed to a part of one."""
 
     label: str
     before: Interval | None
@@ -130,11 +129,11 @@ def line_chart(
     reference: tuple[float, str] | None = None,
     smooth: bool = True,
 ) -> Chart | None:
-    """Lines over steps, or None where no series has a finite value.
+    """Lines over steps, or None if no series has a finite value.
 
-    Where there are 20 points or more and ``smooth`` is set, the thin line is the data and the
-    thick one its mean over the steps around each. ``y_range`` fixes an end of the axis; on a
-    logarithmic axis, what is 0 stands at its foot, which says so.
+    From 20 points on, and if ``smooth`` is set, a thin line shows the data and a thick one its mean
+    over neighbouring steps. ``y_range`` fixes either end of the axis. A logarithmic axis shows
+    values of 0 at its foot.
     """
     drawn = [s for s in series if any(math.isfinite(y) for y in s.y_T)]
     if not drawn:
@@ -182,7 +181,7 @@ def stacked_chart(
     y_label: str,
     x_label: str = "optimizer step",
 ) -> Chart | None:
-    """Areas on top of each other, the first at the foot; a NaN counts as 0."""
+    """Areas stacked from the first series up; a NaN counts as 0."""
     drawn = [s for s in series if any(math.isfinite(y) for y in s.y_T)]
     if not drawn:
         return None
@@ -231,7 +230,7 @@ def interval_chart(
     names: tuple[str, str] = ("before", "after"),
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> IntervalChart:
-    """One row a slice, the first above the second, on an axis between ``bounds``."""
+    """One row for each slice, with ``before`` above ``after``, on an axis between ``bounds``."""
     left, right, top = 138, _INTERVALS_WIDTH - 14, 6
     low, high = bounds
     axis = Axis(low, high, left, right)
@@ -267,7 +266,7 @@ def interval_chart(
 
 
 def centred_mean(y_T: Sequence[float], window: int) -> tuple[float, ...]:
-    """Mean of the finite values within ``window`` // 2 of each point; a NaN stays one.
+    """Mean of the finite values within ``window`` // 2 of each point; a NaN stays a NaN.
 
     >>> centred_mean([1.0, 3.0, 5.0], 3)
     (2.0, 3.0, 4.0)
@@ -281,7 +280,7 @@ def centred_mean(y_T: Sequence[float], window: int) -> tuple[float, ...]:
 
 
 def _window(num_points: int) -> int:
-    """Points that a smoothed line averages over."""
+    """How many points a smoothed line averages over."""
     return 1 if num_points < 20 else max(5, num_points // 20)
 
 
@@ -303,7 +302,7 @@ def _points(corners: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) 
 
 
 def _spread(labels: Sequence[Label]) -> tuple[Label, ...]:
-    """Labels moved apart downwards, then the whole pushed up where it leaves the chart."""
+    """Move labels down until none overlap, then up where they leave the chart."""
     ordered = sorted(labels, key=lambda label: label.y)
     places: list[float] = []
     for label in ordered:

@@ -1,8 +1,8 @@
-"""A list of the episodes in a run's files, read once and followed as they grow.
+"""An index of the episodes in a run's files, which is extended as the files grow.
 
-The viewer asks for rows to list and for whole episodes to show. Only a line's place and the few
-figures that lists filter by are kept; whole episodes are read again from the file. A damaged line
-is logged and left out: a viewer shows what there is.
+The viewer asks for rows to list and for whole episodes to show. The index keeps where each line
+begins and the few figures that lists show and filter by; whole episodes are read again from the
+file. A damaged line is logged and left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """One episode of the list; ``file`` and ``offset`` are where its line begins."""
+    """One episode of the list; its line begins at byte ``offset`` of ``file``."""
 
     file: str
     offset: int
@@ -40,7 +40,7 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """What a list shows: each field as it stands in the page's address, "" for all."""
+    """Which episodes a list shows: each field as in the page's address, "" for all."""
 
     file: str = EPISODES_FILE
     step: str = ""
@@ -63,7 +63,7 @@ class EpisodeFilter:
 
 
 class EpisodeIndex:
-    """The rows of every episode file of a run; safe to ask from several threads."""
+    """The rows of every episode file of a run; several threads may use it."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -73,17 +73,17 @@ class EpisodeIndex:
         self._read_to: dict[str, int] = {}
 
     def files(self) -> list[str]:
-        """Names of the episode files, relative to the run: training's first, then evaluations."""
+        """Paths of the episode files, relative to the run: the one of training first."""
         found = [*self._run_dir.glob("*.jsonl"), *self._run_dir.glob("evaluation/*.jsonl")]
         names = {path.relative_to(self._run_dir).as_posix() for path in found} - {METRICS_FILE}
         return sorted(names, key=lambda name: (name != EPISODES_FILE, name))
 
     def rows(self, wanted: EpisodeFilter) -> list[EpisodeRow]:
-        """The rows that a filter accepts, in the order of the file; none for an unknown file."""
+        """The rows that the filter accepts, in file order; none for an unknown file."""
         return [row for row in self._refreshed(wanted.file) if wanted.accepts(row)]
 
     def read(self, file: str, offset: int) -> EpisodeRecord | None:
-        """The episode whose line begins at ``offset``; None where no listed one does."""
+        """The episode whose line begins at ``offset``; None if no listed line does."""
         if all(row.offset != offset for row in self._refreshed(file)):
             return None
         with (self._run_dir / file).open("rb") as stream:
@@ -96,7 +96,7 @@ class EpisodeIndex:
         with self._lock:
             path = self._run_dir / file
             stat = path.stat()
-            # A resumed run cuts its files back, and an evaluation's file is replaced: start anew.
+            # A resumed run cuts its files, and an evaluation replaces its own: read those again.
             if (
                 stat.st_size < self._read_to.get(file, 0)
                 or self._inodes.get(file, stat.st_ino) != stat.st_ino

@@ -1,8 +1,8 @@
-"""Templates, style and script of the pages, and the policy that keeps passages from running.
+"""Renders the pages of report and viewer, so that nothing which a passage holds can run.
 
-Report and viewer render through here. Every text that a template writes is made visible and
-escaped, and a content security policy allows this project's one script alone, named by its hash,
-so that markup that slipped through would still not run. Pages load nothing from outside.
+Every text that a template writes is made visible and escaped. A content security policy allows only
+this project's one script, by its hash, so that markup which slipped through would still not run.
+Pages load nothing from outside.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_page(template: str, **values: Any) -> str:
-    """A whole page of a template; ``values`` are escaped where the template writes them."""
+    """A whole page; ``values`` are escaped where the template writes them."""
     return _environment().get_template(template).render(**values)
 
 
 def write_page(path: Path, html: str) -> None:
-    """Write a page in one move, folders made as needed; raises ``OSError``."""
+    """Write a page, replacing an older one in one move; raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(html, encoding="utf-8", errors="replace")
@@ -36,7 +36,7 @@ def write_page(path: Path, html: str) -> None:
 
 
 def content_security_policy() -> str:
-    """Nothing is loaded; inline style is allowed, and one script, by its hash."""
+    """The policy: nothing is loaded, inline style is allowed, and one script, by its hash."""
     digest = hashlib.sha256(_read("page.js").encode()).digest()
     script = base64.b64encode(digest).decode()
     return (
@@ -46,10 +46,10 @@ def content_security_policy() -> str:
 
 
 def visible(text: str) -> str:
-    """Text that is safe to look at and to encode.
+    """Text that is safe to show and to encode.
 
-    Control characters become their pictures, characters that reorder or hide text become U+FFFD,
-    and so do lone surrogates, which UTF-8 does not hold.
+    Control characters become visible symbols. Characters that reorder or hide text become U+FFFD,
+    as do lone surrogates, which UTF-8 cannot encode.
     """
     return "".join(_visible_character(character) for character in text)
 
@@ -65,7 +65,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["number"] = number_text
-    # These two are the project's own files, not data: the only texts that are not escaped.
+    # The only texts that are not escaped: two files of this project.
     environment.globals["style"] = Markup(_read("page.css"))
     environment.globals["script"] = Markup(_read("page.js"))
     environment.globals["policy"] = content_security_policy()
@@ -78,7 +78,7 @@ def _read(name: str) -> str:
 
 
 def _made_visible(value: object) -> object:
-    # Markup is what templates have made already; data is never Markup.
+    # Templates make Markup; data is never Markup.
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -88,8 +88,8 @@ def _visible_character(character: str) -> str:
         return character
     if code < 0x20:
         return chr(0x2400 + code)
-    # Cc and Cs: controls, surrogates. Bidirectional controls are the format characters that can
-    # make a line read as something else; joiners, which some scripts need, stay.
+    # Cc and Cs: control characters, surrogates. Bidirectional controls can make a line read as
+    # something else. Joiners stay, because some scripts need them.
     if unicodedata.category(character) in ("Cc", "Cs"):
         return "\ufffd"
     if code in (0x061C, 0x200E, 0x200F) or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069:

@@ -1,6 +1,6 @@
-"""The report of a run: one HTML file with everything in it, to be shown to others.
+"""The report of a run: one HTML file with everything in it, to show to others.
 
-A finished run hands over its figures and some episodes; ``report.html`` comes out, which needs no
+The figures and some episodes of a finished run go in, ``report.html`` comes out, which needs no
 server, network or other file. Nothing here reads records or evaluates.
 """
 
@@ -30,12 +30,12 @@ class ShownEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """All that a report is made of; what is None or empty is left out of the page.
+    """All that a report shows; the page leaves out what is None or empty.
 
     ``metrics`` are the rows of ``metrics.jsonl``; ``warm_start`` holds (step, loss) points;
     ``decode`` gives the text of one token id; ``environment`` is a line such as "2 cores, torch
-    2.13.0"; ``total_seconds`` is the whole run's wall-clock time. ``em_gain`` is the paired
-    difference after - before of the normal arm.
+    2.13.0"; ``total_seconds`` is the wall-clock time of the whole run; ``em_gain`` is the paired
+    difference after - before in the normal arm.
     """
 
     name: str
@@ -103,11 +103,11 @@ def render_report(run: ReportInput) -> str:
 def choose_episodes(
     before: Sequence[Episode], after: Sequence[Episode], num_questions: int = 6
 ) -> tuple[ShownEpisode, ...]:
-    """Episodes of a handful of questions that tell the most, before and after side by side.
+    """Episodes of the most telling questions, before and after side by side.
 
-    Questions take turns by number of hops, most hops first. Within one, those that were learnt
-    (wrong, then right) come before those that stayed wrong, and those before the rest; one that
-    is wrong at the end is always shown where there is any.
+    Questions alternate by number of hops, most hops first. Of the same number, questions that were
+    learnt (wrong, then right) come first, then those still wrong, then the rest. At least one
+    question that is wrong at the end is shown, if there is one.
     """
     earlier = {episode.question.id: episode for episode in before}
 
@@ -135,7 +135,7 @@ def choose_episodes(
 
 
 def duration_text(seconds: float) -> str:
-    """A length of time as one says it.
+    """A length of time in words.
 
     >>> duration_text(42.4), duration_text(754), duration_text(4000)
     ('42 s', '12 min 34 s', '1 h 6 min')
@@ -153,7 +153,7 @@ def _is_right(episode: Episode) -> bool:
 
 
 def _cards(run: ReportInput) -> list[Card]:
-    """The headline: exact match, searches, closed book, time."""
+    """The headline figures: exact match, searches, closed book, time."""
     cards: list[Card] = []
     now = run.after.arms.get("normal") if run.after else None
     then = run.before.arms.get("normal") if run.before else None
@@ -184,7 +184,7 @@ def _cards(run: ReportInput) -> list[Card]:
 def _slice_rows(
     before: EvaluationSummary | None, after: EvaluationSummary | None
 ) -> list[SliceRow]:
-    """Every slice of either evaluation, in the order of the later one."""
+    """Every slice of both evaluations, in the order of the later one."""
     then = {(arm, hops): part for arm, hops, part in before.slices()} if before else {}
     now = {(arm, hops): part for arm, hops, part in after.slices()} if after else {}
     arms = [*(after.arms if after else ()), *(before.arms if before else ())]
@@ -202,7 +202,7 @@ def _slice_rows(
 
 
 def _interval_chart(rows: Sequence[SliceRow]) -> IntervalChart:
-    """The first arm by hops, the others as a whole: all that fits a glance."""
+    """The first arm by hops and the others as a whole."""
     second_head = next((i for i, row in enumerate(rows) if row.is_head and i), len(rows))
     glance = [row for i, row in enumerate(rows) if i < second_head or row.is_head]
     return interval_chart(
@@ -220,7 +220,7 @@ def _interval_chart(rows: Sequence[SliceRow]) -> IntervalChart:
 
 
 def _questions(run: ReportInput) -> list[QuestionView]:
-    """The shown episodes gathered by question, in the order that questions first appear."""
+    """The shown episodes by question, in the order of first appearance."""
     by_id: dict[str, list[tuple[str, Episode]]] = {}
     for shown in run.episodes:
         by_id.setdefault(shown.episode.question.id, []).append((shown.label, shown.episode))

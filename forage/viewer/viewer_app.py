@@ -1,7 +1,7 @@
 """The viewer: a run's records as read-only pages on this machine.
 
-``forage view RUN_DIR`` serves it on the loopback interface. It follows a run that is still
-training, reads its files only, and never computes a metric.
+``forage view RUN_DIR`` serves it on the loopback interface. It follows a run that still trains. It
+only reads the run's files, and computes no metric.
 """
 
 from __future__ import annotations
@@ -142,10 +142,10 @@ def view(run_dir: Path, host: str = "127.0.0.1", port: int = 8100) -> None:
 
 
 def load_decoder(run_dir: Path) -> Decode | None:
-    """The text of a token id, by the run's tokenizer; None where the run has none nearby.
+    """A function from token id to text, by the run's tokenizer; None if none is found.
 
-    Looked for in ``model/``, then the newest directory of ``checkpoints/``, then where the run's
-    config says that its model lies.
+    Looks in ``model/``, then in the newest directory of ``checkpoints/``, then at ``model.path`` of
+    the run's config.
     """
     checkpoints = sorted(
         run_dir.glob("checkpoints/**/tokenizer.json"), key=lambda path: path.stat().st_mtime

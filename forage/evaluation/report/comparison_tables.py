@@ -1,4 +1,4 @@
-"""The tables of a paired comparison, for terminal, Markdown and page; nothing is computed."""
+"""The tables of a paired comparison, for terminal, Markdown and page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ P_VALUES_NOTE = (
 
 
 def comparison_table(arm: ComparedArm, comparison: Comparison, is_wide: bool) -> FigureTable:
-    """One arm: exact match of both, the difference, its p-value, searches; F1 if ``is_wide``."""
+    """One arm: exact match of both, difference, p-value, searches; also F1 if ``is_wide``."""
     first, second = comparison.first, comparison.second
     return FigureTable(
         f"{second} against {first}: {compared_arm_name(arm, comparison)}",
@@ -51,7 +51,7 @@ def compared_slices(arm: ComparedArm) -> list[tuple[str, ComparedSlice, bool]]:
 
 
 def compared_arm_name(arm: ComparedArm, comparison: Comparison) -> str:
-    """The arm, and the methods of both where these are not the same."""
+    """The arm, and both methods if they differ."""
     first, second = comparison.protocols
     if first.method == second.method:
         return arm_name(arm.arm, first.searches)
@@ -60,7 +60,7 @@ def compared_arm_name(arm: ComparedArm, comparison: Comparison) -> str:
 
 
 def played_lines(comparison: Comparison) -> tuple[str, str]:
-    """How each of both was played, its name before it."""
+    """How each of the two was played, after its name."""
     first, second = comparison.protocols
     return (
         f"{comparison.first}: {how_played(first)}",
@@ -69,7 +69,7 @@ def played_lines(comparison: Comparison) -> tuple[str, str]:
 
 
 def settings_table(comparison: Comparison) -> FigureTable | None:
-    """What the episodes of both depend on and that is not the same; None where nothing differs."""
+    """The settings in which the two differ; None if they differ in none."""
     if not comparison.differing:
         return None
     rows = [Row(name, (Cell(one), Cell(other))) for name, one, other in comparison.differing]
@@ -83,7 +83,7 @@ def settings_table(comparison: Comparison) -> FigureTable | None:
 
 
 def left_out_text(arm: ComparedArm, comparison: Comparison) -> str:
-    """Which questions were not compared, or nothing."""
+    """How many questions were left out of the comparison; "" if none were."""
     if not arm.num_only_first and not arm.num_only_second:
         return ""
     return (

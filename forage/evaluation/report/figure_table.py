@@ -1,4 +1,4 @@
-"""A table of figures or words, and how it looks on a terminal and in Markdown.
+"""A table of figures or words, and its forms for a terminal and for Markdown.
 
 ``tables.py`` and ``comparison_tables.py`` fill it; the pages draw the same tables by their own
 templates.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure and, smaller, what is to be known about it."""
+    """A figure, and in smaller print what a reader should know about it."""
 
     text: str
     detail: str = ""
@@ -25,7 +25,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``is_head``: it begins a group; ``is_own``: one's own figures among those of others."""
+    """A row: ``is_head`` begins a group; ``is_own`` marks own figures among published ones."""
 
     label: str
     cells: tuple[Cell, ...]
@@ -76,7 +76,7 @@ def to_rich(table: FigureTable) -> RichTable:
 
 
 def to_markdown(table: FigureTable) -> str:
-    """As GitHub's Markdown has it, the note beneath."""
+    """A table in GitHub's Markdown, with the note below it."""
     lines = [
         "| " + " | ".join((table.label or " ", *table.columns)) + " |",
         "|---|" + ("---|" if table.has_words else "---:|") * len(table.columns),
@@ -90,8 +90,8 @@ def to_markdown(table: FigureTable) -> str:
 
 
 def escaped(text: str) -> str:
-    """Any text in Markdown: on one line, and no markup."""
-    # Brackets stay: ours are around intervals, and none has an address behind it.
+    """Any text as plain Markdown on one line."""
+    # Brackets stay: they enclose intervals, and no address follows them.
     for mark in ("\\", "|", "*", "_", "`", "<"):
         text = text.replace(mark, "\\" + mark)
     return " ".join(text.split())

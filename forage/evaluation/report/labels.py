@@ -25,7 +25,7 @@ ARM_NOTES = {
 
 
 def arm_name(arm: str, searches: bool = True) -> str:
-    """``searches``: whether the method ever searches; the arms are about what is found then."""
+    """What an arm is called; ``searches`` says whether the method ever searches."""
     if arm == "normal" and not searches:
         return "without search"
     return ARM_NAMES.get(arm, arm.replace("_", " "))
@@ -40,12 +40,12 @@ def hops_text(hops: int) -> str:
 
 
 def how_played(protocol: Protocol) -> str:
-    """In one line: model, method, and how its answers were sampled."""
+    """One line: model, method, and how the answers were sampled."""
     return f"{protocol.model} · {protocol.method} · {answers_text(protocol)}"
 
 
 def facts(result: EvaluationResult) -> list[tuple[str, str]]:
-    """What to know before the figures: model, method, questions, sampling, retriever, failures."""
+    """What a reader should know first: model, method, questions, sampling, retriever, failures."""
     protocol, summary = result.protocol, result.summary
     first = next(iter(summary.arms.values())).overall
     failures = [

@@ -41,8 +41,7 @@ _MEAN_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A figure of a slice; of an average over sources where there is one. ``is_wide``: not in a
-    terminal."""
+    """One figure of a slice, and of the mean of sources; ``is_wide``: for wide tables alone."""
 
     name: str
     of_slice: Callable[[SliceSummary], Cell]
@@ -55,7 +54,7 @@ def summary_tables(
 ) -> list[FigureTable]:
     """By arm and hops, and by data source where there are several; all figures if ``is_wide``.
 
-    ``searches``: whether the method ever does.
+    ``searches`` says whether the method ever searches.
     """
     tables = [arms_table(summary, searches, is_wide)]
     if any(arm.macro is not None for arm in summary.arms.values()):
@@ -66,7 +65,7 @@ def summary_tables(
 
 
 def em_table(summary: EvaluationSummary, searches: bool = True) -> FigureTable:
-    """Exact match at a glance: the arms beneath each other, the sources beside."""
+    """Exact match alone: a row for each arm, a column for each source."""
     sources = list(dict.fromkeys(s for arm in summary.arms.values() for s in arm.by_source))
     rows = [
         Row(
@@ -93,7 +92,7 @@ def em_table(summary: EvaluationSummary, searches: bool = True) -> FigureTable:
 def arms_table(
     summary: EvaluationSummary, searches: bool = True, is_wide: bool = False
 ) -> FigureTable:
-    """Every arm, as a whole and by number of hops."""
+    """Every arm, over all questions and by number of hops."""
     columns = _columns(summary, is_wide)
     rows: list[Row] = []
     for arm, part in summary.arms.items():
@@ -106,7 +105,7 @@ def arms_table(
 def sources_table(
     summary: EvaluationSummary, searches: bool = True, is_wide: bool = False
 ) -> FigureTable:
-    """Every arm by data source, with the average over sources that published tables give."""
+    """Every arm by data source, with the mean of sources that published tables give."""
     columns = _columns(summary, is_wide)
     rows: list[Row] = []
     for arm, part in summary.arms.items():
@@ -119,7 +118,7 @@ def sources_table(
 
 
 def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> FigureTable:
-    """Exact match, F1 and searches of both, for the slices in both."""
+    """Exact match, F1 and searches before and after, for the slices that both have."""
     earlier = {(arm, hops): part for arm, hops, part in before.slices()}
     rows: list[Row] = []
     for arm, hops, now in after.slices():
@@ -145,7 +144,7 @@ def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> F
 
 
 def published_table(result: EvaluationResult) -> FigureTable | None:
-    """Published exact match on the sets that were evaluated; None where none was."""
+    """Published exact match on the sets that were evaluated; None if there are none."""
     arm = result.summary.arms.get("normal")
     sources = [] if arm is None else shared_sources(arm)
     if arm is None or not sources:
@@ -187,7 +186,7 @@ def protocol_table(result: EvaluationResult) -> FigureTable:
 
 
 def write_markdown(path: Path, result: EvaluationResult) -> None:
-    """Write the report; raises ``OSError``."""
+    """Write the report in Markdown; raises ``OSError``."""
     path.write_text(render_markdown(result), encoding="utf-8", errors="replace")
 
 
