@@ -26,6 +26,8 @@ from forage.types import FailureKind
 
 logger = logging.getLogger(__name__)
 
+_MAX_REPLY_BYTES = 64 * 2**20
+
 # How servers say that prompt and completion do not fit: OpenAI and vLLM ("maximum context length",
 # "longer than the maximum model length", "too long to fit into the model"), SGLang ("longer than
 # the model's context length"), llama.cpp ("context size"), Anthropic ("prompt is too long").
@@ -67,7 +69,7 @@ class OpenAIClient:
         self._name = name
         self._base_url = base_url
         self._patience = patience
-        self._sender = HttpSender(max_concurrent_requests, key)
+        self._sender = HttpSender(max_concurrent_requests, _MAX_REPLY_BYTES, key)
         self._room = asyncio.Semaphore(max_concurrent_requests)
         self._not_before = 0.0
         self._num_requests = self._num_retries = 0

@@ -88,10 +88,10 @@ class HttpSender:
 
     def __init__(
         self,
-        max_connections: int = 100,
+        max_connections: int,
+        max_reply_bytes: int,
         bearer: SecretStr | None = None,
         secrets: Sequence[str] = (),
-        max_reply_bytes: int = 64 * 2**20,
     ) -> None:
         """``bearer`` goes out with each request; it and ``secrets`` are never said."""
         self._bearer = bearer

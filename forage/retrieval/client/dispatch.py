@@ -78,8 +78,8 @@ class Dispatcher:
         self._servers = Servers(settings.urls, backoff_s, random.Random())
         self._sender = HttpSender(
             2 * settings.max_concurrent_requests + 1,  # searches, pages, and a check
+            _MAX_REPLY_BYTES,
             bearer=read_token(settings.token_file),
-            max_reply_bytes=_MAX_REPLY_BYTES,
         )
         self.num_requests = self.num_retries = self.num_failovers = self.num_ejections = 0
 

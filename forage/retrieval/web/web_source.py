@@ -75,7 +75,7 @@ class WebSource:
         self._refusals: LruCache[str, tuple[float, SourceError]] = LruCache(settings.cache_size)
         self._patience = Patience(settings.timeout_s, settings.max_retries, _FIRST_BACKOFF_S)
         self._sender = HttpSender(
-            settings.max_concurrent, secrets=provider.secrets, max_reply_bytes=_MAX_REPLY_BYTES
+            settings.max_concurrent, _MAX_REPLY_BYTES, secrets=provider.secrets
         )
         self._is_closed = False
         self._thread = LoopThread(f"web-{provider.name}")

@@ -1,0 +1,180 @@
+"""One fault means one thing to all who ask other people's servers, over real HTTP.
+
+The search client, the judge, the model endpoints and the web providers had a client each, and the
+four disagreed; each docstring tells about what.
+"""
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from forage.errors import UserError
+from forage.remote.request import MAX_RETRY_AFTER_S, retry_after_seconds
+from forage.retrieval.serve.port import bind_port
+from forage.types import FailureKind
+from tests.remote.users import USERS, Outcome, right_answer
+from tests.retrieval.web_servers import Handler, hangs, replies, serving
+
+KEY = "sk-Geheim-0123456789"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    path.write_text(f"{KEY}\n")
+    path.chmod(0o600)
+    return path
+
+
+async def drops_the_connection(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None, "the request has a connection"
+    request.transport.close()
+    return web.Response()
+
+
+def assert_failed(outcome: Outcome, kind: FailureKind, said: str) -> None:
+    assert outcome.has_failed
+    assert outcome.kind in (kind, None)
+    assert said in outcome.said
+
+
+@pytest.mark.parametrize("name", USERS)
+@pytest.mark.parametrize(
+    ("fault", "kind", "said", "num_requests"),
+    [
+        (replies("", 408), FailureKind.TIMEOUT, "HTTP 408", 2),
+        (replies("", 504), FailureKind.TIMEOUT, "HTTP 504", 2),
+        (replies("", 429), FailureKind.REFUSED, "HTTP 429", 2),
+        (replies("out of memory", 500), FailureKind.SERVER_ERROR, "HTTP 500: out of memory", 2),
+        (replies('{"detail": "no"}', 400), FailureKind.REFUSED, "HTTP 400: no", 1),
+        (replies("<html>no</html>", 403), FailureKind.REFUSED, "HTTP 403", 1),
+        (drops_the_connection, FailureKind.UNAVAILABLE, "cannot be reached", 2),
+    ],
+)
+async def test_a_fault_has_one_kind_and_as_many_tries(
+    name: str, fault: Handler, kind: FailureKind, said: str, num_requests: int
+):
+    """408 was a timeout to two and a refusal to two, 504 a server's error to two."""
+    with serving(fault) as server:
+        assert_failed(await USERS[name](server.url), kind, said)
+        assert len(server.seen) == num_requests
+
+
+@pytest.mark.parametrize("name", USERS)
+async def test_a_host_that_cannot_be_reached_is_unavailable(name: str):
+    """Three called it refused, as if somebody had been there to say no."""
+    with bind_port("127.0.0.1", 0) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        outcome = await USERS[name](url)
+    assert_failed(outcome, FailureKind.UNAVAILABLE, "cannot be reached")
+
+
+@pytest.mark.parametrize("name", USERS)
+async def test_a_server_that_says_nothing_is_a_timeout(name: str):
+    with serving(hangs) as server:
+        outcome = await USERS[name](server.url, timeout_s=0.15)
+        assert_failed(outcome, FailureKind.TIMEOUT, "no reply within 0.15 s")
+        assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize("name", USERS)
+async def test_a_retry_after_is_obeyed_also_as_a_date(name: str):
+    """The judge read numbers alone and came back at once."""
+    asked: list[float] = []
+
+    async def busy_once(request: web.Request) -> web.Response:
+        asked.append(time.monotonic())
+        if len(asked) > 1:
+            return right_answer(request)
+        at = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+        return web.Response(status=503, headers={"Retry-After": at})
+
+    with serving(busy_once) as server:
+        assert await USERS[name](server.url) == Outcome(False)
+    assert asked[1] - asked[0] > 0.9  # a date has no fractions of seconds
+
+
+@pytest.mark.parametrize("name", ["search", "judge", "web"])
+async def test_nobody_waits_beyond_the_deadline_because_a_server_asks_for_it(name: str):
+    with serving(replies("", 429, Retry_After="3600")) as server:
+        outcome = await asyncio.wait_for(USERS[name](server.url, max_retries=5), 5)
+        assert_failed(outcome, FailureKind.REFUSED, "HTTP 429")
+        assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("name", USERS)
+async def test_a_reply_without_an_end_is_cut_off(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Search client and judge read whatever came, until the memory was full."""
+    for place in ("retrieval.client.dispatch", "remote.openai_client", "retrieval.web.web_source"):
+        monkeypatch.setattr(f"forage.{place}._MAX_REPLY_BYTES", 2**20)
+    sent = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while sent < 2**28:
+            await response.write(b" " * 2**20)
+            sent += 2**20
+        return response
+
+    with serving(endless) as server:
+        outcome = await USERS[name](server.url, max_retries=0)
+        assert_failed(outcome, FailureKind.MALFORMED, "a reply of more than 1048576 bytes")
+    assert sent < 2**27
+
+
+@pytest.mark.parametrize("name", USERS)
+async def test_a_redirect_is_not_followed_so_the_secret_stays_where_it_belongs(
+    name: str, secret: Path
+):
+    with serving(replies("{}")) as elsewhere, serving(hangs) as server:
+        server.behaviour = replies("", 307, Location=f"{elsewhere.url}/search")
+        assert_failed(await USERS[name](server.url, secret), FailureKind.REFUSED, "HTTP 307")
+        assert KEY in str(server.seen[0].headers)
+        assert elsewhere.seen == []
+
+
+@pytest.mark.parametrize("name", USERS)
+@pytest.mark.parametrize("status", [200, 401, 500])
+async def test_a_secret_that_a_server_repeats_is_not_said(name: str, status: int, secret: Path):
+    """The search client quoted what came back, its own token included."""
+    echo = f'{{"error": {{"message": "wrong key {KEY}, {KEY.replace("-", "%2D")}", "code": 401}}}}'
+    with serving(replies(echo, status)) as server:
+        outcome = await USERS[name](server.url, secret)
+    assert outcome.has_failed
+    assert "Geheim" not in outcome.said
+
+
+@pytest.mark.parametrize("name", USERS)
+async def test_a_secret_that_everybody_may_read_is_refused(name: str, secret: Path):
+    """The judge's key and those of web providers were read without a look at the file's mode."""
+    secret.chmod(0o644)
+    with pytest.raises(UserError, match=f"everybody may read it; run: chmod 600 {secret}"):
+        await USERS[name]("http://127.0.0.1:9", secret)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, 0.0),
+        ("1.5", 1.5),
+        ("-3", 0.0),
+        ("soon", 0.0),
+        ("nan", 0.0),
+        ("inf", MAX_RETRY_AFTER_S),
+        ("86400", MAX_RETRY_AFTER_S),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+        ("Wed, 21 Oct 2415 07:28:00 GMT", MAX_RETRY_AFTER_S),
+        ("Wed, 21 Oct 2415 07:28:00", MAX_RETRY_AFTER_S),
+        ("Wed, 99 Oct 2415 07:28:00 GMT", 0.0),
+    ],
+)
+def test_what_a_server_asks_for_is_read_and_capped(header: str | None, seconds: float):
+    """A model endpoint that asked for a day, or for "inf", held the run for so long."""
+    assert retry_after_seconds(header) == seconds
