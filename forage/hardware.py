@@ -1,7 +1,7 @@
-"""How this machine computes: threads and matrix kernels, chosen by short measurements.
+"""Threads, matrix kernels and memory of this machine, chosen by short measurements.
 
-Called once, before the first model runs. It changes speed, never results: a kernel is only chosen
-after it has been seen to be as exact as float32 is.
+Called once, before the first model runs. It changes speed, never results: a kernel is chosen only
+if its products are as exact as those of float32.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def quiet_openmp() -> None:
-    """Let idle OpenMP threads sleep soon; must be called before torch is imported.
+    """Let idle OpenMP threads sleep soon; call it before torch is imported.
 
-    By default they spin, which makes small models many times slower where virtual cores are shared.
-    Sleeping at once costs as much, for a training step is thousands of short parallel regions: a
-    short spin (some microseconds) keeps the threads awake within a step and no longer.
+    By default they spin, which makes small models many times slower on shared virtual cores. To
+    sleep at once costs as much, because a training step has thousands of short parallel regions. A
+    spin of some microseconds keeps the threads awake within a step and no longer.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse large freed blocks instead of giving them back to the kernel each time.
+    """Let glibc reuse large freed blocks instead of returning them to the kernel each time.
 
-    Activations of a step are tens of megabytes that are allocated anew in the next: faulting their
-    pages in again took a tenth of a step's time. Elsewhere than on glibc this does nothing.
+    Each step allocates tens of megabytes of activations anew, and page faults took a tenth of its
+    time. Without glibc this does nothing.
     """
     try:
         libc = ctypes.CDLL("libc.so.6")
@@ -50,12 +50,12 @@ def keep_freed_memory() -> None:
 
 
 def choose_matmul_kernel() -> str:
-    """Use oneDNN for float32 products where it is as exact as float32 is; says which was chosen.
+    """Use oneDNN for float32 products if it is as exact as float32; returns the choice by name.
 
-    Torch's default kernels reach a fraction of some processors' speed. oneDNN's are switched on by
-    allowing bfloat16 arithmetic, which they use only on processors made for it: the products are
-    compared with float64, and where precision was lost the default stays. Speed is not measured,
-    because two kernels differ in their last bits and a resumed run has to choose as the first did.
+    Torch's default kernels reach a fraction of the speed of some processors. Allowing bfloat16
+    arithmetic switches oneDNN's kernels on; they use it only on processors made for it. So the
+    products are compared with float64, and if precision was lost, the default stays. Speed is not
+    measured: two kernels differ in their last bits, and a resumed run must choose as before.
     """
     import torch
 
@@ -76,18 +76,18 @@ def choose_matmul_kernel() -> str:
 
 
 def in_passing_thread(call: Callable[[], T]) -> T:
-    """What ``call`` returns or raises, from a thread that ends with it, and its OpenMP team too.
+    """What ``call`` returns or raises; it runs in a thread that ends with it, and its OpenMP team.
 
-    Each thread that computes keeps a team of its own, and once the teams have more threads than
-    there are cores, OpenMP hardly spins any more: where the main thread had opened an encoder that
-    another one then used, a query alone took a fifth longer.
+    Each computing thread keeps a team of OpenMP threads. Once the teams have more threads than
+    there are cores, OpenMP hardly spins any more: a single query took a fifth longer after the main
+    thread had opened the encoder that another thread used.
     """
     outcomes: list[Callable[[], T]] = []
 
     def run() -> None:
         try:
             value = call()
-        except BaseException as error:  # the caller's, whatever it is
+        except BaseException as error:  # raised again for the caller
             outcomes.append(partial(_throw, error))
         else:
             outcomes.append(lambda: value)
@@ -108,10 +108,10 @@ def num_cores() -> int:
 
 
 def choose_num_threads(work: Callable[[], object]) -> int:
-    """Set, for the calling thread, the number of torch threads with which ``work`` is fastest.
+    """Set the number of torch threads of the calling thread with which ``work`` is fastest.
 
-    Tries 1, 2, 4 ... and all cores. More has to be faster by a tenth to be worth it: the other
-    cores are not idle, they search and schedule.
+    Tries 1, 2, 4 ... and all cores. More threads must be faster by a tenth, because the other cores
+    search and schedule.
     """
     import torch
 

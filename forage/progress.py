@@ -1,4 +1,4 @@
-"""Progress bars for whatever lasts: one look, on stderr, silent where nobody watches."""
+"""Progress bars on stderr, all of the same look; nothing is drawn without a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Bar:
     task: TaskID
 
     def advance(self, note: str | None = None) -> None:
-        """One more is done; ``note`` replaces the text at the end of the line."""
+        """Count one more; ``note`` replaces the text at the end of the line."""
         self.progress.advance(self.task)
         if note is not None:
             self.progress.update(self.task, note=note)
@@ -34,7 +34,7 @@ class Bar:
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Bar]:
-    """A bar that counts to ``total`` and stays, full, when it is done."""
+    """A bar that counts to ``total`` and stays on the screen afterwards."""
     progress = Progress(
         TextColumn("{task.description:<28}"),
         BarColumn(bar_width=24),

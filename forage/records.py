@@ -1,9 +1,9 @@
-"""What a run leaves behind: metrics and episodes as lines of JSON, scalars for TensorBoard.
+"""The files of a run: metrics and episodes as lines of JSON, and scalars for TensorBoard.
 
-The loop hands over one step at a time; evaluation, the viewer and the report read the lines back.
-Files only grow, line by line, so a checkpoint remembers their lengths (``offsets``) and a resumed
-run cuts them back to it (``truncate_to``). Nothing here computes a metric, draws or decodes a
-token. In a run's directory::
+The loop writes one step at a time; evaluation, the viewer and the report read the lines back. The
+files only grow, line by line. A checkpoint stores their lengths (``offsets``), and a resumed run
+cuts them back to these (``truncate_to``). Nothing here computes a metric, draws or decodes a token.
+In a run's directory::
 
     metrics.jsonl    {"step": 3, "reward/mean": 0.62, ...}      one line a step
     episodes.jsonl   {"step": 3, "question": {...}, ...}        one line an episode
@@ -36,7 +36,7 @@ TENSORBOARD_DIR = "tensorboard"
 
 
 class RunRecords:
-    """The files of one run, open for appending; a torn last line is cut when they are opened."""
+    """The files of one run, open for appending; opening them cuts an unfinished last line."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class RunRecords:
         tokenizer: TokenizerId | None = None,
         has_tensorboard: bool = True,
     ) -> None:
-        """Open or create the files; raises ``UserError`` where the directory cannot be written.
+        """Open or create the files; raises ``UserError`` if the directory cannot be written.
 
-        ``tokenizer`` is written beside each episode.
+        Each episode's line names ``tokenizer``.
         """
         self._directory = directory
         self._tokenizer = tokenizer
@@ -63,7 +63,7 @@ class RunRecords:
             ) from error
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one row; what is not finite is written as null and warned about."""
+        """Append one row; a value that is not finite is written as null, with a warning."""
         row: dict[str, float | None] = {"step": step}
         for name, value in metrics.items():
             assert name != "step", "the step is given on its own, not as a metric"
@@ -71,10 +71,10 @@ class RunRecords:
             if not math.isfinite(number):
                 LOG.warning("metric %s is %s at step %d: recorded as null", name, number, step)
             row[name] = number if math.isfinite(number) else None
-        # The writer looks at the rows already there (where a resumed run goes on): open it first.
+        # The writer reads the last row to know where a resumed run goes on: open it before writing.
         writer = self._tensorboard()
         self._files[METRICS_FILE].write(json_line(row))
-        self._files[METRICS_FILE].flush()  # the viewer and the guard read along
+        self._files[METRICS_FILE].flush()  # the viewer and the guard read it now
         if writer is not None:
             for name, number in row.items():
                 if name != "step" and number is not None:
@@ -89,7 +89,7 @@ class RunRecords:
             self._files[EPISODES_FILE].write(json_line(record_to_json(record)))
 
     def sync(self) -> None:
-        """Everything written so far is on the disk when this returns; raises ``OSError``."""
+        """Wait until everything written so far is on the disk; raises ``OSError``."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -97,16 +97,16 @@ class RunRecords:
             self._writer.flush()
 
     def offsets(self) -> dict[str, int]:
-        """Length of each file in bytes, for the checkpoint; call ``sync`` first."""
+        """Length of each file in bytes, for a checkpoint; call ``sync`` first."""
         for file in self._files.values():
             file.flush()
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def truncate_to(self, offsets: Mapping[str, int]) -> None:
-        """Cut the files back to a checkpoint's ``offsets``; raises ``UserError`` if lines are lost.
+        """Cut the files back to a checkpoint's ``offsets``; raises ``UserError`` if one is shorter.
 
-        TensorBoard's files are left alone: the next event written purges what follows the last
-        step that remains.
+        TensorBoard's files stay as they are: the next event written purges all steps after the last
+        one that remains.
         """
         lengths = self.offsets()
         for name, length in lengths.items():
@@ -123,7 +123,7 @@ class RunRecords:
         self.sync()
 
     def close(self) -> None:
-        """Write what is pending and let go of the files."""
+        """Write what is pending and close the files."""
         self.sync()
         self._close_tensorboard()
         for file in self._files.values():
@@ -148,7 +148,7 @@ class RunRecords:
                 raise UserError("tensorboard is not installed: pip install tensorboard") from error
             self._files[METRICS_FILE].flush()
             rows = read_metrics(self._directory)
-            # Always purged, also before the first step: an abandoned start may have left events.
+            # Purge before the first step too: an abandoned start may have left events.
             next_step = int(rows[-1]["step"]) + 1 if rows else 0
             self._writer = SummaryWriter(
                 str(self._directory / TENSORBOARD_DIR), purge_step=next_step
@@ -162,7 +162,7 @@ class RunRecords:
 
 
 def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
-    """Write an episode file, replacing what is there in one move."""
+    """Write an episode file, replacing an older one in one move."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
@@ -174,7 +174,7 @@ def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
 
 
 def read_metrics(directory: Path) -> list[dict[str, float]]:
-    """The metric rows of a run, oldest first; a null reads as NaN. No file: no rows."""
+    """The metric rows of a run, oldest first, with null as NaN; no rows without a file."""
     path = directory / METRICS_FILE
     if not path.exists():
         return []
@@ -195,12 +195,12 @@ def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
 
 def json_line(row: Mapping[str, Any]) -> bytes:
     """A row as one line of a JSONL file."""
-    # ASCII alone: lone surrogates in a passage survive, and no odd line separator splits a line.
+    # ASCII keeps lone surrogates of a passage, and holds no Unicode line separator.
     return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file; a last line without its newline is one that was being written."""
+    """The rows of a JSONL file; ignores a last line without newline, which is being written."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -219,7 +219,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def open_for_lines(path: Path) -> BinaryIO:
-    """Open a JSONL file to append to, its torn last line cut; raises ``OSError``."""
+    """Open a JSONL file for appending and cut an unfinished last line; raises ``OSError``."""
     file = path.open("a+b")
     end = _end_of_last_line(file)
     if end < os.fstat(file.fileno()).st_size:
@@ -230,7 +230,7 @@ def open_for_lines(path: Path) -> BinaryIO:
 
 
 def _end_of_last_line(file: BinaryIO) -> int:
-    """Offset after the last newline, found from the end in blocks."""
+    """Offset after the last newline; reads blocks from the end."""
     position = file.seek(0, os.SEEK_END)
     while position > 0:
         start = max(0, position - 65_536)

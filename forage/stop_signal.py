@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM as an exception at the places where a run can end, and nowhere else.
+"""Turns Ctrl-C and SIGTERM into an exception at the places where a run can end.
 
-``train.py`` waits for its long work through ``or_stop``, and leaves a checkpoint on the way out.
+``train.py`` awaits its long work through ``or_stop``, and writes a checkpoint before it ends.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Somebody asked the run to end; what was learnt is in the checkpoint."""
+    """Raised when somebody asked the run to end."""
 
 
 class StopSignal:
-    """Whether somebody asked the run to end; made on any thread, used on one event loop."""
+    """Whether somebody asked the run to end; used on one event loop."""
 
     def __init__(self) -> None:
         self._has_come = asyncio.Event()
@@ -30,7 +30,7 @@ class StopSignal:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM as the wish to end, instead of as the end."""
+        """Within the block, SIGINT and SIGTERM ask the run to end instead of killing it."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGINT, signal.SIGTERM)
         for signum in signals:
@@ -42,7 +42,7 @@ class StopSignal:
                 loop.remove_signal_handler(signum)
 
     async def or_stop(self, work: Awaitable[T]) -> T:
-        """The result of ``work``, or ``Stopped`` as soon as a signal came."""
+        """The result of ``work``; raises ``Stopped`` as soon as a signal arrives."""
         task = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._has_come.wait())
         try:
