@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +434,7 @@ class Retriever(Protocol):
     async def search(self, query: str) -> SearchReply: ...
 
 
+@runtime_checkable
 class PageOpener(Protocol):
     """What a tool that reads pages needs. Failures are replies, never exceptions."""
 

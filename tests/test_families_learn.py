@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from forage.algorithms.packing import pack
 from forage.config.run_config import RunConfig, build_config
 from forage.environment.codec import Codec
-from forage.environment.tools import derive_tool
+from forage.environment.native_calls import derive_calls
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.rollout.play.player import Player
@@ -115,7 +115,7 @@ def openings(name: Name, protocol: Protocol) -> list[list[int] | None]:
     codec = Codec(family_tokenizer(name))
     search = "<think>\nHm.\n</think>\n\n<search> Rome </search>"
     if protocol == "tools":
-        search = derive_tool(codec).write("Rome")
+        search = derive_calls(codec).write_search("Rome")
         if name.startswith("llama3"):  # a bare call ends with the message alone
             search += FAMILIES[name].end_of_turn
     aimless = f"Hm.{FAMILIES[name].eos}"

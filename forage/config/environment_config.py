@@ -13,13 +13,15 @@ from forage.settings import Frozen
 
 
 class EnvironmentConfig(Frozen):
-    """The protocol and the budgets of an episode (tokens, turns).
+    """The protocol, the tools and the budgets of an episode (tokens, turns).
 
     ``protocol``: ``tags`` in the policy's own text, or native ``tools`` through the tokenizer's
-    chat template. ``prompt`` is a built-in template or a file, by default that of the protocol.
+    chat template. ``tools``: ``search``, ``open_page``, or one of the user's own by its import path
+    (``module:name``). ``prompt`` is a built-in template or a file, by default that of the protocol.
     """
 
     protocol: Literal["tags", "tools"] = "tags"
+    tools: tuple[str, ...] = Field(default=("search",), min_length=1)
     prompt: str = "search-r1"
     max_turns: int = Field(default=4, ge=1)
     has_final_turn: bool = True

@@ -1,17 +1,23 @@
-"""What one turn of the policy amounts to under the tags protocol: a search, an answer, or neither.
+"""What one turn of the policy amounts to: a search, a call of another tool, an answer, or neither.
 
 Pure: text in, action out. ``text`` is what the policy sampled in one turn, never the prompt or a
-passage, so nothing else can act on its behalf.
+passage, so nothing else can act on its behalf. Which tools there are, and how native calls are
+spelt, is the protocol's (``protocol.py``).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-SEARCH_OPEN, SEARCH_CLOSE = "<search>", "</search>"
-ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-INFORMATION_OPEN, INFORMATION_CLOSE = "<information>", "</information>"
+from forage.types import SEARCH_TOOL, Tag
+
+SEARCH_OPEN, SEARCH_CLOSE = Tag.SEARCH.opening, Tag.SEARCH.closing
+ANSWER_OPEN, ANSWER_CLOSE = Tag.ANSWER.opening, Tag.ANSWER.closing
+THINK_OPEN, THINK_CLOSE = Tag.THINK.opening, Tag.THINK.closing
+INFORMATION_OPEN, INFORMATION_CLOSE = Tag.INFORMATION.opening, Tag.INFORMATION.closing
 
 PROTOCOL_TAGS = (
     *(THINK_OPEN, THINK_CLOSE, SEARCH_OPEN, SEARCH_CLOSE),
@@ -37,6 +43,35 @@ class Search:
     def queries(self) -> tuple[str, ...]:
         return (self.query, *self.others)
 
+    @property
+    def tool(self) -> str:
+        return SEARCH_TOOL
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        return {"query_list": list(self.queries)}
+
+    @property
+    def text(self) -> str:
+        """The queries, one a line."""
+        return "\n".join(self.queries)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The policy calls another tool than search, with these arguments by name."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The one argument as it is where it is a text, else all of them as JSON."""
+        match list(self.arguments.values()):
+            case [str(text)]:
+                return text
+        return json.dumps(dict(self.arguments), ensure_ascii=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -52,23 +87,37 @@ class Invalid:
     reason: str
 
 
-Action = Search | Answer | Invalid
+Action = Search | Call | Answer | Invalid
 
 
 def parse_action(text: str) -> Search | Answer | Invalid:
     """The first complete block decides: ``<(search|answer)>(.*?)</\\1>`` over lines, stripped.
 
-    Found by plain searches rather than by that expression, which takes quadratic time on a turn
-    full of opening tags: if the first opening tag of a kind is never closed, no later one is.
+    The tags protocol with search as its only tool.
     """
-    search = first_block(text, SEARCH_OPEN, SEARCH_CLOSE)
-    answer = first_block(text, ANSWER_OPEN, ANSWER_CLOSE)
-    if search and (answer is None or search[0] < answer[0]):
-        query = search[1].strip()
-        return Search(query) if query else Invalid("The search query is empty.")
-    if answer:
-        return Answer(answer[1].strip())
-    return Invalid(_why_invalid(text))
+    match first_action(text, (Tag.SEARCH,)):
+        case Invalid() as invalid:
+            return invalid
+        case (Tag.SEARCH, query):
+            return Search(query) if query else Invalid("The search query is empty.")
+        case (_, answer):
+            return Answer(answer)
+
+
+def first_action(text: str, tools: Sequence[str]) -> tuple[str, str] | Invalid:
+    """The name and the stripped inside of the first complete block of a tool or an answer.
+
+    Found by plain searches rather than by an expression, which takes quadratic time on a turn full
+    of opening tags: if the first opening tag of a kind is never closed, no later one is.
+    """
+    names = (*tools, Tag.ANSWER.value)
+    blocks = [
+        (*block, name) for name in names if (block := first_block(text, f"<{name}>", f"</{name}>"))
+    ]
+    if not blocks:
+        return Invalid(_why_invalid(text, names))
+    _, inside, name = min(blocks)
+    return name, inside.strip()
 
 
 def first_block(text: str, opening: str, closing: str) -> tuple[int, str] | None:
@@ -78,14 +127,18 @@ def first_block(text: str, opening: str, closing: str) -> tuple[int, str] | None
     return (start, text[start + len(opening) : end]) if end >= 0 else None
 
 
-def _why_invalid(text: str) -> str:
+def _why_invalid(text: str, names: Sequence[str]) -> str:
     if not text.strip():
         return "The turn is empty."
-    for opening, closing in ((SEARCH_OPEN, SEARCH_CLOSE), (ANSWER_OPEN, ANSWER_CLOSE)):
+    for name in names:
+        opening, closing = f"<{name}>", f"</{name}>"
         if opening in text and closing not in text:
             return f"{opening} is opened but never closed with {closing}."
         if closing in text and opening not in text:
             return f"{closing} closes a block that {opening} never opened."
         if opening in text and closing in text:
             return f"{closing} comes before {opening}."
-    return f"The turn holds neither {SEARCH_OPEN} nor {ANSWER_OPEN}."
+    *others, last = (f"<{name}>" for name in names)
+    if len(others) == 1:
+        return f"The turn holds neither {others[0]} nor {last}."
+    return f"The turn holds none of {', '.join(others)} and {last}."

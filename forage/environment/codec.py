@@ -18,14 +18,11 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from forage.errors import UserError
-from forage.types import TokenizerId
+from forage.types import Tag, TokenizerId
 
+_TAG_NAMES = (*Tag, "tools")
 # White space and zero-width characters inside a tag are allowed for: a reader skips over them.
-_TAG_START = re.compile(
-    r"<([\s/\u00ad\u200b-\u200f\u2060\ufeff]*"
-    r"(?:think|search|information|answer|tool_call|tool_response|tools)(?![a-z]))",
-    re.IGNORECASE,
-)
+_TAG_START = r"<([\s/\u00ad\u200b-\u200f\u2060\ufeff]*(?:{names})(?![a-z]))"
 # Chat formats' markers, also where the tokenizer at hand does not know them as tokens.
 _CHAT_MARKER = re.compile(r"<(?=\|\w{1,40}\|>|</?SYS>>)|\[(?=/?INST\])")
 _END_OF_MESSAGE = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
@@ -39,8 +36,11 @@ _MAX_ROUNDS = 8
 class Codec:
     """A Hugging Face fast tokenizer with a trusted and an untrusted way in."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Wrap ``tokenizer``; raises ``UserError`` for a slow (pure Python) one."""
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, tools: Sequence[str] = ()) -> None:
+        """Wrap ``tokenizer``; the tags of ``tools`` are those of the protocol, too.
+
+        Raises ``UserError`` for a slow (pure Python) tokenizer.
+        """
         if not getattr(tokenizer, "is_fast", False):
             raise UserError(
                 f"{type(tokenizer).__name__} is a slow tokenizer; Forage needs a fast one: save "
@@ -48,6 +48,8 @@ class Codec:
             )
         self.tokenizer = tokenizer
         self._plain = _without_added_tokens(tokenizer.backend_tokenizer)
+        names = "|".join(dict.fromkeys((*_TAG_NAMES, *tools)))
+        self._tag_start = re.compile(_TAG_START.format(names=names), re.IGNORECASE)
         added = tokenizer.added_tokens_decoder
         self._added_ids = frozenset(added) | frozenset(tokenizer.all_special_ids)
         self._added_text = _any_of([token.content for token in added.values()])
@@ -141,7 +143,7 @@ class Codec:
         A space would not do for tags, since ``< search >`` is one to a lenient reader; for the
         other strings a space after the first character is enough.
         """
-        text = _CHAT_MARKER.sub("(", _TAG_START.sub(r"[\1", text))
+        text = _CHAT_MARKER.sub("(", self._tag_start.sub(r"[\1", text))
         if self._added_text is None:
             return text
         for _ in range(_MAX_ROUNDS):

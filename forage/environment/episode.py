@@ -1,31 +1,33 @@
 """One question, played to its end: sample, act, observe, until an answer or a budget ends it.
 
-A turn is sampled up to what ends it; a search is answered with passages, anything else that is no
-answer with a fixed message; after ``max_turns`` turns one last turn may be sampled in which a
-search is not run. How actions and replies are written is the protocol's (``protocol.py``). The
+A turn is sampled up to what ends it; a call of a tool is answered with its result, anything else
+that is no answer with a fixed message; after ``max_turns`` turns one last turn may be sampled in
+which no tool is run. How actions and replies are written is the protocol's (``protocol.py``). The
 engine and the retriever are passed in. Nothing here scores, batches or trains.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 from forage.config.environment_config import EnvironmentConfig
 from forage.environment import actions
 from forage.environment.codec import Codec
 from forage.environment.observation import (
+    Frame,
     Observation,
-    build_observation,
     empty_observation,
-    failed_observation,
+    fixed_observation,
     message_observation,
-    switched_off_observation,
+    texts_observation,
 )
 from forage.environment.protocol import make_protocol
+from forage.environment.tools.search import SEARCH
+from forage.environment.tools.tool import Tool, ToolReply
 from forage.environment.transcript import Transcript
 from forage.types import (
     ActionKind,
@@ -34,14 +36,12 @@ from forage.types import (
     Episode,
     FailureKind,
     Generate,
-    Hit,
     Question,
     Retriever,
     Sampling,
-    SearchReply,
     Status,
+    ToolCall,
     Turn,
-    search_call,
     status_after,
 )
 
@@ -59,15 +59,25 @@ class EpisodeSetting:
 
 
 class Environment:
-    """The rules, and the tokenizer they are written with."""
+    """The rules, the tools, and the tokenizer they are written with."""
 
-    def __init__(self, config: EnvironmentConfig, codec: Codec) -> None:
+    def __init__(
+        self, config: EnvironmentConfig, codec: Codec, tools: Sequence[Tool] = (SEARCH,)
+    ) -> None:
         """Raises ``UserError`` for a budget or a chat template that cannot work."""
         self.config = config
         self.codec = codec
-        self.protocol = make_protocol(config.protocol, codec)
+        self.protocol = make_protocol(config.protocol, codec, tools)
+        self.tools = {tool.name: tool for tool in tools}
         for frame in self.protocol.frames():
             empty_observation(codec, config.max_observation_tokens, frame)
+            for tool in tools:
+                empty_observation(codec, self.observation_tokens(tool), frame)
+
+    def observation_tokens(self, tool: Tool) -> int:
+        """The most tokens that the observation of a call may have, what frames it included."""
+        budget = self.config.max_observation_tokens
+        return min(budget, tool.max_observation_tokens or budget)
 
     async def play(
         self,
@@ -77,7 +87,7 @@ class Environment:
         engine: Generate,
         search: Retriever,
     ) -> Episode:
-        """Play ``question`` once. Failures of the engine or of searches end up in the status."""
+        """Play ``question`` once. Failures of the engine or of tools end up in the status."""
         player = _Player(self, question, Transcript(prompt_ids), setting, engine, search)
         try:
             return await player.play()
@@ -97,6 +107,7 @@ class _Player:
         engine: Generate,
         search: Retriever,
     ) -> None:
+        self._environment = environment
         self._config = environment.config
         self._codec = environment.codec
         self._protocol = environment.protocol
@@ -145,9 +156,9 @@ class _Player:
                 return Status.OUT_OF_TOKENS
             self._turns.append(turn)
             self._transcript.append_observation(observation.token_ids)
-            if turn.search_failure and self._seconds_left() <= 0:
+            if turn.failure and self._seconds_left() <= 0:
                 # Not the engine's fault, which would be given no time at all.
-                return Status.SEARCH_FAILED
+                return status_after(self._turns, Status.OUT_OF_TURNS)
         raise AssertionError("the last turn ends the episode")
 
     async def _sample_turn(self, max_tokens: int) -> tuple[Turn, actions.Action]:
@@ -170,7 +181,9 @@ class _Player:
         action = self._protocol.parse(sampled)
         match action:
             case actions.Search():
-                kind, argument = ActionKind.SEARCH, "\n".join(action.queries)
+                kind, argument = ActionKind.SEARCH, action.text
+            case actions.Call():
+                kind, argument = ActionKind.CALL, action.text
             case actions.Answer(text):
                 kind, argument = ActionKind.ANSWER, text
             case actions.Invalid(reason):
@@ -179,43 +192,42 @@ class _Player:
 
     async def _observe(self, turn: Turn, action: actions.Action) -> tuple[Turn, Observation]:
         """The observation that ``turn`` earns, and the turn with it written in."""
-        codec, budget = self._codec, self._config.max_observation_tokens
         last_id = self._transcript.last_id
-        if not isinstance(action, actions.Search):
-            frame = self._protocol.message_frame(last_id)
-            message = self._protocol.invalid_message
-            message = message if frame is None else message.strip()
-            observation = message_observation(message, codec, budget, frame)
-            return replace(turn, observation=observation.text), observation
-        frame = self._protocol.results_frame(last_id)
-        started = time.monotonic()
-        reply = _merge(await asyncio.gather(*map(self._reply_to, action.queries)))
-        if reply.failure is not None:
-            observation = failed_observation(codec, budget, frame)
-        elif reply.is_switched_off:
-            observation = switched_off_observation(codec, budget, frame)
-        else:
-            observation = build_observation(reply.hits_K, codec, budget, frame)
-        turn = replace(
-            turn,
-            observation=observation.text,
-            calls=(
-                search_call(
-                    action.queries,
-                    observation.passage_ids,
-                    reply.failure,
-                    time.monotonic() - started,
-                ),
-            ),
-        )
-        return turn, observation
+        if isinstance(action, actions.Search | actions.Call):
+            call, observation = await self._call(action, self._protocol.results_frame(last_id))
+            return replace(turn, observation=observation.text, calls=(call,)), observation
+        frame = self._protocol.message_frame(last_id)
+        message = self._protocol.invalid_message
+        message = message if frame is None else message.strip()
+        budget = self._config.max_observation_tokens
+        observation = message_observation(message, self._codec, budget, frame)
+        return replace(turn, observation=observation.text), observation
 
-    async def _reply_to(self, query: str) -> SearchReply:
+    async def _call(
+        self, action: actions.Search | actions.Call, frame: Frame
+    ) -> tuple[ToolCall, Observation]:
+        """Run the tool; what it gave back is shown in ``frame``, within its budget."""
+        tool = self._environment.tools[action.tool]
+        budget = self._environment.observation_tokens(tool)
+        started = time.monotonic()
+        reply = await self._reply_of(tool, action)
+        note = reply.note if reply.failure is None else tool.failed_note
+        if note:
+            observation = fixed_observation(note, self._codec, budget, frame)
+        else:
+            observation = texts_observation(reply.texts_K, self._codec, budget, frame)
+        seconds = time.monotonic() - started
+        shown = observation.passage_ids
+        return ToolCall(tool.name, action.arguments, shown, reply.failure, seconds), observation
+
+    async def _reply_of(self, tool: Tool, action: actions.Search | actions.Call) -> ToolReply:
+        """What the tool gives within its time and the episode's; else a timeout."""
+        seconds = min(self._seconds_left(), tool.timeout_s or math.inf)
         try:
-            async with asyncio.timeout(self._seconds_left()):
-                return await self._search.search(query)
+            async with asyncio.timeout(seconds):
+                return await tool.run(action.arguments, self._search)
         except TimeoutError:
-            return SearchReply(failure=FailureKind.TIMEOUT, detail="the episode's deadline passed")
+            return ToolReply(failure=FailureKind.TIMEOUT, detail=f"no reply in {seconds:.3g} s")
 
     def _tokens_left(self) -> int:
         return self._config.max_tokens - len(self._transcript)
@@ -228,18 +240,3 @@ def _unseen(turn: Turn) -> Turn:
     """The turn, as it is recorded where its observation was not shown."""
     calls = tuple(replace(call, result_ids_K=()) for call in turn.calls)
     return replace(turn, observation="", calls=calls)
-
-
-def _merge(replies: Sequence[SearchReply]) -> SearchReply:
-    """One reply to several queries: their hits in turn, each passage once; a failure stays one."""
-    if len(replies) == 1:
-        return replies[0]
-    unanswered = next((r for r in replies if r.failure is not None or r.is_switched_off), None)
-    if unanswered is not None:
-        return unanswered
-    hits: dict[str, Hit] = {}
-    for row in zip_longest(*(reply.hits_K for reply in replies)):
-        for hit in row:
-            if hit is not None:
-                hits.setdefault(hit.passage.id, hit)
-    return SearchReply(tuple(hits.values()))

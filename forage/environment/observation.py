@@ -22,9 +22,9 @@ from forage.types import Hit
 
 _OPENING = f"\n\n{INFORMATION_OPEN}"
 _CLOSING = f"{INFORMATION_CLOSE}\n\n"
-_NOTHING_FOUND = "Nothing was found.\n"
-_SEARCH_FAILED = "The search failed.\n"
-_SWITCHED_OFF = "There is no search here. Answer from what you know.\n"
+NOTHING_FOUND = "Nothing was found.\n"
+SEARCH_FAILED = "The search failed.\n"
+SWITCHED_OFF = "There is no search here. Answer from what you know.\n"
 # A remnant shorter than this holds a passage's head and nothing to read: it is left out.
 _MIN_REMNANT_TOKENS = 16
 
@@ -56,11 +56,19 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Tokens that follow a turn, the text they decode to, and the passages shown in them."""
+    """Tokens that follow a turn, the text they decode to, and the ids of what is shown in them."""
 
     token_ids: tuple[int, ...]
     text: str
     passage_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResultText:
+    """One text that a tool gave back, and the id of what it shows where it has one."""
+
+    text: str
+    id: str | None = None
 
 
 def information_frame(codec: Codec) -> Frame:
@@ -73,47 +81,72 @@ def build_observation(
 ) -> Observation:
     """The passages, best first, inside ``frame`` (the information tags), in ``max_tokens`` tokens.
 
-    A passage that does not fit is cut, and those after it are left out. Without hits it is the
-    observation of a search that found nothing. Raises ``UserError`` for a budget below the frame.
+    Without hits it is the observation of a search that found nothing. Raises ``UserError`` for a
+    budget below the frame.
     """
     frame = frame or information_frame(codec)
     if not hits:
         return empty_observation(codec, max_tokens, frame)
-    room = _room(frame, max_tokens)
-    body: list[int] = []
-    shown: list[str] = []
-    is_whole = True
+    return texts_observation(passage_texts(hits), codec, max_tokens, frame)
+
+
+def passage_texts(hits: Sequence[Hit], has_addresses: bool = False) -> list[ResultText]:
+    """Passages as the model reads them, with their addresses where a tool may open those."""
+    texts: list[ResultText] = []
     for number, hit in enumerate(hits, start=1):
         passage = hit.passage
-        text = f"Doc {number}(Title: {passage.title}) {passage.text}\n"
+        address = f", address: {passage.id}" if has_addresses else ""
+        head = f"Doc {number}(Title: {passage.title}{address})"
+        texts.append(ResultText(f"{head} {passage.text}\n", passage.id))
+    return texts
+
+
+def texts_observation(
+    texts: Sequence[ResultText], codec: Codec, max_tokens: int, frame: Frame
+) -> Observation:
+    """What a tool gave back, untrusted, inside ``frame`` in ``max_tokens`` tokens.
+
+    A text that does not fit is cut, and those after it are left out. Raises ``UserError`` for a
+    budget below the frame.
+    """
+    room = _room(frame, max_tokens)
+    body: list[int] = []
+    shown: list[str | None] = []
+    is_whole = True
+    for text in texts:
         # The whole budget, not the rest of it, so that the codec's cache sees the same text again.
-        ids = codec.encode_untrusted(_escaped(text, frame), max_tokens)
+        ids = codec.encode_untrusted(_escaped(text.text, frame), max_tokens)
         left = room - len(body)
         kept = ids if len(ids) <= left else codec.cut(ids, left)
         if kept and (len(kept) == len(ids) or not shown or left >= _MIN_REMNANT_TOKENS):
             body += kept
-            shown.append(passage.id)
+            shown.append(text.id)
             is_whole = len(kept) == len(ids) and codec.decode(kept[-1:]).endswith("\n")
         if len(kept) < len(ids):
             break
-    return _framed(body, is_whole, codec, frame, tuple(shown))
+    return _framed(body, is_whole, codec, frame, tuple(i for i in shown if i is not None))
 
 
 def empty_observation(codec: Codec, max_tokens: int, frame: Frame | None = None) -> Observation:
     """What a search that found nothing shows; the arm ``empty`` shows nothing else."""
-    return _fixed(_NOTHING_FOUND, codec, max_tokens, frame)
+    return _fixed(NOTHING_FOUND, codec, max_tokens, frame)
 
 
 def failed_observation(codec: Codec, max_tokens: int, frame: Frame | None = None) -> Observation:
     """What a search that failed for good shows, whatever the reason."""
-    return _fixed(_SEARCH_FAILED, codec, max_tokens, frame)
+    return _fixed(SEARCH_FAILED, codec, max_tokens, frame)
 
 
 def switched_off_observation(
     codec: Codec, max_tokens: int, frame: Frame | None = None
 ) -> Observation:
     """What a search shows in an episode that is played without one (the arm ``closed_book``)."""
-    return _fixed(_SWITCHED_OFF, codec, max_tokens, frame)
+    return _fixed(SWITCHED_OFF, codec, max_tokens, frame)
+
+
+def fixed_observation(note: str, codec: Codec, max_tokens: int, frame: Frame) -> Observation:
+    """A sentence of ours in the place of results."""
+    return _fixed(note, codec, max_tokens, frame)
 
 
 def message_observation(

@@ -1,19 +1,24 @@
 """The two ways in which a policy acts and is answered: tags in its own text, or native tool calls.
 
-A protocol says what ends a turn, what a turn means, and what stands around the reply. The episode
-asks it and nothing else, so both are played by the same code.
+A protocol says what ends a turn, what a turn means, and what stands around the reply. It asks the
+tools how they are spelt; the episode asks it and nothing else, so both are played by the same code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from forage.environment import actions
-from forage.environment.actions import Answer, Invalid, Search
+from forage.environment.actions import Action, Answer, Invalid
 from forage.environment.chat import Glue, ToolSchema, derive_glue
 from forage.environment.codec import Codec
+from forage.environment.native_calls import derive_calls
 from forage.environment.observation import Frame, information_frame
-from forage.environment.tools import CALL_OPEN, derive_tool
+from forage.environment.tools.search import SEARCH
+from forage.environment.tools.tool import Tool
+from forage.errors import UserError
+from forage.types import SEARCH_TOOL, Tag
 
 
 class TagsProtocol:
@@ -24,26 +29,44 @@ class TagsProtocol:
     """
 
     name = "tags"
-    tags = ("think", "search", "information", "answer")
-    action_tags = ("search", "answer")
-    stop = actions.STOP_STRINGS
-    tools: tuple[ToolSchema, ...] = ()
-    invalid_message = actions.INVALID_ACTION_MESSAGE
+    schemas: tuple[ToolSchema, ...] = ()
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, tools: Sequence[Tool] = (SEARCH,)) -> None:
+        self.tools = tuple(tools)
         self._results = information_frame(codec)
         self._user = derive_glue(codec, "user") if codec.tokenizer.chat_template else None
+        self._tool_of = {tool.name: tool for tool in tools}
+        self.action_tags = (*self._tool_of, Tag.ANSWER.value)
+        self.tags = (Tag.THINK.value, *self._tool_of, Tag.INFORMATION.value, Tag.ANSWER.value)
+        self.stop = tuple(f"</{name}>" for name in self.action_tags)
+        hows = (f"{_to_use(tool)}, write {tool.spelling}. " for tool in tools)
+        self.invalid_message = f"\n\n{_no_action(hows)}\n\n"
 
-    def parse(self, text: str) -> Search | Answer | Invalid:
-        return actions.parse_action(text)
+    def parse(self, text: str) -> Action:
+        match actions.first_action(text, tuple(self._tool_of)):
+            case Invalid() as invalid:
+                return invalid
+            case (name, inside) if name in self._tool_of:
+                return self._tool_of[name].read_text(inside)
+            case (_, inside):
+                return Answer(inside)
 
     def write_search(self, query: str) -> str:
-        """A search as a policy writes it."""
+        """A search as a policy writes it; raises ``UserError`` without the tool."""
+        _check_searches(self._tool_of)
         # A space before the query: most tokenizers then write a name as they do in passages.
         return f"{actions.SEARCH_OPEN} {query}{actions.SEARCH_CLOSE}"
 
+    def prompt_line(self, tool: Tool) -> str:
+        """What the prompt says of a tool."""
+        return tool.prompt_line or (
+            f"There is a tool named {tool.name}: {tool.description} To use it, write "
+            f"{tool.spelling}; its result comes back to you between "
+            f"{actions.INFORMATION_OPEN} and {actions.INFORMATION_CLOSE}."
+        )
+
     def results_frame(self, last_id: int) -> Frame:
-        """What stands around passages behind a turn whose last token is ``last_id``."""
+        """What stands around results behind a turn whose last token is ``last_id``."""
         del last_id
         return self._results
 
@@ -63,31 +86,37 @@ class ToolsProtocol:
 
     name = "tools"
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, tools: Sequence[Tool] = (SEARCH,)) -> None:
         """Raises ``UserError`` for a tokenizer whose chat template knows no tools."""
-        self._tool = derive_tool(codec)
-        self._results = derive_glue(codec, "tool", [self._tool.schema])
-        self._user = derive_glue(codec, "user", [self._tool.schema])
-        has_tags = self._tool.spelling == "hermes"
-        self.tags = ("think", "answer", *(("tool_call", "tool_response") if has_tags else ()))
-        self.action_tags = ("answer", *((CALL_OPEN.strip("<>"),) if has_tags else ()))
-        self.stop = self._tool.stop
-        self.tools = (self._tool.schema,)
-        self.invalid_message = (
-            "That was no valid action. To search, call the tool, for example "
-            f"{self._tool.write('query')}. To answer, write {actions.ANSWER_OPEN} answer "
-            f"{actions.ANSWER_CLOSE}. Try again."
+        self.tools = tuple(tools)
+        self._calls = derive_calls(codec, self.tools)
+        self.schemas = self._calls.schemas
+        self._results = derive_glue(codec, "tool", self.schemas)
+        self._user = derive_glue(codec, "user", self.schemas)
+        has_tags = self._calls.spelling == "hermes"
+        call_tags = (Tag.TOOL_CALL.value, Tag.TOOL_RESPONSE.value) if has_tags else ()
+        self.tags = (Tag.THINK.value, Tag.ANSWER.value, *call_tags)
+        self.action_tags = (Tag.ANSWER.value, *call_tags[:1])
+        self.stop = self._calls.stop
+        hows = (
+            f"{_to_use(tool)}, call the tool, for example {self._example(tool)}. " for tool in tools
         )
+        self.invalid_message = _no_action(hows)
 
-    def parse(self, text: str) -> Search | Answer | Invalid:
-        return self._tool.parse(text)
+    def parse(self, text: str) -> Action:
+        return self._calls.parse(text)
 
     def write_search(self, query: str) -> str:
-        """A call of the tool as a policy writes it, with the same space."""
-        return self._tool.write(f" {query}")
+        """A search as a policy writes it, with the same space; raises ``UserError`` without."""
+        _check_searches([tool.name for tool in self.tools])
+        return self._calls.write_search(f" {query}")
+
+    def prompt_line(self, tool: Tool) -> str:
+        """What the prompt says of a tool beside its schema, which the chat template shows."""
+        return tool.prompt_line or f"There is a tool named {tool.name}: {tool.description}"
 
     def results_frame(self, last_id: int) -> Frame:
-        """What stands around passages behind a turn whose last token is ``last_id``."""
+        """What stands around results behind a turn whose last token is ``last_id``."""
         return self._results.frame(last_id)
 
     def message_frame(self, last_id: int) -> Frame:
@@ -98,13 +127,37 @@ class ToolsProtocol:
         """Every frame that may be needed, to check a budget against."""
         return [*_both(self._results), *_both(self._user)]
 
+    def _example(self, tool: Tool) -> str:
+        if tool.name == SEARCH_TOOL:
+            return self._calls.write_search(tool.placeholder)
+        return self._calls.write(tool.name, tool.example)
+
 
 TurnProtocol = TagsProtocol | ToolsProtocol
 
 
-def make_protocol(name: Literal["tags", "tools"], codec: Codec) -> TurnProtocol:
+def make_protocol(
+    name: Literal["tags", "tools"], codec: Codec, tools: Sequence[Tool] = (SEARCH,)
+) -> TurnProtocol:
     """The protocol of ``environment.protocol``; raises ``UserError``."""
-    return TagsProtocol(codec) if name == "tags" else ToolsProtocol(codec)
+    return TagsProtocol(codec, tools) if name == "tags" else ToolsProtocol(codec, tools)
+
+
+def _to_use(tool: Tool) -> str:
+    return "To search" if tool.name == SEARCH_TOOL else f"To use {tool.name}"
+
+
+def _no_action(hows: Iterable[str]) -> str:
+    answer = f"{actions.ANSWER_OPEN} answer {actions.ANSWER_CLOSE}"
+    return f"That was no valid action. {''.join(hows)}To answer, write {answer}. Try again."
+
+
+def _check_searches(names: Collection[str]) -> None:
+    if SEARCH_TOOL not in names:
+        raise UserError(
+            "the scripted demonstrations of a warm start search, and environment.tools "
+            f"({', '.join(names)}) has no search; add it, or start from recorded episodes"
+        )
 
 
 def _both(glue: Glue) -> list[Frame]:

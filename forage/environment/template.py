@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from forage.environment.actions import Answer, Invalid
 from forage.errors import UserError
+from forage.types import SEARCH_TOOL, Tag
 
 if TYPE_CHECKING:
     from forage.environment.protocol import TurnProtocol
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
 BUILT_IN = ("search-r1", "brief", "tools")
 SLOT = "{question}"
 
-_TAG = re.compile(r"<(/?)([a-z_]{3,20})>")
-# All tags that one protocol or another reads; others are the template's own affair.
-_TAG_NAMES = ("think", "search", "information", "answer", "tool_call", "tool_response")
+TOOLS_SLOT = "{tools}"
+
+_TAG = re.compile(r"<(/?)([a-z][a-z0-9_]{1,31})>")
+# The built-in templates that tell the model to search; without the tool they would mislead it.
+_NEED_SEARCH = ("search-r1", "tools")
+_QUESTION = f"Question: {SLOT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,30 @@ class PromptTemplate:
         except UnicodeDecodeError as error:
             raise UserError(f"the prompt template {name_or_path} is not UTF-8 text") from error
 
+    def with_tools(self, protocol: TurnProtocol) -> PromptTemplate:
+        """The template with the line of each tool; raises ``UserError``.
+
+        Where it holds ``{tools}`` that place gets the lines of all; else those of the tools other
+        than search are put before the question, and with search alone nothing is changed.
+        """
+        if TOOLS_SLOT in self.text:
+            lines = " ".join(map(protocol.prompt_line, protocol.tools))
+            return PromptTemplate(self.name, self.text.replace(TOOLS_SLOT, lines))
+        names = [tool.name for tool in protocol.tools]
+        if self.name in _NEED_SEARCH and SEARCH_TOOL not in names:
+            raise UserError(
+                f"the prompt template {self.name} tells the model to search, and environment.tools "
+                f"({', '.join(names)}) has no search; add it, or name another environment.prompt "
+                "(brief, or a file of your own with {tools} where the tools belong)"
+            )
+        others = [tool for tool in protocol.tools if tool.name != SEARCH_TOOL]
+        if not others:
+            return self
+        place = _QUESTION if _QUESTION in self.text else SLOT
+        before, _, after = self.text.partition(place)
+        lines = " ".join(map(protocol.prompt_line, others))
+        return PromptTemplate(self.name, f"{before}{lines} {place}{after}")
+
 
 def check_template(template: PromptTemplate, protocol: TurnProtocol) -> None:
     """Refuse a template whose tags the protocol's parser does not read; raises ``UserError``.
@@ -91,7 +119,7 @@ def check_template(template: PromptTemplate, protocol: TurnProtocol) -> None:
 def _check_name(name: str, where: str, protocol: TurnProtocol) -> None:
     if name in protocol.tags:
         return
-    if name in _TAG_NAMES:
+    if name in {*Tag}:
         raise UserError(
             f"{where} shows <{name}>, which environment.protocol: {protocol.name} does not read; "
             "choose another template or another protocol"

@@ -17,6 +17,7 @@ from forage.environment.template import PromptTemplate
 from forage.evaluation.methods.methods import PROMPTS
 from forage.evaluation.methods.rejection_sampling import num_candidates
 from forage.retrieval.client.servers import Served
+from forage.types import SEARCH_TOOL
 
 # What only some arms depend on. (The seed is also that of noise, which the temperature gives away.)
 _OF_ARMS = frozenset(
@@ -122,6 +123,8 @@ def fingerprint_of(
         found["model.dtype"] = config.model.dtype
         found["model.device"] = config.model.device.partition(":")[0]
     found |= {f"environment.{k}": v for k, v in config.environment.model_dump().items()}
+    if config.environment.tools == (SEARCH_TOOL,):  # as it was before there were others
+        del found["environment.tools"]
     found["environment.prompt"] = _short_hash(PromptTemplate.load(config.environment.prompt).text)
     if evaluation.method in PROMPTS:  # which ask with prompts of their own
         del found["environment.prompt"], found["environment.has_final_turn"]

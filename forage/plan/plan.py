@@ -14,7 +14,7 @@ from pathlib import Path
 from forage.config.run_config import RunConfig
 from forage.data.order import training_questions
 from forage.environment.template import PromptTemplate
-from forage.environment.tools import MAX_QUERIES
+from forage.environment.tools.search import MAX_QUERIES
 from forage.errors import UserError
 from forage.plan.machine import Machine, Need, look_at_machine, needs, num_train_questions
 from forage.plan.memory import Memory, plan_memory

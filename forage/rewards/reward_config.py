@@ -12,13 +12,13 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from forage.rewards.terms import RewardWeights, Weight
-from forage.settings import Frozen
+from forage.settings import IMPORT_PATH, Frozen
 
 
 class RewardFunction(Frozen):
     """A reward of the user's own, ``module:function``, and its factor in the sum."""
 
-    path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    path: str = Field(pattern=IMPORT_PATH)
     weight: Weight = 1.0
 
     @property

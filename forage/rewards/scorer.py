@@ -9,13 +9,10 @@ the episode's.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self, SupportsFloat
 
 from forage.errors import UserError
@@ -24,6 +21,7 @@ from forage.rewards.format import ProtocolName
 from forage.rewards.judge import Judge
 from forage.rewards.reward_config import RewardConfig, RewardFunction
 from forage.rewards.scoring import rule_parts, score_episode
+from forage.settings import load_by_path
 from forage.types import Episode, FailureKind, Reward, Status
 
 
@@ -98,10 +96,7 @@ class LoadedFunction:
     @classmethod
     def load(cls, setting: RewardFunction) -> Self:
         """Import ``module:function``, from the current directory too; raises ``UserError``."""
-        module_name, _, name = setting.path.partition(":")
-        function = getattr(_import(module_name, setting.path), name, None)
-        if function is None:
-            raise UserError(f"reward.functions: {module_name} has no {name}; check {setting.path}")
+        function = load_by_path(setting.path, "reward.functions")
         if not callable(function):
             raise UserError(f"reward.functions: {setting.path} is no function, but {function!r}")
         try:
@@ -109,7 +104,7 @@ class LoadedFunction:
         except TypeError as error:
             raise UserError(
                 f"reward.functions: {setting.path} cannot be called with an episode alone "
-                f"({error}); write it as `def {name}(episode: Episode) -> float`"
+                f"({error}); write it as `def {setting.name}(episode: Episode) -> float`"
             ) from error
         return cls(setting, function)
 
@@ -143,22 +138,3 @@ class LoadedFunction:
             f"the reward function {self.setting.path} {what} (question {question.id!r}, member "
             f"{episode.member}, answer {episode.answer!r})"
         )
-
-
-def _import(module_name: str, path: str) -> Any:
-    """The module. An error that its own code raises keeps its type and gets a note."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # last, so that a file of the user's hides no package
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # a package that the user's module needs
-        raise UserError(
-            f"reward.functions: there is no module {error.name} for {path}, neither installed nor "
-            f"in the current directory {here}"
-        ) from error
-    except Exception as error:
-        error.add_note(f"while importing reward.functions: {path}")
-        raise

@@ -18,9 +18,9 @@ from forage.config.environment_config import EnvironmentConfig
 from forage.config.rollout_config import EngineConfig, RolloutConfig
 from forage.environment import actions
 from forage.environment.codec import Codec
+from forage.environment.native_calls import derive_calls
 from forage.environment.protocol import TagsProtocol, ToolsProtocol, make_protocol
 from forage.environment.template import PromptTemplate
-from forage.environment.tools import derive_tool
 from forage.errors import UserError
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
@@ -73,7 +73,7 @@ def search_turn(name: Name, protocol: str, *queries: str) -> str:
     queries = queries or ("Rome",)
     if protocol == "tags":
         return f"{THOUGHT}<search> {queries[0]} </search>"
-    return THOUGHT + derive_tool(Codec(family_tokenizer(name))).write(*queries)
+    return THOUGHT + derive_calls(Codec(family_tokenizer(name))).write_search(*queries)
 
 
 def rendered(
@@ -125,7 +125,7 @@ async def test_with_tools_the_transcript_is_what_the_template_writes(name: Name)
             {"role": "assistant", "content": call},
             {"role": "tool", "content": results},
         ],
-        make_protocol("tools", player.codec).tools,
+        make_protocol("tools", player.codec).schemas,
     )
     decoded = player.codec.decode(engine.calls[1].token_ids)
     if name.endswith("-base"):  # it ended no turn itself: the call stopped at its closing tag
@@ -153,7 +153,7 @@ async def test_a_turn_without_an_action_is_answered_as_the_template_writes_a_use
             {"role": "assistant", "content": "Let me see."},
             {"role": "user", "content": rules.invalid_message.strip()},
         ],
-        rules.tools,
+        rules.schemas,
     )
     assert player.codec.decode(engine.calls[1].token_ids) == expected
     assert episode.turns[0].sampled == f"Let me see.{end}", "the end of the turn was sampled"

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from forage.environment.actions import Answer, Invalid, Search
 from forage.environment.codec import Codec
-from forage.environment.tools import MAX_QUERIES, SearchTool, derive_tool
+from forage.environment.native_calls import NativeCalls, derive_calls
+from forage.environment.tools.search import MAX_QUERIES
 from tests.environment.families import NAMES, Name, family_tokenizer
 
-HERMES, LLAMA3 = SearchTool("hermes"), SearchTool("llama3")
+HERMES, LLAMA3 = NativeCalls("hermes"), NativeCalls("llama3")
 TOOLS = (HERMES, LLAMA3)
 
 query = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
@@ -27,14 +28,14 @@ def call(arguments: object, name: str = "search") -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_spelling_is_read_off_the_chat_template(name: Name):
-    tool = derive_tool(Codec(family_tokenizer(name)))
+    tool = derive_calls(Codec(family_tokenizer(name)))
     assert tool.spelling == ("llama3" if name == "llama3" else "hermes")
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 @given(st.lists(query, min_size=1, max_size=MAX_QUERIES))
-def test_what_the_tool_writes_it_reads(tool: SearchTool, queries: list[str]):
-    written = tool.write(*queries)
+def test_what_the_tool_writes_it_reads(tool: NativeCalls, queries: list[str]):
+    written = tool.write_search(*queries)
     if any("tool_call>" in one or "answer>" in one for one in queries):
         return
     for text in (written, f"<think>Hm.</think>\n{written}<|im_end|>"):
@@ -44,11 +45,11 @@ def test_what_the_tool_writes_it_reads(tool: SearchTool, queries: list[str]):
 
 
 def test_the_schema_names_the_one_argument_that_the_parser_reads():
-    function = HERMES.schema["function"]
+    function = HERMES.schemas[0]["function"]
     assert function["name"] == "search"
     assert list(function["parameters"]["properties"]) == ["query_list"]
     assert function["parameters"]["required"] == ["query_list"]
-    assert LLAMA3.schema == HERMES.schema
+    assert LLAMA3.schemas == HERMES.schemas
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.environment.codec import Codec
-from forage.environment.tools import derive_tool
+from forage.environment.native_calls import derive_calls
 from forage.rewards.format import is_format_valid
 from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
@@ -25,7 +25,7 @@ families = pytest.mark.parametrize("name", NAMES)
 
 
 def call_of(name: Name) -> str:
-    return derive_tool(Codec(family_tokenizer(name))).write("Rome")
+    return derive_calls(Codec(family_tokenizer(name))).write_search("Rome")
 
 
 async def played(name: Name, *turns: str) -> Episode:

@@ -16,6 +16,7 @@ from forage.environment.codec import Codec
 from forage.environment.episode import Environment, EpisodeSetting
 from forage.environment.prompt import encode_prompt
 from forage.environment.template import PromptTemplate, check_template
+from forage.environment.tools.toolbox import load_tools
 from forage.rollout.play.scheduler import Job
 from forage.types import Episode, Generate, Question, Retriever
 
@@ -30,15 +31,17 @@ class Player:
         tokenizer: PreTrainedTokenizerFast,
         seed: int,
     ) -> None:
-        """Raises ``UserError`` for a template or a budget that cannot work."""
-        self.codec = Codec(tokenizer)
+        """Raises ``UserError`` for a tool, a template or a budget that cannot work."""
+        tools = load_tools(environment)
+        self.codec = Codec(tokenizer, [tool.name for tool in tools])
         self._tokenizer = tokenizer
-        self._environment = Environment(environment, self.codec)
+        self._environment = Environment(environment, self.codec, tools)
         self._rollout = rollout
-        self._template = PromptTemplate.load(environment.prompt)
+        protocol = self._environment.protocol
+        self._template = PromptTemplate.load(environment.prompt).with_tools(protocol)
         self._seed = seed
         self._prompts: dict[str, list[int]] = {}
-        check_template(self._template, self._environment.protocol)
+        check_template(self._template, protocol)
 
     def write_search(self, query: str) -> str:
         """A search as a policy writes it under the protocol."""
@@ -79,7 +82,7 @@ class Player:
                 self._tokenizer,
                 self._template,
                 environment.max_tokens - 1,
-                self._environment.protocol.tools,
+                self._environment.protocol.schemas,
             )
         return self._prompts[question.id]
 

@@ -1,0 +1,90 @@
+"""The search tool: what the model is told of it, how its arguments are read, and how it is run.
+
+The retriever is the episode's own: an arm of an evaluation may search in another way, or not at
+all. Several queries of one call are searched at once, and their passages shown in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from itertools import zip_longest
+
+from forage.environment.actions import Invalid, Search
+from forage.environment.observation import (
+    NOTHING_FOUND,
+    SEARCH_FAILED,
+    SWITCHED_OFF,
+    passage_texts,
+)
+from forage.environment.tools.tool import Arguments, Tool, ToolReply
+from forage.types import SEARCH_TOOL, Hit, Retriever, SearchReply
+
+MAX_QUERIES = 4
+
+
+def make_search(has_addresses: bool = False) -> Tool:
+    """The tool; ``has_addresses`` shows each passage's address, for a tool that opens pages."""
+    return Tool(
+        name=SEARCH_TOOL,
+        description="Searches an encyclopedia and returns the best passages for each query.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "query_list": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "minItems": 1,
+                    "maxItems": MAX_QUERIES,
+                    "description": "What to search for, each query by itself.",
+                }
+            },
+            "required": ["query_list"],
+        },
+        run=partial(_run, has_addresses),
+        failed_note=SEARCH_FAILED,
+        placeholder="query",
+        reads=_read,
+    )
+
+
+def _read(arguments: object) -> Search | Invalid:
+    queries = arguments.get("query_list") if isinstance(arguments, dict) else None
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        return Invalid("query_list must be a list of texts.")
+    stripped = [query.strip() for query in queries]
+    if not stripped or not all(stripped):
+        return Invalid("The search query is empty.")
+    if len(stripped) > MAX_QUERIES:
+        return Invalid(f"At most {MAX_QUERIES} queries may be asked at once.")
+    return Search(stripped[0], tuple(stripped[1:]))
+
+
+async def _run(has_addresses: bool, arguments: Arguments, search: Retriever) -> ToolReply:
+    reply = _merge(await asyncio.gather(*map(search.search, arguments["query_list"])))
+    if reply.failure is not None:
+        return ToolReply(failure=reply.failure, detail=reply.detail)
+    if reply.is_switched_off:
+        return ToolReply(note=SWITCHED_OFF)
+    if not reply.hits_K:
+        return ToolReply(note=NOTHING_FOUND)
+    return ToolReply(tuple(passage_texts(reply.hits_K, has_addresses)))
+
+
+def _merge(replies: Sequence[SearchReply]) -> SearchReply:
+    """One reply to several queries: their hits in turn, each passage once; a failure stays one."""
+    if len(replies) == 1:
+        return replies[0]
+    unanswered = next((r for r in replies if r.failure is not None or r.is_switched_off), None)
+    if unanswered is not None:
+        return unanswered
+    hits: dict[str, Hit] = {}
+    for row in zip_longest(*(reply.hits_K for reply in replies)):
+        for hit in row:
+            if hit is not None:
+                hits.setdefault(hit.passage.id, hit)
+    return SearchReply(tuple(hits.values()))
+
+
+SEARCH = make_search()

@@ -1,0 +1,164 @@
+"""What a tool is: a name, what the model is told of it, its arguments, and how it is run.
+
+A tool knows nothing of tokens or of the protocol that spells its calls (``protocol.py``); what it
+gives back is untrusted text, which the episode cuts and frames. ``search.py`` and ``open_page.py``
+are tools; ``own_tools.py`` makes one of a function or an object of the user's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forage.environment.actions import Call, Invalid, Search
+from forage.environment.chat import ToolSchema
+from forage.environment.observation import ResultText
+from forage.types import FailureKind, Retriever
+
+Arguments = Mapping[str, Any]
+
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+_EXAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.5, "boolean": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReply:
+    """What a call gave back: texts to show, or a sentence of ours in their place, or a failure.
+
+    ``note`` is trusted and ends with a line break; ``detail`` is for the log, never for the model.
+    """
+
+    texts_K: tuple[ResultText, ...] = ()
+    note: str = ""
+    failure: FailureKind | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """Something that the policy may call.
+
+    ``parameters`` is a JSON schema of an object. ``run`` gets the arguments and the retriever of
+    the episode, and gives a failure as a reply, never as an exception. ``timeout_s`` and
+    ``max_observation_tokens`` None: only the episode's own limits hold. ``prompt_line`` None: the
+    line is made of name, description and spelling. ``failed_note`` is what the model reads when a
+    call failed, whatever the reason; ``placeholder`` stands for the text in a spelling.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    run: Callable[[Arguments, Retriever], Awaitable[ToolReply]]
+    prompt_line: str | None = None
+    timeout_s: float | None = None
+    max_observation_tokens: int | None = None
+    failed_note: str = "The call failed.\n"
+    placeholder: str = ""
+    reads: Callable[[object], Search | Call | Invalid] | None = None
+
+    @property
+    def schema(self) -> ToolSchema:
+        """What a chat template is given: a function in JSON schema."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+        return {"type": "function", "function": function}
+
+    @property
+    def text_argument(self) -> str | None:
+        """The argument that a tag holds as it is, without JSON: the only one needed, if a text."""
+        required = self.parameters.get("required", ())
+        properties = self.parameters.get("properties", {})
+        if len(required) != 1:
+            return None
+        schema = properties[required[0]]
+        is_list = schema.get("type") == "array" and schema["items"].get("type") == "string"
+        return required[0] if schema.get("type") == "string" or is_list else None
+
+    @property
+    def spelling(self) -> str:
+        """A call in tags, as an example of how to write one."""
+        return self.write(self.placeholder or self.text_argument or "")
+
+    def write(self, text: str) -> str:
+        """A call in tags of a tool that takes a text; of another, with example arguments."""
+        if self.text_argument is not None:
+            return f"<{self.name}> {text} </{self.name}>"
+        return f"<{self.name}>{json.dumps(self.example)}</{self.name}>"
+
+    @property
+    def example(self) -> dict[str, Any]:
+        """Arguments of the right types, those that are needed."""
+        properties = self.parameters.get("properties", {})
+        return {name: _example(properties[name]) for name in self.parameters.get("required", ())}
+
+    def read_text(self, text: str) -> Search | Call | Invalid:
+        """The call that this text in the tool's tag is: one text, or a JSON object."""
+        argument = self.text_argument
+        properties = self.parameters.get("properties", {})
+        if argument is not None and not (len(properties) > 1 and text.startswith("{")):
+            if not text and self.reads is None:
+                return Invalid(f"The {self.placeholder or argument} of {self.name} is empty.")
+            is_list = properties[argument]["type"] == "array"
+            return self.read({argument: [text] if is_list else text})
+        try:
+            arguments = json.loads(text) if text else {}
+        except (ValueError, RecursionError):
+            return Invalid(f"<{self.name}> must hold a JSON object of its arguments.")
+        return self.read(arguments)
+
+    def read(self, arguments: object) -> Search | Call | Invalid:
+        """The call with these arguments, or why they do not fit."""
+        if self.reads is not None:
+            return self.reads(arguments)
+        if not isinstance(arguments, dict):
+            return Invalid(f"The arguments of {self.name} must be a JSON object.")
+        properties = self.parameters.get("properties", {})
+        for name in self.parameters.get("required", ()):
+            if name not in arguments:
+                return Invalid(f"{self.name} needs the argument {name}.")
+        for name, value in arguments.items():
+            if name not in properties:
+                return Invalid(f"{self.name} has no argument {name}.")
+            if not _fits(value, properties[name]):
+                wanted = json.dumps(properties[name])
+                return Invalid(f"The argument {name} of {self.name} must be {wanted}.")
+        return Call(self.name, arguments)
+
+
+def _fits(value: object, schema: Mapping[str, Any]) -> bool:
+    """Whether a JSON value has the type, the choices and the items that a schema asks for."""
+    if "anyOf" in schema:
+        return any(_fits(value, one) for one in schema["anyOf"])
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if "type" not in schema:
+        return True
+    is_right = isinstance(value, _PYTHON_TYPES.get(schema["type"], (object,)))
+    if isinstance(value, bool):  # which Python counts among the integers
+        is_right = schema["type"] == "boolean"
+    if isinstance(value, list) and "items" in schema:
+        return is_right and all(_fits(item, schema["items"]) for item in value)
+    return is_right
+
+
+def _example(schema: Mapping[str, Any]) -> Any:
+    if "anyOf" in schema:
+        return _example(schema["anyOf"][0])
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("type") == "array":
+        return [_example(schema.get("items", {}))]
+    return _EXAMPLES.get(schema.get("type", ""), {})

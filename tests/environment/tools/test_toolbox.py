@@ -1,0 +1,150 @@
+"""The tools of a run, by name and by import path, and what is refused before the run."""
+
+from pathlib import Path
+
+import pytest
+
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.rollout_config import RolloutConfig
+from forage.environment.tools.toolbox import load_tools
+from forage.errors import UserError
+from forage.rollout.play.player import Player
+from tests.environment.families import family_tokenizer
+from tests.environment.tiny_tokenizers import make_tokenizer
+from tests.fakes import make_question, tiny_tokenizer
+
+OWN = "tests.environment.tools.own"
+
+
+def tools(*names: str):
+    return load_tools(EnvironmentConfig(tools=names))
+
+
+def own(name: str):
+    (tool,) = tools(f"{OWN}:{name}")
+    return tool
+
+
+def player(*names: str, **values: object) -> Player:
+    environment = EnvironmentConfig.model_validate({"tools": names, "max_tokens": 8192, **values})
+    return Player(environment, RolloutConfig(), tiny_tokenizer(), seed=0)
+
+
+def prompt(one: Player) -> str:
+    return one.codec.decode(one._prompt(make_question())).rstrip()
+
+
+def test_a_function_is_told_by_its_docstring_and_its_types():
+    tool = own("add")
+    assert (tool.name, tool.description) == ("add", "Adds two numbers.")
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {"first": {"type": "integer"}, "second": {"type": "integer"}},
+        "required": ["first", "second"],
+    }
+    assert tool.spelling == '<add>{"first": 1, "second": 1}</add>'
+
+
+def test_a_function_of_one_text_is_spelt_with_the_text_alone():
+    tool = own("shout")
+    assert tool.description == "Says a text in capitals."
+    assert tool.spelling == "<shout> text </shout>"
+
+
+def test_choices_lists_and_optional_arguments_are_described():
+    properties = own("options").parameters["properties"]
+    assert properties["kind"] == {"type": "string", "enum": ["a", "b"]}
+    assert properties["many"] == {"type": "array", "items": {"type": "integer"}}
+    assert properties["more"] == {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+def test_an_object_brings_its_own_description_schema_and_budgets():
+    tool = own("lookup")
+    assert (tool.name, tool.description) == ("lookup", "Looks a key up.")
+    assert (tool.timeout_s, tool.max_observation_tokens) == (5.0, 60)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("serach", r"no tool 'serach'; did you mean search\?"),
+        ("knitting", r"no tool 'knitting' \(built in: search, open_page; .* module:name"),
+        ("no.such_module:thing", "there is no module no"),
+        (f"{OWN}:nobody", "has no nobody"),
+        (f"{OWN}:a_number", "neither a function nor an object with a run method, but 7"),
+        (f"{OWN}:Lookup", "is a class; name an object of it"),
+        (f"{OWN}:no_docstring", "has no docstring"),
+        (f"{OWN}:no_types", "the argument text .* has no type; write for example text: str"),
+        (f"{OWN}:odd_types", "has the type .*Path.*, which a model cannot write; use str"),
+        (f"{OWN}:many_arguments", "cannot be given by name"),
+        (f"{OWN}:think", "'think' .* has the name of a tag of the protocol"),
+        (f"{OWN}:search", "'search' .* has the name of a tag of the protocol"),
+        (f"{OWN}:Loud", "'Loud' .* has a name that makes no tag"),
+    ],
+)
+def test_a_tool_that_cannot_be_used_is_refused_before_the_run(name: str, message: str):
+    with pytest.raises(UserError, match=f"environment.tools.*{message}"):
+        tools(name)
+
+
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(UserError, match="2 tools of the name shout"):
+        tools(f"{OWN}:shout", f"{OWN}:other_shout")
+
+
+def test_a_template_that_tells_the_model_to_search_needs_the_tool():
+    for values in ({}, {"protocol": "tools"}):
+        environment = EnvironmentConfig.model_validate({"tools": [f"{OWN}:add"], **values})
+        with pytest.raises(UserError, match="tells the model to search, and environment.tools"):
+            Player(environment, RolloutConfig(), family_tokenizer("qwen2.5"), seed=0)
+
+
+def test_native_calls_need_a_tokenizer_that_knows_tools():
+    environment = EnvironmentConfig(protocol="tools", tools=("search", f"{OWN}:add"))
+    with pytest.raises(UserError, match="shows the model no tools; use environment.protocol: tags"):
+        Player(environment, RolloutConfig(), make_tokenizer("chat"), seed=0)
+
+
+def test_demonstrations_need_the_search_they_write():
+    with pytest.raises(UserError, match="demonstrations of a warm start search"):
+        player(f"{OWN}:add", prompt="brief").write_search("Rome")
+
+
+def test_with_search_alone_the_prompt_is_the_template_to_the_letter():
+    text = prompt(player("search"))
+    assert "There is a tool" not in text
+    assert text.endswith("Question: Which river is Rome on?")
+
+
+def test_other_tools_are_told_in_front_of_the_question():
+    text = prompt(player("search", f"{OWN}:add"))
+    assert text.endswith(
+        "for example <answer> Lisbon </answer>. There is a tool named add: Adds two numbers. "
+        'To use it, write <add>{"first": 1, "second": 1}</add>; its result comes back to you '
+        "between <information> and </information>. Question: Which river is Rome on?"
+    )
+
+
+def test_a_tool_may_bring_its_own_line_of_the_prompt():
+    text = prompt(player("search", "examples.calculator:calculator", prompt="brief"))
+    assert text == (
+        "For arithmetic, write <calculator> 2 * (3 + 4) </calculator>. "
+        "Question: Which river is Rome on?"
+    )
+
+
+def test_a_template_may_say_where_its_tools_belong(tmp_path: Path):
+    path = tmp_path / "mine.txt"
+    path.write_text("Tools: {tools}\n{question}")
+    text = prompt(player("search", f"{OWN}:shout", prompt=str(path)))
+    assert text.startswith("Tools: There is a tool named search: Searches an encyclopedia")
+    assert "<shout> text </shout>" in text
+
+
+def test_the_schemas_of_all_tools_go_through_the_chat_template():
+    environment = EnvironmentConfig(protocol="tools", tools=("search", f"{OWN}:add", "open_page"))
+    one = Player(environment, RolloutConfig(), family_tokenizer("qwen2.5"), seed=0)
+    text = prompt(one)
+    assert '"query_list"' in text
+    assert '"name": "add"' in text
+    assert '"name": "open_page"' in text

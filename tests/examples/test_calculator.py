@@ -1,0 +1,33 @@
+"""The example of a tool of one's own, run as the environment runs it."""
+
+from pathlib import Path
+
+import pytest
+
+import examples.calculator
+from forage.config.environment_config import EnvironmentConfig
+from forage.environment.tools.toolbox import load_tools
+from tests.fakes import ScriptedSearch
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("2 * (3 + 4)", "14\n"),
+        (" 1 / 4 ", "0.25\n"),
+        ("1 / 0", "This cannot be worked out.\n"),
+        ("9 ** 9 ** 9", "This cannot be worked out.\n"),
+        ("__import__('os')", "This cannot be worked out.\n"),
+        ("()", "This cannot be worked out.\n"),
+        ("2 +", "This cannot be worked out.\n"),
+    ],
+)
+async def test_the_calculator_works_out_arithmetic_and_nothing_else(expression: str, expected: str):
+    (tool,) = load_tools(EnvironmentConfig(tools=("examples.calculator:calculator",)))
+    reply = await tool.run({"expression": expression}, ScriptedSearch())
+    assert [text.text for text in reply.texts_K] == [expected]
+
+
+def test_a_tool_of_ones_own_takes_twenty_lines_at_most():
+    lines = Path(examples.calculator.__file__).read_text(encoding="utf-8").splitlines()
+    assert sum(bool(line.strip()) for line in lines) <= 20
