@@ -26,8 +26,8 @@ LEVELS = (
     ("config", "records", "attention"),
     ("rewards",),
     ("episode_json", "remote"),
-    ("batch",),
-    ("types", "errors", "settings", "hardware", "progress", "stop_signal"),
+    ("batch", "settings"),
+    ("types", "errors", "hardware", "progress", "stop_signal"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 
