@@ -15,20 +15,18 @@ from pydantic import SecretStr, ValidationError
 
 from forage.errors import UserError
 from forage.remote.secret import read_key
-from forage.retrieval.web.providers.brave import BraveSettings
-from forage.retrieval.web.providers.google import GoogleSettings
+from forage.retrieval.web.providers.brave import Brave
+from forage.retrieval.web.providers.google import GoogleCustomSearch
 from forage.retrieval.web.providers.provider import PageSettings, WebSettings
-from forage.retrieval.web.providers.serpapi import SerpApiSettings
-from forage.retrieval.web.providers.serper import SerperSettings
+from forage.retrieval.web.providers.serpapi import SerpApi
+from forage.retrieval.web.providers.serper import Serper
 
-ProviderSettings = SerperSettings | GoogleSettings | SerpApiSettings | BraveSettings
+Provider = Serper | GoogleCustomSearch | SerpApi | Brave
 
-PROVIDERS: dict[str, type[WebSettings]] = {
-    model.provider: model for model in get_args(ProviderSettings)
-}
+PROVIDERS: dict[str, type[WebSettings]] = {model.provider: model for model in get_args(Provider)}
 
 
-def read_web_settings(provider: str, overrides: Sequence[str] = ()) -> ProviderSettings:
+def read_web_settings(provider: str, overrides: Sequence[str] = ()) -> Provider:
     """Settings from ``key=value`` texts; raises ``UserError`` that names each wrong key."""
     tree: dict[str, Any] = {}
     for override in overrides:
@@ -53,7 +51,7 @@ def read_web_settings(provider: str, overrides: Sequence[str] = ()) -> ProviderS
     except ValidationError as error:
         lines = [_explain(provider, d["loc"], d["type"], d["msg"]) for d in error.errors()]
         raise UserError(f"web:{provider}: " + "; ".join(lines)) from None
-    assert isinstance(settings, ProviderSettings), "the providers are those of the union"
+    assert isinstance(settings, Provider), "the providers are those of the union"
     return settings
 
 

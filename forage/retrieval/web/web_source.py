@@ -22,10 +22,10 @@ from forage.retrieval.cache import LruCache
 from forage.retrieval.source import SourceError
 from forage.retrieval.web.budget import RateLimit, Spending
 from forage.retrieval.web.loop_thread import LoopThread
-from forage.retrieval.web.providers.provider import Provider, WebResult, WebSettings, fit_query
+from forage.retrieval.web.providers.provider import WebResult, fit_query
 from forage.retrieval.web.public_addresses import AddressGuard
 from forage.retrieval.web.web_pages import PageReader, passage_around
-from forage.retrieval.web.web_settings import ProviderSettings, read_provider_key
+from forage.retrieval.web.web_settings import Provider, read_provider_key
 from forage.types import FailureKind, Hit, Passage
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _MAX_REPLY_BYTES = 8 * 2**20
 
 
 def open_web_source(
-    settings: ProviderSettings,
+    settings: Provider,
     guard: AddressGuard | None = None,
     resolver: AbstractResolver | None = None,
 ) -> WebSource:
@@ -44,8 +44,7 @@ def open_web_source(
 
     ``guard`` and ``resolver`` are for pages: what may be fetched, and how names are looked up.
     """
-    provider = settings.open(read_provider_key(settings).get_secret_value())
-    return WebSource(provider, settings, guard, resolver)
+    return WebSource(settings, read_provider_key(settings).get_secret_value(), guard, resolver)
 
 
 class WebSource:
@@ -60,25 +59,23 @@ class WebSource:
 
     def __init__(
         self,
-        provider: Provider,
-        settings: WebSettings,
+        settings: Provider,
+        key: str,
         guard: AddressGuard | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
         """Start the thread that asks; raises ``UserError`` where the ledger is damaged."""
-        self._provider = provider
         self._settings = settings
-        self._spending = Spending(provider.name, settings.max_spend_usd, settings.ledger)
+        self._key = key
+        self._spending = Spending(settings.provider, settings.max_spend_usd, settings.ledger)
         self._rate = RateLimit(settings.rate_per_s)
         self._room = asyncio.Semaphore(settings.max_concurrent)
         self._answers: LruCache[str, tuple[WebResult, ...]] = LruCache(settings.cache_size)
         self._refusals: LruCache[str, tuple[float, SourceError]] = LruCache(settings.cache_size)
         self._patience = Patience(settings.timeout_s, settings.max_retries, _FIRST_BACKOFF_S)
-        self._sender = HttpSender(
-            settings.max_concurrent, _MAX_REPLY_BYTES, secrets=provider.secrets
-        )
+        self._sender = HttpSender(settings.max_concurrent, _MAX_REPLY_BYTES, secrets=[key])
         self._is_closed = False
-        self._thread = LoopThread(f"web-{provider.name}")
+        self._thread = LoopThread(f"web-{settings.provider}")
         try:
             self._reader = self._thread.run(self._open_reader(guard, resolver))
         except BaseException:
@@ -87,13 +84,13 @@ class WebSource:
 
     @property
     def name(self) -> str:
-        return self._provider.name
+        return self._settings.provider
 
     @property
     def id(self) -> str:
         """Names what decides the answers; the web itself changes under it all the same."""
         settings = self._settings
-        parts = [*self._provider.answers_depend_on, settings.mode]
+        parts = [*settings.answers_depend_on, settings.mode]
         if settings.mode == "pages":
             parts.append(settings.pages.model_dump_json())
         return f"{self.name}-{sha256(repr(parts).encode()).hexdigest()[:16]}"
@@ -229,11 +226,11 @@ class WebSource:
 
     async def _send(self, query: str, timeout_s: float) -> tuple[WebResult, ...] | RemoteFailure:
         """One request: the results (none where nothing was found), or why there are none."""
-        reply = await self._sender.send(self._provider.request(query), timeout_s)
+        reply = await self._sender.send(self._settings.request(query, self._key), timeout_s)
         if isinstance(reply, RemoteFailure):
             return reply
         try:
-            return tuple(self._provider.read(json.loads(reply.body)))
+            return tuple(self._settings.read(json.loads(reply.body)))
         except BadReply as error:
             failure = self._sender.failure_of_reply(error)
             said = failure.detail if failure.status else f"HTTP 200: {failure.detail}"

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from forage.errors import UserError
-from forage.retrieval.web.providers.serpapi import SerpApiSettings
+from forage.retrieval.web.providers.serpapi import SerpApi
 from forage.retrieval.web.web_settings import PROVIDERS, read_provider_key, read_web_settings
 from forage.retrieval.web.web_source import open_web_source
 
@@ -14,7 +14,7 @@ def test_settings_are_read_from_texts():
         "serpapi",
         ["engine=bing", "num_results=5", "mode=pages", "pages.deadline_s=4", "key_file=k.txt"],
     )
-    assert isinstance(settings, SerpApiSettings)
+    assert isinstance(settings, SerpApi)
     assert (settings.provider, settings.engine, settings.num_results) == ("serpapi", "bing", 5)
     assert settings.pages.deadline_s == 4
     assert settings.key_file == Path("k.txt")

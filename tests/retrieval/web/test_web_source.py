@@ -340,7 +340,7 @@ def test_the_key_is_in_no_log_no_error_and_no_ledger(
             error = failure_of(source, f"query {number}")
             said += [str(error), repr(error), repr(error.__cause__), repr(error.__context__)]
         said.append(str(failure_of(open_source(f"url={dead}", name=name), "a")))
-        said += [repr(source), source.name, source.id]
+        said += [repr(source), source.name, source.id, repr(vars(source)["_settings"])]
     said += [caplog.text, (tmp_path / "ledger.jsonl").read_text()]
     assert any("***" in text for text in said)
     for spelling in (KEY, KEY.replace("/", "%2F"), KEY.replace("/", "%2F").replace("+", "%2B")):

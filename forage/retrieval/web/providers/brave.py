@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from html import unescape
 from typing import Any, ClassVar
 
 from forage.remote.request import BadReply, HttpRequest
 from forage.retrieval.web.providers.provider import (
     Item,
-    Provider,
     ProviderJson,
     ProviderPlan,
     WebResult,
@@ -18,44 +16,26 @@ from forage.retrieval.web.providers.provider import (
     results_of,
 )
 
-_URL = "https://api.search.brave.com/res/v1/web/search"
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 
 
-class BraveSettings(WebSettings):
-    """Brave has no settings of its own."""
+class Brave(WebSettings):
+    """Brave, which has no settings of its own."""
 
     provider: ClassVar[str] = "brave"
     plan: ClassVar[ProviderPlan] = ProviderPlan(
-        key_variable="BRAVE_API_KEY", usd_per_request=0.005, requests_per_s=1, max_results=20
+        url="https://api.search.brave.com/res/v1/web/search",
+        key_variable="BRAVE_API_KEY",
+        usd_per_request=0.005,
+        requests_per_s=1,
+        max_results=20,
     )
 
-    def open(self, key: str) -> Brave:
-        return Brave(key, self.num_results, self.url or _URL)
-
-
-@dataclass(frozen=True, slots=True)
-class Brave(Provider):
-    """A search of Brave."""
-
-    key: str = field(repr=False)
-    num_results: int = 10
-    url: str = _URL
-
-    name: ClassVar[str] = "brave"
-
-    def request(self, query: str) -> HttpRequest:
-        return HttpRequest(
-            "GET",
-            self.url,
-            headers={"X-Subscription-Token": self.key, "Accept": "application/json"},
-            params={
-                "q": query,
-                "count": str(self.num_results),
-                "result_filter": "web",
-                "text_decorations": "false",
-            },
-        )
+    def request(self, query: str, key: str) -> HttpRequest:
+        headers = {"X-Subscription-Token": key, "Accept": "application/json"}
+        params = {"q": query, "count": str(self.num_results)}
+        params |= {"result_filter": "web", "text_decorations": "false"}
+        return HttpRequest("GET", self.address, headers=headers, params=params)
 
     def read(self, reply: Any) -> list[WebResult]:
         """The results, without their markup; a search that found nothing has no ``web``."""

@@ -1,7 +1,9 @@
-"""What a web search provider is: its settings, its request and how its reply is read.
+"""What the web search providers share: settings, results, and how replies are checked.
 
-Each provider is one file beside this one, with all three; ``forage.retrieval.web.web_settings``
-lists them. Nothing here sends anything: ``forage.retrieval.web.web_source`` does, and keeps the key
+A provider is one file beside this one: a class of settings with ``request(query, key)``, what is
+sent, and ``read(reply)``, its results. ``read`` tells results, nothing found and an error document
+apart by what the provider documents, so that no error reads as an empty result.
+``forage.retrieval.web.web_settings`` lists the providers; ``web_source`` sends, and keeps the key
 out of what is said.
 """
 
@@ -9,14 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import quote_plus
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from forage.remote.request import BadReply, HttpRequest
+from forage.remote.request import BadReply
 from forage.settings import Frozen
 
 # Brave refuses more than 400 characters or 50 words; Google reads 32 words, and takes requests of
@@ -44,8 +46,9 @@ class PageSettings(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class ProviderPlan:
-    """A provider's smallest paid plan as published in 2025, and where its key is looked for."""
+    """Where a provider is, where its key is looked for, and its smallest paid plan of 2025."""
 
+    url: str
     key_variable: str
     usd_per_request: float
     requests_per_s: float
@@ -95,6 +98,18 @@ class WebSettings(Frozen):
         return self
 
     @property
+    def address(self) -> str:
+        """Where requests go."""
+        return self.url or self.plan.url
+
+    @property
+    def answers_depend_on(self) -> list[str]:
+        """Everything but the query that decides what is found."""
+        own = type(self).model_fields.keys() - WebSettings.model_fields.keys()
+        values = [str(getattr(self, name)) for name in sorted(own)]
+        return [self.provider, self.address, *values, str(self.num_results)]
+
+    @property
     def rate_per_s(self) -> float:
         """Requests a second that may leave."""
         return self.requests_per_s or self.plan.requests_per_s
@@ -113,35 +128,6 @@ class WebResult:
     url: str
     title: str
     snippet: str
-
-
-class Provider(Protocol):
-    """One way of searching the web: a frozen dataclass whose fields say what is asked and where."""
-
-    name: ClassVar[str]
-    key: str
-    url: str
-
-    def request(self, query: str) -> HttpRequest: ...
-
-    def read(self, reply: Any) -> list[WebResult]:
-        """The results in a reply's JSON, best first; raises ``BadReply``.
-
-        It tells results, nothing found and an error document apart by what the provider documents,
-        so that no error reads as an empty result.
-        """
-        ...
-
-    @property
-    def secrets(self) -> Sequence[str]:
-        """What must never be said or logged."""
-        return (self.key,)
-
-    @property
-    def answers_depend_on(self) -> Sequence[str]:
-        """Everything but the query that decides what is found."""
-        own = [f.name for f in fields(self) if f.name not in ("key", "url")]  # pyright: ignore[reportArgumentType] # implementations are dataclasses
-        return (self.name, self.url, *(str(getattr(self, name)) for name in own))
 
 
 def fit_query(query: str) -> str:

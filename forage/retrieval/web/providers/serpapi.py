@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from forage.remote.request import BadReply, HttpRequest
 from forage.retrieval.web.providers.provider import (
     Item,
-    Provider,
     ProviderJson,
     ProviderPlan,
     WebResult,
     WebSettings,
     results_of,
 )
-
-_URL = "https://serpapi.com/search.json"
 
 SearchEngine = Literal["google", "google_light", "bing", "duckduckgo", "baidu", "yahoo", "yandex"]
 
@@ -32,36 +28,26 @@ _ENGINE_PARAMETERS: dict[SearchEngine, tuple[str, str | None]] = {
 }
 
 
-class SerpApiSettings(WebSettings):
-    """SerpAPI searches with ``engine``."""
+class SerpApi(WebSettings):
+    """SerpAPI, which searches with ``engine``."""
 
     provider: ClassVar[str] = "serpapi"
     plan: ClassVar[ProviderPlan] = ProviderPlan(
-        key_variable="SERPAPI_API_KEY", usd_per_request=0.015, requests_per_s=5, max_results=100
+        url="https://serpapi.com/search.json",
+        key_variable="SERPAPI_API_KEY",
+        usd_per_request=0.015,
+        requests_per_s=5,
+        max_results=100,
     )
+
     engine: SearchEngine = "google"
 
-    def open(self, key: str) -> SerpApi:
-        return SerpApi(key, self.engine, self.num_results, self.url or _URL)
-
-
-@dataclass(frozen=True, slots=True)
-class SerpApi(Provider):
-    """A search at SerpAPI."""
-
-    key: str = field(repr=False)
-    engine: SearchEngine = "google"
-    num_results: int = 10
-    url: str = _URL
-
-    name: ClassVar[str] = "serpapi"
-
-    def request(self, query: str) -> HttpRequest:
+    def request(self, query: str, key: str) -> HttpRequest:
         query_name, count_name = _ENGINE_PARAMETERS[self.engine]
-        params = {"engine": self.engine, query_name: query, "api_key": self.key}
+        params = {"engine": self.engine, query_name: query, "api_key": key}
         if count_name is not None:
             params[count_name] = str(self.num_results)
-        return HttpRequest("GET", self.url, params=params)
+        return HttpRequest("GET", self.address, params=params)
 
     def read(self, reply: Any) -> list[WebResult]:
         """The results; a search that found nothing is a success that carries an "error"."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from forage.remote.request import BadReply, HttpRequest
 from forage.retrieval.web.providers.provider import (
     Item,
-    Provider,
     ProviderJson,
     ProviderPlan,
     WebResult,
@@ -16,15 +14,17 @@ from forage.retrieval.web.providers.provider import (
     results_of,
 )
 
-_URL = "https://google.serper.dev/search"
 
-
-class SerperSettings(WebSettings):
-    """serper.dev has no settings of its own."""
+class Serper(WebSettings):
+    """serper.dev, which has no settings of its own."""
 
     provider: ClassVar[str] = "serper"
     plan: ClassVar[ProviderPlan] = ProviderPlan(
-        key_variable="SERPER_API_KEY", usd_per_request=0.001, requests_per_s=50, max_results=100
+        url="https://google.serper.dev/search",
+        key_variable="SERPER_API_KEY",
+        usd_per_request=0.001,
+        requests_per_s=50,
+        max_results=100,
     )
 
     @property
@@ -33,23 +33,9 @@ class SerperSettings(WebSettings):
         is_double = self.usd_per_request is None and self.num_results > 10
         return super().price_usd * (2 if is_double else 1)
 
-    def open(self, key: str) -> Serper:
-        return Serper(key, self.num_results, self.url or _URL)
-
-
-@dataclass(frozen=True, slots=True)
-class Serper(Provider):
-    """A search at serper.dev."""
-
-    key: str = field(repr=False)
-    num_results: int = 10
-    url: str = _URL
-
-    name: ClassVar[str] = "serper"
-
-    def request(self, query: str) -> HttpRequest:
+    def request(self, query: str, key: str) -> HttpRequest:
         body = {"q": query, "num": self.num_results}
-        return HttpRequest("POST", self.url, headers={"X-API-KEY": self.key}, body=body)
+        return HttpRequest("POST", self.address, headers={"X-API-KEY": key}, body=body)
 
     def read(self, reply: Any) -> list[WebResult]:
         """The results; error documents hold a message and a code."""
