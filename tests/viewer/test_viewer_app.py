@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from forage.commands.view_command import view
 from forage.errors import UserError
 from forage.records import EPISODES_FILE, read_episodes
-from forage.viewer.viewer_app import create_app, load_decoder, view
+from forage.viewer.viewer_app import create_app, load_decoder
 from tests.viewer.browser import needs_chromium, visit
 from tests.viewer.fake_run import make_tokenizer, write_run
 

@@ -34,7 +34,7 @@ def explain_bind_error(error: OSError, host: str, port: int) -> UserError:
     if error.errno == errno.EADDRINUSE:
         return UserError(
             f"port {port} on {host} is already taken: stop the program that listens there, or "
-            "choose another with --port (0 picks a free one)"
+            "choose another --port (0 picks a free one)"
         )
     if error.errno == errno.EACCES:
         return UserError(f"port {port} needs privileges; choose one above 1023 with --port")
