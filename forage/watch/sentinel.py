@@ -174,35 +174,32 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             lambda _: config.max_misranked,
             "the reward does not tell right answers from wrong ones: it can be had without",
         ),
-        "format": Sign(
+        "format": _rising_sign(
             "health/format_breaks",
-            "above",
-            "best",
-            lambda normal: normal + config.format_breaks_rise,
+            config.format_breaks_rise,
             "the reasoning falls apart: think blocks are left open or hold other tags",
         ),
-        "repetition": Sign(
+        "repetition": _rising_sign(
             "health/repetition",
-            "above",
-            "best",
-            lambda normal: normal + config.repetition_rise,
+            config.repetition_rise,
             "the policy repeats itself within a turn",
         ),
-        "repeated searches": Sign(
+        "repeated searches": _rising_sign(
             "health/repeated_searches",
-            "above",
-            "best",
-            lambda normal: normal + config.repeated_searches_rise,
+            config.repeated_searches_rise,
             "the policy asks the same again",
         ),
-        "empty answers": Sign(
+        "empty answers": _rising_sign(
             "health/empty_answers",
-            "above",
-            "best",
-            lambda normal: normal + config.empty_answers_rise,
+            config.empty_answers_rise,
             "the policy answers with nothing",
         ),
     }
+
+
+def _rising_sign(metric: str, rise: float, meaning: str) -> Sign:
+    """A metric that lies ``rise`` above its best median so far."""
+    return Sign(metric, "above", "best", lambda normal: normal + rise, meaning)
 
 
 def _searches_sign(name: str, num_hops: int | None, drop: float) -> Sign:
