@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from forage.retrieval.words.bm25_columns import Columns
+from forage.retrieval.words.bm25 import Columns
 
 NUM_PASSAGES = (900_000, 500_000, 300_000, 100_000, 30_000, 10_000, 3_000, 1_000, 300, 20, 5)
 QUERIES = {

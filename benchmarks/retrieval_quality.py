@@ -26,11 +26,12 @@ quiet_openmp()
 import numpy as np  # noqa: E402  # after the OpenMP settings
 
 from forage.data.corpus import write_corpus  # noqa: E402
-from forage.retrieval.index.build import DenseBuild, build_dense_index  # noqa: E402
 from forage.retrieval.index.index import OpenOptions, build_index, open_index  # noqa: E402
 from forage.retrieval.source import Source  # noqa: E402
 from forage.retrieval.sources.fusion import Fused  # noqa: E402
 from forage.retrieval.sources.reranker import CrossEncoderModel, Reranked, ScorePairs  # noqa: E402
+from forage.retrieval.vectors.dense import build_dense_index  # noqa: E402
+from forage.retrieval.vectors.encoded_corpus import DenseBuild  # noqa: E402
 from forage.retrieval.vectors.encoder import Encoder, EncoderChoice  # noqa: E402
 from forage.retrieval.vectors.faiss_settings import Sq8Settings  # noqa: E402
 from forage.retrieval.vectors.sentence_encoder import open_encoder  # noqa: E402

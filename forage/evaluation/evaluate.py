@@ -35,8 +35,8 @@ from forage.evaluation.summary import summarise
 from forage.progress import progress_bar
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.client.servers import Served
+from forage.retrieval.index.backends import read_manifest
 from forage.retrieval.index.index import open_corpus
-from forage.retrieval.index.manifest import read_manifest
 from forage.rewards.scorer import Scorer
 from forage.rollout.play.scheduler import Job
 from forage.types import Episode, Generate, Question, Retriever, Score

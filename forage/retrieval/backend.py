@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +38,18 @@ class Backend(Protocol):
     def close(self) -> None:
         """Let go of files, processes and connections; harmless when repeated."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How an index of vectors is opened on this machine; None is what the machine does best.
+
+    ``encoder`` is another place of the same model; ``gpus`` hold the vectors, ``device`` computes
+    the encoder, in ``dtype``.
+    """
+
+    device: str | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    gpus: tuple[int, ...] = ()
+    encoder: str | None = None
+    trust_remote_code: bool = False

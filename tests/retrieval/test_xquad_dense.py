@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from forage.data.corpus import write_corpus
-from forage.retrieval.index.build import DenseBuild, build_dense_index
 from forage.retrieval.index.index import OpenOptions, open_index
+from forage.retrieval.vectors.dense import build_dense_index
+from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import FaissSettings, FlatSettings, Sq8Settings
 from forage.retrieval.vectors.sentence_encoder import open_encoder

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _LOG_EVERY_S = 30.0
 
 
-class Meter:
+class BuildProgress:
     """Counts to ``total`` (None: nobody knows); ``done`` of them were there before it began."""
 
     def __init__(
@@ -70,16 +70,16 @@ class Meter:
 
 
 @contextmanager
-def metered(
+def build_progress(
     label: str, total: int | None, is_shown: bool, done: int = 0
 ) -> Iterator[Callable[[int], None]]:
     """Gives the function to call with each advance; silent unless ``is_shown``."""
-    meter = Meter(label, total, done)
+    progress = BuildProgress(label, total, done)
     console = Console(stderr=True)
     if not is_shown or not console.is_terminal:
-        yield _logged(meter) if is_shown else meter.advance
+        yield _logged(progress) if is_shown else progress.advance
         if is_shown:
-            logger.info("%s", meter.sentence())
+            logger.info("%s", progress.sentence())
         return
     columns = (
         SpinnerColumn(),
@@ -90,15 +90,15 @@ def metered(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(label, total=total, completed=done, rate="")
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(label, total=total, completed=done, rate="")
 
         def advance(count: int) -> None:
-            meter.advance(count)
-            progress.update(task, completed=meter.done, rate=f"{meter.rate():,.0f}/s")
+            progress.advance(count)
+            bar.update(task, completed=progress.done, rate=f"{progress.rate():,.0f}/s")
 
         yield advance
-        progress.update(task, total=meter.done)
+        bar.update(task, total=progress.done)
 
 
 def format_duration(seconds: float) -> str:
@@ -107,14 +107,14 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def _logged(meter: Meter) -> Callable[[int], None]:
+def _logged(progress: BuildProgress) -> Callable[[int], None]:
     last = time.monotonic()
 
     def advance(count: int) -> None:
         nonlocal last
-        meter.advance(count)
+        progress.advance(count)
         if time.monotonic() - last >= _LOG_EVERY_S:
             last = time.monotonic()
-            logger.info("%s", meter.sentence())
+            logger.info("%s", progress.sentence())
 
     return advance

@@ -34,7 +34,8 @@ from forage.retrieval.vectors.faiss_settings import (
     stored_dtype,
 )
 from forage.retrieval.vectors.vector_shards import ShardLayout, bytes_per_vector, create_vectors
-from forage.retrieval.words.bm25 import BM25Builder, tokenize
+from forage.retrieval.words.bm25 import tokenize
+from forage.retrieval.words.bm25_index import BM25Builder
 from forage.types import Passage
 
 _SAMPLED_LINES = 20_000
@@ -155,7 +156,7 @@ def index_bytes(num_passages: int, dimension: int, settings: FaissSettings) -> i
             per_row = (code_bytes or 1) + 8
             fixed = (lists or 1) * (4 * dimension + 8) + 256 * dimension * 4
         case _:
-            raise AssertionError("an adopted index is there already")
+            raise AssertionError("an imported index is there already")
     return round(num_passages * per_row) + fixed
 
 

@@ -23,8 +23,8 @@ from forage.data.corpus import LINES_FILE, OFFSETS_FILE, CorpusStore, StoredCorp
 from forage.errors import UserError
 from forage.retrieval.index.atomic_directory import built_beside, refuse_other_contents
 from forage.retrieval.index.index import Index, open_index
-from forage.retrieval.index.manifest import BM25Manifest, common_fields, write_manifest
-from forage.retrieval.words.bm25 import cut_rows
+from forage.retrieval.index.manifest import common_fields, write_manifest
+from forage.retrieval.words.bm25_index import BM25Manifest, cut_rows
 from forage.types import Hit
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from forage.errors import UserError
+from forage.retrieval.index.backends import read_manifest
 from forage.retrieval.index.index import Index, OpenOptions, open_index
-from forage.retrieval.index.manifest import BM25Manifest, read_manifest
 from forage.retrieval.serve.middleware import Limits
 from forage.retrieval.source import Source
 from forage.retrieval.sources.fusion import RRF_K, Fused
@@ -27,6 +27,7 @@ from forage.retrieval.sources.stored_pages import PageStore, open_pages
 from forage.retrieval.vectors.encoder import Dtype
 from forage.retrieval.web.web_settings import read_web_settings
 from forage.retrieval.web.web_source import open_web_source
+from forage.retrieval.words.bm25_index import BM25Manifest
 
 _KINDS = ("web", "replay", "lucene", "ray")
 

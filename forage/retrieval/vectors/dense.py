@@ -1,25 +1,122 @@
-"""Dense search: an encoder, a FAISS index, and for compressed ones an exact second look.
+"""An index of vectors in FAISS: its manifest, how it is built and opened, and its search.
 
-A backend as ``forage.retrieval.backend`` has it: queries in, rows and scores out. All queries of a
-call are encoded in one go. Building is ``forage.retrieval.index.build``'s.
+A search encodes all queries of a call in one go, asks FAISS, and for compressed indexes scores the
+candidates again from exact vectors. ``forage.retrieval.vectors.faiss_index`` wraps FAISS; it is
+imported only where an index is built or opened.
 """
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
+from forage.data.corpus import CorpusStore
 from forage.errors import UserError
-from forage.retrieval.backend import Scored
+from forage.retrieval.backend import Backend, OpenOptions, Scored
+from forage.retrieval.index.build_progress import build_progress
+from forage.retrieval.index.manifest import (
+    CommonManifest,
+    check_file,
+    common_fields,
+    hash_file,
+    require_same,
+    write_manifest,
+)
 from forage.retrieval.source import SourceError
-from forage.retrieval.vectors.encoder import Encoder, bad_rows
-from forage.retrieval.vectors.faiss_index import FaissIndex
-from forage.retrieval.vectors.faiss_settings import FaissSettings, num_candidates
-from forage.retrieval.vectors.vector_shards import VectorShards
+from forage.retrieval.vectors.encoded_corpus import (
+    VECTORS_DIR,
+    DenseBuild,
+    Encoded,
+    encoded_corpus,
+)
+from forage.retrieval.vectors.encoder import Encoder, EncoderSpec, bad_rows
+from forage.retrieval.vectors.faiss_settings import (
+    AdoptedSettings,
+    FaissSettings,
+    num_candidates,
+    rescore_dtype,
+)
+from forage.retrieval.vectors.probes import missing_extra, open_same_encoder
+from forage.retrieval.vectors.vector_shards import VectorShards, open_vectors
+
+if TYPE_CHECKING:
+    from forage.retrieval.vectors.faiss_index import FaissIndex
+
+logger = logging.getLogger(__name__)
+
+FAISS_FILE = "vectors.faiss"
 
 # Candidates of this many queries are gathered at once: 64 x 200 x 768 floats are 40 MB.
 _RESCORED_QUERIES = 64
+
+
+class DenseManifest(CommonManifest):
+    """An index of vectors; ``backend`` repeats the kind of its FAISS settings.
+
+    ``source_files`` are those of an imported index, with the lowest cosine of its check.
+    """
+
+    backend: Literal["flat", "sq8", "hnsw", "ivf", "pq", "ivfpq", "adopted"]
+    encoder: EncoderSpec
+    faiss: FaissSettings
+    metric: Literal["inner_product", "l2"] = "inner_product"
+    index_bytes: int = Field(ge=1)
+    index_sha256: str
+    source_files: tuple[str, ...] = ()
+    checked_cosine: float | None = None
+
+    @model_validator(mode="after")
+    def _backend_is_the_kind(self) -> Self:
+        if self.backend != self.faiss.kind:
+            raise ValueError(f"backend is {self.backend}, but faiss.kind is {self.faiss.kind}")
+        return self
+
+
+def build_dense_index(
+    corpus: Path, out: Path, settings: DenseBuild, show_progress: bool = True
+) -> DenseManifest:
+    """Build an index of vectors of ``corpus`` in ``out``, or go on with one that was cut short.
+
+    Raises ``UserError`` as ``encoded_corpus`` does.
+    """
+    assert not isinstance(settings.faiss, AdoptedSettings), "an imported index is not built"
+    with encoded_corpus(corpus, out, settings, show_progress) as encoded:
+        manifest = _index_vectors(encoded, show_progress)
+        write_manifest(encoded.directory, manifest)
+    logger.info("indexed %d passages of %s in %s", manifest.num_passages, corpus, out)
+    return manifest
+
+
+def open_dense(
+    directory: Path, manifest: DenseManifest, store: CorpusStore, options: OpenOptions
+) -> Backend:
+    """The backend of an index directory; raises ``UserError``."""
+    try:
+        from forage.retrieval.vectors.faiss_index import open_faiss
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from error
+    check_file(
+        directory,
+        FAISS_FILE,
+        "index",
+        manifest.index_bytes,
+        manifest.index_sha256,
+        "its FAISS file",
+    )
+    index = open_faiss(directory / FAISS_FILE, manifest.faiss, options.gpus)
+    require_same(directory, "passages", manifest.num_passages, "its FAISS file holds", len(index))
+    vectors = None
+    if rescore_dtype(manifest.faiss) is not None:
+        vectors = _open_vectors(directory, manifest)
+    encoder = open_same_encoder(directory, manifest.encoder, manifest.library, store, options)
+    return DenseBackend(encoder, index, manifest.faiss, vectors)
 
 
 class DenseBackend:
@@ -85,6 +182,50 @@ class DenseBackend:
             for number, of_query in enumerate(places.reshape(rows_BK[block].shape), start=start):
                 scores_BK[number] = kept[of_query] @ queries_BD[number]
         return scores_BK
+
+
+def _index_vectors(encoded: Encoded, show_progress: bool) -> DenseManifest:
+    """Build the FAISS file; vectors that nothing scores from again are removed."""
+    from forage.retrieval.vectors.faiss_index import build_faiss
+
+    path = encoded.directory / FAISS_FILE
+    label = f"building {encoded.faiss.kind}"
+    with build_progress(label, encoded.stored.num_passages, show_progress) as advance:
+        build_faiss(encoded.vectors, encoded.faiss, path, advance)
+    if rescore_dtype(encoded.faiss) is None:
+        shutil.rmtree(encoded.vectors.directory)
+    return DenseManifest.model_validate(
+        common_fields(encoded.stored)
+        | {
+            "backend": encoded.faiss.kind,
+            "encoder": encoded.spec,
+            "faiss": encoded.faiss,
+            "index_bytes": path.stat().st_size,
+            "index_sha256": hash_file(path),
+            "library": dense_versions(),
+        }
+    )
+
+
+def dense_versions() -> str:
+    """The packages that a dense index depends on."""
+    from forage.retrieval.vectors.faiss_index import faiss_version
+
+    return (
+        f"faiss {faiss_version()}, sentence-transformers {version('sentence-transformers')}, "
+        f"torch {version('torch')}"
+    )
+
+
+def _open_vectors(directory: Path, manifest: DenseManifest) -> VectorShards:
+    vectors = open_vectors(directory / VECTORS_DIR)
+    layout = vectors.layout
+    require_same(directory, "passages", manifest.num_passages, "its vectors are", layout.num_rows)
+    stated = rescore_dtype(manifest.faiss)
+    require_same(directory, "vectors in", stated, "its vectors are in", layout.dtype)
+    dimension = manifest.encoder.dimension
+    require_same(directory, "dimension", dimension, "its vectors have", layout.dimension)
+    return vectors
 
 
 def _best(scores_K: np.ndarray, rows_K: np.ndarray, topk: int) -> list[Scored]:

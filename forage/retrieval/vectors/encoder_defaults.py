@@ -1,16 +1,38 @@
-"""The published settings of known encoder families, for models whose own files lack them.
+"""What is settled of an encoder before it is loaded: its pooling, prefixes, title format, length.
 
-What a model's files say comes first, and what the user says before that; see
-``forage.retrieval.vectors.sentence_encoder``. A model is recognised by its id (or its directory's
-name).
+The user's word comes first, then the model's own files, then the published settings of its family.
+A family is recognised by the model's id (or its directory's name).
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from forage.retrieval.vectors.encoder import QUOTED_TITLE, Pooling
+from forage.retrieval.vectors.encoder import (
+    QUOTED_TITLE,
+    EncoderChoice,
+    EncoderSpec,
+    Pooling,
+    check_template,
+)
+
+if TYPE_CHECKING:
+    from forage.retrieval.vectors.model_files import ModelFiles
+
+logger = logging.getLogger(__name__)
+
+# Longer inputs cost time and passages have about 100 words; --max-length raises it.
+MAX_LENGTH = 512
+
+Task = Literal["query", "document"]
+
+_PROMPT_NAMES: dict[Task, tuple[str, ...]] = {
+    "query": ("query", "search_query", "s2p_query"),
+    "document": ("document", "passage", "corpus", "search_document"),
+}
 
 _ASK = "Given a web search query, retrieve relevant passages that answer the query"
 
@@ -85,3 +107,66 @@ def question_encoder_of(model: str) -> str | None:
         if passages in model:
             return model.replace(passages, queries)
     return None
+
+
+def settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:
+    """The spec of a chosen encoder; the loaded model completes dimension, length and numbers."""
+    family = family_of(choice.model)
+    own = files.read_json("config_sentence_transformers.json") or {}
+    modules = files.read_json("modules.json")
+    template = choice.passage_template or (family.passage_template if family else QUOTED_TITLE)
+    check_template(template)
+    if modules is None and family is None and choice.pooling is None:
+        logger.warning(
+            "%s says nothing of its pooling and belongs to no family known here: "
+            "mean pooling and unit length are used; see --pooling and --no-normalise",
+            choice.model,
+        )
+    return EncoderSpec(
+        model=choice.model,
+        revision=files.commit,
+        fingerprint=files.fingerprint(),
+        query_model=choice.query_model or question_encoder_of(choice.model),
+        query_revision=choice.query_revision,
+        pooling=_first(choice.pooling, None if modules or not family else family.pooling, "own"),
+        query_prefix=_prefix(choice.query_prefix, own, "query", family),
+        passage_prefix=_prefix(choice.passage_prefix, own, "document", family),
+        passage_template=template,
+        normalise=_normalises(choice, own, modules, family),
+        max_length=choice.max_length or MAX_LENGTH,
+        dimension=1,
+        dtype=choice.dtype or "float32",
+        onnx_file=choice.onnx_file,
+        trust_remote_code=choice.trust_remote_code,
+    )
+
+
+def _first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next(value for value in values if value is not None)
+
+
+def _prefix(said: str | None, own: dict[str, Any], task: Task, family: Family | None) -> str:
+    if said is not None:
+        return said
+    prompts = own.get("prompts") or {}
+    # "" for both sides is what the library writes where nobody set any: it says nothing.
+    if any(prompts.values()):
+        return next((prompts[name] for name in _PROMPT_NAMES[task] if prompts.get(name)), "")
+    if family is None:
+        return ""
+    return family.query_prefix if task == "query" else family.passage_prefix
+
+
+def _normalises(
+    choice: EncoderChoice, own: dict[str, Any], modules: Any, family: Family | None
+) -> bool:
+    """Unit length by the user's word, a Normalize module, the model's similarity, or the family."""
+    if choice.normalise is not None:
+        return choice.normalise
+    if modules and any(module["type"].endswith("Normalize") for module in modules):
+        return True
+    similarity = own.get("similarity_fn_name")
+    if modules and similarity is not None:
+        return similarity == "cosine"
+    return family.normalise if family else True

@@ -141,7 +141,7 @@ def build_faiss(
 
 def _empty(settings: FaissSettings, dimension: int) -> Any:
     """An index of the kind, not trained; deterministic but for the threads of HNSW."""
-    assert not isinstance(settings, AdoptedSettings), "an adopted index is not built"
+    assert not isinstance(settings, AdoptedSettings), "an imported index is not built"
     index = faiss.index_factory(dimension, _factory(settings), faiss.METRIC_INNER_PRODUCT)
     if isinstance(settings, HnswSettings):
         index.hnsw.efConstruction = settings.ef_construction
@@ -167,7 +167,7 @@ def _factory(settings: FaissSettings) -> str:
         case IvfPqSettings(lists=lists, code_bytes=code_bytes):
             return f"IVF{lists},PQ{code_bytes}"
         case AdoptedSettings():
-            raise AssertionError("an adopted index is not built")
+            raise AssertionError("an imported index is not built")
 
 
 def _write_stream(

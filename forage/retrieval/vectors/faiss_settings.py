@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from forage.errors import UserError
 from forage.retrieval.vectors.vector_shards import VectorDtype
@@ -24,65 +24,84 @@ _CENTROIDS_PER_BYTE = 256
 _CANDIDATES, _FEWEST = 200, 32
 
 
-class _Settings(BaseModel):
+_STORAGE_HELP = "numbers that the index keeps its vectors in"
+_RESCORE_HELP = "numbers that the candidates' vectors are kept in, to score them again"
+_CANDIDATES_HELP = "passages scored again from those vectors"
+_LISTS_HELP = "lists that the vectors are divided into (about 4 sqrt(N))"
+_PROBES_HELP = "lists that a search reads"
+_CODE_BYTES_HELP = "bytes that a vector is compressed to (one for 8 dimensions)"
+
+
+class FaissKind(BaseModel):
+    """The settings of one kind of FAISS index; each description is the help of its option."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class FlatSettings(_Settings):
+class FlatSettings(FaissKind):
     """Exact: every vector is compared."""
 
     kind: Literal["flat"] = "flat"
-    storage: Literal["float32", "float16"] = "float32"
+    storage: Literal["float32", "float16"] = Field(default="float32", description=_STORAGE_HELP)
+
+    @field_validator("storage", mode="before")
+    @classmethod
+    def _int8_is_sq8(cls, storage: object) -> object:
+        if storage == "int8":
+            raise ValueError("flat is stored in float32 or float16; its int8 form is --backend sq8")
+        return storage
 
 
-class Sq8Settings(_Settings):
+class Sq8Settings(FaissKind):
     """Every vector is compared in 8 bits a component, and the best ones exactly."""
 
     kind: Literal["sq8"] = "sq8"
-    rescore: RescoreDtype | None = "float16"
-    candidates: int | None = Field(default=None, ge=1)
+    rescore: RescoreDtype | None = Field(default="float16", description=_RESCORE_HELP)
+    candidates: int | None = Field(default=None, ge=1, description=_CANDIDATES_HELP)
 
 
-class HnswSettings(_Settings):
+class HnswSettings(FaissKind):
     """A graph that is walked (https://arxiv.org/abs/1603.09320): fast, and larger than flat."""
 
     kind: Literal["hnsw"] = "hnsw"
-    storage: Storage = "float32"
-    links: int = Field(default=64, ge=2)
-    ef_construction: int = Field(default=200, ge=1)
-    ef_search: int = Field(default=128, ge=1)
+    storage: Storage = Field(default="float32", description=_STORAGE_HELP)
+    links: int = Field(default=64, ge=2, description="neighbours kept for each node")
+    ef_construction: int = Field(
+        default=200, ge=1, description="candidates looked at for each node while building"
+    )
+    ef_search: int = Field(default=128, ge=1, description="candidates looked at in a search")
 
 
-class IvfSettings(_Settings):
+class IvfSettings(FaissKind):
     """Vectors in lists by their nearest centroid; a search reads the ``probes`` nearest lists."""
 
     kind: Literal["ivf"] = "ivf"
-    storage: Storage = "float32"
-    lists: int | None = Field(default=None, ge=1)
-    probes: int | None = Field(default=None, ge=1)
+    storage: Storage = Field(default="float32", description=_STORAGE_HELP)
+    lists: int | None = Field(default=None, ge=1, description=_LISTS_HELP)
+    probes: int | None = Field(default=None, ge=1, description=_PROBES_HELP)
 
 
-class PqSettings(_Settings):
+class PqSettings(FaissKind):
     """Product quantisation (``code_bytes`` a vector), the best candidates scored again exactly."""
 
     kind: Literal["pq"] = "pq"
-    code_bytes: int | None = Field(default=None, ge=1)
-    rescore: RescoreDtype | None = "float16"
-    candidates: int | None = Field(default=None, ge=1)
+    code_bytes: int | None = Field(default=None, ge=1, description=_CODE_BYTES_HELP)
+    rescore: RescoreDtype | None = Field(default="float16", description=_RESCORE_HELP)
+    candidates: int | None = Field(default=None, ge=1, description=_CANDIDATES_HELP)
 
 
-class IvfPqSettings(_Settings):
+class IvfPqSettings(FaissKind):
     """Lists as in ivf, with product quantisation inside them, and candidates scored again."""
 
     kind: Literal["ivfpq"] = "ivfpq"
-    lists: int | None = Field(default=None, ge=1)
-    probes: int | None = Field(default=None, ge=1)
-    code_bytes: int | None = Field(default=None, ge=1)
-    rescore: RescoreDtype | None = "float16"
-    candidates: int | None = Field(default=None, ge=1)
+    lists: int | None = Field(default=None, ge=1, description=_LISTS_HELP)
+    probes: int | None = Field(default=None, ge=1, description=_PROBES_HELP)
+    code_bytes: int | None = Field(default=None, ge=1, description=_CODE_BYTES_HELP)
+    rescore: RescoreDtype | None = Field(default="float16", description=_RESCORE_HELP)
+    candidates: int | None = Field(default=None, ge=1, description=_CANDIDATES_HELP)
 
 
-class AdoptedSettings(_Settings):
+class AdoptedSettings(FaissKind):
     """An index that someone else built, searched as it is; ``structure`` is its class in FAISS."""
 
     kind: Literal["adopted"] = "adopted"
@@ -101,7 +120,7 @@ FaissSettings = Annotated[
     | AdoptedSettings,
     Field(discriminator="kind"),
 ]
-BUILT_KINDS: dict[str, type[_Settings]] = {
+BUILT_KINDS: dict[str, type[FaissKind]] = {
     "flat": FlatSettings,
     "sq8": Sq8Settings,
     "hnsw": HnswSettings,

@@ -1,20 +1,27 @@
-"""The files of a model, in a directory or on the hub: found, read and fingerprinted.
+"""The files of an encoder, in a directory or on the hub: found, read, fingerprinted and loaded.
 
-``forage.retrieval.vectors.sentence_encoder`` asks here what a model says about itself. Files of the
-hub are downloaded once into its own cache; with ``HF_HUB_OFFLINE=1`` nothing is asked for. No model
-is loaded here.
+``forage.retrieval.vectors.encoder_defaults`` asks here what a model says about itself. Files of the
+hub are downloaded once into its own cache; with ``HF_HUB_OFFLINE=1`` nothing is asked for. Many
+published encoders carry ``onnx/model.onnx``, which can take the place of the torch model: tokens,
+pooling and prefixes stay what they are. Nothing is exported or optimised here.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
 from transformers.utils.hub import cached_file
 
 from forage.errors import UserError
+from forage.hardware import num_cores
+from forage.retrieval.vectors.encoder import EncoderSpec, Pooling
 
 _SETTINGS = ("config.json", "modules.json", "tokenizer.json", "vocab.txt", "spiece.model")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -84,6 +91,88 @@ class ModelFiles:
         return True
 
 
+def load_model(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransformer:
+    """The modules in float32, pooling as the spec says, without their own last normalisation."""
+    config = files.read_json("config.json")
+    with tempfile.TemporaryDirectory() as directory:
+        source: str = files.model
+        if config.get("model_type") == "dpr":
+            source, files = _unwrap_dpr(files, Path(directory)), ModelFiles(directory)
+        try:
+            model = SentenceTransformer(
+                source,
+                device=device,
+                revision=files.commit,
+                trust_remote_code=spec.trust_remote_code,
+                model_kwargs={"dtype": torch.float32},
+            )
+        except (OSError, ValueError, ImportError) as error:
+            hint = ""
+            if "trust_remote_code" in str(error):
+                hint = "; it runs code of its own: read it, then give --trust-remote-code"
+            raise UserError(f"cannot load the encoder {files.model}: {error}{hint}") from error
+    for name, module in list(model.named_children()):
+        if type(module).__name__ == "Normalize":
+            del model[int(name)]  # the spec decides, and it is done in float32
+    set_pooling(model, spec.pooling)
+    if spec.onnx_file is not None:
+        path = files.find(spec.onnx_file)
+        if path is None:
+            raise UserError(f"the encoder {files.model} has no file {spec.onnx_file}")
+        cast(Any, model[0]).model = OnnxModel(path, cast(Any, model[0]).model.config)
+    return model.eval()
+
+
+class OnnxModel(torch.nn.Module):
+    """Token ids to ``last_hidden_state``, as the torch model that it stands for."""
+
+    def __init__(self, path: Path, config: Any) -> None:
+        """``config`` is the torch model's; raises ``UserError`` for a file that is no model."""
+        super().__init__()
+        try:
+            import onnxruntime
+        except ModuleNotFoundError as error:
+            raise UserError("onnxruntime is missing; run: pip install 'forage[onnx]'") from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = num_cores()
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # the library's own classes, one for each way to be broken
+            raise UserError(f"cannot load the ONNX model {path}: {error}") from error
+        self._inputs = {value.name for value in self._session.get_inputs()}
+        self._output = self._session.get_outputs()[0].name
+        self.config = config
+
+    def forward(self, **features: Any) -> dict[str, torch.Tensor]:
+        """The features that the model takes; float32 [B, T, D] under ``last_hidden_state``."""
+        given = {
+            name: value.numpy()
+            for name, value in features.items()
+            if name in self._inputs and isinstance(value, torch.Tensor)
+        }
+        if "token_type_ids" in self._inputs and "token_type_ids" not in given:
+            given["token_type_ids"] = torch.zeros_like(features["input_ids"]).numpy()
+        [states] = self._session.run([self._output], given)
+        return {"last_hidden_state": torch.from_numpy(states)}
+
+
+def pooling_of(model: SentenceTransformer) -> Pooling | None:
+    """The one mode of the model's one pooling module; None where there is no such thing."""
+    found = [module for module in model if type(module).__name__ == "Pooling"]
+    if len(found) != 1 or len(list(model)) != 2:
+        return None
+    mode = cast(Any, found[0]).pooling_mode
+    return mode if mode in ("mean", "cls", "lasttoken", "max") else None
+
+
+def set_pooling(model: SentenceTransformer, pooling: Pooling) -> None:
+    if pooling != "own" and pooling_of(model) is not None:
+        [module] = [module for module in model if type(module).__name__ == "Pooling"]
+        cast(Any, module).pooling_mode = pooling
+
+
 def _sample(path: Path) -> list[bytes]:
     """The whole of a small file; blocks spread evenly over a large one, its end included."""
     size = path.stat().st_size
@@ -99,3 +188,24 @@ def _sample(path: Path) -> list[bytes]:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
+
+
+def _unwrap_dpr(files: ModelFiles, directory: Path) -> str:
+    """A copy, in ``directory``, of the plain BERT inside a DPR encoder.
+
+    Loaded as they are, DPR's passage encoders get random weights: the library's automatic class
+    for them is that of the question encoder.
+    """
+    [architecture] = files.read_json("config.json")["architectures"]
+    dpr = getattr(transformers, architecture).from_pretrained(files.model, revision=files.commit)
+    inner = dpr.ctx_encoder if hasattr(dpr, "ctx_encoder") else dpr.question_encoder
+    if dpr.config.projection_dim:
+        raise UserError(f"{files.model} projects its vectors; only DPR without it can be loaded")
+    bert = inner.bert_model
+    values = dpr.config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
+    bert.config = transformers.BertConfig.from_dict(values)
+    bert.save_pretrained(directory)
+    transformers.AutoTokenizer.from_pretrained(files.model, revision=files.commit).save_pretrained(
+        directory
+    )
+    return str(directory)

@@ -1,22 +1,143 @@
-"""Dense search by Qdrant: an encoder in front of a collection, and how the collection is filled.
+"""An index whose vectors are in Qdrant: its manifest, how it is built and opened, and its search.
 
-Building can be broken off and gone on with: what the collection holds is neither encoded nor sent
-again. The client, its two modes and its settings are
-``forage.retrieval.vectors.qdrant_collection``'s; which encoder an index needs is its manifest's.
+Encoding and the store of passages are those of every index of vectors; here the vectors go from
+disk into a collection, and the manifest says where that is. Cut short, the same command goes on:
+with the passages not yet encoded, then with the points not yet stored. The client and its two modes
+are ``forage.retrieval.vectors.qdrant_collection``'s.
 """
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
+from pydantic import Field
 
-from forage.retrieval.backend import Scored
+from forage.data.corpus import CorpusStore
+from forage.errors import UserError
+from forage.retrieval.backend import Backend, OpenOptions, Scored
+from forage.retrieval.index.build_progress import build_progress
+from forage.retrieval.index.manifest import CommonManifest, common_fields, write_manifest
 from forage.retrieval.source import SourceError
-from forage.retrieval.vectors.qdrant_collection import QdrantCollection
+from forage.retrieval.vectors.encoded_corpus import DenseBuild, Encoded, encoded_corpus
+from forage.retrieval.vectors.encoder import EncoderSpec
+from forage.retrieval.vectors.probes import open_same_encoder
+from forage.retrieval.vectors.qdrant_collection import (
+    Distance,
+    QdrantCollection,
+    QdrantSettings,
+    require_qdrant,
+)
+
+logger = logging.getLogger(__name__)
 
 QDRANT_DIR = "qdrant"
+
+
+class QdrantManifest(CommonManifest):
+    """An index of vectors in a Qdrant collection.
+
+    ``url`` is the server's, None for the embedded mode (the collection then lies in the index
+    directory, and there are no ``settings``).
+    """
+
+    backend: Literal["qdrant"] = "qdrant"
+    encoder: EncoderSpec
+    collection: str
+    distance: Distance
+    url: str | None
+    settings: QdrantSettings | None
+
+
+class QdrantOptions(QdrantSettings):
+    """What ``forage index --backend qdrant`` takes: where the collection is, and its settings."""
+
+    qdrant_url: str | None = Field(
+        default=None, description="URL of a server's gRPC port; without it, the embedded mode"
+    )
+    collection: str = Field(
+        default="forage", description="what the collection's name on the server begins with"
+    )
+
+    def place(self) -> QdrantPlace:
+        """Where the collection is to be; raises ``UserError`` for what does nothing there."""
+        settings = self.model_dump(exclude={"qdrant_url", "collection"})
+        if self.qdrant_url is not None:
+            return QdrantPlace(self.qdrant_url, self.collection, QdrantSettings(**settings))
+        for name in self.model_fields_set - {"qdrant_url"}:
+            raise UserError(
+                f"--{name.replace('_', '-')} has no effect here: Qdrant's embedded mode compares "
+                "with every vector; give --qdrant-url"
+            )
+        return QdrantPlace()
+
+
+@dataclass(frozen=True, slots=True)
+class QdrantPlace:
+    """Where the collection is to be: ``url`` None is the embedded mode, without ``settings``.
+
+    On a server it is named ``name`` and a digest of what it is made of, so that another build
+    never meets its points.
+    """
+
+    url: str | None = None
+    name: str = "forage"
+    settings: QdrantSettings | None = None
+
+
+def build_qdrant_index(
+    corpus: Path, out: Path, build: DenseBuild, place: QdrantPlace, show_progress: bool = True
+) -> QdrantManifest:
+    """Build the index, or go on with one that was cut short; raises ``UserError``.
+
+    ``build.faiss`` decides in which numbers the vectors wait on disk.
+    """
+    require_qdrant(place.url)
+    with encoded_corpus(corpus, out, build, show_progress) as encoded:
+        manifest = _manifest(encoded, place)
+        collection = QdrantCollection(
+            encoded.directory / QDRANT_DIR if place.url is None else place.url,
+            manifest.collection,
+            manifest.encoder.dimension,
+            manifest.distance,
+            place.settings,
+        )
+        try:
+            _store_vectors(encoded, collection, show_progress)
+        finally:
+            collection.close()
+        shutil.rmtree(encoded.vectors.directory)
+        write_manifest(encoded.directory, manifest)
+    logger.info("indexed %d passages of %s in %s", manifest.num_passages, corpus, out)
+    return manifest
+
+
+def open_qdrant(
+    directory: Path, manifest: QdrantManifest, store: CorpusStore, options: OpenOptions
+) -> Backend:
+    """The backend of an index directory; raises ``UserError``."""
+    if options.gpus:
+        raise UserError("--gpus is for FAISS; the vectors of this index are in Qdrant")
+    encoder = open_same_encoder(directory, manifest.encoder, manifest.library, store, options)
+    collection = QdrantCollection(
+        directory / QDRANT_DIR if manifest.url is None else manifest.url,
+        manifest.collection,
+        manifest.encoder.dimension,
+        manifest.distance,
+        manifest.settings,
+    )
+    try:
+        return Qdrant(collection, encoder)
+    except BaseException:
+        collection.close()
+        raise
 
 
 class EncodeQueries(Protocol):
@@ -74,3 +195,46 @@ def build_qdrant(
             collection.add(start, vectors(start, stop))
         on_rows(stop - start)
     collection.finish(num_rows)
+
+
+def _store_vectors(encoded: Encoded, collection: QdrantCollection, show_progress: bool) -> None:
+    num_rows = encoded.stored.num_passages
+    with build_progress("storing vectors in Qdrant", num_rows, show_progress) as advance:
+        build_qdrant(
+            collection,
+            num_rows,
+            lambda start, stop: encoded.vectors.gather(np.arange(start, stop)),
+            on_rows=advance,
+        )
+
+
+def _manifest(encoded: Encoded, place: QdrantPlace) -> QdrantManifest:
+    settings = place.settings
+    if place.url is not None and settings is None:
+        settings = QdrantSettings()
+    return QdrantManifest.model_validate(
+        common_fields(encoded.stored)
+        | {
+            "encoder": encoded.spec,
+            "collection": _collection_name(encoded, place, settings),
+            # Unit vectors: the cosine is the inner product. Others were trained for the latter.
+            "distance": "cosine" if encoded.spec.normalise else "dot",
+            "url": place.url,
+            "settings": settings,
+            "library": _versions(),
+        }
+    )
+
+
+def _collection_name(encoded: Encoded, place: QdrantPlace, settings: QdrantSettings | None) -> str:
+    if settings is None:
+        return place.name
+    # hnsw_ef is how a search looks, not what it finds: it may change without a new collection.
+    graph = settings.model_dump_json(exclude={"hnsw_ef"})
+    made_of = "\n".join([encoded.stored.sha256, encoded.spec.model_dump_json(), graph])
+    return f"{place.name}-{sha256(made_of.encode()).hexdigest()[:12]}"
+
+
+def _versions() -> str:
+    names = ("qdrant-client", "sentence-transformers", "torch")
+    return ", ".join(f"{name} {version(name)}" for name in names)

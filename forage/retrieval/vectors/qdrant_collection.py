@@ -15,15 +15,15 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
 from forage.retrieval.source import SourceError
-from forage.retrieval.vectors.qdrant_settings import Distance, QdrantSettings
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,24 @@ _NUM_RESCORED = 100
 # Qdrant's own default: segments below this size are searched without a graph.
 _INDEXING_THRESHOLD_KB = 10_000
 
+Distance = Literal["cosine", "dot"]
 T = TypeVar("T")
+
+
+class QdrantSettings(BaseModel):
+    """A server's graph and storage; the defaults are those of the published runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    m: int = Field(default=32, ge=2, description="edges of each point in the graph")
+    ef_construct: int = Field(
+        default=512, ge=4, description="candidates looked at for each point while building"
+    )
+    hnsw_ef: int = Field(default=256, ge=1, description="candidates looked at in a search")
+    on_disk: bool = Field(default=False, description="memory-map the vectors")
+    quantise: bool = Field(
+        default=False, description="search int8 copies in memory, score the best again exactly"
+    )
 
 
 class QdrantCollection:

@@ -1,53 +1,41 @@
-"""Encoders through sentence-transformers: the only file that imports it for vectors.
+"""Encoders through sentence-transformers: texts to vectors.
 
-``open_encoder`` settles every setting of an encoder (what the user says, else what the model's own
-files say, else the published settings of its family) into a spec, and loads the model by it. The
-spec of a manifest comes back as a choice with nothing left open, so building and serving go the
-same way. Vectors leave as float32, normalised in float32 whatever the model computes in.
+``open_encoder`` settles every setting of an encoder into a spec
+(``forage.retrieval.vectors.encoder_defaults``) and loads the model by it. The spec of a manifest
+comes back as a choice with nothing left open, so building and serving go the same way. Vectors
+leave as float32, normalised in float32 whatever the model computes in.
 """
 
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import cast
 
 import numpy as np
 import torch
-import transformers
 from sentence_transformers import SentenceTransformer
 
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel, keep_freed_memory
 from forage.retrieval.vectors.encoder import (
-    QUOTED_TITLE,
     Dtype,
     EncoderChoice,
     EncoderSpec,
     Pooling,
-    check_template,
 )
-from forage.retrieval.vectors.encoder_defaults import Family, family_of, question_encoder_of
-from forage.retrieval.vectors.model_files import ModelFiles
+from forage.retrieval.vectors.encoder_defaults import MAX_LENGTH, Task, settle
+from forage.retrieval.vectors.model_files import ModelFiles, load_model, pooling_of, set_pooling
 from forage.retrieval.vectors.precision import is_bfloat16_better
 
 logger = logging.getLogger(__name__)
 
-Task = Literal["query", "document"]
-
-# Longer inputs cost time and passages have about 100 words; --max-length raises it.
-_MAX_LENGTH = 512
 # A batch holds texts of about this many characters in all, padding included; see
 # benchmarks/dense.md for what sorting gains.
 _CPU_BATCH_CHARS, _GPU_BATCH_CHARS = 8_000, 400_000
 _MAX_BATCH_ROWS = 512
-_PROMPT_NAMES: dict[Task, tuple[str, ...]] = {
-    "query": ("query", "search_query", "s2p_query"),
-    "document": ("document", "passage", "corpus", "search_document"),
-}
 
 
 class SentenceEncoder:
@@ -83,11 +71,11 @@ class SentenceEncoder:
     def try_settings(self, texts: Sequence[str], pooling: Pooling, prefix: str) -> np.ndarray:
         """The passages' vectors, float32 [B, D], under another pooling and prefix, once."""
         assert self._passages is not None, "this encoder was opened for queries only"
-        _set_pooling(self._passages, pooling)
+        set_pooling(self._passages, pooling)
         try:
             return self._encode(self._passages, texts, prefix, "document")
         finally:
-            _set_pooling(self._passages, self._spec.pooling)
+            set_pooling(self._passages, self._spec.pooling)
 
     def _encode(
         self, model: SentenceTransformer, texts: Sequence[str], prefix: str, task: Task
@@ -134,7 +122,7 @@ def open_encoder(
     if Path(choice.model).is_dir():  # the manifest is read elsewhere than it was written
         choice = replace(choice, model=str(Path(choice.model).absolute()))
     files = ModelFiles(choice.model, choice.revision)
-    spec = _settle(choice, files)
+    spec = settle(choice, files)
     query_model = spec.query_model
     queries = None
     if query_model is not None:
@@ -163,11 +151,11 @@ class _Loaded:
 
     def __init__(self, spec: EncoderSpec, files: ModelFiles, device: str) -> None:
         self.spec, self.files, self.device = spec, files, device
-        self.model = _load(spec, files, device)
+        self.model = load_model(spec, files, device)
 
     def complete(self, choice: EncoderChoice) -> EncoderSpec:
         """The spec with what only the loaded model tells: dimension, length, pooling, numbers."""
-        own_length = self.model.max_seq_length or _MAX_LENGTH
+        own_length = self.model.max_seq_length or MAX_LENGTH
         if choice.max_length is not None and choice.max_length > own_length:
             raise UserError(
                 f"--max-length {choice.max_length} is beyond the {own_length} tokens that "
@@ -178,8 +166,8 @@ class _Loaded:
         spec = self.spec.model_copy(
             update={
                 "dimension": dimension,
-                "max_length": choice.max_length or min(own_length, _MAX_LENGTH),
-                "pooling": _pooling_of(self.model) or "own",
+                "max_length": choice.max_length or min(own_length, MAX_LENGTH),
+                "pooling": pooling_of(self.model) or "own",
             }
         )
         if choice.pooling not in (None, spec.pooling):
@@ -215,126 +203,8 @@ class _Loaded:
         if better:
             return "bfloat16"
         # The weights were rounded for the measurement: take them from the files again.
-        self.model = _load(self.spec, self.files, self.device)
+        self.model = load_model(self.spec, self.files, self.device)
         return "float32"
-
-
-def _settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:
-    """Each setting that is known before loading; the other fields are filled in later."""
-    family = family_of(choice.model)
-    own = files.read_json("config_sentence_transformers.json") or {}
-    modules = files.read_json("modules.json")
-    template = choice.passage_template or (family.passage_template if family else QUOTED_TITLE)
-    check_template(template)
-    if modules is None and family is None and choice.pooling is None:
-        logger.warning(
-            "%s says nothing of its pooling and belongs to no family known here: "
-            "mean pooling and unit length are used; see --pooling and --no-normalise",
-            choice.model,
-        )
-    return EncoderSpec(
-        model=choice.model,
-        revision=files.commit,
-        fingerprint=files.fingerprint(),
-        query_model=choice.query_model or question_encoder_of(choice.model),
-        query_revision=choice.query_revision,
-        pooling=_first(choice.pooling, None if modules or not family else family.pooling, "own"),
-        query_prefix=_prefix(choice.query_prefix, own, "query", family),
-        passage_prefix=_prefix(choice.passage_prefix, own, "document", family),
-        passage_template=template,
-        normalise=_normalises(choice, own, modules, family),
-        max_length=choice.max_length or _MAX_LENGTH,
-        dimension=1,
-        dtype=choice.dtype or "float32",
-        onnx_file=choice.onnx_file,
-        trust_remote_code=choice.trust_remote_code,
-    )
-
-
-def _first(*values: Any) -> Any:
-    """The first that is not None."""
-    return next(value for value in values if value is not None)
-
-
-def _prefix(said: str | None, own: dict[str, Any], task: Task, family: Family | None) -> str:
-    if said is not None:
-        return said
-    prompts = own.get("prompts") or {}
-    # "" for both sides is what the library writes where nobody set any: it says nothing.
-    if any(prompts.values()):
-        return next((prompts[name] for name in _PROMPT_NAMES[task] if prompts.get(name)), "")
-    if family is None:
-        return ""
-    return family.query_prefix if task == "query" else family.passage_prefix
-
-
-def _normalises(
-    choice: EncoderChoice, own: dict[str, Any], modules: Any, family: Family | None
-) -> bool:
-    """Unit length by the user's word, a Normalize module, the model's similarity, or the family."""
-    if choice.normalise is not None:
-        return choice.normalise
-    if modules and any(module["type"].endswith("Normalize") for module in modules):
-        return True
-    similarity = own.get("similarity_fn_name")
-    if modules and similarity is not None:
-        return similarity == "cosine"
-    return family.normalise if family else True
-
-
-def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransformer:
-    """The modules in float32, pooling as the spec says, without their own last normalisation."""
-    config = files.read_json("config.json")
-    with tempfile.TemporaryDirectory() as directory:
-        source: str = files.model
-        if config.get("model_type") == "dpr":
-            source, files = _unwrap_dpr(files, Path(directory)), ModelFiles(directory)
-        try:
-            model = SentenceTransformer(
-                source,
-                device=device,
-                revision=files.commit,
-                trust_remote_code=spec.trust_remote_code,
-                model_kwargs={"dtype": torch.float32},
-            )
-        except (OSError, ValueError, ImportError) as error:
-            hint = ""
-            if "trust_remote_code" in str(error):
-                hint = "; it runs code of its own: read it, then give --trust-remote-code"
-            raise UserError(f"cannot load the encoder {files.model}: {error}{hint}") from error
-    for name, module in list(model.named_children()):
-        if type(module).__name__ == "Normalize":
-            del model[int(name)]  # the spec decides, and it is done in float32
-    _set_pooling(model, spec.pooling)
-    if spec.onnx_file is not None:
-        from forage.retrieval.vectors.onnx_model import OnnxModel
-
-        path = files.find(spec.onnx_file)
-        if path is None:
-            raise UserError(f"the encoder {files.model} has no file {spec.onnx_file}")
-        cast(Any, model[0]).model = OnnxModel(path, cast(Any, model[0]).model.config)
-    return model.eval()
-
-
-def _unwrap_dpr(files: ModelFiles, directory: Path) -> str:
-    """A copy, in ``directory``, of the plain BERT inside a DPR encoder.
-
-    Loaded as they are, DPR's passage encoders get random weights: the library's automatic class
-    for them is that of the question encoder.
-    """
-    [architecture] = files.read_json("config.json")["architectures"]
-    dpr = getattr(transformers, architecture).from_pretrained(files.model, revision=files.commit)
-    inner = dpr.ctx_encoder if hasattr(dpr, "ctx_encoder") else dpr.question_encoder
-    if dpr.config.projection_dim:
-        raise UserError(f"{files.model} projects its vectors; only DPR without it can be loaded")
-    bert = inner.bert_model
-    values = dpr.config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
-    bert.config = transformers.BertConfig.from_dict(values)
-    bert.save_pretrained(directory)
-    transformers.AutoTokenizer.from_pretrained(files.model, revision=files.commit).save_pretrained(
-        directory
-    )
-    return str(directory)
 
 
 def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Task) -> np.ndarray:
@@ -347,21 +217,6 @@ def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Ta
         normalize_embeddings=False,
         convert_to_numpy=True,
     )
-
-
-def _pooling_of(model: SentenceTransformer) -> Pooling | None:
-    """The one mode of the model's one pooling module; None where there is no such thing."""
-    found = [module for module in model if type(module).__name__ == "Pooling"]
-    if len(found) != 1 or len(list(model)) != 2:
-        return None
-    mode = cast(Any, found[0]).pooling_mode
-    return mode if mode in ("mean", "cls", "lasttoken", "max") else None
-
-
-def _set_pooling(model: SentenceTransformer, pooling: Pooling) -> None:
-    if pooling != "own" and _pooling_of(model) is not None:
-        [module] = [module for module in model if type(module).__name__ == "Pooling"]
-        cast(Any, module).pooling_mode = pooling
 
 
 def _check_device(device: str | None) -> str:

@@ -1,20 +1,19 @@
-"""BM25 (Lucene's variant): built by bm25s, searched straight from its memory-mapped arrays.
+"""BM25 (Lucene's variant), searched straight from memory-mapped columns of scores.
 
-bm25s computes every term's share of every passage's score when the index is built (a sparse matrix,
-one column a term); ``forage.retrieval.words.bm25_columns`` searches them with numpy alone, so a
-server starts without importing bm25s and its compiler. The score is ``sum_t ln(1 + (N - df + 0.5) /
-(df + 0.5)) * tf / (tf + k1 (1 - b + b len / mean_len))`` (Kamphuis et al. 2020,
-https://cs.uwaterloo.ca/~jimmylin/publications/Kamphuis_etal_ECIR2020_preprint.pdf). This file knows
-texts and rows; it does not know passages, files of corpora or HTTP.
+An index holds every term's share of every passage's score, one column a term
+(``forage.retrieval.words.bm25_index`` builds it). A query's score of a row is the sum of its terms'
+scores there, so the sum of the terms' highest scores bounds what a row can still gain. Rare terms
+come first and are added up whole; as soon as the common ones that are left could not lift an unseen
+row among the best, they are looked up for the rows that can still win, and for no other. That is
+MaxScore (Turtle and Flood 1995, https://doi.org/10.1016/0306-4573(95)00020-H), term by term with
+numpy alone, and exact. This file knows texts and rows, no passages.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import unicodedata
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,19 +21,21 @@ import numpy as np
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
-from forage.retrieval.words.bm25_columns import Columns
 
 TOKENIZER = "nfkc-lower-words"
 
-_WORD = re.compile(r"[^\W_]+")
-_VALUES_FILE = "data.csc.index.npy"
-_ROWS_FILE = "indices.csc.index.npy"
-_STARTS_FILE = "indptr.csc.index.npy"
-_WORDS_FILE = "vocab.index.json"
-_PARAMS_FILE = "params.index.json"
-_MAXIMA_FILE = "maxima.npy"
+VALUES_FILE = "data.csc.index.npy"
+ROWS_FILE = "indices.csc.index.npy"
+STARTS_FILE = "indptr.csc.index.npy"
+WORDS_FILE = "vocab.index.json"
+PARAMS_FILE = "params.index.json"
+MAXIMA_FILE = "maxima.npy"
 
-_BLOCK_PAIRS = 2**24
+_WORD = re.compile(r"[^\W_]+")
+# Sums in another order differ by some 1e-7 a term: what is this close to the bound is kept.
+_ROUNDING = 1e-5
+# Finding a row in a column takes as long as adding up this many pairs of it (measured).
+_LOOK_UP_COST = 32
 
 
 def tokenize(text: str) -> list[str]:
@@ -47,93 +48,6 @@ def tokenize(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-class BM25Builder:
-    """Collects texts in the order of their rows, then writes the index."""
-
-    def __init__(self, k1: float, b: float) -> None:
-        """Free parameters of the formula; raises ``UserError`` outside k1 >= 0, 0 <= b <= 1."""
-        if not k1 >= 0:
-            raise UserError(f"k1 is {k1}; it must be 0 or more (0.9 and 1.2 are common)")
-        if not 0 <= b <= 1:
-            raise UserError(f"b is {b}; it must lie between 0 and 1 (0.4 and 0.75 are common)")
-        self._k1, self._b = k1, b
-        self._words: dict[str, int] = {}
-        self._word_ids: list[array[int]] = []
-
-    def add(self, text: str) -> None:
-        """Add the text of the next row."""
-        words = self._words
-        ids = [words.setdefault(word, len(words)) for word in tokenize(text)]
-        self._word_ids.append(array("i", ids))
-
-    def write(self, directory: Path) -> None:
-        """Score every term of every text and save the matrix into ``directory``."""
-        import bm25s  # pulls in a compiler: a second that only building pays
-
-        engine = bm25s.BM25(method="lucene", k1=self._k1, b=self._b, backend="numpy")
-        if not self._words:
-            # Texts without a single word: one word that occurs nowhere keeps the matrix legal.
-            self._words[""] = 0
-        with np.errstate(invalid="ignore"):  # texts without any word have a mean length of 0
-            engine.index(
-                (self._word_ids, self._words), create_empty_token=False, show_progress=False
-            )
-        engine.save(directory, show_progress=False)
-        _save_maxima(directory)
-
-
-def cut_rows(directory: Path, rows: range, out: Path) -> None:
-    """Save into ``out`` the index of ``rows`` alone, with the scores that they have in the whole.
-
-    An index of those texts alone would score them by their own word counts. Memory is that of a
-    block of pairs, whatever the size of the index. The directory has been opened without error.
-    """
-    values = np.load(directory / _VALUES_FILE, mmap_mode="r")
-    pair_rows = np.load(directory / _ROWS_FILE, mmap_mode="r")
-    starts = np.load(directory / _STARTS_FILE)
-    firsts = range(0, len(pair_rows), _BLOCK_PAIRS)
-    blocks = [slice(first, first + _BLOCK_PAIRS) for first in firsts]
-    num_kept = sum(int(_lies_in(pair_rows[block], rows).sum()) for block in blocks)
-    save = np.lib.format.open_memmap
-    new_values = save(out / _VALUES_FILE, "w+", values.dtype, (num_kept,))
-    new_rows = save(out / _ROWS_FILE, "w+", pair_rows.dtype, (num_kept,))
-    new_starts = np.full_like(starts, num_kept)
-    done = 0
-    for block in blocks:
-        is_kept = _lies_in(pair_rows[block], rows)
-        kept_before = done + np.concatenate(([0], np.cumsum(is_kept)))
-        # The columns that begin in this block begin where the kept pairs before them end.
-        first, last = np.searchsorted(starts, (block.start, block.stop))
-        new_starts[first:last] = kept_before[starts[first:last] - block.start]
-        end = int(kept_before[-1])
-        new_values[done:end] = values[block][is_kept]
-        new_rows[done:end] = pair_rows[block][is_kept] - rows.start
-        done = end
-    np.save(out / _STARTS_FILE, new_starts)
-    del new_values, new_rows
-    _save_maxima(out)
-    shutil.copyfile(directory / _WORDS_FILE, out / _WORDS_FILE)
-    params = json.loads((directory / _PARAMS_FILE).read_text(encoding="utf-8"))
-    params["num_docs"] = len(rows)
-    (out / _PARAMS_FILE).write_text(json.dumps(params), encoding="utf-8")
-
-
-def _save_maxima(directory: Path) -> None:
-    """The highest score of each column, float32 [V], beside the columns; 0 for an empty one."""
-    values = np.load(directory / _VALUES_FILE, mmap_mode="r")
-    starts = np.load(directory / _STARTS_FILE)
-    maxima = np.zeros(len(starts) - 1, dtype=np.float32)
-    # reduceat gives the next column's first score for an empty one: leave those out.
-    is_filled = starts[1:] > starts[:-1]
-    if is_filled.any():
-        maxima[is_filled] = np.maximum.reduceat(values, starts[:-1][is_filled])
-    np.save(directory / _MAXIMA_FILE, maxima)
-
-
-def _lies_in(pair_rows: np.ndarray, rows: range) -> np.ndarray:
-    return (pair_rows >= rows.start) & (pair_rows < rows.stop)
-
-
 class BM25:
     """A built index: one column of (row, score) pairs a term, memory-mapped."""
 
@@ -142,14 +56,14 @@ class BM25:
     def __init__(self, directory: Path) -> None:
         """Map the arrays of ``directory``; raises ``UserError`` where they are damaged."""
         try:
-            values = np.load(directory / _VALUES_FILE, mmap_mode="r")
-            rows = np.load(directory / _ROWS_FILE, mmap_mode="r")
-            starts = np.load(directory / _STARTS_FILE)
-            maxima = np.load(directory / _MAXIMA_FILE)
+            values = np.load(directory / VALUES_FILE, mmap_mode="r")
+            rows = np.load(directory / ROWS_FILE, mmap_mode="r")
+            starts = np.load(directory / STARTS_FILE)
+            maxima = np.load(directory / MAXIMA_FILE)
             self._words: dict[str, int] = json.loads(
-                (directory / _WORDS_FILE).read_text(encoding="utf-8")
+                (directory / WORDS_FILE).read_text(encoding="utf-8")
             )
-            params = json.loads((directory / _PARAMS_FILE).read_text(encoding="utf-8"))
+            params = json.loads((directory / PARAMS_FILE).read_text(encoding="utf-8"))
             self._num_rows = int(params["num_docs"])
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise UserError(
@@ -173,13 +87,129 @@ class BM25:
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
         """At most ``topk`` rows with a score above 0 for each query; ties by the lower row."""
         assert topk >= 1, f"topk is {topk}; it must be 1 or more"
-        return [self._search_one(query, topk) for query in queries]
+        found: list[list[Scored]] = []
+        for query in queries:
+            words = [self._words[word] for word in tokenize(query) if word in self._words]
+            rows, scores = self._columns.best(words, topk)
+            pairs = zip(rows.tolist(), scores.tolist(), strict=True)
+            found.append([Scored(row, score) for row, score in pairs])
+        return found
 
     def close(self) -> None:
         """The mapped arrays go with the last reference to them."""
 
-    def _search_one(self, query: str, topk: int) -> list[Scored]:
-        words = [self._words[word] for word in tokenize(query) if word in self._words]
-        rows, scores = self._columns.best(words, topk)
-        pairs = zip(rows.tolist(), scores.tolist(), strict=True)
-        return [Scored(row, score) for row, score in pairs]
+
+class Columns:
+    """One column of (row, score) pairs a term, rows ascending; searched by one thread at a time."""
+
+    def __init__(
+        self,
+        pair_rows: np.ndarray,
+        pair_scores: np.ndarray,
+        starts: np.ndarray,
+        maxima: np.ndarray,
+        num_rows: int,
+    ) -> None:
+        """Column t is ``starts[t]:starts[t + 1]`` of the pairs; ``maxima[t]`` its highest score."""
+        # As plain arrays: each slice of a memory map costs microseconds more.
+        self._rows, self._scores = np.asarray(pair_rows), np.asarray(pair_scores)
+        self._starts, self._maxima = np.asarray(starts), np.asarray(maxima)
+        # Sums of the search under way, all 0 in between.
+        self._sums = np.zeros(num_rows, dtype=np.float32)
+
+    def best(self, terms: Sequence[int], topk: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and scores of the ``topk`` highest sums above 0, best first, ties by the lower row.
+
+        A term that is repeated counts as often as it is.
+        """
+        counts = {term: terms.count(term) for term in dict.fromkeys(terms)}
+        rarest_first = sorted(counts, key=lambda t: self._starts[t + 1] - self._starts[t])
+        # left[j]: what the terms from the j-th on can add to a row at most.
+        left = [0.0]
+        for term in reversed(rarest_first):
+            left.append(left[-1] + counts[term] * float(self._maxima[term]))
+        left.reverse()
+        rows, sums, num_added, floor = self._add_up(rarest_first, counts, left, topk)
+        for number in range(num_added, len(rarest_first)):
+            if len(rows) > topk:
+                floor = max(floor, _kth_highest(sums, topk))
+                can_win = sums + left[number] >= floor * (1 - _ROUNDING)
+                rows, sums = rows[can_win], sums[can_win]
+            term = rarest_first[number]
+            sums = sums + counts[term] * self._look_up(term, rows)
+        scores = self._exact(terms, rows)
+        order = np.lexsort((rows, -scores))[:topk]
+        return rows[order], scores[order]
+
+    def _add_up(
+        self, rarest_first: list[int], counts: dict[int, int], left: list[float], topk: int
+    ) -> tuple[np.ndarray, np.ndarray, int, float]:
+        """Add whole columns until no unseen row can win, and looking up the rest is cheaper.
+
+        Gives the rows that can win, ascending, their sums so far, how many columns were added, and
+        a score that the best ``topk`` rows have at least.
+        """
+        floor = 0.0
+        added: list[np.ndarray] = []
+        for term in rarest_first:
+            rows, scores = self._column(term)
+            if left[len(added)] < floor * (1 - _ROUNDING):
+                winners = self._winners(added, floor, left[len(added)])
+                if len(winners) * _LOOK_UP_COST <= len(rows):
+                    break
+            # A row occurs once in a column, so plain indexed addition is safe (and fast).
+            self._sums[rows] += scores if counts[term] == 1 else counts[term] * scores
+            added.append(rows)
+            higher = self._sums[rows]
+            higher = higher[higher > floor]
+            if len(higher) >= topk:
+                floor = _kth_highest(higher, topk)
+        else:
+            winners = self._winners(added, floor, 0.0)
+        sums = self._sums[winners]
+        if self._are_many(added):
+            self._sums.fill(0)
+        else:
+            for rows in added:
+                self._sums[rows] = 0
+        return winners, sums, len(added), floor
+
+    def _winners(self, added: list[np.ndarray], floor: float, left: float) -> np.ndarray:
+        """The rows of the columns added so far that could still be among the best, ascending."""
+        # Scores are above 0, so no sum that holds one is below the smallest positive number.
+        least = max(floor * (1 - _ROUNDING) - left, np.finfo(np.float32).tiny)
+        if self._are_many(added):
+            return np.flatnonzero(self._sums >= least)
+        found = [rows[self._sums[rows] >= least] for rows in added]
+        rows = np.concatenate(found) if found else np.empty(0, dtype=np.int32)
+        rows.sort(kind="stable")  # runs that are sorted already are merged; np.unique would hash
+        return rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
+
+    def _are_many(self, added: list[np.ndarray]) -> bool:
+        """Whether it is cheaper to go through all rows than through those of the columns."""
+        return sum(map(len, added)) * 8 > len(self._sums)
+
+    def _exact(self, terms: Sequence[int], rows: np.ndarray) -> np.ndarray:
+        """The sums of a few rows in the order of the query, so that they depend on nothing else."""
+        scores = np.zeros(len(rows), dtype=np.float32)
+        found = {term: self._look_up(term, rows) for term in set(terms)}
+        for term in terms:
+            scores += found[term]
+        return scores
+
+    def _look_up(self, term: int, rows: np.ndarray) -> np.ndarray:
+        """The term's scores of ``rows``, 0 where it does not occur, float32."""
+        column_rows, column_scores = self._column(term)
+        if not len(column_rows):
+            return np.zeros(len(rows), dtype=np.float32)
+        places = np.minimum(np.searchsorted(column_rows, rows), len(column_rows) - 1)
+        return np.where(column_rows[places] == rows, column_scores[places], np.float32(0))
+
+    def _column(self, term: int) -> tuple[np.ndarray, np.ndarray]:
+        pairs = slice(self._starts[term], self._starts[term + 1])
+        return self._rows[pairs], self._scores[pairs]
+
+
+def _kth_highest(values: np.ndarray, k: int) -> float:
+    """Of at least k values."""
+    return float(np.partition(values, len(values) - k)[len(values) - k])

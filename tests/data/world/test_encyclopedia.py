@@ -11,7 +11,8 @@ from forage.data.questions import read_questions
 from forage.data.world import language
 from forage.data.world.encyclopedia import CHAINS, MIN_SIZE, World, make_world, write_world
 from forage.errors import UserError
-from forage.retrieval.words.bm25 import BM25, BM25Builder
+from forage.retrieval.words.bm25 import BM25
+from forage.retrieval.words.bm25_index import BM25Builder
 from forage.types import Hop, Question
 
 FILES = ("corpus.jsonl", "train.jsonl", "test.jsonl")

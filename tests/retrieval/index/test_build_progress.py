@@ -4,7 +4,11 @@ import logging
 
 import pytest
 
-from forage.retrieval.index.build_progress import Meter, format_duration, metered
+from forage.retrieval.index.build_progress import (
+    BuildProgress,
+    build_progress,
+    format_duration,
+)
 
 
 class Clock:
@@ -16,7 +20,7 @@ class Clock:
 
 def test_the_rate_counts_what_is_new_and_the_rest_what_was_there():
     clock = Clock()
-    meter = Meter("encoding", total=1000, done=400, clock=clock)
+    meter = BuildProgress("encoding", total=1000, done=400, clock=clock)
     assert meter.left_s() is None
     clock.now += 10
     meter.advance(50)
@@ -26,7 +30,7 @@ def test_the_rate_counts_what_is_new_and_the_rest_what_was_there():
 
 def test_without_a_total_there_is_no_time_left():
     clock = Clock()
-    meter = Meter("reading", total=None, clock=clock)
+    meter = BuildProgress("reading", total=None, clock=clock)
     clock.now += 2
     meter.advance(3000)
     assert meter.sentence() == "reading: 3,000, 1,500/s"
@@ -37,12 +41,18 @@ def test_hours_are_written_out():
 
 
 def test_where_nobody_watches_the_log_has_the_end(caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.INFO), metered("encoding", 10, is_shown=True) as advance:
+    with (
+        caplog.at_level(logging.INFO),
+        build_progress("encoding", 10, is_shown=True) as advance,
+    ):
         advance(10)
     assert "encoding: 10 of 10" in caplog.text
 
 
 def test_silence_is_silent(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]):
-    with caplog.at_level(logging.INFO), metered("encoding", 10, is_shown=False) as advance:
+    with (
+        caplog.at_level(logging.INFO),
+        build_progress("encoding", 10, is_shown=False) as advance,
+    ):
         advance(10)
     assert caplog.text == "".join(capsys.readouterr()) == ""

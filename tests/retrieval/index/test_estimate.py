@@ -8,7 +8,6 @@ import pytest
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.index import estimate as estimate_module
-from forage.retrieval.index.build import DenseBuild, build_dense_index, build_index
 from forage.retrieval.index.estimate import (
     estimate_bm25,
     estimate_dense,
@@ -16,6 +15,8 @@ from forage.retrieval.index.estimate import (
     look_at_corpus,
     measure_encoder,
 )
+from forage.retrieval.vectors.dense import build_dense_index
+from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
@@ -25,6 +26,7 @@ from forage.retrieval.vectors.faiss_settings import (
     PqSettings,
     Sq8Settings,
 )
+from forage.retrieval.words.bm25_index import build_index
 from tests.retrieval.tiny_encoders import WIDTH, write_encoder
 from tests.retrieval.vectors.test_build_dense import PASSAGES
 from tests.retrieval.vectors_of_words import WordEncoder

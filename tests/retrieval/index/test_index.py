@@ -10,7 +10,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.retrieval.index.index import Index, build_index, open_index
-from forage.retrieval.index.manifest import BM25Manifest
+from forage.retrieval.words.bm25_index import BM25Manifest
 from tests.retrieval.conftest import PASSAGES
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval.index.build import DenseBuild, build_dense_index
 from forage.retrieval.index.index import OpenOptions, build_index, open_index
 from forage.retrieval.index.shards import (
     ShardInfo,
@@ -20,6 +19,8 @@ from forage.retrieval.index.shards import (
     describe_shard,
     merge,
 )
+from forage.retrieval.vectors.dense import build_dense_index
+from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import FlatSettings
 from forage.retrieval.words import bm25

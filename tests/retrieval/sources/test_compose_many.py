@@ -8,7 +8,6 @@ import pytest
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval.index.build import DenseBuild, build_dense_index
 from forage.retrieval.index.index import OpenOptions, build_index, open_index
 from forage.retrieval.sources import compose
 from forage.retrieval.sources.compose import (
@@ -20,6 +19,8 @@ from forage.retrieval.sources.compose import (
 )
 from forage.retrieval.sources.fusion import Fused, fuse
 from forage.retrieval.sources.reranker import CrossEncoderModel, Reranked
+from forage.retrieval.vectors.dense import build_dense_index
+from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.types import Hit, Passage
 from tests.retrieval.conftest import PASSAGES

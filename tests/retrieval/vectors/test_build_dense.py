@@ -13,9 +13,9 @@ import pytest
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval.index.build import DenseBuild, build_dense_index
 from forage.retrieval.index.index import OpenOptions, open_corpus, open_index
-from forage.retrieval.index.manifest import DenseManifest
+from forage.retrieval.vectors.dense import DenseManifest, build_dense_index
+from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
@@ -128,7 +128,8 @@ def test_the_corpus_of_an_index_is_read_without_its_encoder(copy: Path):
 _BUILD = """
 import sys
 from pathlib import Path
-from forage.retrieval.index.build import DenseBuild, build_dense_index
+from forage.retrieval.vectors.encoded_corpus import DenseBuild
+from forage.retrieval.vectors.dense import build_dense_index
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import PqSettings
 choice = EncoderChoice(sys.argv[3], dtype="float32")
@@ -191,7 +192,7 @@ def cut_short(texts: Path, out: Path, build_: DenseBuild, monkeypatch: pytest.Mo
         raise _Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("forage.retrieval.index.build.write_probes", fail)
+        patch.setattr("forage.retrieval.vectors.encoded_corpus.write_probes", fail)
         with pytest.raises(_Killed):
             build(texts, out, build_)
 
@@ -339,7 +340,6 @@ def test_missing_packages_are_named_with_the_extra_that_brings_them(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delitem(sys.modules, "forage.retrieval.vectors.faiss_index")
-    monkeypatch.delitem(sys.modules, "forage.retrieval.vectors.dense")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(
         UserError, match=r"needs the package faiss; run: pip install 'forage\[dense"

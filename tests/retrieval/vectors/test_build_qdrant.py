@@ -11,13 +11,13 @@ from qdrant_client import grpc as proto
 
 from forage.commands.cli import main
 from forage.errors import UserError
-from forage.retrieval.index.build import DenseBuild, build_dense_index
 from forage.retrieval.index.index import OpenOptions, open_index
-from forage.retrieval.index.manifest import QdrantManifest
-from forage.retrieval.vectors.build_qdrant import QdrantPlace, build_qdrant_index
+from forage.retrieval.vectors.dense import build_dense_index
+from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import FlatSettings
-from forage.retrieval.vectors.qdrant_settings import QdrantSettings
+from forage.retrieval.vectors.qdrant import QdrantManifest, QdrantPlace, build_qdrant_index
+from forage.retrieval.vectors.qdrant_collection import QdrantSettings
 from forage.retrieval.vectors.sentence_encoder import SentenceEncoder
 from tests.retrieval.conftest import PASSAGES
 from tests.retrieval.qdrant_server import FakeQdrant, serving_qdrant

@@ -18,8 +18,7 @@ from forage.errors import UserError
 from forage.retrieval.backend import Backend
 from forage.retrieval.source import SourceError
 from forage.retrieval.vectors.qdrant import Qdrant, build_qdrant
-from forage.retrieval.vectors.qdrant_collection import QdrantCollection
-from forage.retrieval.vectors.qdrant_settings import Distance, QdrantSettings
+from forage.retrieval.vectors.qdrant_collection import Distance, QdrantCollection, QdrantSettings
 from tests.retrieval.qdrant_server import FakeQdrant, serving_qdrant
 
 NUM_ROWS, DIMENSION = 160, 16

@@ -1,69 +1,54 @@
-"""Builds an index directory from a corpus file: of words (BM25) or of vectors.
+"""A corpus and its vectors on disk: the part of a build that every index of vectors shares.
 
-The directory is self-contained (a plain copy of the corpus, its offsets, the backend's files, a
-manifest) and appears whole or not at all. A build of vectors takes hours on large corpora: its
-finished shards outlast a kill, and the same command goes on with those that are missing. Opening
-and searching are ``forage.retrieval.index.index``'s.
+Encoding takes hours on a large corpus: finished shards outlast a kill, and the same command goes on
+with those that are missing. Shards are taken from a queue by one thread a device, each with an
+encoder of its own. Within a shard passages are encoded in the order of their length, so that a
+batch pads little, and stored in the order of their rows. What is made of the vectors is the
+backend's.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from forage.data.corpus import CorpusStore, StoredCorpus, build_store, format_contents
+from forage.data.corpus import CorpusStore, StoredCorpus, build_store
 from forage.errors import UserError
-from forage.retrieval.index.atomic_directory import (
-    built_beside,
-    refuse_other_contents,
-    resumable_beside,
-)
-from forage.retrieval.index.build_progress import metered
-from forage.retrieval.index.manifest import (
-    BM25Manifest,
-    DenseManifest,
-    common_fields,
-    hash_file,
-    write_manifest,
-)
+from forage.retrieval.index.atomic_directory import refuse_other_contents, resumable_beside
+from forage.retrieval.index.build_progress import build_progress
 from forage.retrieval.vectors.encoder import (
     Encoder,
     EncoderChoice,
     EncoderSpec,
     choice_of,
+    passage_text,
     require_finite,
 )
-from forage.retrieval.vectors.encoding import encode_corpus
 from forage.retrieval.vectors.faiss_settings import (
-    AdoptedSettings,
     FaissSettings,
     FlatSettings,
     fit_to,
-    rescore_dtype,
     stored_dtype,
 )
+from forage.retrieval.vectors.probes import write_probes
 from forage.retrieval.vectors.vector_shards import ShardLayout, VectorShards, create_vectors
-from forage.retrieval.words.bm25 import TOKENIZER, BM25Builder
-from forage.types import Passage
 
 logger = logging.getLogger(__name__)
 
-FAISS_FILE = "vectors.faiss"
 VECTORS_DIR = "vectors"
-PROBES_FILE = "probes.npy"
-NUM_PROBES = 4
 
 _STATE_FILE = "state.json"
-_PROBE_CHARS = 300
+# So many passages between two reports of progress; a multiple of what an encoder takes at once.
+_STEP_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +73,8 @@ class Encoded:
     vectors: VectorShards
 
 
-class _Source(BaseModel):
-    """The corpus file, as far as a look at it tells; None where it is no plain file."""
+class _CorpusFile(BaseModel):
+    """Tells without reading it whether a corpus file is still the same."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -99,76 +84,22 @@ class _Source(BaseModel):
 
 
 class _State(BaseModel):
-    """What an unfinished build has decided: whatever its finished shards depend on."""
+    """What the finished shards of an unfinished build depend on; ``source`` None: no plain file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    source: _Source | None
+    source: _CorpusFile | None
     num_passages: int
     num_bytes: int
     sha256: str
     encoder: EncoderSpec
 
 
-def build_index(
-    corpus: Path,
-    out: Path,
-    backend: str = "bm25",
-    k1: float = 0.9,
-    b: float = 0.4,
-    show_progress: bool = True,
-) -> BM25Manifest:
-    """Build a BM25 index of ``corpus`` in ``out`` (an older index there is replaced).
-
-    k1 0.9 and b 0.4 are those of the published BM25 runs (Pyserini's). Raises ``UserError`` for a
-    wrong corpus line, another backend, or an ``out`` that holds something else.
-    """
-    if backend != "bm25":
-        raise UserError(
-            f"unknown backend {backend!r}; available: bm25 (vectors: build_dense_index)"
-        )
-    out = out.absolute()
-    refuse_other_contents(out)
-    builder = BM25Builder(k1, b)
-    with built_beside(out) as directory:
-        with metered(f"reading {corpus.name}", None, show_progress) as advance:
-
-            def add(passage: Passage) -> None:
-                builder.add(format_contents(passage))
-                advance(1)
-
-            stored = build_store(corpus, directory, add)
-        with metered("scoring terms", None, show_progress):
-            builder.write(directory)
-        manifest = BM25Manifest.model_validate(
-            common_fields(stored)
-            | {"k1": k1, "b": b, "tokenizer": TOKENIZER, "library": f"bm25s {version('bm25s')}"}
-        )
-        write_manifest(directory, manifest)
-    logger.info("indexed %d passages of %s in %s", manifest.num_passages, corpus, out)
-    return manifest
-
-
-def build_dense_index(
-    corpus: Path, out: Path, settings: DenseBuild, show_progress: bool = True
-) -> DenseManifest:
-    """Build an index of vectors of ``corpus`` in ``out``, or go on with one that was cut short.
-
-    Raises ``UserError`` as ``encoded_corpus`` does.
-    """
-    assert not isinstance(settings.faiss, AdoptedSettings), "an adopted index is not built"
-    with encoded_corpus(corpus, out, settings, show_progress) as encoded:
-        manifest = _index_vectors(encoded, show_progress)
-        write_manifest(encoded.directory, manifest)
-    logger.info("indexed %d passages of %s in %s", manifest.num_passages, corpus, out)
-    return manifest
-
-
 @contextmanager
 def encoded_corpus(
     corpus: Path, out: Path, settings: DenseBuild, show_progress: bool
 ) -> Iterator[Encoded]:
-    """The corpus and its vectors, to be made an index of in the body; it then lies at ``out``.
+    """The corpus and its vectors, in a directory that moves to ``out`` when the body ends well.
 
     Raises ``UserError`` for a wrong corpus line, an encoder or settings that do not fit, vectors
     with NaN (naming the passages), an ``out`` that holds something else, or an unfinished build
@@ -182,7 +113,7 @@ def encoded_corpus(
             encoders = _open_encoders(settings, state)
             stored = _store_corpus(corpus, directory, encoders[0].spec, state, show_progress)
         except UserError:
-            if state is None:  # nothing of worth was made yet
+            if state is None:  # nothing worth keeping was made yet
                 shutil.rmtree(directory)
             raise
         faiss_settings = fit_to(settings.faiss, stored.num_passages, encoders[0].dimension)
@@ -193,7 +124,7 @@ def encoded_corpus(
         (directory / _STATE_FILE).unlink()
 
 
-def _open_encoders(settings: DenseBuild, state: _State | None) -> list[Encoder]:
+def _open_encoders(settings: DenseBuild, state: _State | None) -> Sequence[Encoder]:
     """One encoder a device, all of one spec; an unfinished build's numbers are kept."""
     from forage.retrieval.vectors.sentence_encoder import open_encoder, with_dtype_of
 
@@ -206,7 +137,7 @@ def _open_encoders(settings: DenseBuild, state: _State | None) -> list[Encoder]:
     encoders = [open_encoder(choice, first)]
     for device in others:
         encoders.append(open_encoder(choice_of(encoders[0].spec), device))
-    return cast(list[Encoder], encoders)
+    return encoders
 
 
 def _store_corpus(
@@ -219,7 +150,7 @@ def _store_corpus(
         if source is not None and source == state.source:
             logger.info("going on with the unfinished build in %s", directory)
             return StoredCorpus(state.num_passages, state.num_bytes, state.sha256)
-    with metered(f"reading {corpus.name}", None, show_progress) as advance:
+    with build_progress(f"reading {corpus.name}", None, show_progress) as advance:
         stored = build_store(corpus, directory, lambda _: advance(1))
     if state is not None and stored.sha256 != state.sha256:
         raise UserError(
@@ -250,11 +181,13 @@ def _require_same_encoder(directory: Path, before: EncoderSpec, now: EncoderSpec
         )
 
 
-def _look_at(corpus: Path) -> _Source | None:
+def _look_at(corpus: Path) -> _CorpusFile | None:
     if not corpus.is_file():
         return None
     found = corpus.stat()
-    return _Source(path=str(corpus.absolute()), num_bytes=found.st_size, mtime_ns=found.st_mtime_ns)
+    return _CorpusFile(
+        path=str(corpus.absolute()), num_bytes=found.st_size, mtime_ns=found.st_mtime_ns
+    )
 
 
 def _read_state(directory: Path) -> _State | None:
@@ -272,7 +205,7 @@ def _read_state(directory: Path) -> _State | None:
 def _encode(
     store: CorpusStore,
     directory: Path,
-    encoders: list[Encoder],
+    encoders: Sequence[Encoder],
     faiss_settings: FaissSettings,
     settings: DenseBuild,
     show_progress: bool,
@@ -292,53 +225,76 @@ def _encode(
     done = layout.num_rows - sum(len(layout.rows(shard)) for shard in missing)
     if done:
         logger.info("%d of %d passages are encoded already", done, layout.num_rows)
-    with metered("encoding passages", layout.num_rows, show_progress, done) as advance:
+    with build_progress("encoding passages", layout.num_rows, show_progress, done) as advance:
         encode_corpus(store, vectors, encoders, advance)
     return vectors
 
 
-def _index_vectors(encoded: Encoded, show_progress: bool) -> DenseManifest:
-    """Build the FAISS file; vectors that nothing scores from again are removed."""
-    from forage.retrieval.vectors.faiss_index import build_faiss
+def encode_corpus(
+    store: CorpusStore,
+    vectors: VectorShards,
+    encoders: Sequence[Encoder],
+    on_rows: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write the missing shards, one thread an encoder; raises the first error of any thread.
 
-    path = encoded.directory / FAISS_FILE
-    label = f"building {encoded.faiss.kind}"
-    with metered(label, encoded.stored.num_passages, show_progress) as advance:
-        build_faiss(encoded.vectors, encoded.faiss, path, advance)
-    if rescore_dtype(encoded.faiss) is None:
-        shutil.rmtree(encoded.vectors.directory)
-    return DenseManifest.model_validate(
-        common_fields(encoded.stored)
-        | {
-            "backend": encoded.faiss.kind,
-            "encoder": encoded.spec,
-            "faiss": encoded.faiss,
-            "index_bytes": path.stat().st_size,
-            "index_sha256": hash_file(path),
-            "library": dense_versions(),
-        }
-    )
+    ``on_rows`` hears how many passages were encoded, from any thread.
+    """
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for shard in vectors.missing():
+        todo.put(shard)
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def work(encoder: Encoder) -> None:
+        try:
+            while not stop.is_set():
+                shard = todo.get_nowait()
+                rows = vectors.layout.rows(shard)
+                vectors.write(shard, _encode_rows(store, rows, encoder, on_rows, stop))
+        except (queue.Empty, _Stopped):
+            return
+        except BaseException as error:  # carried to the caller's thread, which raises it
+            errors.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=work, args=(encoder,)) for encoder in encoders[1:]]
+    for thread in threads:
+        thread.start()
+    try:
+        work(encoders[0])  # this thread works too: a Ctrl-C arrives here
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
 
 
-def dense_versions() -> str:
-    """The packages that a dense index depends on."""
-    from forage.retrieval.vectors.faiss_index import faiss_version
-
-    return (
-        f"faiss {faiss_version()}, sentence-transformers {version('sentence-transformers')}, "
-        f"torch {version('torch')}"
-    )
+class _Stopped(Exception):
+    """Another thread has failed."""
 
 
-def probe_texts(store: CorpusStore) -> list[str]:
-    """The beginnings of a few passages, spread over the corpus, as queries."""
-    rows = np.linspace(0, len(store) - 1, NUM_PROBES).astype(int).tolist()
-    return [store.passage(row).text[:_PROBE_CHARS] for row in rows]
-
-
-def write_probes(store: CorpusStore, encoder: Encoder, directory: Path) -> None:
-    """Keep the vectors of ``probe_texts``: an encoder that serves the index has to give them."""
-    texts = probe_texts(store)
-    vectors = encoder.encode_queries(texts)
-    require_finite(vectors, texts, encoder.spec)
-    np.save(directory / PROBES_FILE, vectors)
+def _encode_rows(
+    store: CorpusStore,
+    rows: range,
+    encoder: Encoder,
+    on_rows: Callable[[int], None],
+    stop: threading.Event,
+) -> np.ndarray:
+    """The vectors of ``rows``, float32 [B, D]; raises ``UserError`` that names those with NaN."""
+    passages = [store.passage(row) for row in rows]
+    texts = [passage_text(encoder.spec.passage_template, passage) for passage in passages]
+    order = np.argsort([-len(text) for text in texts], kind="stable").tolist()
+    vectors = np.empty((len(rows), encoder.dimension), dtype=np.float32)
+    for start in range(0, len(order), _STEP_ROWS):
+        if stop.is_set():
+            raise _Stopped
+        step = order[start : start + _STEP_ROWS]
+        encoded = encoder.encode_passages([texts[place] for place in step])
+        require_finite(encoded, [passages[place].id for place in step], encoder.spec)
+        vectors[step] = encoded
+        on_rows(len(step))
+    return vectors

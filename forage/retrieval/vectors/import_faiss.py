@@ -21,12 +21,13 @@ import numpy as np
 from forage.data.corpus import CorpusStore, build_store
 from forage.errors import UserError
 from forage.retrieval.index.atomic_directory import built_beside, refuse_other_contents
-from forage.retrieval.index.build import FAISS_FILE, dense_versions, write_probes
-from forage.retrieval.index.build_progress import metered
-from forage.retrieval.index.manifest import DenseManifest, common_fields, hash_file, write_manifest
+from forage.retrieval.index.build_progress import build_progress
+from forage.retrieval.index.manifest import common_fields, hash_file, write_manifest
+from forage.retrieval.vectors.dense import FAISS_FILE, DenseManifest, dense_versions
 from forage.retrieval.vectors.encoder import EncoderChoice, passage_text, require_finite
 from forage.retrieval.vectors.faiss_index import FaissIndex, open_faiss
 from forage.retrieval.vectors.faiss_settings import AdoptedSettings
+from forage.retrieval.vectors.probes import write_probes
 from forage.retrieval.vectors.sentence_encoder import SentenceEncoder, open_encoder
 from forage.types import Passage
 
@@ -53,7 +54,7 @@ class _Agreement:
     our_length: float
 
 
-def adopt_index(
+def import_faiss(
     files: Sequence[Path],
     corpus: Path,
     out: Path,
@@ -79,7 +80,7 @@ def adopt_index(
                 f"{files[0]} holds vectors of {index.dimension} dimensions, but {choice.model} "
                 f"gives {encoder.dimension}: it is another encoder's"
             )
-        with metered(f"reading {corpus.name}", len(index), show_progress) as advance:
+        with build_progress(f"reading {corpus.name}", len(index), show_progress) as advance:
             stored = build_store(corpus, directory, lambda _: advance(1))
         if stored.num_passages != len(index):
             raise UserError(
@@ -105,7 +106,7 @@ def adopt_index(
         )
         write_manifest(directory, manifest)
     logger.info(
-        "adopted %s of %d vectors in %s; cosine with our encoder %.4f",
+        "imported %s of %d vectors in %s; cosine with our encoder %.4f",
         index.structure,
         len(index),
         out,
@@ -118,7 +119,7 @@ def _take(files: Sequence[Path], path: Path, show_progress: bool) -> None:
     """The index at ``path``: one file is linked (64 GB are not copied), parts are joined."""
     absent = [file for file in files if not file.is_file()]
     if absent:
-        raise UserError(f"there is no file {absent[0]} to adopt")
+        raise UserError(f"there is no file {absent[0]} to import")
     if len(files) == 1:
         try:
             path.hardlink_to(files[0].resolve())
@@ -126,7 +127,10 @@ def _take(files: Sequence[Path], path: Path, show_progress: bool) -> None:
             path.symlink_to(files[0].resolve())
             logger.warning("%s is on another file system: keep it where it is", files[0])
         return
-    with path.open("wb") as out, metered("joining parts", len(files), show_progress) as advance:
+    with (
+        path.open("wb") as out,
+        build_progress("joining parts", len(files), show_progress) as advance,
+    ):
         for file in files:
             with file.open("rb") as part:
                 shutil.copyfileobj(part, out, 2**24)

@@ -10,11 +10,11 @@ import pytest
 
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
-from forage.retrieval.index.adopt import adopt_index
 from forage.retrieval.index.index import OpenOptions, open_index
-from forage.retrieval.index.manifest import DenseManifest
+from forage.retrieval.vectors.dense import DenseManifest
 from forage.retrieval.vectors.encoder import EncoderChoice, passage_text
 from forage.retrieval.vectors.faiss_settings import AdoptedSettings
+from forage.retrieval.vectors.import_faiss import import_faiss
 from forage.retrieval.vectors.sentence_encoder import open_encoder
 from tests.retrieval.tiny_encoders import WIDTH, write_encoder, write_plain
 from tests.retrieval.vectors.test_build_dense import PASSAGES
@@ -62,7 +62,7 @@ def adopt(
     settings: AdoptedSettings | None = None,
 ) -> DenseManifest:
     settings = settings or AdoptedSettings()
-    return adopt_index(files, texts, out, choice, settings, "cpu", show_progress=False)
+    return import_faiss(files, texts, out, choice, settings, "cpu", show_progress=False)
 
 
 @pytest.mark.parametrize(
