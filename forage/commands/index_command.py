@@ -205,7 +205,7 @@ def _settings(args: Namespace, backend: str, may_read_less: bool = False) -> Any
         names = dict.fromkeys(name for model in models.values() for name in model.model_fields)
         for name in names:
             value = getattr(args, name, None)
-            if value in (None, False):
+            if value is None or value is False:
                 continue
             if name in own[backend].model_fields:
                 given[name] = None if value == "none" else value
@@ -298,9 +298,9 @@ def _size(num_bytes: int) -> str:
 def _refuse(args: Namespace, names: tuple[str, ...], reason: str) -> None:
     """Raise ``UserError`` for the first of these arguments that was given."""
     for name in names:
-        if getattr(args, name) not in (None, False, []) or (
-            name == "normalise" and args.normalise is not None
-        ):
+        value = getattr(args, name)
+        is_given = value is not None and value is not False and value != []
+        if is_given or (name == "normalise" and value is False):
             raise UserError(f"{_option(name)} has no effect here: {reason}")
 
 

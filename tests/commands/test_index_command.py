@@ -70,6 +70,7 @@ def test_vectors_are_built_with_what_was_said(texts: Path, model: Path, tmp_path
         ("--restart", "--restart has no effect here: the backend is bm25"),
         ("--adopt F --encoder E --backend flat", "--backend has no effect here: --adopt takes"),
         ("--adopt F --encoder E --lists 3", "--lists has no effect here: --adopt takes"),
+        ("--adopt F --encoder E --b 0", "--b has no effect here: --adopt takes"),  # 0 is False
         ("--adopt F", "vectors need an encoder"),
         ("--estimate", "--out has no effect here: --estimate builds nothing"),
         ("--backend faiss", "invalid choice: 'faiss'"),

@@ -119,7 +119,7 @@ def _take(files: Sequence[Path], path: Path, show_progress: bool) -> None:
     """The index at ``path``: one file is linked (64 GB are not copied), parts are joined."""
     absent = [file for file in files if not file.is_file()]
     if absent:
-        raise UserError(f"there is no file {absent[0]} to import")
+        raise UserError(f"there is no file {absent[0]} to adopt")
     if len(files) == 1:
         try:
             path.hardlink_to(files[0].resolve())

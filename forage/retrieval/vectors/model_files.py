@@ -1,4 +1,4 @@
-"""The files of an encoder, in a directory or on the hub: found, read, fingerprinted and loaded.
+"""The files of an encoder, in a directory or on the hub: found, read and fingerprinted.
 
 ``forage.retrieval.vectors.encoder_defaults`` asks here what a model says about itself. Files of the
 hub are downloaded once into its own cache; with ``HF_HUB_OFFLINE=1`` nothing is asked for. Many
@@ -9,19 +9,16 @@ pooling and prefixes stay what they are. Nothing is exported or optimised here.
 from __future__ import annotations
 
 import json
-import tempfile
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
 from transformers.utils.hub import cached_file
 
 from forage.errors import UserError
 from forage.hardware import num_cores
-from forage.retrieval.vectors.encoder import EncoderSpec, Pooling
 
 _SETTINGS = ("config.json", "modules.json", "tokenizer.json", "vocab.txt", "spiece.model")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -91,38 +88,6 @@ class ModelFiles:
         return True
 
 
-def load_model(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransformer:
-    """The modules in float32, pooling as the spec says, without their own last normalisation."""
-    config = files.read_json("config.json")
-    with tempfile.TemporaryDirectory() as directory:
-        source: str = files.model
-        if config.get("model_type") == "dpr":
-            source, files = _unwrap_dpr(files, Path(directory)), ModelFiles(directory)
-        try:
-            model = SentenceTransformer(
-                source,
-                device=device,
-                revision=files.commit,
-                trust_remote_code=spec.trust_remote_code,
-                model_kwargs={"dtype": torch.float32},
-            )
-        except (OSError, ValueError, ImportError) as error:
-            hint = ""
-            if "trust_remote_code" in str(error):
-                hint = "; it runs code of its own: read it, then give --trust-remote-code"
-            raise UserError(f"cannot load the encoder {files.model}: {error}{hint}") from error
-    for name, module in list(model.named_children()):
-        if type(module).__name__ == "Normalize":
-            del model[int(name)]  # the spec decides, and it is done in float32
-    set_pooling(model, spec.pooling)
-    if spec.onnx_file is not None:
-        path = files.find(spec.onnx_file)
-        if path is None:
-            raise UserError(f"the encoder {files.model} has no file {spec.onnx_file}")
-        cast(Any, model[0]).model = OnnxModel(path, cast(Any, model[0]).model.config)
-    return model.eval()
-
-
 class OnnxModel(torch.nn.Module):
     """Token ids to ``last_hidden_state``, as the torch model that it stands for."""
 
@@ -158,21 +123,6 @@ class OnnxModel(torch.nn.Module):
         return {"last_hidden_state": torch.from_numpy(states)}
 
 
-def pooling_of(model: SentenceTransformer) -> Pooling | None:
-    """The one mode of the model's one pooling module; None where there is no such thing."""
-    found = [module for module in model if type(module).__name__ == "Pooling"]
-    if len(found) != 1 or len(list(model)) != 2:
-        return None
-    mode = cast(Any, found[0]).pooling_mode
-    return mode if mode in ("mean", "cls", "lasttoken", "max") else None
-
-
-def set_pooling(model: SentenceTransformer, pooling: Pooling) -> None:
-    if pooling != "own" and pooling_of(model) is not None:
-        [module] = [module for module in model if type(module).__name__ == "Pooling"]
-        cast(Any, module).pooling_mode = pooling
-
-
 def _sample(path: Path) -> list[bytes]:
     """The whole of a small file; blocks spread evenly over a large one, its end included."""
     size = path.stat().st_size
@@ -190,7 +140,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
 
-def _unwrap_dpr(files: ModelFiles, directory: Path) -> str:
+def unwrap_dpr(files: ModelFiles, directory: Path) -> str:
     """A copy, in ``directory``, of the plain BERT inside a DPR encoder.
 
     Loaded as they are, DPR's passage encoders get random weights: the library's automatic class

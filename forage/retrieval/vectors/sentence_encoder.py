@@ -1,4 +1,4 @@
-"""Encoders through sentence-transformers: texts to vectors.
+"""Encoders through sentence-transformers: the only file that imports it for vectors.
 
 ``open_encoder`` settles every setting of an encoder into a spec
 (``forage.retrieval.vectors.encoder_defaults``) and loads the model by it. The spec of a manifest
@@ -9,10 +9,11 @@ leave as float32, normalised in float32 whatever the model computes in.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from forage.retrieval.vectors.encoder import (
     Pooling,
 )
 from forage.retrieval.vectors.encoder_defaults import MAX_LENGTH, Task, settle
-from forage.retrieval.vectors.model_files import ModelFiles, load_model, pooling_of, set_pooling
+from forage.retrieval.vectors.model_files import ModelFiles, OnnxModel, unwrap_dpr
 from forage.retrieval.vectors.precision import is_bfloat16_better
 
 logger = logging.getLogger(__name__)
@@ -71,11 +72,11 @@ class SentenceEncoder:
     def try_settings(self, texts: Sequence[str], pooling: Pooling, prefix: str) -> np.ndarray:
         """The passages' vectors, float32 [B, D], under another pooling and prefix, once."""
         assert self._passages is not None, "this encoder was opened for queries only"
-        set_pooling(self._passages, pooling)
+        _set_pooling(self._passages, pooling)
         try:
             return self._encode(self._passages, texts, prefix, "document")
         finally:
-            set_pooling(self._passages, self._spec.pooling)
+            _set_pooling(self._passages, self._spec.pooling)
 
     def _encode(
         self, model: SentenceTransformer, texts: Sequence[str], prefix: str, task: Task
@@ -151,7 +152,7 @@ class _Loaded:
 
     def __init__(self, spec: EncoderSpec, files: ModelFiles, device: str) -> None:
         self.spec, self.files, self.device = spec, files, device
-        self.model = load_model(spec, files, device)
+        self.model = _load(spec, files, device)
 
     def complete(self, choice: EncoderChoice) -> EncoderSpec:
         """The spec with what only the loaded model tells: dimension, length, pooling, numbers."""
@@ -167,7 +168,7 @@ class _Loaded:
             update={
                 "dimension": dimension,
                 "max_length": choice.max_length or min(own_length, MAX_LENGTH),
-                "pooling": pooling_of(self.model) or "own",
+                "pooling": _pooling_of(self.model) or "own",
             }
         )
         if choice.pooling not in (None, spec.pooling):
@@ -203,7 +204,7 @@ class _Loaded:
         if better:
             return "bfloat16"
         # The weights were rounded for the measurement: take them from the files again.
-        self.model = load_model(self.spec, self.files, self.device)
+        self.model = _load(self.spec, self.files, self.device)
         return "float32"
 
 
@@ -217,6 +218,53 @@ def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Ta
         normalize_embeddings=False,
         convert_to_numpy=True,
     )
+
+
+def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransformer:
+    """The modules in float32, pooling as the spec says, without their own last normalisation."""
+    config = files.read_json("config.json")
+    with tempfile.TemporaryDirectory() as directory:
+        source: str = files.model
+        if config.get("model_type") == "dpr":
+            source, files = unwrap_dpr(files, Path(directory)), ModelFiles(directory)
+        try:
+            model = SentenceTransformer(
+                source,
+                device=device,
+                revision=files.commit,
+                trust_remote_code=spec.trust_remote_code,
+                model_kwargs={"dtype": torch.float32},
+            )
+        except (OSError, ValueError, ImportError) as error:
+            hint = ""
+            if "trust_remote_code" in str(error):
+                hint = "; it runs code of its own: read it, then give --trust-remote-code"
+            raise UserError(f"cannot load the encoder {files.model}: {error}{hint}") from error
+    for name, module in list(model.named_children()):
+        if type(module).__name__ == "Normalize":
+            del model[int(name)]  # the spec decides, and it is done in float32
+    _set_pooling(model, spec.pooling)
+    if spec.onnx_file is not None:
+        path = files.find(spec.onnx_file)
+        if path is None:
+            raise UserError(f"the encoder {files.model} has no file {spec.onnx_file}")
+        cast(Any, model[0]).model = OnnxModel(path, cast(Any, model[0]).model.config)
+    return model.eval()
+
+
+def _pooling_of(model: SentenceTransformer) -> Pooling | None:
+    """The one mode of the model's one pooling module; None where there is no such thing."""
+    found = [module for module in model if type(module).__name__ == "Pooling"]
+    if len(found) != 1 or len(list(model)) != 2:
+        return None
+    mode = cast(Any, found[0]).pooling_mode
+    return mode if mode in ("mean", "cls", "lasttoken", "max") else None
+
+
+def _set_pooling(model: SentenceTransformer, pooling: Pooling) -> None:
+    if pooling != "own" and _pooling_of(model) is not None:
+        [module] = [module for module in model if type(module).__name__ == "Pooling"]
+        cast(Any, module).pooling_mode = pooling
 
 
 def _check_device(device: str | None) -> str:
