@@ -23,7 +23,7 @@ from forage.retrieval.vectors.dense import build_dense_index
 from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import FlatSettings
-from forage.retrieval.words import bm25
+from forage.retrieval.words import bm25_index
 from forage.types import Hit, Passage
 from tests.retrieval.listed import passage
 from tests.retrieval.random_bert import save_encoder
@@ -71,7 +71,7 @@ def test_a_cut_in_small_blocks_is_the_same(
     """Columns that begin, end and span in every possible place of a block."""
     at_once = cut_index(whole, tmp_path / "once", 3)
     for size in (1, 7, 64):
-        monkeypatch.setattr(bm25, "_BLOCK_PAIRS", size)
+        monkeypatch.setattr(bm25_index, "_BLOCK_PAIRS", size)
         in_blocks = cut_index(whole, tmp_path / str(size), 3)
         for left, right in zip(at_once, in_blocks, strict=True):
             for path in left.iterdir():
