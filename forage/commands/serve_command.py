@@ -31,7 +31,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "a provider's setting, for example num_results=5; repeat for more"
     parser.add_argument("--web", action="append", default=[], metavar="key=value", help=text)
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep every answer, to replay")
-    parser.add_argument("--pages", type=Path, metavar="FILE", help="jsonl of pages for /access")
+    text = "pages that /access opens: a jsonl, or live for those of the web"
+    parser.add_argument("--pages", type=Path, metavar="FILE", help=text)
     parser.add_argument("--topk", type=positive, default=3, help="when a request names none")
     _add_service_arguments(parser.add_argument_group("service"))
     add_open_arguments(parser.add_argument_group("an index of vectors"))

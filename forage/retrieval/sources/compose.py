@@ -25,6 +25,7 @@ from forage.retrieval.sources.recording import Recorder, Replay
 from forage.retrieval.sources.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked
 from forage.retrieval.sources.stored_pages import PageStore, open_pages
 from forage.retrieval.vectors.encoder import Dtype
+from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import read_web_settings
 from forage.retrieval.web.web_source import open_web_source
 from forage.retrieval.words.bm25_index import BM25Manifest
@@ -114,9 +115,14 @@ def open_source(settings: ServeSettings) -> Source:
         return source
 
 
-def open_page_store(settings: ServeSettings) -> PageStore | None:
-    """Open the pages that ``/access`` reads, where there are some; raises ``UserError``."""
-    return None if settings.pages is None else open_pages(settings.pages)
+def open_page_store(settings: ServeSettings) -> PageStore | WebPages | None:
+    """Open the pages that ``/access`` reads, where there are some; raises ``UserError``.
+
+    ``pages`` is a file, or ``live``: pages of the web, fetched when they are asked for.
+    """
+    if settings.pages is None:
+        return None
+    return WebPages() if settings.pages == Path("live") else open_pages(settings.pages)
 
 
 def _open_one(text: str, settings: ServeSettings) -> Source:

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
 from aiohttp.abc import AbstractResolver
 
@@ -143,6 +144,12 @@ class WebPages:
         except BaseException:
             self._thread.close()
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def page(self, url: str) -> Page | None:
         """The text behind ``url``, or None where there is no page to read (gone, refused, no text).

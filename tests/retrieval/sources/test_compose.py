@@ -67,6 +67,21 @@ def test_pages_are_opened_where_there_are_some(index_dir: Path, tmp_path: Path):
         assert page.contents == "text"
 
 
+def test_live_pages_are_those_of_the_web_and_never_of_this_machine(index_dir: Path):
+    """They could be opened by no command: only tests used them."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="secret")
+
+    settings = ServeSettings(sources=(str(index_dir),), pages=Path("live"))
+    with serving(page) as inside:
+        pages = open_page_store(settings)
+        assert pages is not None
+        with pages:
+            assert pages.page(f"{inside.url}/a") is None
+        assert inside.seen == []
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
