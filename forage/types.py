@@ -7,7 +7,8 @@ rows, ``_T`` tokens, ``_K`` retrieved passages, ``_V`` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -182,6 +183,15 @@ class Tag(StrEnum):
     @property
     def closing(self) -> str:
         return f"</{self}>"
+
+
+TAGS_PROTOCOL = (Tag.THINK, Tag.SEARCH, Tag.INFORMATION, Tag.ANSWER)
+"""The tags of the tags protocol, with search as its only tool."""
+
+
+def tag_pattern(names: Iterable[str]) -> re.Pattern[str]:
+    """Matches an opening or a closing tag of these names; the tag is its group 1."""
+    return re.compile(rf"(</?(?:{'|'.join(names)})>)")
 
 
 SEARCH_TOOL = "search"

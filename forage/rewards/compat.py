@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from forage.rewards.answers import normalize_answer
-from forage.types import Episode
+from forage.types import TAGS_PROTOCOL, Episode, tag_pattern
 
 Rule = Literal[
     "search-r1-em",
@@ -43,22 +43,23 @@ RULES_THAT_SEE_THE_PROMPT: tuple[Rule, ...] = (
 Golden = str | Sequence[str]
 """As the logs have it; a bare string is one answer, except to the retrieval term (see there)."""
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_INFORMATION = re.compile(r"<information>(.*?)</information>", re.DOTALL)
-_TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
+_THINK, _SEARCH, _INFORMATION, _ANSWER = ((tag.opening, tag.closing) for tag in TAGS_PROTOCOL)
+_ANSWERED = re.compile("{}(.*?){}".format(*_ANSWER), re.DOTALL)
+_INFORMED = re.compile("{}(.*?){}".format(*_INFORMATION), re.DOTALL)
+_TAG = tag_pattern(TAGS_PROTOCOL)
 _ASSISTANT = re.compile(r"<\|im_start\|>assistant\s*")
 _MANY_TAGS, _MANY_TAGS_DIVISOR = 10, 4
 # Between blocks and inside them: which tag may come next, and where it leads.
 _NEXT = {
-    ("start", "<think>"): "in think",
-    ("in think", "</think>"): "thought",
-    ("thought", "<search>"): "in search",
-    ("in search", "</search>"): "searched",
-    ("searched", "<information>"): "in information",
-    ("in information", "</information>"): "informed",
-    ("informed", "<think>"): "in think",
-    ("thought", "<answer>"): "in answer",
-    ("in answer", "</answer>"): "end",
+    ("start", _THINK[0]): "in think",
+    ("in think", _THINK[1]): "thought",
+    ("thought", _SEARCH[0]): "in search",
+    ("in search", _SEARCH[1]): "searched",
+    ("searched", _INFORMATION[0]): "in information",
+    ("in information", _INFORMATION[1]): "informed",
+    ("informed", _THINK[0]): "in think",
+    ("thought", _ANSWER[0]): "in answer",
+    ("in answer", _ANSWER[1]): "end",
 }
 
 
@@ -100,7 +101,7 @@ def score_text(
             is_cover = rule == "verl-subem"
             score = _plain_score(answer, golden_answers, is_cover, settings)
             is_right = answer is not None and _is_match(answer, golden_answers, is_cover)
-            tags = max(text.count("<answer>"), text.count("</answer>"))
+            tags = max(map(text.count, _ANSWER))
             if is_right and not is_cover and tags > _MANY_TAGS:
                 return score / _MANY_TAGS_DIVISOR
             return score
@@ -131,7 +132,7 @@ def response_text(episode: Episode) -> str:
 
 def _last_answer(text: str, at_least: int) -> str | None:
     """The last answer block, or None where there are fewer than ``at_least``."""
-    answers = _ANSWER.findall(text)
+    answers = _ANSWERED.findall(text)
     return answers[-1].strip() if len(answers) >= at_least else None
 
 
@@ -172,5 +173,5 @@ def _is_retrieved(text: str, golden_answers: Golden) -> bool:
     ``normalize_answer`` makes nothing of "a", so that a golden string with an "a" in it is always
     retrieved once there is a block.
     """
-    blocks = [normalize_answer(block.strip()) for block in _INFORMATION.findall(text)]
+    blocks = [normalize_answer(block.strip()) for block in _INFORMED.findall(text)]
     return any(normalize_answer(one) in block for block in blocks for one in golden_answers)

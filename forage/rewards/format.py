@@ -1,7 +1,8 @@
 """Whether an episode kept to the protocol: ``think (search information think)* answer``.
 
-Judged on what the policy wrote, turn by turn; an observation counts only through its place (it
-stands after each search), never through its text. ``scoring`` turns the verdict into points.
+A call of another tool may stand where a search does. Judged on what the policy wrote, turn by turn;
+an observation counts only through its place (it stands after each call), never through its text.
+``scoring`` turns the verdict into points.
 """
 
 from __future__ import annotations
@@ -11,35 +12,36 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from forage.types import ActionKind, Turn
+from forage.types import SEARCH_TOOL, TAGS_PROTOCOL, ActionKind, Tag, Turn, tag_pattern
 
 ProtocolName = Literal["tags", "tools"]
 
-_TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
-_ANY_TAG = re.compile(r"(</?(?:think|search|information|answer|tool_call|tool_response)>)")
-_THOUGHT = ["<think>", "</think>"]
-_SEARCH = ["<search>", "</search>"]
-_CALL = ["<tool_call>", "</tool_call>"]
-_ANSWER = ["<answer>", "</answer>"]
+_ANY_TAG = tag_pattern(Tag)
+_THOUGHT = [Tag.THINK.opening, Tag.THINK.closing]
+_NATIVE_CALL = [Tag.TOOL_CALL.opening, Tag.TOOL_CALL.closing]
+_ANSWER = [Tag.ANSWER.opening, Tag.ANSWER.closing]
 _BARE_CALL = re.compile(r'\{\s*"name"\s*:')
 _END_OF_TURN = re.compile(r"\s*(?:<\|\w+\|>\s*)?")
 
 
 def is_format_valid(turns: Sequence[Turn], protocol: ProtocolName = "tags") -> bool:
-    """Whether the turns are searches (each observed), then one answer, all well formed.
+    """Whether the turns are calls of tools (each observed), then one answer, all well formed.
 
     Tags: they balance, are not nested and stand in order, with a thought in each turn; white space
     alone lies between blocks and after ``</answer>``. Tools: each turn may think, in a think block
     or in plain words, and ends with its one call or answer. Under both an invalid action, or a
-    query that was never run, breaks the format.
+    call that was never run, breaks the format.
     """
     if not turns:
         return False
-    is_well_formed = _is_tags_turn if protocol == "tags" else _is_tools_turn
-    *searches, last = turns
-    return is_well_formed(last, ActionKind.ANSWER) and all(
-        bool(turn.observation) and is_well_formed(turn, ActionKind.SEARCH) for turn in searches
-    )
+    *before, last = turns
+    if last.kind is not ActionKind.ANSWER or not all(map(_is_observed_call, before)):
+        return False
+    if protocol == "tools":
+        return all(map(_is_tools_turn, turns))
+    called = {call.tool for turn in turns for call in turn.calls}
+    tag = tag_pattern({*TAGS_PROTOCOL, *called})
+    return all(_is_tags_turn(turn, tag) for turn in turns)
 
 
 def is_reasoning_broken(sampled: str) -> bool:
@@ -49,27 +51,29 @@ def is_reasoning_broken(sampled: str) -> bool:
     """
     is_thinking = False
     for tag in _ANY_TAG.findall(sampled):
-        if is_thinking != (tag == "</think>"):
+        if is_thinking != (tag == Tag.THINK.closing):
             return True
-        is_thinking = tag == "<think>"
+        is_thinking = tag == Tag.THINK.opening
     return is_thinking
 
 
-def _is_tags_turn(turn: Turn, kind: ActionKind) -> bool:
+def _is_observed_call(turn: Turn) -> bool:
+    return turn.kind in (ActionKind.SEARCH, ActionKind.CALL) and bool(turn.observation)
+
+
+def _is_tags_turn(turn: Turn, tag: re.Pattern[str]) -> bool:
     """Whether the sampled text is exactly one think block and one block of the action.
 
     Splitting at tags gives ``between, tag, inside, tag, between, tag, inside, tag, between``.
     """
-    pieces = _TAG.split(turn.sampled)
+    pieces = tag.split(turn.sampled)
     outside = pieces[0::4]
-    return (
-        turn.kind is kind
-        and pieces[1::2] == _THOUGHT + (_ANSWER if kind is ActionKind.ANSWER else _SEARCH)
-        and not any(text.strip() for text in outside)
-    )
+    tool = turn.calls[0].tool if turn.calls else SEARCH_TOOL
+    action = _ANSWER if turn.kind is ActionKind.ANSWER else [f"<{tool}>", f"</{tool}>"]
+    return pieces[1::2] == _THOUGHT + action and not any(text.strip() for text in outside)
 
 
-def _is_tools_turn(turn: Turn, kind: ActionKind) -> bool:
+def _is_tools_turn(turn: Turn) -> bool:
     """Whether a call or an answer stands at the end, behind one think block at most.
 
     A bare call, as Llama writes it, is followed by the end-of-turn token.
@@ -77,12 +81,11 @@ def _is_tools_turn(turn: Turn, kind: ActionKind) -> bool:
     pieces = _ANY_TAG.split(turn.sampled)
     tags = pieces[1::2]
     action = tags[2:] if tags[:2] == _THOUGHT else tags
-    if turn.kind is not kind:
-        return False
-    if action == (_ANSWER if kind is ActionKind.ANSWER else _CALL):
+    is_answer = turn.kind is ActionKind.ANSWER
+    if action == (_ANSWER if is_answer else _NATIVE_CALL):
         return _END_OF_TURN.fullmatch(pieces[-1]) is not None
     call = _BARE_CALL.search(turn.sampled)
-    if kind is ActionKind.ANSWER or action or call is None:
+    if is_answer or action or call is None:
         return False
     _, end = json.JSONDecoder().raw_decode(turn.sampled, call.start())  # the environment has too
     return _END_OF_TURN.fullmatch(turn.sampled, end) is not None

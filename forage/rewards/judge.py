@@ -27,11 +27,12 @@ from forage.remote.request import BadReply, RemoteFailure
 from forage.remote.retry import Patience
 from forage.remote.secret import read_key
 from forage.rewards.reward_config import JudgeConfig
+from forage.types import Tag
 
 logger = logging.getLogger(__name__)
 
 _SLOT = re.compile(r"\{(question|golden_answers|answer)\}")
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_THOUGHT = re.compile(rf"{Tag.THINK.opening}.*?(?:{Tag.THINK.closing}|\Z)", re.DOTALL)
 _VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 _MAX_ANSWER_CHARACTERS = 2000
 _PATH = "/chat/completions"

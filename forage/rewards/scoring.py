@@ -13,7 +13,9 @@ from collections.abc import Mapping
 
 from forage.rewards.format import ProtocolName
 from forage.rewards.reward_config import RewardConfig
-from forage.types import Episode, Reward, Status
+from forage.types import Episode, Reward, Status, Tag
+
+_ANSWER_TAGS = (Tag.ANSWER.opening, Tag.ANSWER.closing)
 
 
 def score_episode(
@@ -76,7 +78,7 @@ def table_score(
 def num_answer_tags(episode: Episode) -> int:
     """Answer tags that the policy wrote: the opening or the closing ones, whichever are more."""
     sampled = [turn.sampled for turn in episode.turns]
-    return max(sum(text.count(tag) for text in sampled) for tag in ("<answer>", "</answer>"))
+    return max(sum(text.count(tag) for text in sampled) for tag in _ANSWER_TAGS)
 
 
 def _charges(episode: Episode, config: RewardConfig) -> dict[str, float]:

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from forage.data.corpus import replace_surrogates
 from forage.data.forms.fields import gold_passage_ids, golden_answers, hops, question_text, row_id
 from forage.data.forms.rows import Row
-from forage.types import Question
+from forage.types import Question, Tag, tag_pattern
 
 _MARK = "Question:"
 # Tags of the tags protocol, and of veRL's wording of it.
-_TAG = re.compile(r"</?(?:think|search|information|answer|tool_call|tool_response)>")
+_TAG = tag_pattern(Tag)
 # Where a prompt given as rendered text ends the user's message.
 _MESSAGE_END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|\n\s*Assistant:")
 # veRL's own preprocessing writes the source like this.

@@ -17,7 +17,7 @@ from forage.remote.openai_replies import read_completion
 from forage.remote.request import BadReply
 from forage.rollout.engines.endpoint_client import EndpointClient
 from forage.rollout.engines.torch.sampling import noise_key
-from forage.types import Completion, EngineError, Sampling
+from forage.types import Completion, EngineError, Sampling, Tag
 
 _PROBE = "The capital of France is Paris, and the capital of Italy is"
 _PROBE_TOKENS = 8
@@ -53,7 +53,7 @@ class CompletionsEngine:
                 f"environment.max_tokens is {max_tokens}; lower it"
             )
         prompt_ids = self._codec.encode_trusted(_PROBE)
-        probe = Sampling(_PROBE_TOKENS, ("</answer>",), self._codec.eos_ids, "probe", 0, 0.0)
+        probe = Sampling(_PROBE_TOKENS, (Tag.ANSWER.closing,), self._codec.eos_ids, "probe", 0, 0.0)
         try:
             completion, text = await self._ask(prompt_ids, probe)
         except EngineError as failure:
