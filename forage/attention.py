@@ -2,8 +2,8 @@
 
 The engine keeps keys and values in slots; the trainer lays sequences end to end. Both pass an
 ``attend`` callable to the model's forward call, and every architecture that routes its attention
-through transformers' interface works with both. This file knows neither, but keeps the one sum
-whose order both have to share.
+through transformers' interface works with both. This file knows neither of them; it holds the one
+sum that both must compute in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEY_BLOCK = 192
 
 
 class Attend(Protocol):
-    """Attention of one layer: queries, keys and values in, one vector a query out."""
+    """Attention of one layer: queries, keys and values in, one vector for each query out."""
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
@@ -31,9 +31,10 @@ class Attend(Protocol):
 def mix_values(weights: Tensor, values: Tensor) -> Tensor:
     """Attention's weighted sum: [..., T, L] times [..., L, D] -> [..., T, D].
 
-    Block by block of keys, added from the first to the last. A product over many keys is cut by its
-    kernel anyhow (at 512 by oneDNN, at 192 by MKL, on AMD EPYC), and where it is cut would make
-    sampler and trainer differ in the last bit, which a sharp model turns into 1e-4.
+    Keys are taken in blocks, and the blocks' products added from the first to the last. A kernel
+    cuts a product over many keys into blocks anyhow (of 512 in oneDNN, of 192 in MKL, on AMD EPYC);
+    other blocks in sampler and trainer would differ in the last bit, which a model with sharp
+    attention turns into 1e-4.
     """
     blocks = zip(weights.split(KEY_BLOCK, dim=-1), values.split(KEY_BLOCK, dim=-2), strict=True)
     first, *others = (weights_block @ values_block for weights_block, values_block in blocks)

@@ -147,9 +147,9 @@ class _Run:
     async def _learn_from(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Weigh the groups, pack them, learn them; the version has grown when it is done."""
         trainer, settings = self.trainer, self.config.trainer
-        views_P, seen = await asyncio.to_thread(trainer.look, self.credit.unweighed(groups))
-        weighed_P, credited = self.credit.weigh(groups, views_P, trainer.kl_coefficient)
-        weighed_P, unmasked = await asyncio.to_thread(trainer.unmask, weighed_P)
+        prepared_P, seen = await asyncio.to_thread(trainer.prepare, self.credit.unweighed(groups))
+        weighed_P, credited = self.credit.weigh(groups, prepared_P, trainer.kl_coefficient)
+        weighed_P, unmasked = await asyncio.to_thread(trainer.unmask_observations, weighed_P)
         batches = pack_mini_batches(
             weighed_P,
             settings.num_mini_batches,

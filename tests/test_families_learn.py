@@ -145,7 +145,7 @@ async def play_group(
 
 
 def learn(trainer: Trainer, credit: Credit, group: Group, lock: Any) -> dict[str, float]:
-    views_P, seen = trainer.look(credit.unweighed([group]))
+    views_P, seen = trainer.prepare(credit.unweighed([group]))
     weighed_P, _ = credit.weigh([group], views_P, trainer.kl_coefficient)
     batch = pack(weighed_P[0], 4096)
     assert batch.num_sampled_tokens == sum(e.num_sampled_tokens for e in group.episodes_G)

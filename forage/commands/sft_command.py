@@ -3,7 +3,7 @@
 The episodes are recorded ones that ``data/selection.py`` chooses, or scripted demonstrations of the
 training questions, played through the real environment and retriever. Demonstrations of test
 questions then measure how well the model reads. The result is an ordinary model directory; the
-learning itself is in ``training/warmstart.py``.
+learning itself is in ``training/warm_start.py``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from forage.environment.codec import Codec
     from forage.rollout.play.player import Player
-    from forage.training.reading import ReadArguments
-    from forage.training.warmstart import WeightedTokens
+    from forage.training.warm_start import ReadArguments, WeightedTokens
 
 LOG = logging.getLogger(__name__)
 
@@ -69,8 +68,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     from forage.rollout.play.player import Player
     from forage.training import lora
     from forage.training.model import load_policy, load_tokenizer, save_model
-    from forage.training.reading import find_read_arguments
-    from forage.training.warmstart import weigh
+    from forage.training.warm_start import find_read_arguments, weigh
 
     if adapter_only and config.model.lora is None:
         raise UserError("without model.lora there is no adapter to write; leave --adapter out")
@@ -147,8 +145,7 @@ def _learn(
     read_arguments: Sequence[ReadArguments],
 ) -> None:
     """Run the steps, with a progress bar, and write their losses to a file."""
-    from forage.training.reading import reading_accuracy
-    from forage.training.warmstart import warm_start
+    from forage.training.warm_start import reading_accuracy, warm_start
 
     settings = config.warm_start
     config.output_dir.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Checkpoints: everything that makes the next step, written whole or not at all.
+"""Checkpoints: everything that the next step depends on, written whole or not at all.
 
-A checkpoint is a directory: an ordinary Hugging Face model, or the adapters alone where those are
-what learns; ``trainer.pt`` (the optimizers and what else the trainer carries on);
-``critic.safetensors`` where there is a critic, again what learns of it; and ``state.json``
-(the step, which gives data position, schedule and sampling seeds, the running baseline, and how
-long the records were). It is written beside its final place, flushed, and moved there in one
-rename, so a killed run or a full disk leaves the previous one as it was.
+A checkpoint is a directory: a Hugging Face model, or the adapters alone where only they are
+trained; ``trainer.pt`` (the optimizers and the trainer's other state); ``critic.safetensors`` (the
+trained weights of a critic, if there is one); and ``state.json`` (the step, which gives the data
+position, schedule and sampling seeds; the running baseline; the lengths of the records). It is
+written beside its final place, flushed to the disk, and moved there in one rename, so that a killed
+run or a full disk leaves the previous checkpoint as it was.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _CRITIC = "critic.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a checkpoint says besides weights: steps done, the run's seed, lengths of records.
+    """What a checkpoint holds besides weights: steps done, the run's seed, lengths of the records.
 
-    ``baseline`` is the running one of the advantages, None where none is kept.
+    ``baseline`` is the advantages' running baseline, None for estimators without one.
     """
 
     num_steps_done: int
@@ -86,8 +86,8 @@ def save_checkpoint(
         last = latest_checkpoint(run_dir)
         kept = f"the previous one, {last}, is intact" if last else "there is no earlier one"
         raise UserError(
-            f"cannot write the checkpoint {final}: {error}; {kept}. Free some space and go on "
-            "with --resume"
+            f"cannot write the checkpoint {final}: {error}; {kept}. Free some space and "
+            "continue with --resume"
         ) from error
     for old in _complete(run_dir)[:-num_kept]:
         _set_aside(old)
@@ -96,7 +96,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
-    """Put weights and optimizers back as they were; raises ``UserError`` if files are damaged."""
+    """Restore weights and optimizers; raises ``UserError`` if files are damaged."""
     try:
         row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
         weights = _read_weights(checkpoint)
@@ -104,7 +104,7 @@ def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
         has_critic = trainer.critic is not None and (checkpoint / _CRITIC).exists()
         critic_weights = load_file(checkpoint / _CRITIC) if has_critic else None
         state = RunState(row["num_steps_done"], row["seed"], row["record_offsets"], row["baseline"])
-    except Exception as error:  # whatever a damaged file makes a reader raise
+    except Exception as error:  # readers raise all kinds of errors for a damaged file
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {reason}); "
@@ -126,14 +126,14 @@ def _read_weights(checkpoint: Path) -> dict[str, torch.Tensor] | lora.Adapters:
 def _load_weights(
     checkpoint: Path, model: PreTrainedModel, weights: dict[str, torch.Tensor] | lora.Adapters
 ) -> None:
-    """Put all weights back, or the adapters; raises ``UserError`` for those of another model."""
+    """Restore all weights, or the adapters; raises ``UserError`` for those of another model."""
     if isinstance(weights, lora.Adapters) != lora.has_adapters(model):
         had, has = (
             ("with", "without") if isinstance(weights, lora.Adapters) else ("without", "with")
         )
         raise UserError(
-            f"the checkpoint {checkpoint} is of a run {had} model.lora, the config is {has} it: "
-            "set it as it was, or train into a new output_dir"
+            f"the checkpoint {checkpoint} is of a run {had} model.lora, and the config is {has} it: "
+            "set model.lora as in that run, or train into a new output_dir"
         )
     if isinstance(weights, lora.Adapters):
         lora.load_adapters(weights, model)
@@ -151,7 +151,7 @@ def _load_weights(
 
 
 def _learnt(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of ``module`` but for those that are frozen."""
+    """The weights of ``module`` without the frozen ones."""
     frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
     return {name: t for name, t in module.state_dict().items() if name not in frozen}
 
@@ -181,7 +181,7 @@ def checkpoints(run_dir: Path) -> dict[int, Path]:
 
 
 def drop_checkpoint(checkpoint: Path) -> None:
-    """Remove a checkpoint; it is none from the first moment on."""
+    """Remove a checkpoint; from the first moment on it does not count as one."""
     _set_aside(checkpoint)
     _sweep(checkpoint.parent)
 
@@ -221,12 +221,12 @@ def export_model(run_dir: Path, out: Path, step: int | None, adapter_only: bool 
 
 
 def _set_aside(directory: Path) -> None:
-    """A checkpoint no more, from one moment to the next: its files go one by one, later."""
+    """Rename a checkpoint, so that it is none from now on; its files are deleted later."""
     directory.rename(directory.with_name(f"{directory.name}.old{_PARTIAL}"))
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what was set aside and what a killed run was writing."""
+    """Remove checkpoints that were set aside, and what a killed run left half-written."""
     for left_over in folder.glob(f"*{_PARTIAL}"):
         shutil.rmtree(left_over, ignore_errors=True)
 
@@ -241,7 +241,7 @@ def _complete(run_dir: Path) -> list[Path]:
 
 
 def _flush(directory: Path) -> None:
-    """Files and the directory's entries are on the disk when this returns."""
+    """Return when the files and the directory's entries are on the disk."""
     for path in [*directory.iterdir(), directory]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
-"""The critic of PPO: a model of the policy's family with one number for a head, and its optimizer.
+"""The critic of PPO: a model of the policy's family with a head of one number, and its optimizer.
 
-Its value at a sampled token is what it expects of the episode before that token is chosen, read
-from the same position that predicts the token. The trainer asks it for values before a step and
-lets it learn the returns; estimators and losses are ``algorithms``'s.
+Its value at a sampled token is the return that it expects before that token is chosen, computed at
+the position that predicts the token. The trainer takes values from it before a step and trains it
+on the returns. Estimators and losses are in ``algorithms``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Critic(nn.Module):
 
 
 class CriticTrainer:
-    """Holds the critic's weights and lets them learn returns, one batch at a time."""
+    """Holds the critic's weights and trains them on returns, one batch at a time."""
 
     def __init__(self, critic: Critic, config: CriticConfig) -> None:
         self.critic = critic
@@ -95,7 +95,7 @@ class CriticTrainer:
 
 
 def _explained_variance(batch: Batch) -> float:
-    """How well the values from before the step foretold the returns."""
+    """How well the values from before the step predicted the returns."""
     if not batch.rows:
         return 0.0
     values, returns = (

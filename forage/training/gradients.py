@@ -1,7 +1,8 @@
-"""A batch, micro-batch by micro-batch: one at a time on a GPU, one a core on a CPU.
+"""The gradient of a batch from its micro-batches: one at a time on a GPU, one a core on a CPU.
 
-Operations of small models are too short to be shared between cores; whole micro-batches are not.
-The parts are added in their order, so the result does not depend on how many cores there are.
+A small model's operations are too short to be shared between cores, so each core computes a whole
+micro-batch. Gradients are added in the order of the micro-batches, so the result does not depend on
+the number of cores.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from forage.hardware import keep_freed_memory, num_cores
 T = TypeVar("T")
 
 Loss = Callable[[], tuple[Tensor, T]]
-"""Computes a micro-batch's share of the loss, and anything to report about it."""
+"""Computes a micro-batch's share of the loss, and a report about it."""
 
 
 def accumulate(
@@ -27,7 +28,7 @@ def accumulate(
     """Set the parameters' ``grad`` to the gradient of the sum of ``losses``.
 
     Returns each loss's value and report, in order. Raises what a loss raises. ``num_threads`` None
-    takes what suits.
+    is one for each core, or one on a GPU.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:
@@ -53,10 +54,10 @@ def accumulate(
 
 
 def evaluate(device: torch.device, functions: Sequence[Callable[[], T]]) -> list[T]:
-    """What each function gives, without gradients, in order. Raises what a function raises."""
+    """The value of each function, without gradients, in order. Raises what a function raises."""
 
     def run(function: Callable[[], T]) -> T:
-        with torch.no_grad():  # which is a thread's own
+        with torch.no_grad():  # a setting of this thread alone
             return function()
 
     with _pool(device) as pool:

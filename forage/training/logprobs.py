@@ -29,7 +29,7 @@ def token_logprobs(
 
     ``is_wanted_N`` marks tokens of ``packed``; a token is predicted at the position before it, so
     the first token of a sequence cannot be wanted. Temperature 0 stands for 1. The entropy has a
-    gradient only where one is asked for: it costs memory.
+    gradient only with ``has_entropy_gradient``, because that costs memory.
     """
     hidden_MH = hidden_before(model, packed, is_wanted_N)
     targets_M = packed.token_ids_N[is_wanted_N].to(hidden_MH.device)

@@ -1,9 +1,9 @@
 """Low-rank adapters in a model (LoRA, https://arxiv.org/abs/2106.09685), through peft.
 
-The policy that learns by adapters keeps its base frozen, and everything that needs the base alone
-(the reference of a leash, the critic's trunk) is another module tree over the same weights, so
-there is no second copy and nothing is switched off while an engine samples. Sampler and trainer
-both compute base and adapter as they stand; merging happens where a model is written or loaded.
+The base of a policy with adapters is frozen. Models that need the base alone (the reference, the
+critic's trunk) are other module trees over the same weights, so there is no second copy, and no
+adapter is switched off while an engine samples. Sampler and trainer both compute base and adapter
+separately; they are merged only when a model is written or loaded.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
 _MUST_AGREE = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
 _PREFIX = "base_model.model."
-"""What peft's files put before the name of a weight."""
+"""The prefix of weight names in peft's files."""
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, base: str, seed: int) -> None:
-    """Freeze ``model`` and put adapters beside its linear layers; they change nothing at first.
+    """Freeze ``model`` and put adapters beside its linear layers; at first they change no output.
 
-    ``base`` is what the adapters' files will name as their model. Raises ``UserError`` for a
-    layer that is not there.
+    ``base`` is the model's name in the adapters' files. Raises ``UserError`` for a layer that the
+    model does not have.
     """
     import peft
 
@@ -56,18 +56,18 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, base: str, seed: in
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether adapters learn beside the weights of ``model``."""
+    """Whether ``model`` has adapters beside its weights."""
     return "peft_config" in vars(model)
 
 
 def adapter_config(model: nn.Module) -> peft.LoraConfig:
-    """What the adapters of ``model`` are, in peft's words."""
+    """peft's settings of the adapters of ``model``."""
     settings: dict[str, Any] = vars(model)["peft_config"]
     return settings[_NAME]
 
 
 def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
-    """The base of a model with adapters: other modules, the very same weights."""
+    """The base of a model with adapters: a copy of the modules over the same weights."""
     shared: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
     shared |= {id(buffer): buffer for buffer in model.buffers()}
     base = copy.deepcopy(model, shared)
@@ -76,7 +76,7 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def set_dropout(model: nn.Module, is_on: bool) -> None:
-    """Let the adapters drop, or not, as they do at first."""
+    """Turn the adapters' dropout on or off; it is off in a new model."""
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
@@ -102,7 +102,7 @@ class Adapters:
 
 
 def read_adapters(directory: Path) -> Adapters:
-    """Read ours or peft's own; raises ``UserError``, or what json and safetensors raise."""
+    """Read a directory of ours or of peft's; raises ``UserError`` and what its readers raise."""
     import peft
 
     settings = peft.PeftConfig.from_pretrained(str(directory))
@@ -112,16 +112,16 @@ def read_adapters(directory: Path) -> Adapters:
 
 
 def load_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
-    """Put back what ``save_adapters`` wrote.
+    """Load into ``model`` what ``save_adapters`` wrote.
 
     Raises ``UserError`` for adapters of another shape, strength or base.
     """
     theirs, mine, where = adapters.settings, adapter_config(model), adapters.directory
     if theirs.base_model_name_or_path != mine.base_model_name_or_path:
         raise UserError(
-            f"the adapters in {where} were learnt on {theirs.base_model_name_or_path}, the run's "
-            f"model is {mine.base_model_name_or_path}: set model.path to theirs; if it has only "
-            f"moved, say so in their {ADAPTER_CONFIG}"
+            f"the adapters in {where} were trained on {theirs.base_model_name_or_path}, the run's "
+            f"model is {mine.base_model_name_or_path}: set model.path to theirs, or, if that model "
+            f"has only moved, write its new path into their {ADAPTER_CONFIG}"
         )
     for key, name in _MUST_AGREE.items():
         have, want = getattr(theirs, name), getattr(mine, name)
@@ -134,7 +134,7 @@ def load_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
 
 
 def merge(model: PreTrainedModel) -> None:
-    """Add the adapters to the weights and take them out: an ordinary model, all of which learns."""
+    """Add the adapters to the weights and remove them, which leaves an ordinary, unfrozen model."""
     from peft.tuners.lora import LoraLayer
 
     with torch.no_grad():
@@ -180,13 +180,13 @@ def _inject(model: PreTrainedModel, settings: peft.LoraConfig) -> None:
         warnings.simplefilter("ignore", FutureWarning)
         inject_adapter_in_model(settings, model, _NAME)
     for weight in _adapter_parameters(model).values():
-        # In bfloat16 the small steps of an optimizer would be rounded away.
+        # In bfloat16 an optimizer's small steps would be rounded away.
         weight.data = weight.data.float()
-    set_dropout(model, is_on=False)  # new modules are in training mode, whatever the model is in
+    set_dropout(model, is_on=False)  # new modules start in training mode
 
 
 def _layers(model: PreTrainedModel, wanted: tuple[str, ...], base: str) -> list[str]:
-    """The names of linear layers inside the blocks, all where none is wanted by name."""
+    """The wanted linear layers inside the blocks, by name; all of them if ``wanted`` is empty."""
     there = sorted(
         {
             name.rpartition(".")[2]
@@ -224,7 +224,7 @@ def _copy_in(adapters: Adapters, model: nn.Module) -> None:
 
 
 def _strip(model: PreTrainedModel) -> None:
-    """Put the layers that adapters stood beside back in their places."""
+    """Put the plain layers back in the places of those with adapters."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in list(model.named_modules()):

@@ -1,4 +1,4 @@
-"""Models in and out: ordinary Hugging Face directories, and one that is made from nothing."""
+"""Loading and saving models: Hugging Face directories, and a new model with random weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
 from forage.training import lora
 
-# Its bars show parts of a second of loading, in the middle of ours.
+# Its progress bars for fractions of a second would break into ours.
 disable_progress_bar()
 
 _DIGESTED_NUMBERS = 4096
@@ -46,10 +46,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
 
 
 def load_policy(config: ModelConfig, seed: int) -> PreTrainedModel:
-    """The model that learns: with new adapters where ``config.lora`` asks for them.
-
-    Raises ``UserError``.
-    """
+    """The model to train, with new adapters if ``config.lora`` is set; raises ``UserError``."""
     model = load_model(config)
     _add_adapters(model, config, config.path, seed)
     return model
@@ -63,7 +60,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
         for module in model.modules():
-            # transformers asks a layer's training flag too; dropout inside has one of its own.
+            # transformers also needs the layer's training flag; dropout inside has its own flag.
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True
     model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
@@ -73,10 +70,10 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 def load_reference(
     policy: PreTrainedModel, config: ModelConfig, path: str | None
 ) -> PreTrainedModel:
-    """A frozen model beside the policy: of ``path``, or the weights that the run starts with.
+    """A frozen model beside the policy: ``path``, or the weights that the run starts with.
 
-    A policy with adapters gives those weights itself. Raises ``UserError`` where the reference has
-    other tokens than the policy.
+    A policy with adapters still holds those weights, and they are shared. Raises ``UserError``
+    where the reference has another vocabulary than the policy.
     """
     if path is None and lora.has_adapters(policy):
         return lora.without_adapters(policy)
@@ -88,7 +85,7 @@ def load_reference(
 def load_critic_base(
     policy: PreTrainedModel, config: ModelConfig, path: str | None, seed: int
 ) -> PreTrainedModel:
-    """The model that a critic is made of, with adapters of its own where the policy has some.
+    """The model that a critic is built on, with its own adapters where the policy has adapters.
 
     Raises ``UserError`` as ``load_reference`` does.
     """
@@ -116,7 +113,7 @@ def _load_weights(path: str, dtype: torch.dtype) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError) as error:
         raise UserError(f"model.path is {path!r}: no model there ({error})") from error
-    if lora.has_adapters(model):  # a hub id of adapters: transformers has brought their base
+    if lora.has_adapters(model):  # a hub id of adapters: transformers loaded their base, too
         lora.merge(model)
     return model
 
@@ -133,8 +130,8 @@ def _load_beside(config: ModelConfig, path: str | None, key: str) -> PreTrainedM
         mine, its = load_tokenizer(config), load_tokenizer(config.model_copy(update={"path": path}))
         if mine.get_vocab() != its.get_vocab():
             raise UserError(
-                f"{key} ({path}) has other tokens than model.path ({config.path}): it would read "
-                "other words; name a model of the same family"
+                f"{key} ({path}) has other tokens than model.path ({config.path}), so the same ids "
+                "would be other words to it; name a model of the same family"
             )
     return model
 
@@ -142,8 +139,8 @@ def _load_beside(config: ModelConfig, path: str | None, key: str) -> PreTrainedM
 def weights_digest(model: PreTrainedModel) -> str:
     """Sixteen hexadecimal digits of the weights as they are now, whatever file they came from.
 
-    Of each tensor at most some thousand numbers are looked at, spread over it: a step of training
-    changes them all, and reading 72 billion would take minutes.
+    At most some thousand numbers of each tensor are read, spread over it: a training step changes
+    all of them, and reading 72 billion would take minutes.
     """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
@@ -162,14 +159,14 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 def _check_path(path: str) -> None:
-    """Refuse at once what can be no hub id, instead of asking the hub for it."""
+    """Refuse a path that cannot be a hub id at once, instead of asking the hub for it."""
     is_local = path.startswith(("/", ".", "~")) or path.count("/") != 1
     if is_local and "/" in path and not Path(path).is_dir():
         raise UserError(f"model.path is {path!r}: there is no such directory")
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write an ordinary Hugging Face directory; of a model with adapters, the adapters alone."""
+    """Write a Hugging Face directory; of a model with adapters, the adapters alone."""
     if lora.has_adapters(model):
         lora.save_adapters(model, out)
     else:

@@ -1,7 +1,7 @@
 """Attention over sequences laid end to end: each sees itself alone, causally.
 
-The trainer's counterpart of the engine's slots. Cost is the sum of the sequences' own costs, not
-of a padded rectangle.
+The trainer's counterpart of the engine's slots. The cost is the sum of the sequences' own costs,
+without padding to the longest.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _attend_cpu(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Te
     _, num_heads, num_tokens, head_dim = query.shape
     num_kv_heads = key.shape[1]
     grouped = query.reshape(num_kv_heads, num_heads // num_kv_heads, num_tokens, head_dim) * scaling
-    # Keys are padded to whole vectors: a softmax over a remainder has other last bits than the
-    # engine's, which always sums over whole buckets.
+    # Keys are padded to whole vectors: over a remainder, a softmax would differ in its last bits
+    # from the engine's, which always sums over whole buckets.
     padding = -num_tokens % KEY_MULTIPLE
     keys_t = pad(key.transpose(0, 1).transpose(-1, -2), (0, padding))
     values = pad(value.transpose(0, 1), (0, 0, 0, padding))

@@ -1,8 +1,8 @@
-"""Looks at a step's episodes, then learns them: one optimizer step a batch.
+"""The trainer: forward passes over a step's episodes, then one optimizer step for each batch.
 
-Owns the model's gradients, the optimizer and its schedule, and beside them the reference model and
-the critic where the algorithm has them. It knows advantages and masks, not rewards, questions or
-engines; the lock it is given keeps samplers away while weights change.
+It owns the model's gradients, the optimizer and its schedule, and the reference model and the
+critic where the algorithm has them. It knows advantages and masks, not rewards, questions or
+engines; it holds the given lock while weights change, which keeps samplers away.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.run_config import RunConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic, CriticTrainer
+from forage.training.forward_passes import ForwardPasses
 from forage.training.gradients import accumulate
 from forage.training.logprobs import token_logprobs
 from forage.training.model import load_critic_base, load_reference
 from forage.training.objective import Metrics, Tokens, aggregate, token_losses
-from forage.training.views import Viewer
 
 LOG = logging.getLogger(__name__)
 
 
 def build_trainer(model: PreTrainedModel, config: RunConfig) -> Trainer:
-    """The trainer of a run, with the reference and the critic that its algorithm asks for.
+    """The trainer of a run, with the reference and the critic that its algorithm needs.
 
-    Raises ``UserError`` where one of their models cannot be loaded.
+    Raises ``UserError`` if one of their models cannot be loaded.
     """
     algorithm = config.algorithm
     reference, critic = None, None
@@ -78,7 +78,7 @@ class Trainer:
         self.version = 0
         """Optimizer steps taken: the policy version of the weights as they are."""
         self.rate_factor = 1.0
-        """What rollbacks have left of the learning rate."""
+        """The factor by which rollbacks have lowered the learning rate."""
         self.kl_coefficient = algorithm.kl.coefficient
         self.critic = CriticTrainer(critic, algorithm.critic) if critic is not None else None
         self._num_learnt = 0
@@ -86,7 +86,7 @@ class Trainer:
         self._algorithm = algorithm
         self._temperature = temperature
         self._flops_shape = _flops_shape(model)
-        self._viewer = Viewer(
+        self._forward_passes = ForwardPasses(
             policy=model,
             reference=reference,
             critic=critic,
@@ -101,39 +101,39 @@ class Trainer:
         )
 
     def cost_of(self, num_tokens: int) -> float:
-        """Estimated operations of a sequence of so many tokens, to balance micro-batches by."""
+        """Estimated operations for a sequence of ``num_tokens``, to balance micro-batches by."""
         num_parameters, attention_width = self._flops_shape
         return estimated_flops(num_tokens, num_parameters, attention_width)
 
-    def look(
+    def prepare(
         self, weighed_P: Sequence[Sequence[Weighed]]
     ) -> tuple[list[list[Weighed]], dict[str, float]]:
-        """What policy, reference and critic say of a step's episodes, and what was corrected."""
+        """A step's episodes with what its forward passes fill in, and the correction's metrics."""
         flat = [each for weighed in weighed_P for each in weighed]
         needs_logprobs = self._algorithm.needs_recomputed_logprobs or self._is_critic_alone
-        seen, metrics = self._viewer.look(flat, needs_logprobs)
-        return _regrouped(seen, weighed_P), metrics
+        filled, metrics = self._forward_passes.fill_in(flat, needs_logprobs)
+        return _regrouped(filled, weighed_P), metrics
 
-    def unmask(
+    def unmask_observations(
         self, weighed_P: Sequence[Sequence[Weighed]]
     ) -> tuple[list[list[Weighed]], dict[str, float]]:
-        """Weighed episodes, with observations among what is trained if the algorithm asks for it.
+        """The episodes with their observations trained too, where that ablation is on.
 
-        That is an ablation. By default they come back as they are.
+        By default they come back as they are.
         """
         flat = [each for weighed in weighed_P for each in weighed]
         if not self._algorithm.train_observations:
             return _regrouped(flat, weighed_P), {}
-        unmasked, metrics = self._viewer.unmask(flat)
+        unmasked, metrics = self._forward_passes.unmask(flat)
         return _regrouped(unmasked, weighed_P), metrics
 
     def learn(
         self, batches: Sequence[Batch], weights_lock: AbstractContextManager[object]
     ) -> dict[str, float]:
-        """Take a step's batches in, one optimizer step each, as often as the config says.
+        """Learn a step's batches, one optimizer step each, for the configured number of epochs.
 
-        Metrics are means over the optimizer steps, but for what compares trainer and sampler: that
-        is the first one's, before the weights moved.
+        Metrics are means over the optimizer steps. Those that compare trainer and sampler are of
+        the first optimizer step, before the weights moved.
         """
         updates: list[dict[str, float]] = []
         batches = [batch for batch in batches if batch.rows] or batches[:1]
@@ -193,7 +193,7 @@ class Trainer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but weights that the next step depends on, for ``torch.save``."""
+        """Everything besides weights that the next step depends on, for ``torch.save``."""
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "version": self.version,
@@ -206,7 +206,7 @@ class Trainer:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what ``state_dict`` gave; raises ``KeyError`` where something is missing."""
+        """Restore what ``state_dict`` returned; raises ``KeyError`` for a missing part."""
         critic = self.critic
         critic_state = (
             None if critic is None else (state["critic_optimizer"], state["critic_updates"])
@@ -231,7 +231,7 @@ class Trainer:
         return rate * min(1.0, (self.version + 1) / max(warmup, 1))
 
     def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
-        """A micro-batch's share of the loss, its metrics a token, and its log-probabilities."""
+        """A micro-batch's share of the loss, its metrics per token, and its log-probabilities."""
         algorithm = self._algorithm
         logprobs_M, entropy_M = token_logprobs(
             self.model,
@@ -283,7 +283,7 @@ def _compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
 
 
 def _merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means over the optimizer steps of a step; what compares policies is the first one's."""
+    """Means over a step's optimizer steps; comparisons of policies are the first one's."""
     names = dict.fromkeys(name for metrics in updates for name in metrics)
     return {
         name: updates[0][name]
@@ -294,14 +294,14 @@ def _merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _flops_shape(model: PreTrainedModel) -> tuple[int, int]:
-    """Weights that multiply every token, and layers x heads x head size."""
+    """The number of weights that multiply every token, and layers x heads x head size."""
     config = model.config
     embedding = model.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding), "a causal model looks its tokens up"
+    assert isinstance(embedding, nn.Embedding), "a causal model embeds its tokens"
     num_parameters = sum(p.numel() for p in model.parameters())
     head = model.get_output_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
-    # A tied matrix is looked up and multiplied with; one of its own for looking up costs nothing.
+    # A tied matrix is also the head's; an embedding of its own is only looked up, at no cost.
     num_multiplied = num_parameters - (0 if is_tied else embedding.weight.numel())
     head_dim = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads

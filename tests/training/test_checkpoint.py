@@ -243,7 +243,7 @@ def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
     assert ended.returncode == 1, ended.stderr
     message = ended.stderr.strip().splitlines()[-1]
     assert message.startswith("told: cannot write the checkpoint")
-    assert "step_000001, is intact. Free some space and go on with --resume" in message
+    assert "step_000001, is intact. Free some space and continue with --resume" in message
     assert checkpoint_names(run_dir) == ["step_000001"]
     latest = latest_checkpoint(run_dir)
     assert latest is not None

@@ -26,8 +26,8 @@ from forage.config.algorithm_config import (
     TurnsConfig,
 )
 from forage.training.credit import Credit
+from forage.training.forward_passes import correct
 from forage.training.objective import Tokens, aggregate, token_losses
-from forage.training.views import correct
 from forage.types import (
     ActionKind,
     Episode,

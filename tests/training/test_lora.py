@@ -173,7 +173,7 @@ def test_the_leash_is_tied_to_the_weights_without_adapters(base: Path):
     config = run_config(base, algorithm={"kl": {"coefficient": 0.1}})
     policy = stir(load_policy(config.model, config.seed))
     trainer = build_trainer(policy, config)
-    ((seen,),), _ = trainer.look([[unweighed(episode(3))]])
+    ((seen,),), _ = trainer.prepare([[unweighed(episode(3))]])
     plain = tiny_model()
     attention.install(plain)
     packed = lay_end_to_end([seen.episode.token_ids_T])
@@ -189,11 +189,11 @@ def test_another_reference_is_loaded_beside_a_policy_with_adapters(base: Path, t
     kl = {"coefficient": 0.1, "reference": str(tmp_path)}
     config = run_config(base, algorithm={"kl": kl})
     trainer = build_trainer(load_policy(config.model, 0), config)
-    ((seen,),), _ = trainer.look([[unweighed(episode(3))]])
+    ((seen,),), _ = trainer.prepare([[unweighed(episode(3))]])
     own = build_trainer(
         load_policy(config.model, 0), run_config(base, algorithm={"kl": {"coefficient": 0.1}})
     )
-    ((other,),), _ = own.look([[unweighed(episode(3))]])
+    ((other,),), _ = own.prepare([[unweighed(episode(3))]])
     assert not torch.equal(seen.reference_logprobs_M, other.reference_logprobs_M)
 
 
@@ -313,7 +313,7 @@ def new_trainer(base: Path, algorithm: dict[str, object], seed: int = 0) -> Trai
 def learn(trainer: Trainer, *steps: int) -> None:
     for step in steps:
         episodes = [episode(2 * step), episode(2 * step + 1)]
-        (seen,), _ = trainer.look([[unweighed(each) for each in episodes]])
+        (seen,), _ = trainer.prepare([[unweighed(each) for each in episodes]])
         ready = [
             replace(
                 each,
@@ -412,7 +412,7 @@ def test_a_checkpoint_of_a_whole_model_is_refused_by_a_run_with_adapters(
 def test_adapters_learnt_on_another_base_are_refused(base: Path, tmp_path: Path):
     path = save(tmp_path / "run", new_trainer(base, {}))
     save_model(tiny_model(seed=4), tiny_tokenizer(), tmp_path / "base")
-    with pytest.raises(UserError, match=rf"were learnt on {base}, the run's model is {tmp_path}"):
+    with pytest.raises(UserError, match=rf"were trained on {base}, the run's model is {tmp_path}"):
         load_checkpoint(path, new_trainer(tmp_path / "base", {}))
 
 

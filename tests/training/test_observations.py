@@ -15,7 +15,7 @@ from forage.config.algorithm_config import AlgorithmConfig, KlConfig
 from forage.config.run_config import build_config
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
-from forage.training.observations import fill_in, unmask
+from forage.training.forward_passes import fill_in_observed, unmask
 from forage.training.trainer import Trainer, build_trainer
 from forage.types import Episode, Origin, Segment, Status
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
@@ -47,7 +47,7 @@ def test_an_observation_takes_after_the_sampled_token_before_it():
     }
     unmasked = unmask(replace(weighed(SHORT, 0.0), **columns))
     said = torch.tensor([9.0, 9.0, -2.0, -3.0, 9.0])
-    wide = fill_in(unmasked, said, said - 1)
+    wide = fill_in_observed(unmasked, said, said - 1)
     assert wide.advantages_M.tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.3])
     assert wide.weights_M.tolist() == pytest.approx([0.5, 0.6, 1.0, 1.0, 0.7])
     assert wide.is_kept_M.tolist() == [True, False, False, False, True]
@@ -70,7 +70,7 @@ def test_the_prompt_is_never_trained_and_neither_is_what_precedes_the_first_samp
 def test_by_default_the_episodes_come_back_as_they_are():
     trainer = Trainer(make_model(), TrainerConfig(), AlgorithmConfig(), 1.0)
     weighed_P = [[weighed(e, a)] for e, a in zip(EPISODES, ADVANTAGES, strict=True)]
-    unmasked_P, metrics = trainer.unmask(weighed_P)
+    unmasked_P, metrics = trainer.unmask_observations(weighed_P)
     assert all(mine is theirs for (mine,), (theirs,) in zip(unmasked_P, weighed_P, strict=True))
     assert metrics == {}
 
@@ -80,7 +80,7 @@ def gradient(algorithm: AlgorithmConfig) -> tuple[dict[str, Tensor], dict[str, f
     model = make_model()
     trainer = Trainer(model, TrainerConfig(max_grad_norm=1e9), algorithm, 0.8)
     episodes = [sampled_by(model, each, 0.8) for each in EPISODES]
-    weighed_P, metrics = trainer.unmask(
+    weighed_P, metrics = trainer.unmask_observations(
         [[weighed(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)]
     )
     batch: Batch = pack([each for group in weighed_P for each in group], max_tokens=256)
@@ -118,8 +118,8 @@ def test_the_leash_holds_observations_too():
     reference = make_model(seed=1)
     algorithm = AlgorithmConfig(train_observations=True, kl=KlConfig(coefficient=0.1))
     trainer = Trainer(make_model(), TrainerConfig(), algorithm, 1.0, reference)
-    views, _ = trainer.look([[weighed(EPISODES[0], 1.0)]])
-    ((wide,),), _ = trainer.unmask(views)
+    views, _ = trainer.prepare([[weighed(EPISODES[0], 1.0)]])
+    ((wide,),), _ = trainer.unmask_observations(views)
     logprobs_TV = plain_logprobs(twin(reference), EPISODES[0].token_ids_T, 1.0)
     ids = EPISODES[0].token_ids_T
     first = len(EPISODES[0].segments[0].token_ids_T)
@@ -129,7 +129,7 @@ def test_the_leash_holds_observations_too():
 
 def test_a_step_of_which_nothing_is_left_is_unmasked_without_complaint():
     trainer = Trainer(make_model(), TrainerConfig(), UNMASKED, 1.0)
-    assert trainer.unmask([[], []]) == ([[], []], {"loss/observed_fraction": 0.0})
+    assert trainer.unmask_observations([[], []]) == ([[], []], {"loss/observed_fraction": 0.0})
 
 
 @pytest.mark.parametrize(("is_on", "num_warnings"), [(True, 1), (False, 0)])

@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 
 from forage import attention
-from forage.training.reading import ReadArguments, find_read_arguments, reading_accuracy
+from forage.training.warm_start import ReadArguments, find_read_arguments, reading_accuracy
 from forage.types import Episode, Origin, Segment
 from tests.fakes import tiny_codec, tiny_model
 from tests.training.sequences import random_tokens
-from tests.training.test_warmstart import episode
+from tests.training.test_warm_start import episode
 
 INFORMATION = "\n\n<information>Doc 1(Title: Rome) On the Tiber.</information>\n\n"
 

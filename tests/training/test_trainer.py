@@ -191,7 +191,7 @@ def test_the_gradient_is_that_of_the_published_formula(algorithm: AlgorithmConfi
     trainer = Trainer(model, NO_CLIPPING, algorithm, 0.8, reference)
     plain = twin(model)
     other = twin(reference) if reference is not None else None
-    views, _ = trainer.look([[weighed(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)])
+    views, _ = trainer.prepare([[weighed(e, a)] for e, a in zip(episodes, ADVANTAGES, strict=True)])
     batch = pack([each for group in views for each in group], max_tokens=256)
     metrics, gradient = step(trainer, batch)
     loss = loss_by_definition(plain, episodes, ADVANTAGES, algorithm, 0.8, other)
@@ -295,7 +295,7 @@ def test_the_leash_is_tightened_while_the_policy_is_too_far_away():
     algorithm = AlgorithmConfig(kl=kl)
     model, reference = make_model(), make_model(seed=1)
     trainer = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
-    views, _ = trainer.look([[weighed(each, 0.5)] for each in EPISODES])
+    views, _ = trainer.prepare([[weighed(each, 0.5)] for each in EPISODES])
     metrics = trainer.learn([pack([each for (each,) in views], 4096)], nullcontext())
     assert metrics["kl/reference"] > 1e-6
     assert metrics["kl/coefficient"] == trainer.kl_coefficient == pytest.approx(0.1 * 1.2)

@@ -18,7 +18,7 @@ from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.rollout.engines.chat_engine import ChatEngine
 from forage.rollout.engines.endpoint_client import EndpointClient, EndpointFailure
-from forage.training.warmstart import weigh
+from forage.training.warm_start import weigh
 from forage.types import (
     ActionKind,
     Episode,

@@ -1,8 +1,13 @@
 """A short supervised start on recorded episodes, for models that cannot read or act yet.
 
-Sampled tokens are learnt, and weighed more where they name what was read or looked for (the
-action's argument); observations carry a small language-model weight or none; the prompt carries
-none. What is learnt here is the protocol and reading. Reinforcement learning comes after.
+Sampled tokens are learnt, and weigh more where they repeat what was read (the action's argument);
+observations carry a small language-model weight or none; the prompt carries none. The model learns
+the protocol and to read. Reinforcement learning comes after.
+
+``reading_accuracy`` measures how well it reads: whether it would have written what it had to find
+in a passage. That takes held-out demonstrations, teacher forcing and a second, and no engine. A
+start that does not teach reading shows here after minutes; the loss alone does not tell, for most
+of it is the protocol.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.training import lora
 from forage.training.gradients import accumulate
-from forage.training.logprobs import token_logprobs
+from forage.training.logprobs import hidden_states, token_logprobs
 from forage.types import Episode, Origin
 
 MAX_TOKENS_PER_MICRO_BATCH = 2560
@@ -30,18 +35,18 @@ MAX_TOKENS_PER_MICRO_BATCH = 2560
 
 @dataclass(frozen=True, slots=True)
 class WeightedTokens:
-    """A sequence to learn: token ids and how much each counts in the loss."""
+    """A sequence to learn: token ids, and the weight of each in the loss."""
 
     token_ids_T: tuple[int, ...]
     weights_T: tuple[float, ...]
 
 
 def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTokens:
-    """The weights of an episode's tokens, by origin and by whether they name what was read.
+    """The weights of an episode's tokens, by origin and by whether they repeat what was read.
 
-    ``argument_weight`` goes to the place where a turn first writes its action's argument, if that
-    was to be read in the prompt or in a passage: a guess cannot be learnt and would only add noise,
-    and a second mention is copied from the first, which teaches nothing about reading.
+    ``argument_weight`` is for the place where a turn first writes its action's argument, if the
+    prompt or a passage holds it. A guess cannot be learnt and would only add noise, and a second
+    mention is copied from the first, which teaches nothing about reading.
     Raises ``UserError`` for an episode that is not one sequence of sampled tokens.
     """
     if not episode.is_trainable:
@@ -74,16 +79,16 @@ def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTo
 def warm_start(
     model: PreTrainedModel, sequences: Sequence[WeightedTokens], config: WarmStartConfig
 ) -> Iterator[float]:
-    """Train in place, one step a yielded loss (nats a unit of weight).
+    """Train in place; each step yields its loss (nats per unit of weight).
 
-    Step k learns the k-th run of ``sequences_per_step`` sequences, starting over where they end.
-    With ``muon``, matrices inside the blocks are updated by Muon
-    (https://kellerjordan.github.io/posts/muon/), embeddings, head, biases and norms by AdamW; else
-    everything that learns by AdamW. Rates warm up and decay, at last to 5 %.
+    Step k learns the k-th ``sequences_per_step`` sequences, and the first ones again after the
+    last. With ``muon``, Muon (https://kellerjordan.github.io/posts/muon/) updates the matrices
+    inside the blocks, and AdamW embeddings, head, biases and norms; without it AdamW updates all
+    trained weights. Rates warm up, and decay to 5 % in the end.
     """
     attention.install(model)
     if next(model.parameters()).device.type == "cpu":
-        torch.set_num_threads(1)  # the matrices of the update are small as well
+        torch.set_num_threads(1)  # the matrices of the update are small, too
     optimizers = _optimizers(model, config)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
@@ -110,7 +115,7 @@ def _accumulate(model: PreTrainedModel, chosen: Sequence[WeightedTokens]) -> flo
     if not (lora.has_adapters(model) and lora.adapter_config(model).lora_dropout):
         return sum(value for value, _ in accumulate(model, losses))
     lora.set_dropout(model, is_on=True)
-    # Side by side, threads would draw what is dropped in an order that differs from run to run.
+    # Several threads would draw their dropout masks in an order that differs from run to run.
     results = accumulate(model, losses, num_threads=1)
     lora.set_dropout(model, is_on=False)
     return sum(value for value, _ in results)
@@ -150,14 +155,14 @@ def _optimizers(model: PreTrainedModel, config: WarmStartConfig) -> list[torch.o
 
 
 def _rate(step: int, config: WarmStartConfig) -> float:
-    """Up over the warm-up, level to 60 %, then linearly down to 5 % of the rate."""
+    """The factor of the rate: up over the warm-up, level to 60 % of the steps, then down to 5 %."""
     level_until = 0.6 * config.num_steps
     decay = max(0.0, step - level_until) / max(config.num_steps - level_until, 1.0)
     return min(1.0, (step + 1) / max(config.warmup_steps, 1)) * (1.0 - 0.95 * decay)
 
 
 def covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[bool]:
-    """Which tokens of a turn lie where its argument is first written (it must be there)."""
+    """Which tokens of a turn write its argument for the first time (it must be there)."""
     pieces = [codec.decode([i]) for i in token_ids_T]
     start = "".join(pieces).find(argument)
     end = start + len(argument)
@@ -167,3 +172,48 @@ def covers(token_ids_T: Sequence[int], argument: str, codec: Codec) -> list[bool
         covered.append(offset < end and offset + len(piece) > start)
         offset += len(piece)
     return covered
+
+
+@dataclass(frozen=True, slots=True)
+class ReadArguments:
+    """An episode's tokens, and the spans of them that only a passage can have told the model."""
+
+    token_ids_T: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+
+
+def find_read_arguments(episode: Episode, codec: Codec) -> ReadArguments:
+    """Where actions first mention what stood in an observation and not in the prompt."""
+    spans: list[tuple[int, int]] = []
+    turns = iter(episode.turns)
+    known = observed = ""
+    start = 0
+    for segment in episode.segments:
+        end = start + len(segment.token_ids_T)
+        match segment.origin:
+            case Origin.PROMPT:
+                known += codec.decode(segment.token_ids_T)
+            case Origin.OBSERVATION:
+                observed += codec.decode(segment.token_ids_T)
+            case Origin.SAMPLED:
+                argument = next(turns).argument
+                if argument and argument in observed and argument not in known:
+                    is_covered_T = covers(segment.token_ids_T, argument, codec)
+                    first = start + is_covered_T.index(True)
+                    spans.append((first, first + sum(is_covered_T)))
+        start = end
+    return ReadArguments(episode.token_ids_T, tuple(spans))
+
+
+def reading_accuracy(model: PreTrainedModel, held_out: Sequence[ReadArguments]) -> float:
+    """The share of arguments whose every token is the most likely one; NaN without arguments."""
+    hits: list[bool] = []
+    head = model.get_output_embeddings()
+    assert head is not None, "a causal language model has a head"
+    with torch.inference_mode():
+        for episode in held_out:
+            hidden_TH = hidden_states(model, lay_end_to_end([episode.token_ids_T]))
+            for first, end in episode.spans:
+                best = head(hidden_TH[first - 1 : end - 1]).argmax(dim=-1).tolist()
+                hits.append(tuple(best) == episode.token_ids_T[first:end])
+    return sum(hits) / len(hits) if hits else float("nan")

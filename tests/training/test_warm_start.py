@@ -7,8 +7,8 @@ import torch
 
 from forage import attention
 from forage.config.warm_start_config import WarmStartConfig
-from forage.training import warmstart
-from forage.training.warmstart import WeightedTokens, warm_start, weigh
+from forage.training import warm_start as module
+from forage.training.warm_start import WeightedTokens, warm_start, weigh
 from forage.types import ActionKind, Episode, Origin, Segment, Status, Turn
 from tests.fakes import make_question, tiny_codec, tiny_model, tiny_tokenizer
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
@@ -128,13 +128,13 @@ def test_the_first_loss_is_the_weighted_mean_of_the_first_sequences():
 
 def test_steps_go_through_the_sequences_in_order_and_start_over(monkeypatch: pytest.MonkeyPatch):
     seen: list[list[WeightedTokens]] = []
-    accumulate = warmstart._accumulate
+    accumulate = module._accumulate
 
     def watch(model: object, chosen: list[WeightedTokens]) -> float:
         seen.append(chosen)
         return accumulate(model, chosen)  # pyright: ignore[reportArgumentType]  # passed on
 
-    monkeypatch.setattr(warmstart, "_accumulate", watch)
+    monkeypatch.setattr(module, "_accumulate", watch)
     drawn = sequences(3)
     list(warm_start(make_model(), drawn, CONFIG))
     assert [[drawn.index(s) for s in step] for step in seen] == [[0, 1], [2, 0], [1, 2], [0, 1]]
@@ -143,10 +143,10 @@ def test_steps_go_through_the_sequences_in_order_and_start_over(monkeypatch: pyt
 def test_micro_batches_change_the_gradient_by_rounding_alone(monkeypatch: pytest.MonkeyPatch):
     gradients: list[torch.Tensor] = []
     for budget in (10_000, 50):
-        monkeypatch.setattr(warmstart, "MAX_TOKENS_PER_MICRO_BATCH", budget)
+        monkeypatch.setattr(module, "MAX_TOKENS_PER_MICRO_BATCH", budget)
         model = make_model()
         attention.install(model)
-        warmstart._accumulate(model, sequences(6))
+        module._accumulate(model, sequences(6))
         grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         gradients.append(torch.cat(grads))
     whole, split = gradients
@@ -174,7 +174,7 @@ def test_a_small_model_learns_a_few_sequences_by_heart():
 def test_embeddings_biases_norms_and_an_untied_head_are_left_to_adamw():
     """Muon is for the matrices inside the blocks; a head of its own is none of them."""
     model = make_model("llama")
-    muon, adamw = warmstart._optimizers(model, CONFIG)
+    muon, adamw = module._optimizers(model, CONFIG)
 
     def names(optimizer: torch.optim.Optimizer) -> set[str]:
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -189,7 +189,7 @@ def test_adamw_alone_moves_everything_that_learns_at_one_rate():
     model = make_model("llama")
     model.get_submodule("lm_head").requires_grad_(False)
     settings = WarmStartConfig(optimizer="adamw", learning_rate=1e-5)
-    (adamw,) = warmstart._optimizers(model, settings)
+    (adamw,) = module._optimizers(model, settings)
     ids = {id(p) for group in adamw.param_groups for p in group["params"]}
     assert ids == {id(p) for name, p in model.named_parameters() if name != "lm_head.weight"}
     assert {group["lr"] for group in adamw.param_groups} == {1e-5}
@@ -202,7 +202,7 @@ def test_adamw_alone_moves_everything_that_learns_at_one_rate():
 
 def test_the_rate_rises_stays_and_falls_nearly_to_nothing():
     config = WarmStartConfig(num_steps=100, warmup_steps=10)
-    rates = [warmstart._rate(step, config) for step in range(100)]
+    rates = [module._rate(step, config) for step in range(100)]
     assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert set(rates[10:60]) == {1.0}
     assert rates[60:] == sorted(rates[60:], reverse=True)

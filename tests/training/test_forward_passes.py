@@ -10,8 +10,8 @@ from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig, CorrectionConfig, KlConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic
+from forage.training.forward_passes import correct
 from forage.training.trainer import Trainer
-from forage.training.views import correct
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
 from tests.training.sequences import episode, sampled_by
 
@@ -29,7 +29,7 @@ def flat(views: list[list[Weighed]]) -> list[Weighed]:
 
 
 def test_where_nothing_is_needed_nothing_is_asked():
-    views, metrics = trainer(AlgorithmConfig()).look(VIEWS)
+    views, metrics = trainer(AlgorithmConfig()).prepare(VIEWS)
     assert views == VIEWS
     assert metrics == {}
 
@@ -37,7 +37,7 @@ def test_where_nothing_is_needed_nothing_is_asked():
 @pytest.mark.parametrize("max_tokens", [256, 4096])
 def test_decoupled_the_ratio_is_taken_to_the_policy_from_before_the_update(max_tokens: int):
     asked = trainer(AlgorithmConfig(decoupled=True), max_tokens)
-    views, metrics = asked.look(VIEWS)
+    views, metrics = asked.prepare(VIEWS)
     for each, drawn in zip(flat(views), EPISODES, strict=True):
         expected = sampled_by(asked.model, drawn, 0.8)
         logprobs = [p for segment in expected.segments for p in segment.logprobs_T]
@@ -50,7 +50,7 @@ def test_decoupled_the_ratio_is_taken_to_the_policy_from_before_the_update(max_t
 def test_the_reference_speaks_of_each_sampled_token_at_the_runs_temperature(max_tokens: int):
     reference = make_model(seed=1)
     kl = AlgorithmConfig(kl=KlConfig(coefficient=0.1))
-    views, _ = trainer(kl, max_tokens, reference=reference).look(VIEWS)
+    views, _ = trainer(kl, max_tokens, reference=reference).prepare(VIEWS)
     for each, drawn in zip(flat(views), EPISODES, strict=True):
         expected = sampled_by(reference, drawn, 0.8)
         logprobs = [p for segment in expected.segments for p in segment.logprobs_T]
@@ -63,8 +63,8 @@ def test_the_critics_values_come_with_the_episodes_in_any_packing():
     critic = Critic(make_model(seed=2))
     torch.nn.init.normal_(critic.head.weight)
     gae = AlgorithmConfig(advantage="gae")
-    whole, _ = trainer(gae, critic=critic).look(VIEWS)
-    split, _ = trainer(gae, 256, critic=critic).look(VIEWS)
+    whole, _ = trainer(gae, critic=critic).prepare(VIEWS)
+    split, _ = trainer(gae, 256, critic=critic).prepare(VIEWS)
     for mine, theirs in zip(flat(whole), flat(split), strict=True):
         assert mine.values_M.any()
         torch.testing.assert_close(mine.values_M, theirs.values_M, atol=1e-5, rtol=1e-4)
@@ -73,7 +73,7 @@ def test_the_critics_values_come_with_the_episodes_in_any_packing():
 
 def test_a_step_of_which_nothing_is_left_is_looked_at_without_complaint():
     decoupled = AlgorithmConfig(decoupled=True, kl=KlConfig(coefficient=0.1))
-    views, metrics = trainer(decoupled, reference=make_model()).look([[], []])
+    views, metrics = trainer(decoupled, reference=make_model()).prepare([[], []])
     assert views == [[], []]
     assert metrics == {}
 

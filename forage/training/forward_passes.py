@@ -1,0 +1,253 @@
+"""The forward passes over a step's episodes before it is learnt: log-probabilities and values.
+
+The policy's own log-probabilities where the algorithm needs them apart from the sampler's, those of
+the reference model, the critic's values, and the weights that correct for the sampler. All are
+computed over the whole step, so they do not depend on micro-batches. No gradients, no update.
+
+Below is an ablation, ``algorithm.train_observations``: episodes whose observations are trained as
+if the policy had written them. It shows what masking is good for. By default only sampled tokens
+are trained, and nothing of it runs. A worked example: prompt 1 2, sampled 3 4, observation 5,
+sampled 6, advantage 0.5::
+
+    token_ids        1    2    3    4    5    6
+    trained          .    .    x    x    x    x
+    was observed     .    .    .    .    x    .
+    advantages       .    .   .5   .5   .5   .5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.algorithms.diagnostics import effective_share, mismatch
+from forage.algorithms.loss.corrections import importance_weights, normalised, reject, veto
+from forage.algorithms.packing import CostOf, balanced_bins, lay
+from forage.batch import Rows, Weighed
+from forage.config.algorithm_config import AlgorithmConfig, CorrectionConfig
+from forage.training.critic import Critic
+from forage.training.gradients import evaluate
+from forage.training.logprobs import token_logprobs
+from forage.types import Origin, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPasses:
+    """The models to run, and the size of a micro-batch."""
+
+    policy: PreTrainedModel
+    reference: PreTrainedModel | None
+    critic: Critic | None
+    algorithm: AlgorithmConfig
+    temperature: float
+    max_tokens: int
+    cost_of: CostOf
+
+    def fill_in(
+        self, weighed: Sequence[Weighed], needs_logprobs: bool
+    ) -> tuple[list[Weighed], dict[str, float]]:
+        """The episodes with log-probabilities and values filled in, and the correction's metrics.
+
+        ``needs_logprobs`` asks for the trainer's log-probabilities of the sampled tokens.
+        """
+        metrics: dict[str, float] = {}
+        filled = list(weighed)
+        if needs_logprobs and filled:
+            logprobs = self._run(filled, lambda rows: self._logprobs(self.policy, rows))
+            filled, metrics = correct(filled, logprobs, self.algorithm)
+        if self.reference is not None:
+            reference = self.reference
+            logprobs = self._run(filled, lambda rows: self._logprobs(reference, rows))
+            filled = [
+                replace(each, reference_logprobs_M=logprobs_M)
+                for each, logprobs_M in zip(filled, logprobs, strict=True)
+            ]
+        if self.critic is not None:
+            critic = self.critic
+            values = self._run(filled, lambda rows: critic.values(rows.packed, rows.is_sampled_N))
+            filled = [
+                replace(each, values_M=values_M)
+                for each, values_M in zip(filled, values, strict=True)
+            ]
+        return filled, metrics
+
+    def unmask(self, weighed: Sequence[Weighed]) -> tuple[list[Weighed], dict[str, float]]:
+        """The episodes with their observations trained as well (the ablation)."""
+        unmasked = [unmask(each) for each in weighed]
+        wide = [each.weighed for each in unmasked]
+        policy = self._run(wide, lambda rows: self._logprobs(self.policy, rows))
+        model = self.reference
+        reference = self._run(wide, lambda rows: self._logprobs(model, rows)) if model else policy
+        whole = [fill_in_observed(*each) for each in zip(unmasked, policy, reference, strict=True)]
+        num_observed = sum(int(each.was_observed_M.sum()) for each in unmasked)
+        num_trained = sum(len(each.was_observed_M) for each in unmasked)
+        return whole, {"loss/observed_fraction": num_observed / max(num_trained, 1)}
+
+    def _logprobs(self, model: PreTrainedModel, rows: Rows) -> Tensor:
+        return token_logprobs(model, rows.packed, rows.is_sampled_N, self.temperature)[0]
+
+    def _run(self, weighed: Sequence[Weighed], run: Callable[[Rows], Tensor]) -> list[Tensor]:
+        """One float32 [M] on the CPU for each episode, in order."""
+        everything = [replace(each, is_kept_M=torch.ones_like(each.is_kept_M)) for each in weighed]
+        sizes = [each.episode.num_tokens for each in weighed]
+        bins = balanced_bins(sizes, self.max_tokens, self.cost_of)
+        rows = [lay([everything[i] for i in bin_]) for bin_ in bins]
+        device = next(self.policy.parameters()).device
+        results = evaluate(device, [lambda each=each: run(each).float().cpu() for each in rows])
+        by_episode: dict[int, Tensor] = {}
+        for bin_, values in zip(bins, results, strict=True):
+            lengths = [len(weighed[i].old_logprobs_M) for i in bin_]
+            by_episode |= zip(bin_, values.split(lengths), strict=True)
+        return [by_episode[i] for i in range(len(weighed))]
+
+
+def correct(
+    weighed: Sequence[Weighed], logprobs: Sequence[Tensor], algorithm: AlgorithmConfig
+) -> tuple[list[Weighed], dict[str, float]]:
+    """Correct for the sampler with the trainer's log-probabilities, an [M] for each episode.
+
+    Sets the old policy of the loss's ratio, the weights and the rejections. Returns as metrics how
+    far trainer and sampler differ, and what the correction cut.
+    """
+    lengths = [len(logprobs_M) for logprobs_M in logprobs]
+    sequence_of_M = torch.repeat_interleave(torch.tensor(lengths))
+    trainer_M = torch.cat(list(logprobs))
+    sampler_M = torch.cat([each.old_logprobs_M for each in weighed])
+    metrics = mismatch(trainer_M, sampler_M, sequence_of_M, len(lengths))
+    log_ratio_M = trainer_M - sampler_M
+    weights_M, is_kept_M, cuts = _bound(
+        algorithm.correction, log_ratio_M, sequence_of_M, len(lengths)
+    )
+    corrected = [
+        replace(
+            each,
+            old_logprobs_M=logprobs_M if algorithm.decoupled else each.old_logprobs_M,
+            weights_M=weights,
+            is_kept_M=is_kept,
+        )
+        for each, logprobs_M, weights, is_kept in zip(
+            weighed, logprobs, weights_M.split(lengths), is_kept_M.split(lengths), strict=True
+        )
+    ]
+    return corrected, metrics | cuts
+
+
+def _bound(
+    config: CorrectionConfig, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Weights and kept tokens, over all sampled tokens of the step, and the metrics."""
+    weights_M = torch.ones_like(log_ratio_M)
+    is_kept_M = torch.ones_like(log_ratio_M, dtype=torch.bool)
+    metrics: dict[str, float] = {}
+    if config.reject != "none":
+        rejected = reject(
+            log_ratio_M,
+            sequence_of_M,
+            num_sequences,
+            config.reject,
+            config.reject_low,
+            config.reject_high,
+        )
+        is_kept_M = is_kept_M & rejected.is_kept_M
+        metrics["correction/rejected_tokens"] = rejected.token_fraction
+        metrics["correction/rejected_sequences"] = rejected.sequence_fraction
+    if config.veto is not None:
+        vetoed = veto(log_ratio_M, sequence_of_M, num_sequences, config.veto)
+        is_kept_M = is_kept_M & vetoed.is_kept_M
+        metrics["correction/vetoed_sequences"] = vetoed.sequence_fraction
+    if config.weights != "none":
+        found = importance_weights(
+            log_ratio_M,
+            sequence_of_M,
+            num_sequences,
+            config.level,
+            config.weights,
+            config.low,
+            config.high,
+        )
+        weights_M = found.weights_M
+        metrics["correction/cut_fraction"] = found.cut_fraction
+        if config.normalise:
+            weights_M = normalised(weights_M, is_kept_M, sequence_of_M, num_sequences, config.level)
+        kept_M = weights_M[is_kept_M]
+        metrics["correction/weight_mean"] = kept_M.mean().item() if len(kept_M) else 0.0
+        metrics["correction/weight_ess"] = (
+            effective_share(kept_M).item() if bool((kept_M > 0).any()) else 0.0
+        )
+    return weights_M, is_kept_M, metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Unmasked:
+    """An episode in which observations count as sampled; ``was_observed_M`` marks their tokens."""
+
+    weighed: Weighed
+    was_observed_M: Tensor
+
+
+def unmask(each: Weighed) -> Unmasked:
+    """Take the observations of an episode into what is trained.
+
+    A token of an observation gets advantage, rejection and policy version of the sampled token
+    before it, and full weight. Its log-probabilities are 0 until ``fill_in_observed``, because
+    no engine sampled it. Tokens before the first sampled one stay out.
+    """
+    segments: list[Segment] = []
+    taken_from: list[int] = []
+    was_observed: list[bool] = []
+    num_sampled, version = 0, 0
+    for segment in each.episode.segments:
+        size = len(segment.token_ids_T)
+        is_sampled = segment.origin is Origin.SAMPLED
+        if is_sampled:
+            taken_from += range(num_sampled, num_sampled + size)
+            num_sampled += size
+            version = segment.versions_T[-1] if size else version
+        elif segment.origin is Origin.OBSERVATION and num_sampled:
+            taken_from += [num_sampled - 1] * size
+            zeros, versions = (0.0,) * size, (version,) * size
+            segment = Segment(Origin.SAMPLED, segment.token_ids_T, zeros, versions)
+        else:
+            size = 0
+        was_observed += [not is_sampled] * size
+        segments.append(segment)
+    from_M = torch.tensor(taken_from, dtype=torch.int64)
+    was_observed_M = torch.tensor(was_observed, dtype=torch.bool)
+    weighed = Weighed(
+        episode=replace(each.episode, segments=tuple(segments)),
+        old_logprobs_M=each.old_logprobs_M[from_M].masked_fill(was_observed_M, 0.0),
+        reference_logprobs_M=each.reference_logprobs_M[from_M].masked_fill(was_observed_M, 0.0),
+        weights_M=each.weights_M[from_M].masked_fill(was_observed_M, 1.0),
+        is_kept_M=each.is_kept_M[from_M],
+        values_M=each.values_M[from_M],
+        returns_M=each.returns_M[from_M],
+        advantages_M=each.advantages_M[from_M],
+    )
+    return Unmasked(weighed, was_observed_M)
+
+
+def fill_in_observed(
+    unmasked: Unmasked, logprobs_M: Tensor, reference_logprobs_M: Tensor
+) -> Weighed:
+    """The episode with the log-probabilities of its observations filled in."""
+    each, was_observed_M = unmasked.weighed, unmasked.was_observed_M
+    segments: list[Segment] = []
+    start = 0
+    for segment in each.episode.segments:
+        end = start + len(segment.logprobs_T)
+        if end > start and bool(was_observed_M[start]):
+            segment = replace(segment, logprobs_T=tuple(logprobs_M[start:end].tolist()))
+        start = end
+        segments.append(segment)
+    return replace(
+        each,
+        episode=replace(each.episode, segments=tuple(segments)),
+        old_logprobs_M=torch.where(was_observed_M, logprobs_M, each.old_logprobs_M),
+        reference_logprobs_M=torch.where(
+            was_observed_M, reference_logprobs_M, each.reference_logprobs_M
+        ),
+    )
