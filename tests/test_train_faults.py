@@ -192,7 +192,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_intact(tmp_p
     assert child.returncode == 2, err
     assert "Traceback" not in err
     assert "forage: cannot write the checkpoint" in err
-    assert "is intact. Free some space and go on with --resume" in err
+    assert "is intact. Free some space and continue with --resume" in err
     kept = latest_checkpoint(out)
     assert kept is not None
     assert [path.name for path in (out / "checkpoints").iterdir()] == [kept.name]

@@ -1,9 +1,9 @@
-"""The corpus: passages in and out of jsonl, and a store that finds one by row or by id.
+"""The corpus: passages read from and written to jsonl, and a store that finds one by row or id.
 
 ``read_corpus`` streams any corpus that Search-R1 and its reproductions use: jsonl, gzip too, in
-one file or several. ``CorpusStore`` is the plain copy of such a corpus that an index keeps beside
-itself: memory-mapped, with an offset per row, so that a passage costs one seek however large the
-corpus is. Nothing here knows how passages are searched.
+one file or several. ``CorpusStore`` is the uncompressed copy of such a corpus that an index keeps:
+memory-mapped, with an offset per row, so that a passage costs one seek, however large the corpus
+is. Nothing here knows how passages are searched.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         with path.open("rb") as raw:
-            is_gzip = raw.peek(2)[:2] == _GZIP_MAGIC  # a look, so that a pipe can be read too
+            is_gzip = raw.peek(2)[:2] == _GZIP_MAGIC  # consumes nothing, so a pipe works too
             lines = gzip.GzipFile(fileobj=raw) if is_gzip else raw
             for number, line in enumerate(cast(Iterable[bytes], lines), start=1):
                 if number == 1:
@@ -116,7 +116,7 @@ def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
     """The passage on a line: ``id`` and ``contents``, or ``id`` and ``text`` with a ``title``.
 
-    ASearcher's rows have ``url`` and no ``id``: theirs is the address with the row's index behind.
+    ASearcher's rows have ``url`` and no ``id``; their id is the address and the row's index.
     """
     row = _parse_object(line, path, number)
     identity = row.get("id")
@@ -172,7 +172,7 @@ def replace_surrogates(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredCorpus:
-    """What ``build_store`` wrote: the number of passages, and the plain copy's size and hash."""
+    """What ``build_store`` wrote: the number of passages, and the copy's size and hash."""
 
     num_passages: int
     num_bytes: int
@@ -182,9 +182,9 @@ class StoredCorpus:
 def build_store(
     corpus: Path, directory: Path, on_passage: Callable[[Passage], None] = lambda _: None
 ) -> StoredCorpus:
-    """Copy ``corpus`` plainly into ``directory`` with its offsets and ids; raises ``UserError``.
+    """Copy ``corpus`` uncompressed into ``directory``, with offsets and ids; raises ``UserError``.
 
-    ``on_passage`` sees every passage once, in the order of its row.
+    ``on_passage`` is called with each passage, in row order.
     """
     offsets, hashes, numbers = array("Q", [0]), array("Q"), array("Q")
     first_rows: dict[Path, int] = {}
@@ -229,7 +229,7 @@ class CorpusStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Map the files of ``directory``; raises ``UserError`` if they do not belong together."""
+        """Map the files of ``directory``; raises ``UserError`` if they do not fit together."""
         self._path = directory / LINES_FILE
         try:
             self._offsets = np.load(directory / OFFSETS_FILE, mmap_mode="r")

@@ -138,7 +138,7 @@ def measure_difficulty(path: Path, questions: Sequence[Question]) -> Difficulty:
 
 
 class QuestionOrder:
-    """An endless sequence over questions, epoch after epoch; position p is always the same."""
+    """An endless sequence of questions, epoch after epoch; a position always has the same one."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class QuestionOrder:
     ) -> None:
         """``weights``: share of each source; ``difficulty``: easy questions first, in epoch 0.
 
-        Without weights, sources come as often as the file has them. Raises ``UserError``.
+        Without weights, sources are as frequent as in the file. Raises ``UserError``.
         """
         assert questions, "an order of no questions"
         self._seed = seed
@@ -178,7 +178,7 @@ class QuestionOrder:
 
 
 class _Pool:
-    """Questions that are drawn from in seeded shuffles, one an epoch."""
+    """Questions in seeded shuffles, one shuffle for each epoch."""
 
     def __init__(
         self, questions: Sequence[Question], seed: str, difficulty: Difficulty | None
@@ -186,7 +186,7 @@ class _Pool:
         self._questions = questions
         self._seed = seed
         self._difficulty = difficulty
-        # The order of an epoch is asked for position by position, and rarely across its end.
+        # Positions are asked for one by one, rarely of more than two epochs.
         self._order = lru_cache(maxsize=2)(self._order_of)
 
     def at(self, num_drawn: int) -> Question:
@@ -217,7 +217,7 @@ def _by_source(
         )
     if forgotten := sorted(set(by_source) - set(weights)):
         raise UserError(
-            f"data.weights says nothing of {', '.join(forgotten)}; give a weight to each source "
+            f"data.weights has no weight for {', '.join(forgotten)}; give a weight to each source "
             "of the questions, 0 to leave it out"
         )
     return {source: those for source, those in by_source.items() if weights[source] > 0}
@@ -242,7 +242,7 @@ def _block(weights: Mapping[str, float]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)
 def _draw(block: tuple[str, ...], seed: str) -> list[tuple[str, int]]:
-    """The block shuffled: at each place its source, and how often that came before in the block."""
+    """The block shuffled: the source at each place, and how often it came earlier in the block."""
     order = list(block)
     if len(set(block)) > 1:
         random.Random(seed).shuffle(order)

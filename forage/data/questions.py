@@ -1,6 +1,6 @@
-"""Question files in, ``Question`` out, and back: every published form is recognised by its keys.
+"""Reading and writing question files; each published form is recognised by its keys.
 
-``train`` and ``eval`` read their questions here, and the generated encyclopedia writes them here.
+Training and evaluation read their questions here, and the encyclopedia writes its questions here.
 What a form looks like is shown beside its reader (``forms.py``, ``chat_rows.py``).
 """
 

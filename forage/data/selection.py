@@ -1,8 +1,8 @@
-"""Which recorded episodes are worth learning: rejection sampling over the files of any run.
+"""Chooses the recorded episodes that are worth learning: rejection sampling over any run's files.
 
-``forage sft`` and ``forage data select`` both choose here. Files are read twice, and only a few
-figures of each episode are kept in between, so a long run's file needs no memory. Tokens, masks and
-log-probabilities stay those of the record.
+``forage sft`` and ``forage data select`` both use it. Files are read twice, with only a few figures
+of each episode kept in between, so that the file of a long run needs little memory. Tokens, masks
+and log-probabilities stay as recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was kept of episode files: the numbers of the records, and why the others were not."""
+    """The numbers of the records that were kept, and how many were left out for which reason."""
 
     files: tuple[Path, ...]
     num_read: int
@@ -32,7 +32,7 @@ class Selection:
     left_out: dict[str, int]
 
     def records(self) -> Iterator[EpisodeRecord]:
-        """The records that were kept, in the order of their files."""
+        """The kept records, in the order of their files."""
         kept = set(self.kept)
         return (record for number, record in enumerate(_read(self.files)) if number in kept)
 
@@ -45,7 +45,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """What choosing among the episodes of a question needs to know of one."""
+    """The figures of an episode that the choice among a question's episodes needs."""
 
     number: int
     question_id: str
@@ -95,7 +95,7 @@ def select(files: Sequence[Path], config: SelectConfig) -> Selection:
 
 
 def _reason_against(record: EpisodeRecord, config: SelectConfig) -> str | None:
-    """Why an episode cannot be learnt whatever the others are, or None."""
+    """Why an episode cannot be learnt, whatever the other episodes are; else None."""
     episode = record.episode
     if (record.arm or "normal") not in config.arms:
         return f"played in the arm {record.arm or 'normal'}"

@@ -24,7 +24,7 @@ CHECKPOINT_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Bytes and counts; ``gpu_bytes`` is the memory of each GPU, the smallest first."""
+    """Sizes in bytes, and counts; ``gpu_bytes`` is the memory of each GPU, the smallest first."""
 
     num_cores: int
     memory_bytes: int
@@ -58,9 +58,9 @@ def look_at_machine(directory: Path) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One thing that has to be there; ``command`` "" where it is, or comes by itself.
+    """One thing that a run reads; ``command`` fetches it, "" where none has to be run.
 
-    ``num_bytes`` is what is still to be fetched: 0 where it is here, None where nobody says.
+    ``num_bytes`` is still to be downloaded: 0 where it is here, None where no size is published.
     ``blocks`` is true where training cannot start before the command has run.
     """
 
@@ -125,7 +125,7 @@ def _is_cached(hub_id: str) -> bool:
         try:
             if cached_file(hub_id, name, local_files_only=True) is not None:
                 return True
-        except OSError:  # transformers' for what is not in the cache
+        except OSError:  # raised by transformers for a file that is not in the cache
             continue
     return False
 
@@ -137,7 +137,7 @@ def _questions(
     if path.exists():
         return Need(what, f"on this machine, {path.stat().st_size / 1e6:,.1f} MB", 0)
     if not sets:
-        return Need(what, "not on this machine, and nothing says where from", None, blocks=blocks)
+        return Need(what, "not on this machine, and no source is named", None, blocks=blocks)
     parts = [published(name, split) for name in names_of(",".join(sets))]
     hubs = ", ".join(dict.fromkeys(part.hub_id for part in parts))
     count = sum(sum(part.counts.values()) for part in parts)

@@ -1,4 +1,4 @@
-"""The memory of a run, part by part, from counts alone: formulas, their sources, and no measuring.
+"""The memory of a run, part by part: formulas over counts, with their sources; nothing is measured.
 
 Weights, gradients and AdamW's two moments, sharded over the GPUs: ZeRO, stage 3
 (https://arxiv.org/abs/1910.02054, section 3). Activations of a transformer layer: what autograd
@@ -8,7 +8,7 @@ checkpointing keeps a layer's input alone and one layer's activations at a time
 (https://arxiv.org/abs/1604.06174).
 
 With adapters (``model.lora``; https://arxiv.org/abs/2106.09685, section 4.2) the weights N are
-frozen in ``model.dtype`` of b bytes, and what learns are the numbers A of the adapters, rank x
+frozen in ``model.dtype`` of b bytes. Only the A numbers of the adapters are trained, rank x
 (inputs + outputs) for each layer that has one, in float32 whatever ``model.dtype`` is::
 
     without adapters: weights N b, optimizer 2 N b, gradients (a set) N b
@@ -16,9 +16,9 @@ frozen in ``model.dtype`` of b bytes, and what learns are the numbers A of the a
                       activations of a token: rank x 4 more for each adapter, and below float32 a
                       float32 copy of its input
 
-and the reference that is the start of the run, and a critic made of it, share these weights. For
-Qwen2.5-7B in bfloat16 with rank 16 beside every layer N b = 15.23 GB, A = 40.4 M: 0.16 GB of
-adapters and 0.32 GB of moments stand in the place of 30.46 GB of moments.
+A reference that is the start of the run, and a critic made of it, share these weights. For
+Qwen2.5-7B in bfloat16 with rank 16 beside every layer, N b = 15.23 GB and A = 40.4 M: 0.16 GB of
+adapters and 0.32 GB of moments replace 30.46 GB of moments.
 
 Left out: the CUDA context and fragmentation (1 to 3 GB a GPU).
 """
@@ -45,7 +45,7 @@ _LOGIT_COPIES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """How many numbers there are of something, and the bytes of each."""
+    """A count of numbers, and the bytes of each."""
 
     count: int
     size: int
@@ -83,7 +83,7 @@ class Memory:
 
     @property
     def peak_bytes(self) -> int:
-        """What one device has to hold at the worst moment of a step."""
+        """The most that one device holds at any moment of a step."""
         return max(self.sampling_bytes, self.learning_bytes)
 
 
@@ -110,7 +110,7 @@ def bytes_of(config: RunConfig) -> int:
 def _trainer_states(
     config: RunConfig, model: ModelSize, critic: ModelSize | None
 ) -> list[MemoryPart]:
-    """What the trainer keeps from step to step; with offload it is elsewhere while sampling."""
+    """What the trainer keeps from step to step; offload moves it to the host while sampling."""
     size, gpus = bytes_of(config), config.placement.num_gpus
     stays = not config.placement.offload
     shard = f" / {gpus} GPUs" if gpus > 1 else ""
@@ -143,7 +143,7 @@ def _trainer_states(
 
 
 def _learnt(config: RunConfig, model: ModelSize) -> _Numbers:
-    """What learns of a model: all of it, or the adapters beside some layers.
+    """The trained numbers of a model: all of them, or the adapters'.
 
     Rank 2 beside layers 4 -> 4 and 4 -> 2: 2 x (4 + 4) + 2 x (4 + 2) = 28 numbers of 4 bytes.
     """
@@ -197,7 +197,7 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
         num_bytes, tokens = torch_cache_bytes(config, model), cache_tokens(config)
         text = f"{tokens:,} tokens x {model.kv_numbers_per_token:,} x {bytes_of(config)} B"
         return [MemoryPart("KV cache", num_bytes, text, True, True)]
-    # A server that shares its GPUs with an offloaded trainer gives its memory back meanwhile.
+    # A server that shares its GPUs with an offloaded trainer frees its memory while that learns.
     stays = not placement.offload
     tensor_parallel, gpus = placement.tensor_parallel, placement.num_gpus
     weights = ceil(model.num_parameters * SERVER_BYTES / tensor_parallel)
@@ -224,7 +224,7 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
 
 
 def cache_tokens(config: RunConfig) -> int:
-    """Token places in the slots of the in-process engine (``rollout/slots.py``)."""
+    """Room for tokens in the slots of the in-process engine (``slots.py`` there)."""
     engine = config.rollout.engine
     num_slots = round_up(engine.num_slots, engine.tile_rows)
     capacity = round_up(config.environment.max_tokens + engine.prefill_bucket, LENGTH_BUCKET)
@@ -269,7 +269,7 @@ def _adapter_activations(config: RunConfig, model: ModelSize) -> int:
 def _attention_numbers(config: RunConfig, model: ModelSize) -> int:
     """Numbers a token that attention keeps: queries, keys, values, output (and scores on a CPU)."""
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    if config.model.device != "cpu":  # the fused kernel keeps its output, which is copied once
+    if config.model.device != "cpu":  # the fused kernel keeps its output, copied once
         return 3 * queries + 2 * keys
     # Blocks of queries meet all keys before their end: half of the square, and a rest. Each block
     # has a copy of those keys and values, one for each head.

@@ -1,7 +1,7 @@
 """How large a model is, counted without its weights: torch's meta device holds no numbers.
 
 The shape comes from a local directory, from the hub's cache, or from the table below, so that a
-plan asks nobody and downloads nothing. What the counts cost in memory is ``memory.py``'s business.
+plan needs no network. ``memory.py`` turns the counts into bytes.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""The ``config.json`` of published models, as far as it counts; instruct models share it."""
+"""The ``config.json`` of published models, as far as sizes need it; instruct models share it."""
 
 
 def measure(path: str) -> ModelSize | None:
-    """The size of ``model.path``; None for a hub id of which nothing is known here.
+    """The size of ``model.path``; None for a hub id whose shape is not known here.
 
     Raises ``UserError`` for a directory without a readable ``config.json``.
     """

@@ -1,8 +1,8 @@
-"""``forage train --dry-run``: what a recipe would take, and what stands in its way on this machine.
+"""``forage train --dry-run``: what a recipe would take, and what keeps it from running here.
 
-It checks what training checks before its first step, holds the plan against the machine, and writes
-both. No network, no weights, nothing started or changed; whether the plan fits a cluster that is
-not this machine is for its owner to say.
+It makes the checks that training makes before its first step, and compares the plan with this
+machine. It uses no network, loads no weights, and starts and changes nothing. It does not judge
+whether the plan fits a cluster other than this machine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is known before a run; ``obstacles`` is empty where it can start here."""
+    """Everything known before a run; ``obstacles`` is empty where the run can start here."""
 
     config: RunConfig
     machine: Machine
@@ -73,12 +73,12 @@ class Plan:
 
     @property
     def download_bytes(self) -> int:
-        """What has to be fetched, as far as its size is known."""
+        """Bytes to download, as far as sizes are known."""
         return sum(need.num_bytes or 0 for need in self.needs)
 
 
 def make_plan(config: RunConfig, machine: Machine | None = None) -> Plan:
-    """The plan of a recipe on ``machine`` (None: this one); raises what training would raise."""
+    """The plan of a recipe on ``machine`` (None: this one); raises the errors of training."""
     config.check_trainable()
     machine = machine or look_at_machine(Path.cwd())
     model = measure(config.model.path)
@@ -106,7 +106,7 @@ def make_plan(config: RunConfig, machine: Machine | None = None) -> Plan:
 
 
 def _check(config: RunConfig) -> tuple[list[str], int | None]:
-    """What was checked, said, and the number of questions where their file is here."""
+    """The checks that passed, in words, and the number of questions if their file is here."""
     PromptTemplate.load(config.environment.prompt)
     Scorer(config.reward, config.environment.protocol)
     checks = [
@@ -197,7 +197,7 @@ def _too_little_memory(config: RunConfig, machine: Machine, memory: Memory) -> l
 
 
 def count_work(config: RunConfig, num_questions: int | None) -> Work:
-    """The work of a run whose training file holds ``num_questions``; None where nobody knows."""
+    """The work of a run; ``num_questions`` in its training file, None where that is not known."""
     trainer, environment = config.trainer, config.environment
     num_played = trainer.questions_per_step + num_oversampled(
         config.algorithm.dynamic_sampling, trainer.questions_per_step
@@ -205,7 +205,7 @@ def count_work(config: RunConfig, num_questions: int | None) -> Work:
     greedy = config.algorithm.advantage == "remax"
     episodes = num_played * (trainer.group_size + greedy)
     queries = MAX_QUERIES if environment.protocol == "tools" else 1
-    # In the last turn of an episode no search is run.
+    # No search is run in the last turn of an episode.
     searches = environment.max_turns - (not environment.has_final_turn)
     return Work(
         num_steps=trainer.num_steps,

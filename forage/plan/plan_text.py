@@ -1,6 +1,6 @@
 """A plan as text on the terminal, section by section.
 
-It words and lays out; every figure comes from ``plan.py``.
+It does the wording and the layout; every figure comes from ``plan.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The scores that the originals gave, faults included, so that their logs can be compared.
+"""The scores of the original systems, faults included, so that their logs can be compared.
 
-``forage rescore`` runs it over files; nothing trains on it. Each rule takes a plain text, as the
-originals did: for Search-R1 and slime the prompt and everything after it, for veRL and RLinf the
-response with its passages. What that does to a score is the fault of having no transcript:
+``forage rescore`` runs these rules over files; nothing trains on them. Like the originals, each
+rule takes a plain text: for Search-R1 and slime the prompt and everything after it, for veRL and
+RLinf the response with its passages. A text is no transcript, hence these faults:
 
 - the last answer block of the text is the answer, wherever it stands, also in a passage or in the
   message after an invalid action;
@@ -41,7 +41,7 @@ RULES_THAT_SEE_THE_PROMPT: tuple[Rule, ...] = (
 )
 
 Golden = str | Sequence[str]
-"""As the logs have it; a bare string is one answer, except to the retrieval term (see there)."""
+"""As in the logs; a bare string is one answer, except to the retrieval term (see there)."""
 
 _THINK, _SEARCH, _INFORMATION, _ANSWER = ((tag.opening, tag.closing) for tag in TAGS_PROTOCOL)
 _ANSWERED = re.compile("{}(.*?){}".format(*_ANSWER), re.DOTALL)
@@ -168,10 +168,10 @@ def _is_match(answer: str, golden_answers: Golden, is_cover: bool) -> bool:
 
 
 def _is_retrieved(text: str, golden_answers: Golden) -> bool:
-    """Blocks of the prompt and of the policy's own count; a bare string is taken letter by letter.
+    """Blocks in the prompt, and the policy's own, count; a bare string is taken letter by letter.
 
-    ``normalize_answer`` makes nothing of "a", so that a golden string with an "a" in it is always
-    retrieved once there is a block.
+    ``normalize_answer`` turns "a" into nothing, so a golden string with an "a" in it counts as
+    retrieved as soon as there is a block.
     """
     blocks = [normalize_answer(block.strip()) for block in _INFORMED.findall(text)]
     return any(normalize_answer(one) in block for block in blocks for one in golden_answers)

@@ -23,15 +23,15 @@ class RewardFunction(Frozen):
 
     @property
     def name(self) -> str:
-        """The part under which its value is recorded."""
+        """The name of the part that its value is recorded as."""
         return self.path.partition(":")[2]
 
 
 class JudgeConfig(Frozen):
     """A language model that judges answers, behind any OpenAI-compatible endpoint.
 
-    ``url`` is what stands before ``/chat/completions``. The key comes from an environment variable
-    or a file, or there is none. ``prompt`` None is the template that ships with Forage.
+    ``url`` is the address without ``/chat/completions``. The key, if there is one, comes from an
+    environment variable or a file. ``prompt`` None is the template that ships with Forage.
     """
 
     url: str | None = None

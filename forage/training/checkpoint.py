@@ -132,7 +132,7 @@ def _load_weights(
             ("with", "without") if isinstance(weights, lora.Adapters) else ("without", "with")
         )
         raise UserError(
-            f"the checkpoint {checkpoint} is of a run {had} model.lora, and the config is {has} it: "
+            f"the checkpoint {checkpoint} is of a run {had} model.lora, the config is {has} it: "
             "set model.lora as in that run, or train into a new output_dir"
         )
     if isinstance(weights, lora.Adapters):

@@ -1,7 +1,7 @@
 """Rows whose question stands inside a prompt: Search-R1 and veRL, RLinf, slime.
 
-They are made for trainers that send the prompt as it is. Forage writes its own prompt, so the
-bare question is recovered from theirs. ``search_r1_row`` writes the first of these forms.
+They are made for trainers that send the prompt unchanged. Forage writes its own prompt, so it takes
+the bare question out of theirs. ``search_r1_row`` writes the first of these forms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def search_r1_question(place: str, row: Row, default_id: str, default_source: st
     """A row as Search-R1 and veRL write them.
 
     ``{"data_source", "prompt": [{"role", "content"}], "reward_model": {"ground_truth": {"target":
-    [..]}}, "extra_info": {"split", "index"}}``, the source's columns beside it or not. Ids and
+    [..]}}, "extra_info": {"split", "index"}}``, with or without the columns of the source. Ids and
     ``index`` count from 0 in each source, so the id has the source in front.
     """
     source = str(row.get("data_source") or default_source).removeprefix(_VERL_PREFIX)
@@ -69,7 +69,7 @@ def search_r1_row(question: Question, index: int, split: str, template: str) -> 
     """The row of a question in Search-R1's form, number ``index`` of its source.
 
     ``template`` is the prompt with one ``{question}`` in it. ``question_id``, and ``metadata``
-    where the question has some, are read back by ``search_r1_question`` and by nobody else.
+    where the question has some, are read back by ``search_r1_question`` alone.
     """
     text = question.text.strip()
     asked = text if text.endswith(("?", "？")) else text + "?"
@@ -95,7 +95,7 @@ def search_r1_row(question: Question, index: int, split: str, template: str) -> 
 
 
 def bare_question(prompt: object) -> str | None:
-    """The question inside a prompt (a text, or messages), or None where it cannot be told.
+    """The question inside a prompt (a text, or messages); None where it cannot be found.
 
     It follows the first ``Question:`` behind the template's last tag, which keeps a question that
     holds that word whole; a prompt that has neither tags nor that word is the question itself.
@@ -126,7 +126,7 @@ def _prompted(
 
 def _last_user_text(prompt: object) -> str | None:
     if isinstance(prompt, str):
-        # Rendered by a chat template: the user's message is the last one that is not empty.
+        # Rendered by a chat template: the last message of the user.
         return prompt.rpartition("<|im_start|>user\n")[2]
     messages = prompt if isinstance(prompt, list) else []
     for message in reversed(messages):

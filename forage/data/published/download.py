@@ -1,8 +1,8 @@
-"""Large files over HTTP: resumed by byte range, checked by hash, complete or not there.
+"""Downloads large files over HTTP: resumed by byte range, checked by hash, whole or not there.
 
-A file may be published in pieces (``part_aa``, ``part_ab``), which are put together while they
-arrive. What has come stands in ``NAME.partial``; a run that goes on hashes what the unfinished
-piece already has, asks for the rest, and renames the file when every piece has been verified.
+A file may be published in pieces (``part_aa``, ``part_ab``), which are joined while they arrive.
+Received bytes are in ``NAME.partial``. A continued download hashes the bytes of the unfinished
+piece, asks for the rest, and renames the file when every piece has been verified.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ LOG = logging.getLogger(__name__)
 _CHUNK_BYTES = 2**20
 _TIMEOUT_S = 60.0
 _MAX_TRIES = 6
-"""Tries in a row that bring nothing; any byte received starts the count again."""
+"""Tries in a row without a byte received; any byte starts the count again."""
 
-# Worth another try; what else a server refuses, it will refuse again.
+# Worth another try: another refusal would only be repeated.
 _PASSING_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A whole file, or a part of one: where it is, how long it is, and what it must hash to.
+    """A whole file, or a part of one: its address, its length and its hash.
 
-    ``sha1`` is git's hash of the content, which the hub publishes for small files; one of the two.
+    ``sha1`` is git's hash of the content, which the hub publishes for small files. One of the two
+    hashes is set.
     """
 
     url: str
@@ -54,7 +55,7 @@ class Piece:
 
 
 class _Interrupted(Exception):
-    """A try that ended before the piece did; another may bring the rest."""
+    """A try that ended before the end of the piece; another try may bring the rest."""
 
 
 def download(
@@ -63,11 +64,11 @@ def download(
     on_bytes: Callable[[int], None] = lambda _: None,
     first_wait_s: float = 1.0,
 ) -> None:
-    """Bring ``pieces``, end to end, into ``target``; nothing is done if it is there already.
+    """Download ``pieces``, end to end, into ``target``; does nothing if it is there already.
 
-    ``on_bytes`` hears of every stretch, found on the disk or received. A try that brings nothing is
-    followed by a wait, twice as long each time. Raises ``UserError`` for a server that refuses, a
-    checksum that differs, or a full disk.
+    ``on_bytes`` is called with each number of bytes found on the disk or received. After a try
+    without a byte the next one waits, twice as long each time. Raises ``UserError`` for a server
+    that refuses, a checksum that differs, or a full disk.
     """
     num_bytes = sum(piece.num_bytes for piece in pieces)
     if target.exists():
@@ -91,8 +92,8 @@ def download(
             file.truncate(start)
     except OSError as error:
         raise UserError(
-            f"cannot write {partial}: {error.strerror or error}; what has come stays: make room "
-            "and run the same command again"
+            f"cannot write {partial}: {error.strerror or error}; received bytes are kept: make "
+            "room and run the same command again"
         ) from error
     partial.replace(target)
 
@@ -126,10 +127,10 @@ def _fetch_piece(
         num_failed = 0 if file.tell() > before else num_failed + 1
         if num_failed == _MAX_TRIES:
             raise UserError(
-                f"{piece.url}: {reason}, {_MAX_TRIES} times in a row; what has come stays: run the "
-                "same command again"
+                f"{piece.url}: {reason}, {_MAX_TRIES} times in a row; received bytes are kept: run "
+                "the same command again"
             )
-        LOG.warning("%s: %s; going on at byte %d", piece.url, reason, file.tell() - start)
+        LOG.warning("%s: %s; continuing at byte %d", piece.url, reason, file.tell() - start)
         time.sleep(first_wait_s * 2 ** max(num_failed - 1, 0))
     wanted = piece.sha256 or piece.sha1
     if digest.hexdigest() != wanted:
@@ -141,14 +142,14 @@ def _fetch_piece(
 
 
 def _receive(piece: Piece, num_there: int) -> Iterator[bytes]:
-    """What follows the first ``num_there`` bytes of a piece, as far as it comes in one request."""
+    """The bytes of a piece after the first ``num_there``, as far as one request brings them."""
     request = urllib.request.Request(piece.url, headers={"Range": f"bytes={num_there}-"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             has_range = reply.status == 206
             if has_range and not _starts_at(reply.headers.get("Content-Range"), num_there):
                 raise _Interrupted("the server sent another range than the one asked for")
-            # A server that knows no ranges sends everything; what is there is read past.
+            # A server without ranges sends everything; the bytes already here are skipped.
             num_to_skip = 0 if has_range else num_there
             num_left = piece.num_bytes - num_there
             while num_left > 0 and (chunk := reply.read1(_CHUNK_BYTES)):

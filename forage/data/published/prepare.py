@@ -97,7 +97,7 @@ def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None,
     counts = _counts_in(partial)
     num_there = sum(counts.values())
     if num_there:
-        LOG.info("%s: going on after %d questions", name, num_there)
+        LOG.info("%s: continuing after %d questions", name, num_there)
         bar.progress.advance(bar.task, num_there)
     try:
         with partial.open("a", encoding="utf-8") as file:

@@ -1,8 +1,8 @@
 """``forage data corpus``: the published corpora and their indexes, from the hub or by address.
 
-What a hub repository holds, how long each file is and what it hashes to is asked of the hub, at
-one revision that is written down; bringing the bytes is ``download.py``'s business. ``forage
-index`` takes the corpus as it comes (gzip too).
+The hub is asked for the files of a repository, their lengths and their hashes, at one revision that
+is written down; ``download.py`` downloads them. ``forage index`` reads the corpus as it is
+published (gzip too).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_DATA = (".gitattributes", ".gitignore", "README.md")
 class Published:
     """A hub repository, and the name of the file that its pieces make up, where it has pieces.
 
-    ``gigabytes`` is the published size, for plans that ask nobody; None where none is published.
+    ``gigabytes`` is the published size, for plans, which ask no server; None where none is known.
     """
 
     hub_id: str
@@ -57,18 +57,18 @@ CORPORA = {
 def fetch(
     name: str, out: Path, hub: str | None, revision: str | None, sha256: str | None
 ) -> list[Path]:
-    """Bring every file of a published corpus, or one from an address, into ``out``.
+    """Download every file of a published corpus, or the file at an address, into ``out``.
 
-    The commit behind ``revision`` is written to ``source.json`` and used again by a run that goes
-    on, so that a change on the hub cannot mix two versions. Raises ``UserError``.
+    The commit of ``revision`` is written to ``source.json``, and a continued download uses it
+    again, so that a change on the hub cannot mix two versions. Raises ``UserError``.
     """
     if name.startswith(("http://", "https://")):
         if hub or revision:
-            raise UserError("--hub and --revision go with a corpus by name, not with an address")
+            raise UserError("--hub and --revision are for a corpus by name, not for an address")
         files = _file_at(name, sha256 or "")
     else:
         if sha256:
-            raise UserError("--sha256 goes with an address; a corpus by name has its own checksums")
+            raise UserError("--sha256 is for an address; a corpus by name has its own checksums")
         corpus = CORPORA.get(name)
         if corpus is None:
             raise UserError(f"there is no corpus {name!r}; there are {', '.join(CORPORA)}")
@@ -106,7 +106,7 @@ def _fetch(files: dict[str, list[Piece]], out: Path, label: str) -> list[Path]:
 
 
 def _commit(hub_id: str, out: Path, hub: str, revision: str) -> str:
-    """The commit to fetch: the one that an earlier run wrote down, else the hub's answer."""
+    """The commit to download: that of an earlier, unfinished download, else the hub's answer."""
     source_file = out / SOURCE_FILE
     if source_file.exists():
         source = json.loads(source_file.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def _commit(hub_id: str, out: Path, hub: str, revision: str) -> str:
 
 
 def _listing(corpus: Published, hub: str, commit: str) -> dict[str, list[Piece]]:
-    """Each file with its pieces, from the hub's list of the repository."""
+    """The pieces of each file, from the hub's list of the repository."""
     hub_id = corpus.hub_id
     entries: list[dict[str, Any]] = []
     page: str | None = f"{hub}/api/datasets/{hub_id}/tree/{commit}?recursive=true"
@@ -149,7 +149,7 @@ def _listing(corpus: Published, hub: str, commit: str) -> dict[str, list[Piece]]
 
 
 def _whole(path: str, corpus: Published) -> str:
-    """The file that ``path`` is a piece of; itself where it is none."""
+    """The file that ``path`` is a piece of; ``path`` itself if it is a whole file."""
     piece = _PIECE.match(path)
     return path if piece is None else piece["whole"] or corpus.whole or "whole"
 
@@ -165,8 +165,8 @@ def _ask(url: str) -> tuple[Any, str | None]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise UserError(
-            f"cannot ask {url}: {reason}; without a way to the hub, name a mirror with --hub, or "
-            "fetch the files elsewhere and give them to: forage index --corpus FILE"
+            f"cannot ask {url}: {reason}; if the hub cannot be reached, name a mirror with --hub, "
+            "or download the files elsewhere and give them to: forage index --corpus FILE"
         ) from error
 
 

@@ -59,7 +59,7 @@ CHAINS: dict[int, tuple[tuple[str, ...], ...]] = {
 
 @dataclass(slots=True)
 class Entity:
-    """Something with an article: ``links`` lead to entities, ``values`` to plain words."""
+    """The subject of an article: ``links`` lead to entities, ``values`` to plain words."""
 
     id: str
     kind: str
@@ -70,7 +70,7 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Articles in shuffled order and the two sets of questions, hops taking turns."""
+    """Articles in shuffled order, and two sets of questions with alternating numbers of hops."""
 
     passages: tuple[Passage, ...]
     train: tuple[Question, ...]

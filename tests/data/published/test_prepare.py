@@ -110,7 +110,7 @@ def test_an_interrupted_set_goes_on_where_it_stopped(
     changed = [{**line, "golden_answers": ["changed"]} for line in lines[:100]]
     write_rows(file, [*changed, *lines[100:]])
     prepare(["bamboogle"], "test", out, str(repository), TEMPLATE)
-    assert "bamboogle: going on after 100 questions" in caplog.messages
+    assert "bamboogle: continuing after 100 questions" in caplog.messages
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
