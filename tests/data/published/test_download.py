@@ -68,7 +68,7 @@ def test_a_passing_refusal_is_tried_again_and_a_lasting_one_is_told(tmp_path: Pa
 def test_a_server_that_brings_nothing_is_given_up_and_what_came_is_kept(tmp_path: Path):
     with (
         Hub({"f.bin": CONTENT}, cut_after=[5000, 0, 0, 0, 0, 0, 0]) as hub,
-        pytest.raises(UserError, match="the connection ended early, 6 times in a row; received bytes"),
+        pytest.raises(UserError, match="the connection ended early, 6 times in a row; received"),
     ):
         download([piece(hub, CONTENT)], tmp_path / "f.bin", first_wait_s=0)
     assert (tmp_path / "f.bin.partial").read_bytes() == CONTENT[:5000]
