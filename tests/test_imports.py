@@ -116,6 +116,13 @@ def test_every_arrow_points_down() -> None:
     assert find_violations(FORAGE) == []
 
 
+def test_the_page_for_contributors_shows_these_levels() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    first = page.index("    __main__\n")
+    picture = page[first : page.index("\n\n", first)].splitlines()
+    assert [tuple(line.partition("(")[0].split()) for line in picture] == list(LEVELS)
+
+
 @pytest.mark.parametrize(
     ("path", "source", "is_violation"),
     [

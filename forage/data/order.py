@@ -59,7 +59,7 @@ class StepQuestions:
     seed: int
 
     def own(self, step: int) -> Sequence[Question]:
-        """What the step asks."""
+        """The step's own questions."""
         return self.order.of_step(step, self.num_own)
 
     def spare(self, step: int) -> list[Question]:
@@ -206,7 +206,7 @@ class _Pool:
 def _by_source(
     questions: Sequence[Question], weights: Mapping[str, float]
 ) -> dict[str, list[Question]]:
-    """The questions of each source of a positive weight; raises ``UserError``."""
+    """The questions of each source that has a positive weight; raises ``UserError``."""
     by_source: dict[str, list[Question]] = {}
     for question in questions:
         by_source.setdefault(question.source, []).append(question)

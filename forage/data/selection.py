@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from forage.config.warm_start_config import SelectConfig
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.records import read_episodes
 from forage.types import Episode, Status
-
-Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,8 @@ class Selection:
     def records(self) -> Iterator[EpisodeRecord]:
         """The kept records, in the order of their files."""
         kept = set(self.kept)
-        return (record for number, record in enumerate(_read(self.files)) if number in kept)
+        read = enumerate(_read(self.files))
+        return (record for number, (_, record) in read if number in kept)
 
     def explain(self) -> str:
         """One sentence: how many were kept, and why the others were not."""
@@ -43,13 +43,21 @@ class Selection:
         return f"{text}; left out: {reasons}" if reasons else text
 
 
+class _GroupKey(NamedTuple):
+    """The episodes of a question in one step, and in one arm of an evaluation."""
+
+    file: Path
+    step: int | None
+    arm: str | None
+    question_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     """The figures of an episode that the choice among a question's episodes needs."""
 
     number: int
-    question_id: str
-    group: Key
+    group: _GroupKey
     reward: float
     num_sampled_tokens: int
 
@@ -65,7 +73,7 @@ def select(files: Sequence[Path], config: SelectConfig) -> Selection:
     candidates: list[_Candidate] = []
     seen: set[bytes] = set()
     num_read = 0
-    for number, (file, record) in enumerate(_read_with_file(files)):
+    for number, (file, record) in enumerate(_read(files)):
         num_read += 1
         reason = _reason_against(record, config)
         if reason is None and config.deduplicate:
@@ -76,14 +84,15 @@ def select(files: Sequence[Path], config: SelectConfig) -> Selection:
             candidates.append(_candidate(number, file, record))
         else:
             left_out[reason] += 1
+    num_candidates = len(candidates)
     if config.best_of_group:
-        best = _first_of_each(candidates, 1, lambda each: each.group)
-        left_out["not the best of its group"] += len(candidates) - len(best)
-        candidates = best
+        candidates = _best_of_each(candidates, 1, lambda each: each.group)
+        left_out["not the best of its group"] = num_candidates - len(candidates)
+    num_candidates = len(candidates)
     if config.max_per_question is not None:
-        best = _first_of_each(candidates, config.max_per_question, lambda each: each.question_id)
-        left_out["more than max_per_question"] += len(candidates) - len(best)
-        candidates = best
+        most = config.max_per_question
+        candidates = _best_of_each(candidates, most, lambda each: each.group.question_id)
+        left_out["more than max_per_question"] = num_candidates - len(candidates)
     kept = tuple(sorted(each.number for each in candidates))
     selection = Selection(tuple(files), num_read, kept, {r: n for r, n in left_out.items() if n})
     if not kept:
@@ -117,14 +126,13 @@ def _candidate(number: int, file: Path, record: EpisodeRecord) -> _Candidate:
     episode = record.episode
     return _Candidate(
         number=number,
-        question_id=episode.question.id,
-        group=(file, record.step, record.arm, episode.question.id),
+        group=_GroupKey(file, record.step, record.arm, episode.question.id),
         reward=episode.reward.value if episode.reward is not None else 0.0,
         num_sampled_tokens=episode.num_sampled_tokens,
     )
 
 
-def _first_of_each(
+def _best_of_each(
     candidates: Iterable[_Candidate], most: int, key_of: Callable[[_Candidate], object]
 ) -> list[_Candidate]:
     """The best ``most`` candidates of each key."""
@@ -143,11 +151,5 @@ def _digest(episode: Episode) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _read(files: Sequence[Path]) -> Iterator[EpisodeRecord]:
-    return (record for _, record in _read_with_file(files))
-
-
-def _read_with_file(files: Sequence[Path]) -> Iterator[tuple[Path, EpisodeRecord]]:
-    for file in files:
-        for record in read_episodes(file):
-            yield file, record
+def _read(files: Sequence[Path]) -> Iterator[tuple[Path, EpisodeRecord]]:
+    return ((file, record) for file in files for record in read_episodes(file))

@@ -250,7 +250,7 @@ def activation_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> in
         layers = model.num_layers * size * hidden + layer
     else:
         layers = model.num_layers * layer
-    # Of the last norm the scaled states are not kept, but those of them that predict a token are.
+    # The last norm keeps only those scaled states that predict a token, not all of them.
     return num_tokens * (layers + norm)
 
 
@@ -271,8 +271,8 @@ def _attention_numbers(config: RunConfig, model: ModelSize) -> int:
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if config.model.device != "cpu":  # the fused kernel keeps its output, copied once
         return 3 * queries + 2 * keys
-    # Blocks of queries meet all keys before their end: half of the square, and a rest. Each block
-    # has a copy of those keys and values, one for each head.
+    # Each block of queries attends to all keys before its end: half of the square, and a rest. It
+    # copies those keys and values once for each head.
     longest = config.environment.max_tokens
     width = (longest + QUERY_BLOCK) / 2
     copies = 2 * queries * ceil(longest / QUERY_BLOCK) * width / longest

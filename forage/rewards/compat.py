@@ -49,7 +49,7 @@ _INFORMED = re.compile("{}(.*?){}".format(*_INFORMATION), re.DOTALL)
 _TAG = tag_pattern(TAGS_PROTOCOL)
 _ASSISTANT = re.compile(r"<\|im_start\|>assistant\s*")
 _MANY_TAGS, _MANY_TAGS_DIVISOR = 10, 4
-# Between blocks and inside them: which tag may come next, and where it leads.
+# Which tag may come next, between blocks and inside them, and the state after it.
 _NEXT = {
     ("start", _THINK[0]): "in think",
     ("in think", _THINK[1]): "thought",
@@ -86,7 +86,7 @@ def settings_read_by(rule: Rule) -> tuple[str, ...]:
 def score_text(
     text: str, golden_answers: Golden, rule: Rule, settings: OriginalSettings | None = None
 ) -> float:
-    """What the original behind ``rule`` gives for ``text``."""
+    """The score of ``text`` by the original system behind ``rule``."""
     settings = settings or OriginalSettings()
     match rule:
         case "search-r1-em" | "search-r1-subem":
@@ -126,7 +126,7 @@ def is_valid_sequence(text: str) -> bool:
 
 
 def response_text(episode: Episode) -> str:
-    """An episode as the originals' text of it: what was sampled and what was observed, in order."""
+    """An episode as the originals' text: sampled and observed text, in order."""
     return "".join(turn.sampled + turn.observation for turn in episode.turns)
 
 

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -70,13 +70,7 @@ def save_checkpoint(
         torch.save(trainer.state_dict(), partial / _TRAINER)
         if trainer.critic is not None:
             save_file(_learnt(trainer.critic.critic), partial / _CRITIC)
-        row = {
-            "num_steps_done": state.num_steps_done,
-            "seed": state.seed,
-            "record_offsets": state.record_offsets,
-            "baseline": state.baseline,
-        }
-        (partial / _STATE).write_text(json.dumps(row), encoding="utf-8")
+        (partial / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
         _flush(partial)
         if final.exists():
             _set_aside(final)
@@ -89,7 +83,7 @@ def save_checkpoint(
             f"cannot write the checkpoint {final}: {error}; {kept}. Free some space and "
             "continue with --resume"
         ) from error
-    for old in _complete(run_dir)[:-num_kept]:
+    for old in list(checkpoints(run_dir).values())[:-num_kept]:
         _set_aside(old)
     _sweep(folder)
     return final
@@ -177,7 +171,9 @@ def _load_critic(
 
 def checkpoints(run_dir: Path) -> dict[int, Path]:
     """The complete checkpoints of a run by the steps done, oldest first."""
-    return {int(path.name.removeprefix(_PREFIX)): path for path in _complete(run_dir)}
+    paths = sorted((run_dir / CHECKPOINTS_DIR).glob(f"{_PREFIX}*"))
+    complete = [path for path in paths if path.is_dir() and not path.name.endswith(_PARTIAL)]
+    return {int(path.name.removeprefix(_PREFIX)): path for path in complete}
 
 
 def drop_checkpoint(checkpoint: Path) -> None:
@@ -188,8 +184,7 @@ def drop_checkpoint(checkpoint: Path) -> None:
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
     """The newest complete checkpoint of a run, or None."""
-    complete = _complete(run_dir)
-    return complete[-1] if complete else None
+    return next(reversed(checkpoints(run_dir).values()), None)
 
 
 def export_model(run_dir: Path, out: Path, step: int | None, adapter_only: bool = False) -> Path:
@@ -197,10 +192,9 @@ def export_model(run_dir: Path, out: Path, step: int | None, adapter_only: bool 
 
     Adapters are merged into their base, or with ``adapter_only`` written as they are.
     """
-    complete = _complete(run_dir)
-    if not complete:
-        raise UserError(f"{run_dir} holds no checkpoint; name the output_dir of a training run")
     steps = checkpoints(run_dir)
+    if not steps:
+        raise UserError(f"{run_dir} holds no checkpoint; name the output_dir of a training run")
     if step is not None and step not in steps:
         raise UserError(f"{run_dir} has no checkpoint of step {step}; there are {sorted(steps)}")
     source = steps[max(steps) if step is None else step]
@@ -229,15 +223,6 @@ def _sweep(folder: Path) -> None:
     """Remove checkpoints that were set aside, and what a killed run left half-written."""
     for left_over in folder.glob(f"*{_PARTIAL}"):
         shutil.rmtree(left_over, ignore_errors=True)
-
-
-def _complete(run_dir: Path) -> list[Path]:
-    folder = run_dir / CHECKPOINTS_DIR
-    return sorted(
-        path
-        for path in folder.glob(f"{_PREFIX}*")
-        if path.is_dir() and not path.name.endswith(_PARTIAL)
-    )
 
 
 def _flush(directory: Path) -> None:

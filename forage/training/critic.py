@@ -19,7 +19,7 @@ from forage.algorithms.credit.gae import explained_variance, value_loss
 from forage.algorithms.loss.aggregation import token_mean
 from forage.batch import Batch, Packed, Rows
 from forage.config.algorithm_config import CriticConfig
-from forage.training.gradients import accumulate
+from forage.training.gradients import accumulate, means
 from forage.training.logprobs import hidden_before
 
 
@@ -73,17 +73,13 @@ class CriticTrainer:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
-        metrics = {
+        return {
             "critic/loss": sum(loss for loss, _ in shares),
             "critic/grad_norm": grad_norm,
             "critic/learning_rate": rate,
             "critic/explained_variance": _explained_variance(batch),
+            **means([report for _, report in shares], batch.num_sampled_tokens),
         }
-        for _, report in shares:
-            for name, values_M in report.items():
-                share = values_M.sum().item() / batch.num_sampled_tokens
-                metrics[name] = metrics.get(name, 0.0) + share
-        return metrics
 
     def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         chosen = rows.is_sampled_N
@@ -98,11 +94,6 @@ def _explained_variance(batch: Batch) -> float:
     """How well the values from before the step predicted the returns."""
     if not batch.rows:
         return 0.0
-    values, returns = (
-        torch.cat([field[rows.is_sampled_N] for rows, field in fields])
-        for fields in (
-            [(rows, rows.values_N) for rows in batch.rows],
-            [(rows, rows.returns_N) for rows in batch.rows],
-        )
-    )
-    return explained_variance(values, returns)
+    values_M = torch.cat([rows.values_N[rows.is_sampled_N] for rows in batch.rows])
+    returns_M = torch.cat([rows.returns_N[rows.is_sampled_N] for rows in batch.rows])
+    return explained_variance(values_M, returns_M)

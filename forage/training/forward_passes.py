@@ -190,11 +190,11 @@ class Unmasked:
 
 
 def unmask(each: Weighed) -> Unmasked:
-    """Take the observations of an episode into what is trained.
+    """Make the observations of an episode trained tokens, too.
 
-    A token of an observation gets advantage, rejection and policy version of the sampled token
-    before it, and full weight. Its log-probabilities are 0 until ``fill_in_observed``, because
-    no engine sampled it. Tokens before the first sampled one stay out.
+    A token of an observation gets the advantage, the rejection and the policy version of the
+    sampled token before it, and full weight. Its log-probabilities are 0 until
+    ``fill_in_observed``, since no engine sampled it. Tokens before the first sampled one stay out.
     """
     segments: list[Segment] = []
     taken_from: list[int] = []

@@ -7,7 +7,7 @@ the number of cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -62,6 +62,15 @@ def evaluate(device: torch.device, functions: Sequence[Callable[[], T]]) -> list
 
     with _pool(device) as pool:
         return list(pool.map(run, functions))
+
+
+def means(reports: Sequence[Mapping[str, Tensor]], num_tokens: int) -> dict[str, float]:
+    """Means over the batch's tokens of what each micro-batch reports about its own [M]."""
+    totals: dict[str, float] = {}
+    for report in reports:
+        for name, values_M in report.items():
+            totals[name] = totals.get(name, 0.0) + values_M.sum().item() / num_tokens
+    return totals
 
 
 def _pool(device: torch.device, num_threads: int | None = None) -> ThreadPoolExecutor:

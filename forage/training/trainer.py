@@ -29,7 +29,7 @@ from forage.config.run_config import RunConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic, CriticTrainer
 from forage.training.forward_passes import ForwardPasses
-from forage.training.gradients import accumulate
+from forage.training.gradients import accumulate, means
 from forage.training.logprobs import token_logprobs
 from forage.training.model import load_critic_base, load_reference
 from forage.training.objective import Metrics, Tokens, aggregate, token_losses
@@ -170,10 +170,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         shares = accumulate(self.model, [partial(self._loss, rows, batch) for rows in batch.rows])
-        sums = {"loss/total": sum(loss for loss, _ in shares)}
-        for _, (metrics, _) in shares:
-            for name, values_M in metrics.items():
-                sums[name] = sums.get(name, 0.0) + values_M.sum().item() / batch.num_sampled_tokens
+        metrics = {"loss/total": sum(loss for loss, _ in shares)}
+        metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         if not math.isfinite(grad_norm.item()):
             raise FloatingPointError(
@@ -187,7 +185,7 @@ class Trainer:
         self.version += 1
         compared = _compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
         return (
-            sums
+            metrics
             | compared
             | {"optimizer/grad_norm": grad_norm.item(), "optimizer/learning_rate": learning_rate}
         )

@@ -172,7 +172,7 @@ def _squad_questions(place: str, tree: Row, file_stem: str) -> Iterator[tuple[st
 
 
 def _paragraphs(place: str, tree: Row, file_stem: str) -> Iterator[tuple[Passage, Row]]:
-    """Each paragraph as a passage, and as it stands in the file; numbered through the file."""
+    """Each paragraph as a passage and as the file has it, numbered over the whole file."""
     number = 0
     for article in objects(place, tree.get("data"), "data"):
         for paragraph in objects(place, article.get("paragraphs"), "paragraphs"):

@@ -22,7 +22,7 @@ TEST_SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique"
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPart:
-    """One split of a set as the hub has it, and its published number of questions by source."""
+    """One split of a set on the hub, and its published number of questions by source."""
 
     hub_id: str
     config: str | None
@@ -57,7 +57,7 @@ _PARTS: dict[tuple[str, str], BenchmarkPart] = {
 
 
 def published(name: str, split: str) -> BenchmarkPart:
-    """The part of a set; raises ``UserError`` that names what there is."""
+    """A split of a set; raises ``UserError`` that lists the published sets."""
     part = _PARTS.get((name, split))
     if part is None:
         names = [known for known, known_split in _PARTS if known_split == split]

@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 def prepare(
     names: Sequence[str], split: str, out: Path, source: str | None, template: str
 ) -> Counter[str]:
-    """Write the questions of published sets to ``out``; the number of questions by data source.
+    """Write the questions of published sets to ``out``; returns their number by data source.
 
     ``source`` replaces the hub id: another repository, or a local directory (files such as
     ``nq/train.jsonl``, a copy of the repository, or what ``datasets`` saved). ``out`` is JSON
@@ -66,7 +66,7 @@ def prepare(
 def convert(
     files: Sequence[Path], form: str | None, out: Path, split: str, template: str
 ) -> Counter[str]:
-    """Read question files of any form and write them to ``out`` as one, in ours or Search-R1's.
+    """Write question files of any form to ``out`` as one file, in Forage's form or Search-R1's.
 
     Ids that two files share get their source in front. Raises ``UserError``.
     """
@@ -192,7 +192,7 @@ def _saved_directory(source: str, config: str | None) -> Path | None:
 
 
 def _local_file(part: BenchmarkPart, source: str | None) -> Path | None:
-    """``SOURCE/nq/train.jsonl`` and its like, as the hub's repositories lay their files out."""
+    """A file such as ``SOURCE/nq/train.jsonl``, laid out as in the hub's repositories."""
     if source is None:
         return None
     folder = Path(source) / (part.config or "")

@@ -126,7 +126,7 @@ def _relate(by_kind: dict[str, list[Entity]], rng: random.Random) -> None:
         person.links["birthplace"] = rng.choice(towns)
         person.values["occupation"] = rng.choice(language.OCCUPATIONS)
     for index, town in enumerate(towns):
-        # The first towns go round the regions, so that each region has one to name.
+        # The first towns are spread over the regions, so that each region has a town to name.
         town.links["region"] = regions[index] if index < len(regions) else rng.choice(regions)
         town.values["product"] = rng.choice(language.PRODUCTS)
     for region, town in zip(regions, towns, strict=False):

@@ -42,7 +42,7 @@ class NameMaker:
         self._words: dict[str, list[str]] = {}
 
     def draw(self, kind: str) -> str:
-        """A name for a kind of entity; of a person's two words either may be somebody else's."""
+        """A name for a kind of entity; two people may share a given name or a surname."""
         match kind:
             case "person":
                 return self._unique(
@@ -69,13 +69,13 @@ class NameMaker:
         return words[-1]
 
     def _fresh(self) -> str:
-        """A word that is given only once."""
+        """A word that no other name has."""
         word = self._longer(self._rng.choice(ENDINGS), ENDINGS)
         self._given_words.add(word)
         return word
 
     def _longer(self, middle: str, endings: tuple[str, ...]) -> str:
-        """A beginning and an ending, with pieces between them where all shorter words are gone."""
+        """A beginning and an ending, with pieces between them once all shorter words are used."""
         for _ in range(50):
             word = self._rng.choice(BEGINNINGS).capitalize() + middle + self._rng.choice(endings)
             if word not in self._given_words and word not in self._taken:
