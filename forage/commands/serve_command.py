@@ -84,7 +84,7 @@ def _add_rerank_arguments(group: _ArgumentGroup) -> None:
 
 def run(args: Namespace) -> int:
     """Serve until a stop; raises ``UserError``."""
-    from forage.retrieval.serve.bearer_token import read_token
+    from forage.remote.bearer_token import read_token
     from forage.retrieval.serve.server import serve
     from forage.retrieval.sources.compose import FusionSettings, LuceneSettings, ServeSettings
 

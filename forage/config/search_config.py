@@ -1,7 +1,7 @@
 """The settings of ``search``: the retriever's address and how patient its client is.
 
 ``run_config.py`` hangs them under its root, and ``evaluation_config.py`` once more for the arm
-other_retriever. ``retrieval/client.py`` is that client.
+other_retriever. ``forage.retrieval.client`` is that client.
 """
 
 from __future__ import annotations

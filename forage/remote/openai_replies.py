@@ -7,7 +7,7 @@ a choice are what vLLM and SGLang send for ``return_token_ids``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -132,12 +132,7 @@ class Usage:
     reasoning_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-        )
+        return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 class _ModelCard(_OpenAIShape):

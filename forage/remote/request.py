@@ -180,9 +180,9 @@ class HttpSender:
 
 
 def retry_after_seconds(retry_after: str | None) -> float:
-    """``Retry-After``, a number or a date, as seconds; 0.0 where absent or unreadable.
+    """``Retry-After`` (a number or a date) in seconds, at most ``MAX_RETRY_AFTER_S``.
 
-    Raised to 0.0 and cut to ``MAX_RETRY_AFTER_S``.
+    0.0 where it is absent, unreadable or in the past.
     """
     if retry_after is None:
         return 0.0

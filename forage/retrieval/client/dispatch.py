@@ -20,10 +20,10 @@ from typing import TypeVar
 
 from forage.config.search_config import SearchConfig
 from forage.errors import UserError
+from forage.remote.bearer_token import read_token
 from forage.remote.request import BadReply, HttpReply, HttpRequest, HttpSender, RemoteFailure
 from forage.remote.retry import Patience, retry
 from forage.retrieval.client.servers import Served, Server, Servers
-from forage.retrieval.serve.bearer_token import read_token
 from forage.retrieval.wire import (
     AccessRequest,
     RetrieveRequest,

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forage.retrieval.serve.bearer_token import is_token
+from forage.remote.bearer_token import is_token
 from forage.retrieval.serve.metrics import Figure, Figures
 
 # Paths that need no token; every other path does, however it is spelt.

@@ -1,6 +1,6 @@
 """Fetches pages of the web within bounds: time, bytes, redirects, kinds of content.
 
-What may be connected to is the guard's; what a page says, ``forage.retrieval.web.extract``'s.
+``public_addresses.py`` says what may be connected to; ``web_pages.py`` finds the text of a page.
 Cookies, scripts and proxies are not used, and robots.txt is not read: a page is opened because a
 search named it, once.
 """

@@ -39,7 +39,10 @@ def read_token(
 
 
 def is_token(token: SecretStr, authorization: bytes) -> bool:
-    """Whether an ``Authorization`` header carries the token, in a time that tells nothing."""
+    """Whether an ``Authorization`` header carries the token.
+
+    Compared in constant time, so that a guess learns nothing from how long it took.
+    """
     scheme, _, credentials = authorization.partition(b" ")
     expected = token.get_secret_value().encode("ascii")
     return scheme.lower() == b"bearer" and hmac.compare_digest(credentials.strip(), expected)
