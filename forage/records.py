@@ -18,7 +18,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from forage.episode_json import EpisodeRecord, record_from_json, record_to_json
@@ -132,12 +131,7 @@ class RunRecords:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _tensorboard(self) -> SummaryWriter | None:
@@ -170,6 +164,14 @@ def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
             file.write(json_line(record_to_json(record)))
         file.flush()
         os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_whole_text(path: Path, text: str) -> None:
+    """Write a text file, replacing an older one in one move; raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8", errors="replace")
     partial.replace(path)
 
 

@@ -19,6 +19,7 @@ from forage.evaluation.report.comparison_tables import (
 )
 from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.result import read_result
+from forage.records import write_whole_text
 from forage.viewer.evaluation_pages import write_comparison_page
 
 
@@ -60,14 +61,13 @@ def run_comparison(first: Path, second: Path, out: Path | None) -> Comparison:
 
 
 def _write(out: Path, comparison: Comparison) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
     match out.suffix:
         case ".html":
             write_comparison_page(out, comparison)
         case ".md":
             write_comparison_markdown(out, comparison)
         case _:
-            out.write_text(json.dumps(comparison.to_json(), indent=1), encoding="utf-8")
+            write_whole_text(out, json.dumps(comparison.to_json(), indent=1))
 
 
 def _short_names(first: Path, second: Path) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from forage.errors import UserError
 from forage.evaluation.fingerprint import Protocol
 from forage.evaluation.scores import QuestionScore
 from forage.evaluation.summary import EvaluationSummary
+from forage.records import write_whole_text
 
 _COLUMNS = [field.name for field in fields(QuestionScore)]
 
@@ -53,10 +54,7 @@ def write_result(path: Path, result: EvaluationResult) -> None:
     rows = ",\n".join(arms)
     text = json.dumps(head, indent=1).removesuffix("\n}")
     text += f',\n "scores": {{"columns": {json.dumps(_COLUMNS)}, "rows": {{\n{rows}}}}}\n}}\n'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole_text(path, text)
 
 
 def read_result(path: Path) -> EvaluationResult:

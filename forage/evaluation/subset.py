@@ -1,9 +1,9 @@
-"""Which questions are evaluated: a part that keeps the shares of the whole.
+"""Chooses the questions to evaluate: a part with the same shares as the whole file.
 
-A file of several sets begins with thousands of questions of the first: what comes first is no
-sample of it. Here each stratum (data source and number of hops) is shuffled and the strata are laid
-into one another, so that every beginning of the list is a stratified sample. A smaller part is a
-part of a larger one, and an evaluation that is asked for more plays only what is new.
+A file of several sets begins with thousands of questions of the first set, so its beginning is no
+sample of the whole. Here each stratum (data source and number of hops) is shuffled, and the strata
+are interleaved, so that every beginning of the list is a stratified sample. A smaller part is
+contained in a larger one, and an evaluation that is asked for more plays only the new questions.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ from forage.evaluation.report.labels import (
 from forage.evaluation.report.tables import protocol_table, published_table, summary_tables
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import ArmSummary
+from forage.records import write_whole_text
 from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
-from forage.viewer.pages import render_page, write_page
+from forage.viewer.pages import render_page
 from forage.viewer.report import Card
 
 _MAX_CARDS = 5  # what one row holds
@@ -65,7 +66,7 @@ class ShownArm:
 
 def write_evaluation_page(path: Path, result: EvaluationResult) -> None:
     """Write the page, replacing an older one in one move; raises ``OSError``."""
-    write_page(path, render_evaluation_page(result))
+    write_whole_text(path, render_evaluation_page(result))
 
 
 def render_evaluation_page(result: EvaluationResult) -> str:
@@ -86,7 +87,7 @@ def render_evaluation_page(result: EvaluationResult) -> str:
 
 def write_comparison_page(path: Path, comparison: Comparison) -> None:
     """Write the page, replacing an older one in one move; raises ``OSError``."""
-    write_page(path, render_comparison_page(comparison))
+    write_whole_text(path, render_comparison_page(comparison))
 
 
 def render_comparison_page(comparison: Comparison) -> str:

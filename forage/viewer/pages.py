@@ -27,14 +27,6 @@ def render_page(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def write_page(path: Path, html: str) -> None:
-    """Write a page, replacing an older one in one move; raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(html, encoding="utf-8", errors="replace")
-    partial.replace(path)
-
-
 def content_security_policy() -> str:
     """The policy: nothing is loaded, inline style is allowed, and one script, by its hash."""
     digest = hashlib.sha256(_read("page.js").encode()).digest()

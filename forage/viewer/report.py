@@ -13,9 +13,10 @@ from pathlib import Path
 from forage.evaluation.intervals import Difference
 from forage.evaluation.report.labels import ARM_NAMES, ARM_NOTES, hops_text
 from forage.evaluation.summary import EvaluationSummary, SliceSummary
+from forage.records import write_whole_text
 from forage.types import Episode
 from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
-from forage.viewer.pages import render_page, write_page
+from forage.viewer.pages import render_page
 from forage.viewer.panels import health_charts, learning_charts, warm_start_chart
 from forage.viewer.transcripts import Decode, QuestionView, view_question
 
@@ -80,7 +81,7 @@ class SliceRow:
 
 def write_report(path: Path, run: ReportInput) -> None:
     """Write the page, replacing an older one in one move; raises ``OSError``."""
-    write_page(path, render_report(run))
+    write_whole_text(path, render_report(run))
 
 
 def render_report(run: ReportInput) -> str:

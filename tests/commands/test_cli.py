@@ -1,13 +1,16 @@
 """The command line as a user meets it: what it says, where, and with which exit code."""
 
+import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from forage import __version__
+from forage.commands import cli
 from forage.commands.cli import COMMANDS, main, quiet_openmp
 
 FORAGE = (sys.executable, "-m", "forage")
@@ -55,6 +58,42 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
     assert f"usage: forage {command}" in capsys.readouterr().out
 
 
+def test_the_table_lists_every_module_of_a_command() -> None:
+    modules = {path.stem for path in Path(cli.__file__).parent.glob("*_command.py")}
+    assert modules == {f"{name.replace('-', '_')}_command" for name in COMMANDS}
+
+
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The parser of each command and of each of its kinds, under the words that call it."""
+
+    def kinds(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+        nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        return dict(nested[0].choices) if nested else {}
+
+    for name in COMMANDS:
+        parser = kinds(cli._build_parser(name))[name]
+        yield name, parser
+        yield from ((f"{name} {kind}", below) for kind, below in kinds(parser).items())
+
+
+def test_help_gives_a_default_once_and_none_where_there_is_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["data", "world", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "drawn from (default 0)" in text
+    assert "articles of the encyclopedia --seed" in text
+    assert all(text.count("default") <= 1 for text in helps("demo"))
+
+
+def helps(command: str) -> list[str]:
+    """What the help of a command says of each argument."""
+    parser = dict(parsers())[command]
+    formatter = parser._get_formatter()
+    return [formatter._expand_help(action) for action in parser._actions if action.help]
+
+
 def test_the_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(["--version"])
@@ -81,6 +120,24 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "usage: forage" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_help_of_no_command_imports_torch_or_the_module_of_another() -> None:
+    code = (
+        "import sys\n"
+        "from forage.commands import cli\n"
+        "def show_help(name):\n"
+        "    try: cli.main([name, '--help'])\n"
+        "    except SystemExit: pass\n"
+        "show_help('doctor')\n"
+        "loaded = [m for m in sys.modules if m.endswith('_command')]\n"
+        "assert loaded == ['forage.commands.doctor_command'], loaded\n"
+        "for name in cli.COMMANDS:\n"
+        "    show_help(name)\n"
+        "    assert 'torch' not in sys.modules, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr == ""
 
 

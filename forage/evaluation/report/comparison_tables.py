@@ -15,6 +15,7 @@ from forage.evaluation.report.figure_table import (
     to_markdown,
 )
 from forage.evaluation.report.labels import arm_name, hops_text, how_played, source_name
+from forage.records import write_whole_text
 
 P_VALUES_NOTE = (
     "Paired by question; in brackets: 95 % bootstrap intervals. p: how often chance alone would "
@@ -105,7 +106,7 @@ def write_comparison_markdown(path: Path, comparison: Comparison) -> None:
     settings = settings_table(comparison)
     if settings is not None:
         parts += [f"## {settings.title}", to_markdown(settings)]
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8", errors="replace")
+    write_whole_text(path, "\n\n".join(parts) + "\n")
 
 
 def p_text(p_value: float) -> str:

@@ -31,6 +31,7 @@ from forage.evaluation.report.labels import (
 )
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import EvaluationSummary, MacroAverage, SliceSummary
+from forage.records import write_whole_text
 
 INTERVALS_NOTE = "In brackets: 95 % bootstrap intervals over questions."
 _MEAN_NOTE = (
@@ -187,7 +188,7 @@ def protocol_table(result: EvaluationResult) -> FigureTable:
 
 def write_markdown(path: Path, result: EvaluationResult) -> None:
     """Write the report in Markdown; raises ``OSError``."""
-    path.write_text(render_markdown(result), encoding="utf-8", errors="replace")
+    write_whole_text(path, render_markdown(result))
 
 
 def render_markdown(result: EvaluationResult) -> str:
