@@ -39,7 +39,8 @@ import numpy as np  # noqa: E402  # after the OpenMP settings
 
 from forage.data.corpus import read_corpus, write_corpus  # noqa: E402
 from forage.data.world.encyclopedia import write_world  # noqa: E402
-from forage.retrieval.words.bm25 import BM25, tokenize  # noqa: E402
+from forage.retrieval.words.analyzer import tokenize  # noqa: E402
+from forage.retrieval.words.bm25 import BM25  # noqa: E402
 from forage.retrieval.words.bm25_index import BM25Builder  # noqa: E402
 from forage.types import Passage  # noqa: E402
 

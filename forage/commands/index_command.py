@@ -241,7 +241,9 @@ def _print_estimates(args: Namespace) -> None:
         unread = ("encoder", *_ENCODER, *_fields("vectors"), "device")
         _refuse(args, unread, "without --encoder only bm25 is estimated")
     look = look_at_corpus(args.corpus)
-    estimates = [estimate_bm25(look)] if args.backend in (None, "bm25") else []
+    estimates: list[Estimate] = []
+    if args.backend in (None, "bm25"):
+        estimates.append(estimate_bm25(look, args.language or "auto"))
     if args.encoder is not None or args.backend not in (None, "bm25"):
         estimates += _dense_estimates(args, look)
     about = "" if look.is_exact else "about "

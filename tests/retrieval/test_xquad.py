@@ -11,7 +11,8 @@ from rank_bm25 import BM25Okapi
 
 from forage.data.corpus import write_corpus
 from forage.retrieval.index.index import build_index, open_index
-from forage.retrieval.words.bm25 import BM25, tokenize
+from forage.retrieval.words.analyzer import tokenize
+from forage.retrieval.words.bm25 import BM25
 from forage.retrieval.words.bm25_index import BM25Builder
 from forage.types import Passage
 

@@ -48,7 +48,7 @@ def build_backend(corpus: Path, out: Path, settings: BaseModel, vectors: DenseBu
     ``vectors`` says how passages are encoded, None for an index of words.
     """
     if isinstance(settings, BM25Settings):
-        build_index(corpus, out, k1=settings.k1, b=settings.b)
+        build_index(corpus, out, k1=settings.k1, b=settings.b, language=settings.language)
         return
     assert vectors is not None, "only an index of words needs no encoder"
     if isinstance(settings, QdrantOptions):

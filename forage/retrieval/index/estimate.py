@@ -34,8 +34,9 @@ from forage.retrieval.vectors.faiss_settings import (
     stored_dtype,
 )
 from forage.retrieval.vectors.vector_shards import ShardLayout, bytes_per_vector, create_vectors
-from forage.retrieval.words.bm25 import tokenize
+from forage.retrieval.words.analyzer import Analyzer
 from forage.retrieval.words.bm25_index import BM25Builder
+from forage.retrieval.words.languages import PLAIN
 from forage.types import Passage
 
 _SAMPLED_LINES = 20_000
@@ -202,19 +203,21 @@ def index_seconds(num_passages: int, dimension: int, settings: FaissSettings) ->
     return added_s + trained_s * training_ratio * lists_ratio
 
 
-def estimate_bm25(look: CorpusLook) -> Estimate:
+def estimate_bm25(look: CorpusLook, language: str = PLAIN) -> Estimate:
     """The cost of a BM25 index: 8 bytes a passage and distinct word of it; time from the sample."""
     started = time.perf_counter()
-    builder = BM25Builder(0.9, 0.4)
-    num_words = num_pairs = 0
-    for passage in look.sample:
-        text = format_contents(passage)
+    builder = BM25Builder(0.9, 0.4, language)
+    texts = [format_contents(passage) for passage in look.sample]
+    for text in texts:
         builder.add(text)
-        words = tokenize(text)
-        num_words, num_pairs = num_words + len(words), num_pairs + len(set(words))
     with tempfile.TemporaryDirectory() as directory:
         builder.write(Path(directory))
     seconds = time.perf_counter() - started
+    num_words = num_pairs = 0
+    analyzer = Analyzer(builder.analyzer)
+    for text in texts:
+        words = analyzer.words(text)
+        num_words, num_pairs = num_words + len(words), num_pairs + len(set(words))
     scale = look.num_passages / len(look.sample)
     index = round(8 * num_pairs * scale)
     corpus = look.num_bytes + look.num_passages * _STORE_BYTES

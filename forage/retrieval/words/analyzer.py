@@ -66,6 +66,9 @@ class AnalyzerSpec(BaseModel):
         return PLAIN_TOKENIZER if self.language == PLAIN else SCRIPT_TOKENIZER
 
 
+PLAIN_SPEC = AnalyzerSpec()
+
+
 class Analyzer:
     """Cuts texts as its spec says; used by one thread at a time, as Snowball's stemmers are."""
 

@@ -12,8 +12,6 @@ numpy alone, and exact. This file knows texts and rows, no passages.
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +19,8 @@ import numpy as np
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
-
-TOKENIZER = "nfkc-lower-words"
+from forage.retrieval.words.analyzer import PLAIN_SPEC, Analyzer, AnalyzerSpec
+from forage.retrieval.words.languages import PLAIN
 
 VALUES_FILE = "data.csc.index.npy"
 ROWS_FILE = "indices.csc.index.npy"
@@ -31,30 +29,20 @@ WORDS_FILE = "vocab.index.json"
 PARAMS_FILE = "params.index.json"
 MAXIMA_FILE = "maxima.npy"
 
-_WORD = re.compile(r"[^\W_]+")
 # Sums in another order differ by some 1e-7 a term: what is this close to the bound is kept.
 _ROUNDING = 1e-5
 # Finding a row in a column takes as long as adding up this many pairs of it (measured).
 _LOOK_UP_COST = 32
 
 
-def tokenize(text: str) -> list[str]:
-    """Lower-case words (runs of letters and digits) after Unicode NFKC, for passage and query.
-
-    ``"Newton's 3rd LAW"`` gives ``["newton", "s", "3rd", "law"]``.
-    """
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    return _WORD.findall(text.lower())
-
-
 class BM25:
     """A built index: one column of (row, score) pairs a term, memory-mapped."""
 
-    name = "bm25"
+    def __init__(self, directory: Path, analyzer: AnalyzerSpec = PLAIN_SPEC) -> None:
+        """Map the arrays of ``directory``; raises ``UserError`` where they are damaged.
 
-    def __init__(self, directory: Path) -> None:
-        """Map the arrays of ``directory``; raises ``UserError`` where they are damaged."""
+        ``analyzer`` is the one that the passages were cut by.
+        """
         try:
             values = np.load(directory / VALUES_FILE, mmap_mode="r")
             rows = np.load(directory / ROWS_FILE, mmap_mode="r")
@@ -79,7 +67,14 @@ class BM25:
                 f"{len(rows)} rows, {num_pairs} pairs, {len(self._words)} words in "
                 f"{num_columns} columns; build the index again"
             )
+        self._analyzer = Analyzer(analyzer)
         self._columns = Columns(rows, values, starts, maxima, self._num_rows)
+
+    @property
+    def name(self) -> str:
+        """``bm25``, and the language of its words where they are cut by one: ``bm25-en``."""
+        language = self._analyzer.spec.language
+        return "bm25" if language == PLAIN else f"bm25-{language}"
 
     def __len__(self) -> int:
         return self._num_rows
@@ -89,8 +84,9 @@ class BM25:
         assert topk >= 1, f"topk is {topk}; it must be 1 or more"
         found: list[list[Scored]] = []
         for query in queries:
-            words = [self._words[word] for word in tokenize(query) if word in self._words]
-            rows, scores = self._columns.best(words, topk)
+            words = self._analyzer.words(query)
+            columns = [self._words[word] for word in words if word in self._words]
+            rows, scores = self._columns.best(columns, topk)
             pairs = zip(rows.tolist(), scores.tolist(), strict=True)
             found.append([Scored(row, score) for row, score in pairs])
         return found

@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from forage.data.corpus import build_store, format_contents
 from forage.errors import UserError
@@ -30,22 +36,24 @@ from forage.retrieval.index.manifest import (
     require_same,
     write_manifest,
 )
+from forage.retrieval.words.analyzer import PLAIN_SPEC, Analyzer, AnalyzerSpec
 from forage.retrieval.words.bm25 import (
     BM25,
     MAXIMA_FILE,
     PARAMS_FILE,
     ROWS_FILE,
     STARTS_FILE,
-    TOKENIZER,
     VALUES_FILE,
     WORDS_FILE,
-    tokenize,
 )
+from forage.retrieval.words.languages import AUTO, PLAIN, main_language, misfit
 from forage.types import Passage
 
 logger = logging.getLogger(__name__)
 
 _BLOCK_PAIRS = 2**24
+# The first passages choose the language; some spread over the corpus are held against it.
+_NUM_CHOOSING, _NUM_COMPARED = 256, 512
 
 
 class BM25Settings(BaseModel):
@@ -55,6 +63,11 @@ class BM25Settings(BaseModel):
 
     k1: float = Field(default=0.9, description="how soon repetitions of a word stop counting")
     b: float = Field(default=0.4, description="how much a passage's length counts")
+    language: str = Field(
+        default=AUTO,
+        description="whose words, stems and stop words: a code such as en, de or zh; auto asks the "
+        "passages, any cuts by script alone, plain at all that is no letter or digit",
+    )
 
 
 class BM25Manifest(CommonManifest):
@@ -64,6 +77,15 @@ class BM25Manifest(CommonManifest):
     k1: float
     b: float
     tokenizer: str
+    analyzer: AnalyzerSpec = PLAIN_SPEC
+
+    @model_serializer(mode="wrap")
+    def _without_plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """A plain index says what indexes said before there were languages, to the letter."""
+        fields: dict[str, object] = dump(self)
+        if self.analyzer == PLAIN_SPEC:
+            del fields["analyzer"]
+        return fields
 
 
 def build_index(
@@ -72,12 +94,14 @@ def build_index(
     backend: str = "bm25",
     k1: float = 0.9,
     b: float = 0.4,
+    language: str = PLAIN,
     show_progress: bool = True,
 ) -> BM25Manifest:
     """Build a BM25 index of ``corpus`` in ``out`` (an older index there is replaced).
 
-    k1 0.9 and b 0.4 are those of the published BM25 runs (Pyserini's). Raises ``UserError`` for a
-    wrong corpus line, another backend, or an ``out`` that holds something else.
+    k1 0.9 and b 0.4 are those of the published BM25 runs (Pyserini's). ``language`` is one of
+    ``forage.retrieval.words.languages.CHOICES``. Raises ``UserError`` for a wrong corpus line,
+    another backend or language, or an ``out`` that holds something else.
     """
     if backend != "bm25":
         raise UserError(
@@ -85,7 +109,7 @@ def build_index(
         )
     out = out.absolute()
     refuse_other_contents(out)
-    builder = BM25Builder(k1, b)
+    builder = BM25Builder(k1, b, language)
     with built_beside(out) as directory:
         with build_progress(f"reading {corpus.name}", None, show_progress) as advance:
 
@@ -98,42 +122,89 @@ def build_index(
             builder.write(directory)
         manifest = BM25Manifest.model_validate(
             common_fields(stored)
-            | {"k1": k1, "b": b, "tokenizer": TOKENIZER, "library": f"bm25s {version('bm25s')}"}
+            | {
+                "k1": k1,
+                "b": b,
+                "tokenizer": builder.analyzer.tokenizer,
+                "analyzer": builder.analyzer,
+                "library": f"bm25s {version('bm25s')}",
+            }
         )
         write_manifest(directory, manifest)
-    logger.info("indexed %d passages of %s in %s", manifest.num_passages, corpus, out)
+    if complaint := builder.misfit():
+        logger.warning("%s: %s", corpus, complaint)
+    logger.info(
+        "indexed %d passages of %s in %s, language %s",
+        manifest.num_passages,
+        corpus,
+        out,
+        builder.analyzer.language,
+    )
     return manifest
 
 
 def open_bm25(directory: Path, manifest: BM25Manifest) -> BM25:
     """The backend of an index directory; raises ``UserError``."""
-    require_same(directory, "tokenizer", manifest.tokenizer, "this Forage has", TOKENIZER)
-    return BM25(directory)
+    tokenizer = manifest.analyzer.tokenizer
+    require_same(directory, "tokenizer", manifest.tokenizer, "this Forage has", tokenizer)
+    return BM25(directory, manifest.analyzer)
 
 
 class BM25Builder:
     """Collects texts in the order of their rows, then writes the index."""
 
-    def __init__(self, k1: float, b: float) -> None:
-        """Free parameters of the formula; raises ``UserError`` outside k1 >= 0, 0 <= b <= 1."""
+    def __init__(self, k1: float, b: float, language: str = PLAIN) -> None:
+        """Free parameters of the formula; raises ``UserError`` outside k1 >= 0, 0 <= b <= 1.
+
+        The language ``auto`` is chosen by the first texts, which wait until there are enough.
+        """
         if not k1 >= 0:
             raise UserError(f"k1 is {k1}; it must be 0 or more (0.9 and 1.2 are common)")
         if not 0 <= b <= 1:
             raise UserError(f"b is {b}; it must lie between 0 and 1 (0.4 and 0.75 are common)")
         self._k1, self._b = k1, b
+        self._analyzer = None if language == AUTO else Analyzer(AnalyzerSpec.of(language))
+        self._waiting: list[str] = []
+        self._sample = _Sample()
         self._words: dict[str, int] = {}
         self._word_ids: list[array[int]] = []
 
+    @property
+    def analyzer(self) -> AnalyzerSpec:
+        """How texts are cut; a choice of ``auto`` is made now, by the texts so far."""
+        return self._chosen().spec
+
     def add(self, text: str) -> None:
         """Add the text of the next row."""
+        self._sample.add(text)
+        if self._analyzer is None:
+            self._waiting.append(text)
+            if len(self._waiting) >= _NUM_CHOOSING:
+                self._chosen()
+        else:
+            self._add_words(self._analyzer.words(text))
+
+    def misfit(self) -> str | None:
+        """A sentence about the texts so far where the language does not fit them."""
+        return misfit(self.analyzer.language, self._sample.texts)
+
+    def _chosen(self) -> Analyzer:
+        if self._analyzer is None:
+            self._analyzer = Analyzer(AnalyzerSpec.of(main_language(self._waiting)))
+            for text in self._waiting:
+                self._add_words(self._analyzer.words(text))
+            self._waiting.clear()
+        return self._analyzer
+
+    def _add_words(self, found: list[str]) -> None:
         words = self._words
-        ids = [words.setdefault(word, len(words)) for word in tokenize(text)]
-        self._word_ids.append(array("i", ids))
+        self._word_ids.append(array("i", [words.setdefault(word, len(words)) for word in found]))
 
     def write(self, directory: Path) -> None:
         """Score every term of every text and save the matrix into ``directory``."""
         import bm25s  # pulls in a compiler: a second that only building pays
 
+        self._chosen()
         engine = bm25s.BM25(method="lucene", k1=self._k1, b=self._b, backend="numpy")
         if not self._words:
             # Texts without a single word: one word that occurs nowhere keeps the matrix legal.
@@ -144,6 +215,22 @@ class BM25Builder:
             )
         engine.save(directory, show_progress=False)
         _save_maxima(directory)
+
+
+class _Sample:
+    """Texts spread evenly over however many come: every one, then every second, fourth ..."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._step, self._num_seen = 1, 0
+
+    def add(self, text: str) -> None:
+        if self._num_seen % self._step == 0:
+            self.texts.append(text)
+            if len(self.texts) > _NUM_COMPARED:
+                self.texts = self.texts[::2]
+                self._step *= 2
+        self._num_seen += 1
 
 
 def cut_rows(directory: Path, rows: range, out: Path) -> None:

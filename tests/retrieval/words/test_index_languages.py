@@ -1,0 +1,140 @@
+"""Indexes of words in several languages: built, described, opened and searched."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from forage.commands.cli import main
+from forage.data.corpus import write_corpus
+from forage.errors import UserError
+from forage.retrieval.index.index import Index, build_index, open_index
+from forage.retrieval.words.analyzer import AnalyzerSpec
+from forage.retrieval.words.bm25_index import BM25Builder, BM25Manifest
+from forage.types import Passage
+from tests.retrieval.words.questions_by_language import QUESTIONS
+
+ENGLISH = (
+    "Ada Lovelace wrote the first programs for an engine of Babbage.",
+    "The river rises in the mountains and flows into the sea.",
+    "Grace Hopper built a compiler while she was in the navy.",
+)
+
+
+def corpus_of(path: Path, *texts: str) -> Path:
+    write_corpus(path, (Passage(f"p{row}", "", text) for row, text in enumerate(texts)))
+    return path
+
+
+def num_first(index: Index, language: str) -> int:
+    """How many of a language's dozen questions find their passage first."""
+    found = index.search([question for _, question in QUESTIONS[language]], 1)
+    return sum(bool(hits) and hits[0].passage.id == f"p{row}" for row, hits in enumerate(found))
+
+
+@pytest.mark.parametrize(
+    ("language", "num_plain"),
+    [("zh", 0), ("ja", 0), ("th", 10), ("hi", 7), ("ar", 0), ("ru", 4), ("de", 1)],
+)
+def test_each_language_finds_what_plain_words_miss(language: str, num_plain: int, tmp_path: Path):
+    """Of a dozen questions that ask in other forms of the words. Each was 12 of 12 or close."""
+    corpus = corpus_of(tmp_path / "c.jsonl", *(passage for passage, _ in QUESTIONS[language]))
+    build_index(corpus, tmp_path / "plain", language="plain", show_progress=False)
+    build_index(corpus, tmp_path / "auto", language="auto", show_progress=False)
+    with open_index(tmp_path / "plain") as index:
+        assert num_first(index, language) == num_plain
+    with open_index(tmp_path / "auto") as index:
+        assert index.name == f"bm25-{language}"
+        assert num_first(index, language) == 12
+
+
+def test_the_manifest_keeps_the_analyzer_and_opening_reads_it(tmp_path: Path):
+    corpus = corpus_of(tmp_path / "c.jsonl", *ENGLISH)
+    manifest = build_index(corpus, tmp_path / "i", language="en", show_progress=False)
+    assert manifest.analyzer == AnalyzerSpec.of("en")
+    kept = json.loads((tmp_path / "i" / "manifest.json").read_text())["analyzer"]
+    assert (kept["language"], kept["stemmer"]) == ("en", "english")
+    assert "who" in kept["stop_words"]
+    with open_index(tmp_path / "i") as index:
+        assert [hit.passage.id for hit in index.search(["who was programming?"], 3)[0]] == ["p0"]
+        assert index.search(["who was the"], 3) == [[]]
+
+
+def test_a_plain_index_is_written_as_before_there_were_languages(tmp_path: Path):
+    """So its id, which caches and recordings hold, is the same, and an old Forage reads it."""
+    corpus = corpus_of(tmp_path / "c.jsonl", *ENGLISH)
+    build_index(corpus, tmp_path / "i", show_progress=False)
+    written = json.loads((tmp_path / "i" / "manifest.json").read_text())
+    assert "analyzer" not in written
+    assert written["tokenizer"] == "nfkc-lower-words"
+    with open_index(tmp_path / "i") as index:
+        assert index.name == "bm25"
+        assert index.search(["programming"], 3) == [[]]
+        assert [hit.passage.id for hit in index.search(["who was"], 3)[0]] == ["p2"]
+
+
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path):
+    corpus = corpus_of(tmp_path / "c.jsonl", *ENGLISH)
+    build_index(corpus, tmp_path / "i", language="any", show_progress=False)
+    path = tmp_path / "i" / "manifest.json"
+    path.write_text(path.read_text().replace("-by-script", ""))
+    with pytest.raises(UserError, match="tokenizer nfkc-lower-words, but this Forage has .*script"):
+        open_index(tmp_path / "i")
+
+
+def test_auto_asks_the_first_passages_and_a_later_language_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    german = [passage for passage, _ in QUESTIONS["de"]]
+    corpus = corpus_of(tmp_path / "c.jsonl", *(ENGLISH * 100), *(german * 60))
+    with caplog.at_level(logging.WARNING):
+        manifest = build_index(corpus, tmp_path / "i", language="auto", show_progress=False)
+    assert manifest.analyzer.language == "en"
+    [said] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "words are cut for --language en, but the corpus is de 71%, en 29%" in said
+    assert "--language de fits it better" in said
+    with open_index(tmp_path / "i") as index:
+        assert len(index) == 300 + 720
+        assert index.search(["Ada's programs"], 1)[0][0].passage.id == "p0"
+
+
+def test_texts_that_wait_for_the_choice_keep_their_rows():
+    builder = BM25Builder(0.9, 0.4, "auto")
+    early = BM25Builder(0.9, 0.4, "en")
+    for number in range(700):
+        for one in (builder, early):
+            one.add(f"The engine number {number} was built for the engineers of the town.")
+    assert builder.analyzer == early.analyzer
+    assert builder._word_ids == early._word_ids
+    assert builder._words == early._words
+    assert 256 <= len(builder._sample.texts) <= 512
+    assert builder.misfit() is None
+
+
+@pytest.mark.parametrize("language", ["auto", "any", "zh", "en"])
+def test_a_corpus_without_a_word_is_built(tmp_path: Path, language: str):
+    corpus = corpus_of(tmp_path / "c.jsonl", "!!!", "...")
+    build_index(corpus, tmp_path / "i", language=language, show_progress=False)
+    with open_index(tmp_path / "i") as index:
+        assert index.search(["!!!", "word"], 2) == [[], []]
+
+
+def test_the_command_chooses_the_language_unless_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    chinese = corpus_of(tmp_path / "c.jsonl", *(passage for passage, _ in QUESTIONS["zh"]))
+    for name, *options in (["auto"], ["plain", "--language", "plain"]):
+        argv = ["index", "--corpus", str(chinese), "--out", str(tmp_path / name), *options]
+        assert main(argv) == 0
+    with open_index(tmp_path / "auto") as index:
+        assert isinstance(index.manifest, BM25Manifest)
+        assert index.manifest.analyzer.language == "zh"
+    with open_index(tmp_path / "plain") as index:
+        assert index.name == "bm25"
+    capsys.readouterr()
+    argv = ["index", "--corpus", str(chinese), "--out", str(tmp_path / "x"), "--language", "xx"]
+    assert main(argv) == 2
+    assert "--language 'xx' is not known; it is one of auto, any, plain" in capsys.readouterr().err
+    argv = ["index", "--corpus", str(chinese), "--estimate", "--language", "zh"]
+    assert main(argv) == 0
