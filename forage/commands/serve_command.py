@@ -6,6 +6,7 @@ An argument that nothing would read is an error. Opening and serving are ``forag
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,62 +25,85 @@ _RERANKER = "cross-encoder/ms-marco-MiniLM-L12-v2"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Everything ``forage serve`` takes; None stands for "not said"."""
+    """Everything ``forage serve`` takes; None stands for "not given"."""
     text = "DIR of an index, lucene:DIR, ray:APP, web:PROVIDER or replay:FILE; several are fused"
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=text)
     add_address(parser, 8000)
     text = "a provider's setting, for example num_results=5; repeat for more"
     parser.add_argument("--web", action="append", default=[], metavar="key=value", help=text)
-    parser.add_argument("--record", type=Path, metavar="FILE", help="keep every answer, to replay")
-    text = "pages that /access opens: a jsonl, or live for those of the web"
+    text = "keep every answer in a file, for replay:FILE"
+    parser.add_argument("--record", type=Path, metavar="FILE", help=text)
+    text = "pages that /access opens: a jsonl file, or live for those of the web"
     parser.add_argument("--pages", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--topk", type=positive, default=3, help="when a request names none")
+    text = "passages for a request that names no topk"
+    parser.add_argument("--topk", type=positive, default=3, help=text)
     _add_service_arguments(parser.add_argument_group("service"))
     add_open_arguments(parser.add_argument_group("an index of vectors"))
     several = parser.add_argument_group("several sources")
-    several.add_argument("--fuse-depth", type=positive, metavar="N", help="hits of each (100)")
-    several.add_argument("--fuse-k", type=count, metavar="N", help="of reciprocal ranks (60)")
+    text = "hits taken of each source before they are fused (default 100)"
+    several.add_argument("--fuse-depth", type=positive, metavar="N", help=text)
+    text = "constant of the reciprocal ranks (default 60)"
+    several.add_argument("--fuse-k", type=count, metavar="N", help=text)
     _add_rerank_arguments(parser.add_argument_group("reranking"))
     elsewhere = parser.add_argument_group("lucene:DIR and ray:APP")
-    elsewhere.add_argument("--k1", type=not_negative, help="of Lucene's BM25 (0.9)")
-    elsewhere.add_argument("--b", type=not_negative, help="of Lucene's BM25 (0.4)")
-    elsewhere.add_argument("--ray-address", metavar="HOST:PORT", help="the cluster (this one's)")
+    text = "Lucene: how soon repetitions of a word stop counting (default 0.9)"
+    elsewhere.add_argument("--k1", type=not_negative, help=text)
+    text = "Lucene: how much a passage's length counts (default 0.4)"
+    elsewhere.add_argument("--b", type=not_negative, help=text)
+    text = "the Ray cluster (default: the one on this machine)"
+    elsewhere.add_argument("--ray-address", metavar="HOST:PORT", help=text)
 
 
 def add_open_arguments(group: _ArgumentGroup) -> None:
     """How indexes of vectors are opened; see ``open_options``."""
-    group.add_argument("--device", metavar="DEVICE", help="of the encoder: cpu, cuda:0 ...")
-    group.add_argument("--dtype", choices=_DTYPES, help="its numbers")
-    group.add_argument(
-        "--gpus", type=count, nargs="+", default=[], metavar="N", help="that hold the vectors"
-    )
-    group.add_argument("--encoder", metavar="MODEL", help="another place of the same encoder")
-    group.add_argument("--trust-remote-code", action="store_true", help="run the encoder's code")
+    text = "where queries are encoded: cpu, cuda:0 ... (default: a GPU if there is one)"
+    group.add_argument("--device", metavar="DEVICE", help=text)
+    text = "numbers that the encoder computes in (default: the fastest that stays close)"
+    group.add_argument("--dtype", choices=_DTYPES, help=text)
+    text = "GPUs that hold the vectors (default: none, they stay on disk and in memory)"
+    group.add_argument("--gpus", type=count, nargs="+", default=[], metavar="N", help=text)
+    text = "another place of the index's encoder: a directory, or an id of the hub"
+    group.add_argument("--encoder", metavar="MODEL", help=text)
+    text = "run Python code that comes with the encoder"
+    group.add_argument("--trust-remote-code", action="store_true", help=text)
 
 
 def _add_service_arguments(group: _ArgumentGroup) -> None:
-    group.add_argument("--token-file", type=Path, metavar="FILE", help="or FORAGE_TOKEN")
-    group.add_argument("--token", help="as above, but other users can see it in ps")
-    group.add_argument("--cache-size", type=count, default=100_000, help="passages; 0: none")
-    group.add_argument("--max-queries", type=positive, default=1024, help="in one request")
-    group.add_argument("--max-topk", type=positive, default=1000)
-    group.add_argument("--max-query-chars", type=positive, default=20_000)
-    group.add_argument("--max-body-bytes", type=positive, default=16 * 2**20)
-    group.add_argument("--max-in-flight", type=positive, default=1024, help="then 429")
-    group.add_argument("--deadline", type=seconds, default=30.0, metavar="S", help="then 504")
-    group.add_argument("--drain", type=seconds, default=10.0, metavar="S", help="at a stop")
+    def add(name: str, kind: Callable[[str], Any], text: str, **how: Any) -> None:
+        group.add_argument(name, type=kind, help=text, **how)
+
+    text = "file of the bearer token that requests need (or FORAGE_TOKEN in the environment)"
+    add("--token-file", Path, text, metavar="FILE")
+    add("--token", str, "the token itself; other users can see it in ps")
+    add("--cache-size", count, "passages kept in the cache of results; 0: none", default=100_000)
+    add("--max-queries", positive, "queries that one request may hold", default=1024)
+    add("--max-topk", positive, "topk that a request may ask for", default=1000)
+    add("--max-query-chars", positive, "characters that a query may have", default=20_000)
+    add("--max-body-bytes", positive, "bytes that a request may have", default=16 * 2**20)
+    text = "requests answered at once; further ones are refused with 429"
+    add("--max-in-flight", positive, text, default=1024)
+    text = "seconds that a request may take; then it is answered with 504"
+    add("--deadline", seconds, text, default=30.0, metavar="S")
+    text = "seconds that requests in flight have when the server is stopped"
+    add("--drain", seconds, text, default=10.0, metavar="S")
 
 
 def _add_rerank_arguments(group: _ArgumentGroup) -> None:
-    text = f"a cross-encoder, a directory or an id of the hub ({_RERANKER})"
+    text = f"cross-encoder that orders the passages (without a name: {_RERANKER})"
     group.add_argument("--rerank", nargs="?", const=_RERANKER, metavar="MODEL", help=text)
-    group.add_argument("--rerank-depth", type=positive, metavar="N", help="passages it reads (10)")
-    group.add_argument("--rerank-revision", metavar="COMMIT")
-    group.add_argument("--rerank-device", metavar="DEVICE")
-    group.add_argument("--rerank-dtype", choices=_DTYPES, help="(float32)")
-    group.add_argument("--rerank-batch", type=positive, metavar="N", help="pairs at once (32)")
-    group.add_argument("--rerank-max-tokens", type=positive, metavar="N", help="of a pair")
-    group.add_argument("--rerank-trust-remote-code", action="store_true")
+    text = "passages that it reads for each query (default 10)"
+    group.add_argument("--rerank-depth", type=positive, metavar="N", help=text)
+    group.add_argument("--rerank-revision", metavar="COMMIT", help="a commit of the hub")
+    text = "where it computes (default: a GPU if there is one)"
+    group.add_argument("--rerank-device", metavar="DEVICE", help=text)
+    text = "numbers that it computes in (default float32)"
+    group.add_argument("--rerank-dtype", choices=_DTYPES, help=text)
+    text = "pairs of query and passage in a batch (default 32)"
+    group.add_argument("--rerank-batch", type=positive, metavar="N", help=text)
+    text = "tokens of a pair that it reads (default: the model's limit)"
+    group.add_argument("--rerank-max-tokens", type=positive, metavar="N", help=text)
+    text = "run Python code that comes with the model"
+    group.add_argument("--rerank-trust-remote-code", action="store_true", help=text)
 
 
 def run(args: Namespace) -> int:
@@ -159,7 +183,7 @@ def _rerank(args: Namespace) -> RerankSettings | None:
 
 
 def _given(kind: type, /, **said: Any) -> Any:
-    """The settings that were said, the others at their defaults; None where nothing was said."""
+    """The settings that were given, the others at their defaults; None where none was."""
     from pydantic import ValidationError
 
     given = {name: value for name, value in said.items() if value is not None}

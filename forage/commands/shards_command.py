@@ -25,25 +25,31 @@ def add_arguments(parser: ArgumentParser) -> None:
     cut = add_kind(kinds, "cut", "an index of words into shards", _cut)
     cut.add_argument("index", type=Path, metavar="DIR")
     cut.add_argument("--out", type=Path, required=True, metavar="DIR")
-    cut.add_argument("--count", type=positive, required=True, metavar="N", help="of shards")
+    cut.add_argument("--count", type=positive, required=True, metavar="N", help="number of shards")
     start = add_kind(kinds, "start", "shards on a Ray cluster", _start)
     text = "a shard's index, in order; behind @ a resource of the machines that have it"
     start.add_argument("shards", nargs="+", metavar="DIR[@RESOURCE]", help=text)
     _add_cluster(start)
     start.add_argument(
-        "--cpus-each", type=not_negative, default=1.0, metavar="N", help="of a shard"
+        "--cpus-each", type=not_negative, default=1.0, metavar="N", help="processors for each shard"
     )
     start.add_argument(
-        "--gpus-each", type=not_negative, default=0.0, metavar="N", help="of a shard"
+        "--gpus-each", type=not_negative, default=0.0, metavar="N", help="GPUs for each shard"
     )
-    start.add_argument("--replicas", type=positive, default=1, metavar="N", help="of each shard")
+    start.add_argument(
+        "--replicas", type=positive, default=1, metavar="N", help="copies of each shard"
+    )
     add_open_arguments(start.add_argument_group("indexes of vectors"))
     _add_cluster(add_kind(kinds, "stop", "what start has started", _stop))
 
 
 def _add_cluster(parser: ArgumentParser) -> None:
-    parser.add_argument("--app", default=_APP, metavar="NAME", help="of the shards together")
-    parser.add_argument("--ray-address", default="auto", metavar="HOST:PORT", help="the cluster")
+    parser.add_argument(
+        "--app", default=_APP, metavar="NAME", help="name of the shards' application"
+    )
+    parser.add_argument(
+        "--ray-address", default="auto", metavar="HOST:PORT", help="the Ray cluster"
+    )
 
 
 def _cut(args: Namespace) -> int:

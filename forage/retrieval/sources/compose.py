@@ -1,12 +1,13 @@
 """What ``forage serve`` was asked to serve, and the source and pages made from it.
 
-A source holds other sources: what was named is opened, several are fused, then the reranker stands
-before them and the recorder before all. This is the one place where they are put together; HTTP is
-the server's.
+A source holds other sources: each one named is opened, several are fused, then the reranker stands
+before them and the recorder before all. A new kind of source is a file of its own and a line in
+``_OPENERS``. HTTP is ``forage.retrieval.serve``'s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -23,14 +24,13 @@ from forage.retrieval.sources.fusion import RRF_K, Fused
 from forage.retrieval.sources.lucene import Lucene
 from forage.retrieval.sources.recording import Recorder, Replay
 from forage.retrieval.sources.reranker import PUBLISHED_MODEL, CrossEncoderModel, Reranked
+from forage.retrieval.sources.sharded import Sharded
 from forage.retrieval.sources.stored_pages import PageStore, open_pages
 from forage.retrieval.vectors.encoder import Dtype
 from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import read_web_settings
 from forage.retrieval.web.web_source import open_web_source
 from forage.retrieval.words.bm25_index import BM25Manifest
-
-_KINDS = ("web", "replay", "lucene", "ray")
 
 # Passages of one index that are looked up by id in another before the two are fused.
 _NUM_COMPARED = 64
@@ -61,7 +61,7 @@ class RerankSettings(_Settings):
 
 
 class LuceneSettings(_Settings):
-    """BM25 over a Lucene index, whose manner of counting is chosen when it is searched."""
+    """The parameters of Lucene's BM25, which are chosen when an index is searched."""
 
     k1: float = Field(default=0.9, ge=0)
     b: float = Field(default=0.4, ge=0, le=1)
@@ -72,8 +72,8 @@ class ServeSettings(_Settings):
 
     ``sources`` are directories of indexes, ``lucene:DIR``, ``ray:APP``, ``web:PROVIDER`` or
     ``replay:FILE``; ``web`` holds ``key=value`` settings of the provider, ``options`` are for
-    indexes of vectors; ``record`` keeps every answer in a file. None stands for "not said": what
-    nothing would read is refused.
+    indexes of vectors; ``record`` keeps every answer in a file. None stands for "not given": a
+    setting that nothing would read is refused.
     """
 
     sources: tuple[str, ...] = Field(min_length=1)
@@ -100,7 +100,8 @@ def open_source(settings: ServeSettings) -> Source:
     with ExitStack() as opened:
         parts: list[Source] = []
         for name in settings.sources:
-            parts.append(_open_one(name, settings))
+            kind, place = _kind_and_name(name)
+            parts.append(_OPENERS[kind](place, settings))
             opened.callback(parts[-1].close)
         source = parts[0]
         if len(parts) > 1:
@@ -108,7 +109,8 @@ def open_source(settings: ServeSettings) -> Source:
             fusion = settings.fusion or FusionSettings()
             source = Fused(parts, fusion.depth, fusion.k)
         if settings.rerank is not None:
-            source = Reranked(source, _open_model(settings.rerank), settings.rerank.depth)
+            model = CrossEncoderModel(**settings.rerank.model_dump(exclude={"depth"}))
+            source = Reranked(source, model, settings.rerank.depth)
         if settings.record is not None:
             source = Recorder(source, settings.record)
         opened.pop_all()
@@ -125,41 +127,27 @@ def open_page_store(settings: ServeSettings) -> PageStore | WebPages | None:
     return WebPages() if settings.pages == Path("live") else open_pages(settings.pages)
 
 
-def _open_one(text: str, settings: ServeSettings) -> Source:
-    kind, name = _kind_and_name(text)
-    match kind:
-        case "web":
-            return open_web_source(read_web_settings(name, settings.web))
-        case "replay":
-            return Replay(Path(name))
-        case "lucene":
-            lucene = settings.lucene or LuceneSettings()
-            return Lucene(Path(name), lucene.k1, lucene.b)
-        case "ray":
-            # A cluster is a hundred modules to import: only where one is asked for.
-            from forage.retrieval.sources.sharded import Sharded
+def _open_lucene(name: str, settings: ServeSettings) -> Source:
+    lucene = settings.lucene or LuceneSettings()
+    return Lucene(Path(name), lucene.k1, lucene.b)
 
-            return Sharded(name, settings.ray_address or "auto", settings.limits.deadline_s)
-        case _:
-            return open_index(Path(name), settings.options)
+
+# What stands before the colon in ``web:serper``; a name without one of these is an index.
+_OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
+    "web": lambda name, settings: open_web_source(read_web_settings(name, settings.web)),
+    "replay": lambda name, settings: Replay(Path(name)),
+    "lucene": _open_lucene,
+    "ray": lambda name, settings: Sharded(
+        name, settings.ray_address or "auto", settings.limits.deadline_s
+    ),
+    "index": lambda name, settings: open_index(Path(name), settings.options),
+}
 
 
 def _kind_and_name(text: str) -> tuple[str, str]:
     """``web:serper`` is ``("web", "serper")``; what begins with no kind is an index."""
     kind, _, name = text.partition(":")
-    return (kind, name) if kind in _KINDS and name else ("index", text)
-
-
-def _open_model(settings: RerankSettings) -> CrossEncoderModel:
-    return CrossEncoderModel(
-        settings.model,
-        revision=settings.revision,
-        device=settings.device,
-        dtype=settings.dtype,
-        batch_size=settings.batch_size,
-        max_tokens=settings.max_tokens,
-        trust_remote_code=settings.trust_remote_code,
-    )
+    return (kind, name) if kind in _OPENERS and name and kind != "index" else ("index", text)
 
 
 def _refuse_unread(settings: ServeSettings) -> None:
@@ -197,7 +185,7 @@ def _has_vectors(sources: tuple[str, ...]) -> bool:
 def _refuse_other_corpora(indexes: list[Index]) -> None:
     """Raise ``UserError`` where two indexes have different passages under one id.
 
-    Every search would fail in the end; here a sample of ids tells it before the first.
+    Every search would fail in the end; a sample of ids shows it before the first.
     """
     for one, other in pairwise(indexes):
         if one.manifest.corpus_sha256 == other.manifest.corpus_sha256:

@@ -95,10 +95,11 @@ class Recorder:
         header = RecordingHeader(
             name=self._source.name, id=self._source.id, num_passages=self._source.num_passages
         )
-        self._out.truncate(_whole_lines(self._file))
-        if self._out.seek(0, 2) == 0:
+        if not self._file.readline().endswith(b"\n"):  # new, or killed while it wrote the header
+            self._out.truncate(0)
             self._write(header.model_dump_json().encode() + b"\n")
-        recorded, answers = _read(self._path, self._file)
+        recorded, answers, end = _read(self._path, self._file)
+        self._out.truncate(end)
         if recorded.id != header.id:
             raise UserError(
                 f"{self._path} is a recording of {recorded.name} ({recorded.id}), not of "
@@ -137,7 +138,7 @@ class Replay:
         except OSError as error:
             raise UserError(f"cannot read the recording {path}: {error.strerror}") from error
         try:
-            self._header, self._answers = _read(path, self._file)
+            self._header, self._answers, _ = _read(path, self._file)
         except BaseException:
             self._file.close()
             raise
@@ -217,21 +218,11 @@ def _open_alone(path: Path) -> FileIO:
     return file
 
 
-def _whole_lines(file: BinaryIO) -> int:
-    """Bytes up to the last line break: what a killed writer left behind it is no answer."""
-    end = file.seek(0, 2)
-    while end:
-        start = max(0, end - 2**16)
-        file.seek(start)
-        line_break = file.read(end - start).rfind(b"\n")
-        if line_break >= 0:
-            return start + line_break + 1
-        end = start
-    return 0
+def _read(path: Path, file: BinaryIO) -> tuple[RecordingHeader, _Answers, int]:
+    """The header, the places of all answers, and where the last whole line ends.
 
-
-def _read(path: Path, file: BinaryIO) -> tuple[RecordingHeader, _Answers]:
-    """The header and the places of all answers; raises ``UserError`` with the line number."""
+    A line that a killed writer left torn is no answer. Raises ``UserError`` with the line number.
+    """
     file.seek(0)
     try:
         header = RecordingHeader.model_validate_json(file.readline())
@@ -244,7 +235,7 @@ def _read(path: Path, file: BinaryIO) -> tuple[RecordingHeader, _Answers]:
         )
     answers = _Answers(file)
     number, offset = 1, file.tell()
-    while (line := file.readline()).endswith(b"\n"):  # a torn last line is no answer
+    while (line := file.readline()).endswith(b"\n"):
         number += 1
         try:
             row = json.loads(_decode(line))
@@ -256,7 +247,7 @@ def _read(path: Path, file: BinaryIO) -> tuple[RecordingHeader, _Answers]:
                 "is damaged"
             ) from error
         offset += len(line)
-    return header, answers
+    return header, answers, offset
 
 
 def _to_line(query: str, topk: int, hits: Sequence[Hit]) -> bytes:

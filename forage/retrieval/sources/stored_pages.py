@@ -185,7 +185,10 @@ class PageStore:
             line = self._lines[offset : line_end if line_end >= 0 else None]
             row = json.loads(line.decode("utf-8"))
             if page_key(row["url"]) == key:
-                return Page(url=_mended(row["url"]), contents=_mended(row["contents"]))
+                return Page(
+                    url=_without_surrogates(row["url"]),
+                    contents=_without_surrogates(row["contents"]),
+                )
         return None
 
 
@@ -308,6 +311,6 @@ def _hash(key: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _mended(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Lone surrogates (legal in JSON, not in UTF-8) as question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -147,7 +147,7 @@ def test_k1_b_and_the_cluster_reach_lucene_and_ray(
         return Listed(lambda _: ["p0"], num_passages=None)
 
     monkeypatch.setattr(compose, "Lucene", open_other)
-    monkeypatch.setattr("forage.retrieval.sources.sharded.Sharded", open_other)
+    monkeypatch.setattr("forage.retrieval.sources.compose.Sharded", open_other)
     lucene = LuceneSettings(k1=1.2, b=0.75)
     opened(settings("lucene:wiki/", "ray:shards", lucene=lucene, ray_address="head:6379"))
     assert asked == [(Path("wiki"), 1.2, 0.75), ("shards", "head:6379", 30.0)]
