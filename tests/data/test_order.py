@@ -2,14 +2,27 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.data.order import MIX_BLOCK, Difficulty, QuestionOrder
+from forage.config.data_config import DataConfig
+from forage.data.order import (
+    MIX_BLOCK,
+    Difficulty,
+    QuestionOrder,
+    StepQuestions,
+    measure_difficulty,
+    training_questions,
+)
+from forage.data.questions import write_questions
 from forage.errors import UserError
-from forage.types import Question
+from forage.types import Episode, Question, Status
+from tests.episode_files import write_episode_file
+from tests.fakes import line_episode
 
 
 def make_questions(source: str, count: int) -> list[Question]:
@@ -119,3 +132,124 @@ def test_a_curriculum_and_weights_go_together():
     for pool in (NQ, HOTPOT):
         own = [q.id for q in drawn if q.source == pool[0].source][: len(pool)]
         assert own == [question.id for question in reversed(pool)]
+
+
+# The questions of a step, and those that it may ask beside them.
+
+ALL = [Question(f"q{n}", f"What is {n}?", (str(n),), "test") for n in range(12)]
+
+
+def questions_of(num_spare: int, seed: int = 0) -> StepQuestions:
+    return StepQuestions(QuestionOrder(ALL, seed), len(ALL), 4, num_spare, seed)
+
+
+def question_ids(questions: object) -> list[str]:
+    assert isinstance(questions, list | tuple)
+    return [question.id for question in questions]
+
+
+def test_spare_questions_are_others_than_the_steps_own_each_once_and_as_many_as_asked_for():
+    for step in range(6):
+        asked = questions_of(num_spare=5)
+        own, spare = question_ids(asked.own(step)), question_ids(asked.spare(step))
+        assert (len(own), len(spare), len({*own, *spare})) == (4, 5, 9)
+
+
+def test_no_more_questions_are_spare_than_there_are():
+    asked = questions_of(num_spare=100)
+    assert sorted([*question_ids(asked.own(2)), *question_ids(asked.spare(2))]) == sorted(
+        q.id for q in ALL
+    )
+
+
+def test_a_step_asks_the_same_whatever_was_asked_before_and_another_seed_asks_otherwise():
+    first, again = questions_of(5), questions_of(5)
+    steps = [(question_ids(first.own(step)), question_ids(first.spare(step))) for step in range(4)]
+    assert [
+        (question_ids(again.own(s)), question_ids(again.spare(s))) for s in (3, 2, 1, 0)
+    ] == steps[::-1]
+    assert question_ids(first.spare(0)) != question_ids(first.spare(1))
+    assert question_ids(questions_of(5, seed=1).spare(0)) != question_ids(first.spare(0))
+
+
+# Success rates out of recorded episodes, and what a recipe makes of them.
+
+QUESTIONS = [Question(f"q{i}", "who?", ("x",), "nq") for i in range(4)]
+
+
+def episode(number: int, em: float, status: Status = Status.ANSWERED) -> Episode:
+    return replace(line_episode("P 1 S 2", em, status=status), question=QUESTIONS[number])
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """q0 always answered, q1 half the time, q2 never; q3 met failures alone."""
+    path = tmp_path / "episodes.jsonl"
+    normal = [episode(0, 1.0), episode(1, 1.0), episode(1, 0.0), episode(2, 0.0)]
+    failed = [episode(3, 0.0, Status.SEARCH_FAILED), episode(3, 0.0, Status.ENGINE_FAILED)]
+    closed = [episode(0, 0.0), episode(2, 1.0)]
+    write_episode_file(path, 0, {"normal": [*normal, *failed], "closed_book": closed})
+    return path
+
+
+def test_the_rate_is_the_mean_of_exact_matches_of_episodes_that_were_played_out(measured: Path):
+    assert measure_difficulty(measured, QUESTIONS).success_rate == {"q0": 1.0, "q1": 0.5, "q2": 0.0}
+
+
+def test_questions_outside_the_band_or_never_measured_are_left_out(
+    measured: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    difficulty = measure_difficulty(measured, QUESTIONS)
+    assert [q.id for q in difficulty.keep_band(QUESTIONS, 0.1, 0.9)] == ["q1"]
+    assert "kept 1 of 4 questions" in caplog.text
+    assert "1 were never measured" in caplog.text
+    assert [q.id for q in difficulty.keep_band(QUESTIONS, 0.0, 0.5)] == ["q1", "q2"]
+
+
+def test_a_band_without_questions_is_refused():
+    with pytest.raises(UserError, match=r"no question has a measured success rate from 0.6 to 0.9"):
+        Difficulty({"q0": 1.0}).keep_band(QUESTIONS, 0.6, 0.9)
+
+
+def test_episodes_of_other_questions_are_refused(measured: Path):
+    with pytest.raises(UserError, match="holds no scored episode of the training questions"):
+        measure_difficulty(measured, [Question("other", "?", ("x",), "nq")])
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    path = tmp_path / "train.jsonl"
+    write_questions(path, QUESTIONS)
+    return path
+
+
+def asked(config: DataConfig) -> list[str]:
+    questions, order = training_questions(config, seed=0)
+    return [order.at(position).id for position in range(len(questions))]
+
+
+def test_every_key_of_the_order_changes_what_is_asked(train: Path, measured: Path, tmp_path: Path):
+    shuffled = asked(DataConfig(train=train))
+    assert sorted(shuffled) == ["q0", "q1", "q2", "q3"]
+    easy_first = DataConfig(train=train, order="easy_first", difficulty=measured)
+    assert asked(easy_first) == ["q0", "q1", "q2", "q3"] != shuffled
+    assert sorted(asked(DataConfig(train=train, difficulty=measured, min_success=0.4))) == [
+        "q0",
+        "q1",
+    ]
+    assert sorted(asked(DataConfig(train=train, difficulty=measured, max_success=0.6))) == [
+        "q1",
+        "q2",
+    ]
+    mixed = tmp_path / "mixed.jsonl"
+    write_questions(mixed, [*QUESTIONS, Question("p", "who?", ("x",), "popqa")])
+    assert asked(DataConfig(train=mixed, weights={"nq": 0, "popqa": 1})) == ["p"]
+
+
+def test_the_form_of_the_training_file_can_be_given(tmp_path: Path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "a?", "answer": "x", "aug_answer": ["y"]}\n', encoding="utf-8")
+    for form, answers in ((None, ("x", "y")), ("flat", ("x",))):
+        (question,), _ = training_questions(DataConfig(train=path, train_form=form), seed=0)
+        assert question.golden_answers == answers

@@ -1,6 +1,7 @@
 """What a warm start learns from an episode, and how the steps go through the sequences."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,14 @@ import torch
 from forage import attention
 from forage.config.warm_start_config import WarmStartConfig
 from forage.training import warm_start as module
-from forage.training.warm_start import WeightedTokens, warm_start, weigh
+from forage.training.warm_start import (
+    ReadArguments,
+    WeightedTokens,
+    find_read_arguments,
+    reading_accuracy,
+    warm_start,
+    weigh,
+)
 from forage.types import ActionKind, Episode, Origin, Segment, Status, Turn
 from tests.fakes import make_question, tiny_codec, tiny_model, tiny_tokenizer
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
@@ -207,3 +215,64 @@ def test_the_rate_rises_stays_and_falls_nearly_to_nothing():
     assert set(rates[10:60]) == {1.0}
     assert rates[60:] == sorted(rates[60:], reverse=True)
     assert 0.0 < rates[-1] < 0.1
+
+
+# Reading is judged by what only a passage tells, and by nothing else.
+
+INFORMATION = "\n\n<information>Doc 1(Title: Rome) On the Tiber.</information>\n\n"
+
+
+def texts_of(played: Episode) -> list[str]:
+    found = find_read_arguments(played, tiny_codec())
+    assert found.token_ids_T == played.token_ids_T
+    return [tiny_codec().decode(found.token_ids_T[first:end]) for first, end in found.spans]
+
+
+def test_an_answer_that_stood_in_a_passage_was_read():
+    spans = texts_of(episode(INFORMATION))
+    assert len(spans) == 1
+    assert "Tiber" in spans[0]
+
+
+def test_what_the_question_names_was_not_read():
+    assert texts_of(episode(INFORMATION, answer="Rome")) == []
+
+
+def test_a_guess_was_not_read():
+    assert texts_of(episode(INFORMATION, answer="Arno")) == []
+
+
+def test_a_passage_after_the_turn_does_not_count():
+    played = episode(INFORMATION)
+    late = Segment(Origin.OBSERVATION, tuple(tiny_codec().encode_trusted("Tiber")))
+    early = Segment(Origin.OBSERVATION, tuple(tiny_codec().encode_trusted("Nothing found.")))
+    prompt, search, _, answer = played.segments
+    moved = (prompt, search, early, answer, late)
+    assert find_read_arguments(replace(played, segments=moved), tiny_codec()).spans == ()
+
+
+def test_accuracy_is_the_share_of_spans_that_the_model_would_have_written():
+    model = tiny_model()
+    attention.install(model)
+    prefix = tuple(random_tokens(12, seed=3))
+    written = greedy(prefix, 3)
+    right = ReadArguments((*prefix, *written), ((12, 15),))
+    wrong_last = (written[-1] + 1) % model.config.vocab_size
+    wrong = ReadArguments((*prefix, *written[:-1], wrong_last), ((12, 15),))
+    assert reading_accuracy(model, [right]) == 1.0
+    assert reading_accuracy(model, [right, wrong]) == 0.5
+    assert reading_accuracy(model, [wrong]) == 0.0
+
+
+def test_without_anything_to_read_there_is_no_accuracy():
+    assert math.isnan(reading_accuracy(tiny_model(), []))
+
+
+def greedy(prefix: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The most likely continuation, by the model's own forward pass."""
+    plain = tiny_model()
+    ids = list(prefix)
+    with torch.inference_mode():
+        for _ in range(count):
+            ids.append(int(plain(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    return tuple(ids[len(prefix) :])
