@@ -159,7 +159,7 @@ def folder_of(trial: Trial, out: Path, seed: int) -> Path:
 def points_of(config: RunConfig) -> list[Point]:
     """The evaluations of a run so far; a greedy episode of ReMax is an episode too."""
     trainer = config.trainer
-    per_group = trainer.group_size + (config.algorithm.advantage == "remax")
+    per_group = trainer.group_size + config.algorithm.advantage.plays_greedy
     return [
         Point(
             step=int(row["step"]) + 1,

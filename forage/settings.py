@@ -1,7 +1,8 @@
-"""What every section of settings is: frozen, without unknown keys, and without dead ones.
+"""What every section of settings is: frozen, without unknown keys; and the unions of kinds.
 
-The sections themselves are in ``forage/config``, a file each, and ``config/run_config.py`` makes a
-tree of them.
+An algorithm's settings stand beside its formula, in ``forage/algorithms``; the other sections are
+in ``forage/config``, a file each. ``config/run_config.py`` makes a tree of them all. No file with
+settings imports torch: a wrong recipe is refused at once.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from forage.errors import UserError
 
@@ -24,22 +25,35 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_takes_a_key_away(cls, values: Any) -> Any:
+        """Null stands for the default, unless None is one of the values that the key may have."""
+        if not isinstance(values, dict):
+            return values
+        return {
+            key: value
+            for key, value in values.items()
+            if value is not None
+            or key not in cls.model_fields
+            or type(None) in get_args(cls.model_fields[key].annotation)
+        }
 
-class Settings(Frozen):
-    """A section whose keys may depend on one another."""
 
-    section: ClassVar[str]
+def kind_or(default: str | None) -> BeforeValidator:
+    """Reads the short form of a union of kinds: ``rloo`` is ``{kind: rloo}``.
 
-    def dead_keys(self) -> dict[str, str]:
-        """Keys that nothing reads beside the values of the others, and what would wake them."""
-        return {}
+    A section that names no kind is of the kind ``default``; with None it has to name one.
+    """
 
-    @model_validator(mode="after")
-    def _no_dead_keys(self) -> Self:
-        for name, remedy in self.dead_keys().items():
-            if name in self.model_fields_set:
-                raise ValueError(f"{self.section}.{name} does nothing: {remedy}, or remove it")
-        return self
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        if isinstance(value, dict) and default is not None:
+            return {"kind": default, **value}
+        return value
+
+    return BeforeValidator(read)
 
 
 def load_by_path(path: str, key: str) -> Any:

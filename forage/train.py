@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from math import ceil
 from pathlib import Path
 
+from forage.algorithms.dynamic_sampling import DynamicSamplingConfig
 from forage.algorithms.packing import pack_mini_batches
 from forage.config.run_config import RunConfig, to_yaml
 from forage.data.order import StepQuestions, training_questions
@@ -118,7 +119,7 @@ class _Run:
 
     async def _loop(self, start: int) -> None:
         config = self.config
-        if start == 0 and config.sentinel.action == "roll_back":
+        if start == 0 and config.sentinel is not None and config.sentinel.kind == "roll_back":
             self._checkpoint(0)  # what to go back to from the first steps
         scheduler = self._group_scheduler(start)
         source = self._group_source(scheduler)
@@ -175,7 +176,7 @@ class _Run:
             start,
             config.trainer.num_steps,
             config.rollout.max_staleness,
-            has_greedy=config.algorithm.advantage == "remax",
+            has_greedy=config.algorithm.advantage.plays_greedy,
         )
 
     def _group_source(self, scheduler: GroupScheduler) -> GroupSource:
@@ -210,7 +211,7 @@ class _Run:
         metrics |= episode_metrics(episodes) | vitals(episodes, config.reward.answer)
         alarms, watched = self.guard.see(step, metrics)
         metrics |= watched
-        if config.algorithm.dynamic_sampling.is_enabled:
+        if config.algorithm.dynamic_sampling is not None:
             metrics["groups/played"] = float(len(rollout.played))
             metrics["groups/learnt"] = float(len(rollout.chosen))
             metrics["groups/rounds"] = float(rollout.num_rounds)
@@ -293,7 +294,7 @@ class _Run:
 
 def _questions(config: RunConfig) -> tuple[list[Question], StepQuestions]:
     """All that may be asked, and what each step asks; raises ``UserError``."""
-    trainer, dynamic = config.trainer, config.algorithm.dynamic_sampling
+    trainer, dynamic = config.trainer, config.algorithm.dynamic_sampling or DynamicSamplingConfig()
     questions, order = training_questions(config.data, config.seed)
     num_own = trainer.questions_per_step
     if len(questions) < num_own:

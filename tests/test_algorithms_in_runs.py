@@ -36,41 +36,46 @@ pytestmark = pytest.mark.slow
 STEPS = {"num_steps": 2, "checkpoint_every": 1, "warmup_steps": 0}
 TWICE = {**STEPS, "num_mini_batches": 2, "num_epochs": 2}
 
+RUNNING = {"kind": "reinforce", "baseline": "running"}
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "grpo without std": {"advantage": "grpo", "normalise_by_std": False},
-    "dr_grpo": {"advantage": "dr_grpo", "aggregate": "constant", "constant_tokens": 100},
+    "grpo without std": {"advantage": {"kind": "grpo", "normalise_by_std": False}},
+    "dr_grpo": {"advantage": "dr_grpo", "aggregate": {"kind": "constant", "tokens": 100}},
     "rloo": {"advantage": "rloo"},
     "reinforce": {"advantage": "reinforce", "loss": "reinforce"},
-    "reinforce, running": {"advantage": "reinforce", "baseline": "running", "loss": "reinforce"},
-    "reinforce, no baseline": {"advantage": "reinforce", "baseline": "none", "loss": "reinforce"},
-    "reinforce++": {"advantage": "reinforce_plus_plus", "baseline": "none"},
+    "reinforce, running": {"advantage": RUNNING, "loss": "reinforce"},
+    "reinforce, no baseline": {
+        "advantage": {"kind": "reinforce", "baseline": "none"},
+        "loss": "reinforce",
+    },
+    "reinforce++": {"advantage": {"kind": "reinforce_plus_plus", "baseline": "none"}},
     "reinforce++, group": {"advantage": "reinforce_plus_plus"},
     "remax": {"advantage": "remax"},
-    "pass_at_k": {"advantage": "pass_at_k", "pass_k": 2},
+    "pass_at_k": {"advantage": {"kind": "pass_at_k", "k": 2}},
     "turn_level": {
-        "advantage": "turn_level",
-        "turns": {"discount": 0.9, "retrieval_bonus": 0.5, "search_cost": 0.1},
+        "advantage": {
+            "kind": "turn_level",
+            "turn_discount": 0.9,
+            "retrieval_bonus": 0.5,
+            "search_cost": 0.1,
+        },
     },
-    "gae": {"advantage": "gae", "critic": {"learning_rate": 1e-3}},
-    "gae, turns": {"advantage": "gae", "gae_lambda": 0.9, "turns": {"search_cost": 0.1}},
+    "gae": {"advantage": {"kind": "gae", "critic": {"learning_rate": 1e-3}}},
+    "gae, turns": {"advantage": {"kind": "gae", "gae_lambda": 0.9, "search_cost": 0.1}},
     "gspo": {"loss": "gspo", "aggregate": "sequence_mean"},
     "cispo": {"loss": "cispo", "aggregate": "sequence_sum"},
-    "dual clip": {"dual_clip": 1.001},
+    "dual clip": {"loss": {"kind": "clipped", "dual_clip": 1.001}},
     "entropy": {"entropy_coefficient": 0.05},
     "kl in the loss": {"kl": {"coefficient": 0.1}},
     "kl in the reward": {"kl": {"coefficient": 0.1, "place": "reward", "form": "k1"}},
-    "kl, adaptive": {"kl": {"coefficient": 0.1, "target": 0.01, "horizon": 100}},
+    "kl, adaptive": {"kl": {"coefficient": 0.1, "adaptive": {"target": 0.01, "horizon": 100}}},
     "protection": {"likelihood_protection": {"coefficient": 1.0}},
     "observations trained": {"train_observations": True},
     "overlong": {"overlong": {"max_tokens": 40, "buffer_tokens": 20}},
     "correction": {
         "decoupled": True,
         "correction": {
-            "weights": "truncate",
-            "normalise": True,
-            "reject": "geometric",
-            "reject_low": 0.9,
-            "reject_high": 1.1,
+            "weights": {"kind": "truncate", "normalise": True},
+            "reject": {"level": "geometric", "low": 0.9, "high": 1.1},
             "veto": 1e-4,
         },
     },
@@ -137,7 +142,8 @@ def test_a_greedy_episode_is_played_beside_each_group_and_not_learnt():
 
 def test_the_critic_may_learn_alone_first(tmp_path: Path):
     out = tmp_path / "run"
-    algorithm = {"advantage": "gae", "critic": {"num_warmup_steps": 1, "learning_rate": 1e-3}}
+    critic = {"num_warmup_steps": 1, "learning_rate": 1e-3}
+    algorithm = {"advantage": {"kind": "gae", "critic": critic}}
     run_training(make_config(out, trainer=STEPS, algorithm=algorithm), resume=False)
     first, second = metrics_of(out)
     assert "optimizer/grad_norm" not in first
@@ -153,7 +159,7 @@ def test_the_critic_may_learn_alone_first(tmp_path: Path):
 def test_the_critic_may_start_from_another_model(tmp_path: Path):
     out = tmp_path / "run"
     critic = {"path": str(random_model()), "learning_rate": 1e-3}
-    algorithm = {"advantage": "gae", "critic": critic}
+    algorithm = {"advantage": {"kind": "gae", "critic": critic}}
     config = make_config(out, trainer={**TWICE, "num_steps": 1}, algorithm=algorithm)
     run_training(config, resume=False)
     mine, theirs = (
@@ -190,7 +196,7 @@ def test_a_reference_with_other_tokens_is_refused(tmp_path: Path):
     make_model(world / "corpus.jsonl", world / "train.jsonl", other, shape, seed=0)
     for algorithm in (
         {"kl": {"coefficient": 0.1, "reference": str(other)}},
-        {"advantage": "gae", "critic": {"path": str(other)}},
+        {"advantage": {"kind": "gae", "critic": {"path": str(other)}}},
     ):
         with pytest.raises(UserError, match="has other tokens than model.path"):
             run_training(make_config(tmp_path / "run", algorithm=algorithm), resume=False)
@@ -198,7 +204,8 @@ def test_a_reference_with_other_tokens_is_refused(tmp_path: Path):
 
 def test_what_a_stale_sampler_saw_otherwise_is_cut(tmp_path: Path):
     out = tmp_path / "run"
-    correction = {"weights": "mask", "low": 0.999, "high": 1.001, "reject": "token"}
+    weights = {"kind": "mask", "low": 0.999, "high": 1.001}
+    correction = {"weights": weights, "reject": {}}
     config = make_config(
         out,
         trainer={"num_steps": 4, "warmup_steps": 0},
@@ -219,7 +226,7 @@ def test_what_a_stale_sampler_saw_otherwise_is_cut(tmp_path: Path):
 
 def test_flat_groups_are_replaced_by_other_questions(tmp_path: Path):
     out = tmp_path / "run"
-    algorithm = {"dynamic_sampling": {"is_enabled": True, "oversampling": 1.5}}
+    algorithm = {"dynamic_sampling": {"oversampling": 1.5}}
     run_training(make_config(out, trainer={"num_steps": 4}, algorithm=algorithm), resume=False)
     rows = metrics_of(out)
     assert all((row["groups/learnt"] or 0) <= 2 for row in rows)
@@ -236,7 +243,7 @@ def test_a_step_in_which_nothing_varies_ends_the_run_with_a_clear_word_and_a_che
 ):
     """Exact match alone: the tiny model is never right, so every group is flat."""
     out = tmp_path / "run"
-    algorithm = {"dynamic_sampling": {"is_enabled": True, "max_rounds": 2}}
+    algorithm = {"dynamic_sampling": {"max_rounds": 2}}
     reward = {"structure_score": 0.0, "final_format_score": 0.0}
     config = make_config(out, algorithm=algorithm, reward=reward)
     with pytest.raises(NothingToLearn, match=r"each of the 6 groups of step 0 \(after 2 rounds"):

@@ -162,7 +162,7 @@ def test_stopped_by_the_alarm_and_begun_again_from_before_it_a_mended_run_ends_h
 ):
     first = alarms_of(hacked_run)[0]
     out, healthy = tmp_path / "stopped", tmp_path / "healthy"
-    stopping = {**WATCHED, "action": "stop"}
+    stopping = {**WATCHED, "kind": "stop"}
     config = hacked(place, out, num_steps=18, reward=HACKABLE, sentinel=stopping)
     with pytest.raises(Collapsed, match=f"misranked is .* at step {first.step}") as stopped:
         run_training(config, resume=False)
@@ -189,7 +189,7 @@ def test_too_large_a_step_is_told_before_exact_match_falls(shaken_run: RunConfig
 def test_rolled_back_to_a_smaller_step_the_same_run_ends_healthy(
     place: Place, shaken_run: RunConfig, tmp_path: Path
 ):
-    acting = {**WATCHED, "action": "roll_back", "rate_factor": 0.1}
+    acting = {**WATCHED, "kind": "roll_back", "rate_factor": 0.1}
     config = shaken(place, tmp_path, num_steps=20, sentinel=acting)
     run_training(config, resume=False)
     first = alarms_of(shaken_run)[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forage.config.run_config import RunConfig
+from forage.config.sentinel_config import RollBack, WarnOrStop
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -28,8 +29,8 @@ def test_the_readme_lists_each_page_of_the_documentation():
 
 def test_the_sentinels_page_names_each_of_its_keys_with_its_default():
     page = (ROOT / "docs" / "sentinel.md").read_text(encoding="utf-8")
-    defaults = RunConfig.model_validate({"model": {"path": "m"}}).sentinel.model_dump()
-    assert defaults.pop("action") == "warn"
+    assert RunConfig.model_validate({"model": {"path": "m"}}).sentinel == WarnOrStop()
+    defaults = RollBack().model_dump(exclude={"kind"})
     wrong = {
         name: value
         for name, value in defaults.items()

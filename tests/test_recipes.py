@@ -18,24 +18,24 @@ TWINS = sorted(path.stem for path in (CONFIGS / "cpu").glob("*.yaml") if path.st
 ALL = sorted(CONFIGS.rglob("*.yaml"))
 
 GRPO = {
-    "algorithm.advantage": "grpo",
+    "algorithm.advantage.kind": "grpo",
     "algorithm.kl.place": "loss",
     "algorithm.kl.form": "k3",
     "trainer.group_size": 5,
 }
 PPO = {
-    "algorithm.advantage": "gae",
-    "algorithm.discount": 1.0,
-    "algorithm.gae_lambda": 1.0,
+    "algorithm.advantage.kind": "gae",
+    "algorithm.advantage.discount": 1.0,
+    "algorithm.advantage.gae_lambda": 1.0,
     "algorithm.kl.place": "reward",
-    "algorithm.critic.learning_rate": 1e-5,
-    "algorithm.critic.warmup_steps": 2 * int(0.015 * 1005),
+    "algorithm.advantage.critic.learning_rate": 1e-5,
+    "algorithm.advantage.critic.warmup_steps": 2 * int(0.015 * 1005),
     "trainer.group_size": 1,
 }
 COMMON = {
     "algorithm.kl.coefficient": 0.001,
-    "algorithm.loss": "clipped",
-    "algorithm.clip_low": 0.2,
+    "algorithm.loss.kind": "clipped",
+    "algorithm.loss.low": 0.2,
     "rollout.temperature": 1.0,
     "rollout.top_p": 1.0,
     "search.topk": 3,
@@ -46,7 +46,7 @@ COMMON = {
     "data.train_sets": ("search-r1",),
 }
 SEARCH_R1 = {
-    "algorithm.clip_high": 0.2,
+    "algorithm.loss.high": 0.2,
     "environment.max_turns": 4,
     "environment.has_final_turn": True,
     "environment.max_turn_tokens": 500,
@@ -73,7 +73,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "search.timeout_s": 30.0,
         "trainer.questions_per_step": 512,
         "trainer.learning_rate": 1e-6,
-        "placement.engine": "sglang",
+        "placement.engine.kind": "sglang",
     },
     "rlinf-3b": {
         **GRPO,
@@ -88,7 +88,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "slime-lite-3b": {
         **GRPO,
         **TWO_TURNS,
-        "algorithm.clip_high": 0.28,
+        "algorithm.loss.high": 0.28,
         "environment.max_turn_tokens": 512,
         "search.max_concurrent_requests": 256,
         "trainer.questions_per_step": 32,
@@ -112,7 +112,7 @@ SIZES = (
     *("rollout.max_concurrent_episodes", "rollout.engine."),
     *("trainer.num_steps", "trainer.questions_per_step", "trainer.max_tokens_per_micro_batch"),
     *("trainer.checkpoint_every", "trainer.learning_rate", "trainer.warmup_steps"),
-    *("algorithm.critic.learning_rate", "algorithm.critic.warmup_steps"),
+    *("algorithm.advantage.critic.learning_rate", "algorithm.advantage.critic.warmup_steps"),
     *("placement.", "evaluation."),
 )
 LABELS = ("name", "note", "output_dir")
@@ -168,7 +168,7 @@ def test_a_twin_differs_from_its_recipe_in_model_data_and_sizes_alone(recipe: st
     allowed = MODEL_AND_DATA + SIZES + LABELS
     assert {key for key in differing if not key.startswith(allowed)} == set()
     kept = (
-        "algorithm.advantage",
+        "algorithm.advantage.kind",
         "algorithm.kl.coefficient",
         "reward.answer",
         "trainer.group_size",

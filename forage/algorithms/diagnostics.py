@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forage.algorithms.loss.aggregation import sequence_means, sequence_sums
-from forage.algorithms.loss.corrections import MAX_LOG_RATIO
+from forage.algorithms.loss.corrections import MAX_LOG_RATIO, effective_share
 
 
 def mismatch(
@@ -54,8 +54,3 @@ def mismatch(
         "policy/ess": effective_share(ratio_M).item(),
         "policy/ess_sequence": effective_share(d_S.exp()).item(),
     }
-
-
-def effective_share(weights_M: Tensor) -> Tensor:
-    """The effective sample size over the sample size: 1 where all weights are equal."""
-    return weights_M.sum().square() / (len(weights_M) * weights_M.square().sum())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from forage.commands.arguments import add_config
 from forage.config.run_config import RunConfig, load_config
+from forage.config.warm_start_config import RecordedSource, ScriptedSource
 from forage.data.questions import read_questions
 from forage.data.selection import select
 from forage.episode_json import EpisodeRecord
@@ -75,19 +76,19 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     choose_matmul_kernel()
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
-    settings = config.warm_start
+    settings, source = config.warm_start, config.warm_start.source
     held_out: list[Episode] = []
-    if settings.episode_files:
-        episodes = recorded(config, player.codec)
+    if isinstance(source, RecordedSource):
+        episodes = recorded(config, source, player.codec)
     else:
         num_episodes = settings.num_steps * settings.sequences_per_step
         form = config.data.train_form
         questions = _questions_with_hops(config.data.train, form, "data.train")
-        episodes = asyncio.run(demonstrate(config, player, questions, num_episodes))
+        episodes = asyncio.run(demonstrate(config, source, player, questions, num_episodes))
         if config.data.test is not None:
             form = config.data.test_form
             questions = _questions_with_hops(config.data.test, form, "data.test")
-            held_out = asyncio.run(demonstrate(config, player, questions, NUM_HELD_OUT))
+            held_out = asyncio.run(demonstrate(config, source, player, questions, NUM_HELD_OUT))
     sequences = [weigh(episode, player.codec, settings) for episode in episodes]
     read_arguments = [find_read_arguments(episode, player.codec) for episode in held_out]
     model = load_policy(config.model, config.seed)
@@ -98,13 +99,12 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     save_model(model, tokenizer, out)
 
 
-def recorded(config: RunConfig, codec: Codec) -> list[Episode]:
-    """The episodes that ``warm_start.select`` chooses, shuffled by the seed.
+def recorded(config: RunConfig, source: RecordedSource, codec: Codec) -> list[Episode]:
+    """The episodes that ``source.select`` chooses, shuffled by the seed.
 
     Raises ``UserError``, also for episodes that were played with another tokenizer.
     """
-    settings = config.warm_start
-    selection = select(settings.episode_files, settings.select)
+    selection = select(source.files, source.select)
     LOG.info("%s", selection.explain())
     mine = codec.identity()
     episodes: list[Episode] = []
@@ -164,16 +164,19 @@ def _learn(
 
 
 async def demonstrate(
-    config: RunConfig, player: Player, questions: Sequence[Question], num_episodes: int
+    config: RunConfig,
+    source: ScriptedSource,
+    player: Player,
+    questions: Sequence[Question],
+    num_episodes: int,
 ) -> list[Episode]:
     """Scripted episodes of questions drawn at random; raises ``UserError``."""
     from forage.retrieval.client.client import SearchClient
     from forage.rollout.play.demonstrator import Demonstrator, FirstHit, ScriptWriter
     from forage.rollout.play.scheduler import Job, Scheduler
 
-    settings = config.warm_start
-    writer = ScriptWriter(questions, settings.poor_share, player.write_search)
-    num_short = round(settings.single_passage_share * num_episodes)
+    writer = ScriptWriter(questions, source.poor_share, player.write_search)
+    num_short = round(source.single_passage_share * num_episodes)
     rng = random.Random(f"demonstrations-{config.seed}")
     jobs = [
         Job(rng.choice(questions), index, f"demonstration/{index}") for index in range(num_episodes)
@@ -210,6 +213,7 @@ def _questions_with_hops(path: Path | None, form: str | None, key: str) -> Seque
     if not questions:
         raise UserError(
             f"no question of {path} says how it is solved (metadata.hops), so none "
-            "can be demonstrated: set warm_start.episodes to recorded episodes"
+            "can be demonstrated: learn from recorded episodes with "
+            "warm_start.source.kind=recorded and warm_start.source.episodes=FILE"
         )
     return questions

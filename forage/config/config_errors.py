@@ -6,31 +6,103 @@
 from __future__ import annotations
 
 import difflib
+import re
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from forage.config.kinds import kinds_of, models_at, models_in
+
+_TYPE_NAME = re.compile(r"(function|lax|nullable)-.*|(tuple|list|dict)\[.*|str|int|float|bool|path")
+"""How pydantic calls the members of a union in a location, where they are no keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an error lies: its key, the section that holds it, and the kinds of that section."""
+
+    path: str
+    section: type[BaseModel]
+    kinds: dict[str, type[BaseModel]]
+    inner: list[type[BaseModel]]
+
+    @property
+    def may_be_null(self) -> bool:
+        """Whether the key may be null."""
+        field = self.section.model_fields.get(self.path.rpartition(".")[2])
+        return field is not None and type(None) in get_args(field.annotation)
+
 
 def explain(root: type[BaseModel], detail: dict[str, Any]) -> str:
     """One of pydantic's errors about settings of ``root``, as a sentence for who wrote them."""
-    location = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        return f"unknown key {location}{_nearest(root, location)}"
-    if detail["type"] == "missing":
-        return f"{location} is missing"
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    if detail["type"] == "value_error":
-        return message
-    return f"{location}: {message} (got {detail['input']!r})"
+    place = _place(root, detail["loc"])
+    path, kinds = place.path, list(kinds_of(place.inner))
+    or_null = ", or null to do without" if place.may_be_null else ""
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"unknown key {path}{_hint(root, place)}"
+        case "missing":
+            name = path.rpartition(".")[2]
+            field = place.section.model_fields.get(name)
+            what = f": {field.description}" if field is not None and field.description else ""
+            return f"{path} is missing{what}"
+        case "union_tag_not_found":
+            return f"{path}.kind is missing; there are: {', '.join(kinds)}"
+        case "union_tag_invalid":
+            tag = str(detail["ctx"]["tag"])
+            close = difflib.get_close_matches(tag, kinds, n=1, cutoff=0.5)
+            nearest = f"; did you mean {close[0]}?" if close else "."
+            there_are = f"There are: {', '.join(kinds)}{or_null}"
+            return f"{path}: there is no kind {tag!r}{nearest} {there_are}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            or_kind = " or the name of a kind" if kinds else ""
+            needed = f"a section of keys{or_kind} is needed{or_null}"
+            return f"{path}: {needed} (got {detail['input']!r})"
+        case "value_error":
+            return str(detail["msg"]).removeprefix("Value error, ")
+        case _:
+            return f"{path}: {detail['msg']} (got {detail['input']!r})"
 
 
-def _nearest(root: type[BaseModel], location: str) -> str:
-    keys = list(_all_keys(root, ""))
-    name = location.rsplit(".", 1)[-1]
+def _place(root: type[BaseModel], location: tuple[str | int, ...]) -> _Place:
+    """The place of an error, without the names of kinds that pydantic puts into its location."""
+    names: list[str] = []
+    section, inner = root, [root]
+    kinds: dict[str, type[BaseModel]] = {}
+    siblings: dict[str, type[BaseModel]] = {}
+    for part in location:
+        if len(inner) > 1 and part in kinds_of(inner):
+            siblings = kinds_of(inner)
+            inner = [siblings[str(part)]]
+        elif isinstance(part, int):
+            names.append(str(part))
+        elif part in _fields(inner) or not _TYPE_NAME.fullmatch(part):
+            section, kinds = (inner[0], siblings) if len(inner) == 1 else (section, {})
+            siblings = {}
+            names.append(part)
+            inner = models_at([section], part)
+    return _Place(".".join(names), section, kinds, inner)
+
+
+def _fields(models: list[type[BaseModel]]) -> set[str]:
+    return {name for model in models for name in model.model_fields}
+
+
+def _hint(root: type[BaseModel], place: _Place) -> str:
+    section, _, name = place.path.rpartition(".")
+    own = list(place.section.model_fields)
+    holders = [kind for kind, model in place.kinds.items() if name in model.model_fields]
+    if holders:
+        return f": {section} has it with kind: {' or '.join(holders)}"
+    keys = _all_keys(root, "")
     # The right name in the wrong place is likelier than another name in the same place.
-    close = [key for key in keys if key.rsplit(".", 1)[-1] == name] or difflib.get_close_matches(
-        location, keys, n=1, cutoff=0.6
-    )
+    close = [key for key in keys if key.rsplit(".", 1)[-1] == name]
+    close = close or [
+        f"{section}.{key}" if section else key
+        for key in difflib.get_close_matches(name, own, n=1, cutoff=0.7)
+    ]
+    close = close or difflib.get_close_matches(place.path, keys, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -38,7 +110,6 @@ def _all_keys(model: type[BaseModel], prefix: str) -> list[str]:
     keys: list[str] = []
     for name, field in model.model_fields.items():
         keys.append(prefix + name)
-        for section in get_args(field.annotation) or (field.annotation,):
-            if isinstance(section, type) and issubclass(section, BaseModel):
-                keys.extend(_all_keys(section, f"{prefix}{name}."))
+        for section in models_in(field.annotation):
+            keys.extend(_all_keys(section, f"{prefix}{name}."))
     return keys

@@ -2,27 +2,33 @@
 
 ``base: other.yaml``, or a list of files, names what a recipe starts from, relative to itself. Later
 files win over earlier ones and the recipe over all; sections are merged, everything else is
-replaced, and a section that is null is taken away. ``key.sub=value`` from the command line is set
-above them all. Which settings there are is not this file's business.
+replaced, and what is null is taken away. ``key.sub=value`` from the command line is laid above them
+all. Where a section changes its kind, the keys of the old kind go.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from forage.config.kinds import Models, kinds_of, models_at
 from forage.errors import UserError
+
+LOG = logging.getLogger(__name__)
 
 Tree = dict[str, Any]
 BASE = "base"
 
 
-def read_tree(path: Path, based_on_it: tuple[Path, ...] = ()) -> Tree:
+def read_tree(path: Path, models: Models = (), based_on_it: tuple[Path, ...] = ()) -> Tree:
     """The settings of a recipe with those of its bases beneath; raises ``UserError``.
 
-    ``based_on_it`` are the files that asked for this one, to find a circle by.
+    ``models`` is what the tree will be read as. ``based_on_it`` are the files that asked for this
+    one, to find a circle by.
     """
     tree = _read(path)
     bases = tree.pop(BASE, [])
@@ -35,26 +41,42 @@ def read_tree(path: Path, based_on_it: tuple[Path, ...] = ()) -> Tree:
         base = path.parent / name
         if base.resolve() in chain:
             raise UserError(f"{path}: {BASE} names {name}, which is based on it in turn")
-        merged = merge(merged, read_tree(base, chain))
-    return merge(merged, tree)
+        merged = merge(merged, read_tree(base, models, chain), models)
+    return merge(merged, tree, models)
 
 
-def merge(below: Tree, above: Tree) -> Tree:
+def merge(below: Tree, above: Tree, models: Models = (), path: str = "") -> Tree:
     """Both trees in one; where both have a value, that of ``above``.
 
     ``{"a": {"b": 1, "c": 2}, "d": {"e": 3}}`` below ``{"a": {"c": 4}, "d": None}`` gives
-    ``{"a": {"b": 1, "c": 4}}``.
+    ``{"a": {"b": 1, "c": 4}, "d": None}``. ``models`` are those of the section at ``path``: where
+    one is a union of kinds and ``above`` names another kind, keys go that only the old one has.
     """
     merged = dict(below)
     for key, value in above.items():
-        old = merged.get(key)
-        if not isinstance(old, dict):
-            merged[key] = value
-        elif value is None:
-            del merged[key]
+        inner, place = models_at(models, key), f"{path}{key}"
+        old, new = _written_out(merged.get(key), inner), _written_out(value, inner)
+        if isinstance(old, dict) and isinstance(new, dict):
+            merged[key] = merge(_of_new_kind(old, new, inner, place), new, inner, f"{place}.")
         else:
-            merged[key] = merge(old, value) if isinstance(value, dict) else value
+            merged[key] = value
     return merged
+
+
+def _written_out(value: Any, models: Models) -> Any:
+    """A section in its long form: ``rloo`` is ``{kind: rloo}`` where there are kinds."""
+    return {"kind": value} if isinstance(value, str) and kinds_of(models) else value
+
+
+def _of_new_kind(old: Tree, new: Tree, models: Models, path: str) -> Tree:
+    """What is left of a section when another kind is laid over it."""
+    model = kinds_of(models).get(str(new.get("kind")))
+    if model is None or new["kind"] == old.get("kind"):
+        return old
+    dropped = [key for key in old if key not in model.model_fields]
+    if dropped:
+        LOG.warning("%s: %s has no %s: dropped", path, new["kind"], ", ".join(dropped))
+    return {key: value for key, value in old.items() if key not in dropped}
 
 
 def _read(path: Path) -> Tree:
@@ -71,24 +93,33 @@ def _read(path: Path) -> Tree:
     return tree
 
 
-def apply_override(tree: Tree, override: str) -> None:
-    """Set one ``key.sub=value`` in the tree, in place; raises ``UserError``."""
-    key, equals, value = override.partition("=")
+def apply_override(tree: Tree, override: str, models: Models = ()) -> Tree:
+    """The tree with one ``key.sub=value`` laid over it; raises ``UserError``."""
+    key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(
             f"override {override!r} is not of the form key.sub=value, "
             "for example trainer.learning_rate=1e-5"
         )
-    *parents, last = key.split(".")
-    node = tree
-    for name in parents:
-        if node.get(name) is None:  # absent, or null: an optional section that is off
-            node[name] = {}
-        child = node[name]
-        if not isinstance(child, dict):
+    names = key.split(".")
+    node, inner = tree, models
+    for name in names[:-1]:
+        inner = models_at(inner, name)
+        node = _written_out(node.get(name), inner)
+        if node is None:  # absent, or null: an optional section that is off
+            break
+        if not isinstance(node, dict):
             raise UserError(f"override {override!r}: {name} is a value, it has no keys below it")
-        node = child
-    node[last] = _parse_value(value)
+    value = _parse_value(text)
+    if isinstance(value, dict):  # a whole section takes the place of what is there
+        tree = merge(tree, _nested(names, None), models)
+    return merge(tree, _nested(names, value), models)
+
+
+def _nested(names: Sequence[str], value: Any) -> Tree:
+    for name in reversed(names):
+        value = {name: value}
+    return value
 
 
 def _parse_value(value: str) -> Any:

@@ -7,27 +7,44 @@ refuses. Engines and sharding themselves are not here.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from forage.settings import Settings
+from forage.settings import Frozen, kind_or
 
 
-class PlacementConfig(Settings):
-    """What a run is spread over; the default is one process on ``model.device``.
+class TorchPlacement(Frozen):
+    """The in-process engine, which shares the trainer's weights."""
 
-    Weights, gradients and optimizer states are sharded over all GPUs. ``engine`` is what samples:
-    ``torch`` shares the trainer's weights, a server keeps a bfloat16 copy, cut over
-    ``tensor_parallel`` GPUs. With ``offload`` the trainer's states rest in host memory meanwhile.
-    """
+    kind: Literal["torch"] = "torch"
+    tensor_parallel: ClassVar[int] = 1
+    offload: ClassVar[bool] = False
 
-    section = "placement"
-    num_nodes: int = Field(default=1, ge=1)
-    gpus_per_node: int = Field(default=1, ge=1)
-    engine: Literal["torch", "vllm", "sglang"] = "torch"
-    tensor_parallel: int = Field(default=1, ge=1)
-    offload: bool = False
+
+class ServerPlacement(Frozen):
+    """A server with a bfloat16 copy of the weights."""
+
+    kind: Literal["vllm", "sglang"]
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs that an engine is cut over.")
+    offload: bool = Field(
+        default=False,
+        description="Keep the trainer's states in host memory while the server samples.",
+    )
+
+
+class PlacementConfig(Frozen):
+    """What a run is spread over; the default is one process on ``model.device``."""
+
+    num_nodes: int = Field(default=1, ge=1, description="Machines of the run.")
+    gpus_per_node: int = Field(
+        default=1,
+        ge=1,
+        description="GPUs of a machine; weights, gradients and states are cut over all.",
+    )
+    engine: Annotated[
+        TorchPlacement | ServerPlacement, Field(discriminator="kind"), kind_or("torch")
+    ] = Field(default=TorchPlacement(), description="What samples.")
 
     @property
     def num_gpus(self) -> int:
@@ -37,7 +54,7 @@ class PlacementConfig(Settings):
     @property
     def has_server(self) -> bool:
         """Whether the engine is a server with weights of its own."""
-        return self.engine != "torch"
+        return self.engine.kind != "torch"
 
     def not_yet(self) -> list[str]:
         """What this placement asks for that training cannot do, a sentence each."""
@@ -49,27 +66,21 @@ class PlacementConfig(Settings):
             )
         if self.has_server:
             missing.append(
-                f"placement.engine is {self.engine}: training samples with the in-process engine "
-                "alone so far (engine: torch)"
+                f"placement.engine is {self.engine.kind}: training samples with the in-process "
+                "engine alone so far (engine: torch)"
             )
-        if self.offload:
+        if self.engine.offload:
             missing.append(
-                "placement.offload is true: the trainer's states cannot be moved to host memory "
-                "yet (offload: false)"
+                "placement.engine.offload is true: the trainer's states cannot be moved to host "
+                "memory yet (offload: false)"
             )
         return missing
 
-    def dead_keys(self) -> dict[str, str]:
-        if self.has_server:
-            return {}
-        remedy = "set placement.engine to vllm or sglang"
-        return dict.fromkeys(("tensor_parallel", "offload"), remedy)
-
     @model_validator(mode="after")
     def _engines_fit_a_node(self) -> Self:
-        if self.gpus_per_node % self.tensor_parallel:
+        if self.gpus_per_node % self.engine.tensor_parallel:
             raise ValueError(
-                f"placement.tensor_parallel ({self.tensor_parallel}) does not divide "
+                f"placement.engine.tensor_parallel ({self.engine.tensor_parallel}) does not divide "
                 f"gpus_per_node ({self.gpus_per_node}): an engine would span two nodes"
             )
         return self

@@ -14,6 +14,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from forage.algorithms.credit.turn_credit import TurnRewards
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.config_errors import explain
 from forage.config.config_file import apply_override, read_tree
@@ -21,36 +22,51 @@ from forage.config.data_config import DataConfig
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.evaluation_config import EvaluationConfig
 from forage.config.model_config import KEYS_OF_WEIGHTS, ModelConfig
+from forage.config.old_spelling import new_spellings
 from forage.config.placement_config import PlacementConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.config.search_config import SearchConfig
-from forage.config.sentinel_config import SentinelConfig
+from forage.config.sentinel_config import SentinelKind, WarnOrStop
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.errors import UserError
 from forage.rewards.reward_config import RewardConfig
-from forage.settings import Frozen, Settings
+from forage.settings import Frozen
 
 
 class RunConfig(Frozen):
     """A whole run: what ``forage train`` and ``forage eval`` read."""
 
-    name: str = "run"
-    note: str = ""
-    seed: int = Field(default=0, ge=0)
-    output_dir: Path = Path("runs/run")
-    model: ModelConfig
-    data: DataConfig = DataConfig()
-    environment: EnvironmentConfig = EnvironmentConfig()
-    search: SearchConfig = SearchConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    reward: RewardConfig = RewardConfig()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
-    trainer: TrainerConfig = TrainerConfig()
-    sentinel: SentinelConfig = SentinelConfig()
-    warm_start: WarmStartConfig = WarmStartConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    placement: PlacementConfig = PlacementConfig()
+    name: str = Field(default="run", description="What the run is called in logs and trackers.")
+    note: str = Field(default="", description="Printed when the run begins; for readers alone.")
+    seed: int = Field(default=0, ge=0, description="Fixes every draw of chance of the run.")
+    output_dir: Path = Field(
+        default=Path("runs/run"), description="Where records, checkpoints and settings go."
+    )
+    model: ModelConfig = Field(description="The policy.")
+    data: DataConfig = Field(default=DataConfig(), description="The questions.")
+    environment: EnvironmentConfig = Field(
+        default=EnvironmentConfig(), description="The protocol of an episode and its budgets."
+    )
+    search: SearchConfig = Field(default=SearchConfig(), description="The retriever.")
+    rollout: RolloutConfig = Field(default=RolloutConfig(), description="How episodes are sampled.")
+    reward: RewardConfig = Field(default=RewardConfig(), description="What an episode earns.")
+    algorithm: AlgorithmConfig = Field(
+        default=AlgorithmConfig(), description="How rewards become a loss."
+    )
+    trainer: TrainerConfig = Field(
+        default=TrainerConfig(), description="The shape of a step and its optimizer."
+    )
+    sentinel: SentinelKind | None = Field(
+        default=WarnOrStop(), description="What watches for a collapse of the run; null: nothing."
+    )
+    warm_start: WarmStartConfig = Field(
+        default=WarmStartConfig(), description="What forage sft learns from, and how."
+    )
+    evaluation: EvaluationConfig = Field(
+        default=EvaluationConfig(), description="What is evaluated, and when."
+    )
+    placement: PlacementConfig = Field(default=PlacementConfig(), description="Machines and GPUs.")
 
     @model_validator(mode="before")
     @classmethod
@@ -96,10 +112,11 @@ class RunConfig(Frozen):
     @model_validator(mode="after")
     def _algorithm_fits_the_run(self) -> Self:
         algorithm, trainer, env = self.algorithm, self.trainer, self.environment
-        if algorithm.advantage == "pass_at_k" and algorithm.pass_k > trainer.group_size:
+        advantage = algorithm.advantage
+        if advantage.kind == "pass_at_k" and advantage.k > trainer.group_size:
             raise ValueError(
-                f"algorithm.pass_k ({algorithm.pass_k}) is above trainer.group_size "
-                f"({trainer.group_size}): no k episodes can be drawn; lower pass_k"
+                f"algorithm.advantage.k ({advantage.k}) is above trainer.group_size "
+                f"({trainer.group_size}): no k episodes can be drawn; lower k"
             )
         if trainer.num_mini_batches > trainer.questions_per_step:
             raise ValueError(
@@ -108,39 +125,42 @@ class RunConfig(Frozen):
             )
         is_learnt_once = trainer.num_mini_batches * trainer.num_epochs == 1
         is_fresh = algorithm.decoupled or self.rollout.max_staleness == 0
-        if algorithm.likelihood_protection.coefficient and is_learnt_once and is_fresh:
+        if algorithm.likelihood_protection and is_learnt_once and is_fresh:
             raise ValueError(
                 "algorithm.likelihood_protection does nothing where each batch is learnt once: "
                 "set trainer.num_mini_batches or trainer.num_epochs above 1, or remove it"
             )
-        if algorithm.dynamic_sampling.is_enabled and trainer.group_size < 2:
+        if algorithm.dynamic_sampling and trainer.group_size < 2:
             raise ValueError(
                 "algorithm.dynamic_sampling compares the episodes of a group: set "
                 f"trainer.group_size above {trainer.group_size}"
             )
-        if self.reward.search_cost and algorithm.turns.search_cost:
+        if self.reward.search_cost and isinstance(advantage, TurnRewards) and advantage.search_cost:
             raise ValueError(
-                "reward.search_cost and algorithm.turns.search_cost both take off what a search "
-                "costs: remove the first to charge the turn that searched, or the second to charge "
-                "the episode"
+                "reward.search_cost and algorithm.advantage.search_cost both take off what a "
+                "search costs: remove the first to charge the turn that searched, or the second to "
+                "charge the episode"
             )
-        longest = algorithm.overlong.max_tokens
-        if longest is not None and longest - algorithm.overlong.buffer_tokens >= env.max_tokens:
+        overlong = algorithm.overlong
+        if overlong and overlong.max_tokens - overlong.buffer_tokens >= env.max_tokens:
             raise ValueError(
-                f"algorithm.overlong.max_tokens ({longest}) less its buffer_tokens is not below "
-                f"environment.max_tokens ({env.max_tokens}): no episode could reach it; lower it"
+                f"algorithm.overlong.max_tokens ({overlong.max_tokens}) less its buffer_tokens "
+                f"is not below environment.max_tokens ({env.max_tokens}): no episode could reach "
+                "it; lower it"
             )
         return self
 
     @model_validator(mode="after")
     def _a_healthy_checkpoint_is_kept(self) -> Self:
-        trainer = self.trainer
+        trainer, sentinel = self.trainer, self.sentinel
+        if sentinel is None or sentinel.kind != "roll_back":
+            return self
         reach = (trainer.keep_checkpoints - 1) * trainer.checkpoint_every
-        needed = self.sentinel.patience + self.sentinel.window + self.rollout.max_staleness
-        if self.sentinel.action == "roll_back" and reach < needed:
+        needed = sentinel.patience + sentinel.window + self.rollout.max_staleness
+        if reach < needed:
             raise ValueError(
-                "sentinel.action is roll_back, but no checkpoint from before an alarm would be "
-                f"left: (trainer.keep_checkpoints - 1) * checkpoint_every is {reach}, and "
+                "sentinel.kind is roll_back, but no checkpoint from before an alarm would be left: "
+                f"(trainer.keep_checkpoints - 1) * checkpoint_every is {reach}, and "
                 f"sentinel.patience + sentinel.window + rollout.max_staleness is {needed}; raise "
                 "keep_checkpoints"
             )
@@ -152,12 +172,12 @@ class RunConfig(Frozen):
         if placement.has_server and "engine" in self.rollout.model_fields_set:
             raise ValueError(
                 f"rollout.engine does nothing: it sizes the in-process engine, and "
-                f"placement.engine is {placement.engine}; remove one of them"
+                f"placement.engine is {placement.engine.kind}; remove one of them"
             )
         if self.model.device == "cpu" and (placement.num_gpus > 1 or placement.has_server):
             raise ValueError(
                 f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs and the "
-                f"engine {placement.engine}: set model.device to cuda, or remove placement"
+                f"engine {placement.engine.kind}: set model.device to cuda, or remove placement"
             )
         return self
 
@@ -215,7 +235,7 @@ class RunConfig(Frozen):
             )
         if self.data.train is None:
             raise UserError("data.train is missing: name a file of questions")
-        if self.trainer.group_size < 2 and self.algorithm.needs_groups:
+        if self.trainer.group_size < 2 and self.algorithm.advantage.needs_groups:
             raise UserError(
                 f"trainer.group_size is {self.trainer.group_size}: a group baseline needs at "
                 "least 2 episodes of a question"
@@ -224,7 +244,7 @@ class RunConfig(Frozen):
     def check_supervised(self) -> None:
         """Refuse what supervised learning cannot use; raises ``UserError``."""
         self.check_weights_are_here("supervised learning")
-        if self.model.lora is not None and self.warm_start.optimizer == "muon":
+        if self.model.lora is not None and self.warm_start.optimizer.kind == "muon":
             raise UserError(
                 "model.lora with warm_start.optimizer: muon: Muon evens out the directions of a "
                 "matrix, which a product of two thin ones does not survive; set "
@@ -242,16 +262,19 @@ class RunConfig(Frozen):
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe with its bases, apply ``key.sub=value`` overrides; raises ``UserError``."""
-    tree = read_tree(path)
+    tree = read_tree(path, (RunConfig,))
     for override in overrides:
-        apply_override(tree, override)
-    # A section that is null is one that the recipe does without.
-    present = {key: value for key, value in tree.items() if value is not None}
-    return build_config(present, source=str(path))
+        tree = apply_override(tree, override, (RunConfig,))
+    return build_config(tree, source=str(path))
 
 
 def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfig:
     """Check a tree of settings; raises ``UserError`` that names each wrong key."""
+    if old := new_spellings(tree):
+        raise UserError(
+            f"{source}: some keys are spelt otherwise now; write (see forage settings):\n  "
+            + "\n  ".join(old)
+        )
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -262,21 +285,9 @@ def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfi
 def to_yaml(config: RunConfig) -> str:
     """The whole config, defaults included, as YAML that ``load_config`` reads back equal."""
     tree = config.model_dump(mode="json", exclude_defaults=False)
-    _drop_dead_keys(config.algorithm, tree["algorithm"])
-    _drop_dead_keys(config.warm_start, tree["warm_start"])
-    _drop_dead_keys(config.placement, tree["placement"])
     if config.placement.has_server or config.model.endpoint is not None:
         del tree["rollout"]["engine"]
     if config.model.endpoint is not None:
         for name in KEYS_OF_WEIGHTS:
             del tree["model"][name]
     return yaml.safe_dump(tree, sort_keys=False)
-
-
-def _drop_dead_keys(section: Settings, tree: dict[str, Any]) -> None:
-    for name in type(section).model_fields:
-        child = getattr(section, name)
-        if name in section.dead_keys():
-            del tree[name]
-        elif isinstance(child, Settings):
-            _drop_dead_keys(child, tree[name])

@@ -1,47 +1,84 @@
-"""The settings of ``sentinel``: thresholds of the signs of a collapse, and what an alarm does.
+"""The settings of ``sentinel``: what an alarm does, and the thresholds of the signs of a collapse.
 
-``run_config.py`` hangs them under its root; ``training/sentinel.py`` watches.
+``run_config.py`` hangs them under its root; ``watch/sentinel.py`` watches. docs/sentinel.md
+explains each sign.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from forage.settings import Frozen
+from forage.settings import Frozen, kind_or
 
 
 class SentinelConfig(Frozen):
-    """What is taken for the signs of a collapse, and what is done then (docs/sentinel.md)."""
+    """What is taken for the signs of a collapse, whatever is done then."""
 
-    action: Literal["off", "warn", "stop", "roll_back"] = "warn"
-    window: int = Field(default=8, ge=1)
-    patience: int = Field(default=2, ge=1)
-    likelihood_drop: float = Field(default=0.02, gt=0)
-    surprise_growth: float = Field(default=2.0, gt=1)
-    min_entropy: float = Field(default=0.001, ge=0)
-    entropy_growth: float = Field(default=3.0, gt=1)
-    grad_norm_growth: float = Field(default=5.0, gt=1)
-    max_misranked: float = Field(default=0.3, gt=0, le=1)
-    format_breaks_rise: float = Field(default=0.2, gt=0, le=1)
-    repetition_rise: float = Field(default=0.2, gt=0, le=1)
-    repeated_searches_rise: float = Field(default=0.25, gt=0, le=1)
-    empty_answers_rise: float = Field(default=0.25, gt=0, le=1)
-    searches_drop: float = Field(default=0.5, gt=0, le=1)
-    rate_factor: float = Field(default=0.5, gt=0, lt=1)
-    max_rollbacks: int = Field(default=3, ge=1)
+    window: int = Field(default=8, ge=1, description="Steps whose median is what is normal.")
+    patience: int = Field(
+        default=2, ge=1, description="Steps beyond a limit after which there is an alarm."
+    )
+    likelihood_drop: float = Field(
+        default=0.02,
+        gt=0,
+        description="Nats a token by which correct episodes may become less likely.",
+    )
+    surprise_growth: float = Field(
+        default=2.0,
+        gt=1,
+        description="By how much the surprise at correct episodes may be multiplied.",
+    )
+    min_entropy: float = Field(
+        default=0.001, ge=0, description="The lowest entropy, in nats a token."
+    )
+    entropy_growth: float = Field(
+        default=3.0, gt=1, description="By how much the entropy may be multiplied."
+    )
+    grad_norm_growth: float = Field(
+        default=5.0, gt=1, description="By how much the norm of the gradient may be multiplied."
+    )
+    max_misranked: float = Field(
+        default=0.3,
+        gt=0,
+        le=1,
+        description="The highest share of pairs in which a wrong answer earns more than a right.",
+    )
+    format_breaks_rise: float = Field(
+        default=0.2, gt=0, le=1, description="How far the share of broken formats may rise."
+    )
+    repetition_rise: float = Field(
+        default=0.2, gt=0, le=1, description="How far the repetition within turns may rise."
+    )
+    repeated_searches_rise: float = Field(
+        default=0.25, gt=0, le=1, description="How far the share of repeated searches may rise."
+    )
+    empty_answers_rise: float = Field(
+        default=0.25, gt=0, le=1, description="How far the share of empty answers may rise."
+    )
+    searches_drop: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="The share of the searches that a question needs that may go.",
+    )
 
-    @model_validator(mode="after")
-    def _no_dead_keys(self) -> Self:
-        defaults = type(self).model_fields
-        dead = [name for name in defaults if name != "action"] if self.action == "off" else []
-        if self.action in ("warn", "stop"):
-            dead = ["rate_factor", "max_rollbacks"]
-        for name in dead:
-            if getattr(self, name) != defaults[name].default:
-                raise ValueError(
-                    f"sentinel.{name} does nothing with sentinel.action: {self.action}; "
-                    "remove it, or set another action"
-                )
-        return self
+
+class WarnOrStop(SentinelConfig):
+    """Says in the log that a collapse is ahead (warn), or ends the run (stop)."""
+
+    kind: Literal["warn", "stop"] = "warn"
+
+
+class RollBack(SentinelConfig):
+    """Goes back to a checkpoint from before the trouble, with a smaller step."""
+
+    kind: Literal["roll_back"] = "roll_back"
+    rate_factor: float = Field(
+        default=0.5, gt=0, lt=1, description="What a rollback leaves of the learning rate."
+    )
+    max_rollbacks: int = Field(default=3, ge=1, description="Rollbacks before the run ends.")
+
+
+SentinelKind = Annotated[WarnOrStop | RollBack, Field(discriminator="kind"), kind_or("warn")]

@@ -6,66 +6,94 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forage.settings import Settings
+from forage.settings import Frozen, kind_or
 
 
-class SelectConfig(Settings):
+class SelectConfig(Frozen):
     """Which recorded episodes are worth learning: those that pass every test below.
 
-    ``min_reward`` asks for that reward or more; ``best_of_group`` for the highest one among a
-    question's episodes of one step, the shortest of equals; ``max_per_question`` keeps so many of a
-    question's best; ``deduplicate`` keeps one of several with the same tokens. ``arms`` are those
-    of an evaluation; a training run's episodes count as normal. Episodes that a search or the
-    engine failed never pass.
+    Episodes that a search or the engine failed never pass.
     """
 
-    section = "warm_start.select"
-    min_reward: float | None = None
-    best_of_group: bool = False
-    max_per_question: int | None = Field(default=None, ge=1)
-    deduplicate: bool = True
-    arms: tuple[str, ...] = ("normal",)
+    min_reward: float | None = Field(
+        default=None, description="The lowest reward that passes; null: any."
+    )
+    best_of_group: bool = Field(
+        default=False,
+        description="Keep a question's highest reward of a step alone, the shortest of equals.",
+    )
+    max_per_question: int | None = Field(
+        default=None, ge=1, description="Episodes of a question at most, the best first."
+    )
+    deduplicate: bool = Field(default=True, description="Keep one of several with the same tokens.")
+    arms: tuple[str, ...] = Field(
+        default=("normal",),
+        description="The arms of an evaluation that pass; training counts as normal.",
+    )
 
 
-class WarmStartConfig(Settings):
-    """Supervised learning from episodes: recorded ones, or poor scripted demonstrations.
+class ScriptedSource(Frozen):
+    """Poor demonstrations, written by a script from questions that say how they are solved."""
 
-    ``optimizer`` ``muon`` updates matrices by Muon at ``matrix_learning_rate`` and the rest by
-    AdamW at ``learning_rate``, for small models from random weights. ``adamw`` is AdamW alone.
-    """
+    kind: Literal["scripted"] = "scripted"
+    poor_share: float = Field(
+        default=0.6, ge=0, le=1, description="The share of demonstrations that search badly."
+    )
+    single_passage_share: float = Field(
+        default=0.0, ge=0, le=1, description="The share that is shown the first passage alone."
+    )
 
-    section = "warm_start"
-    episodes: Path | tuple[Path, ...] | None = None
-    select: SelectConfig = SelectConfig()
-    poor_share: float = Field(default=0.6, ge=0, le=1)
-    single_passage_share: float = Field(default=0.0, ge=0, le=1)
-    num_steps: int = Field(default=200, ge=1)
-    sequences_per_step: int = Field(default=64, ge=1)
-    optimizer: Literal["muon", "adamw"] = "muon"
-    learning_rate: float = Field(default=3e-3, gt=0)
-    matrix_learning_rate: float = Field(default=0.02, gt=0)
-    warmup_steps: int = Field(default=20, ge=0)
-    observation_weight: float = Field(default=0.1, ge=0)
-    argument_weight: float = Field(default=6.0, gt=0)
+
+class RecordedSource(Frozen):
+    """Episodes of a training run or an evaluation."""
+
+    kind: Literal["recorded"] = "recorded"
+    episodes: Path | tuple[Path, ...] = Field(description="A file of episodes, or a list of them.")
+    select: SelectConfig = Field(
+        default=SelectConfig(), description="Which of the episodes are learnt."
+    )
 
     @property
-    def episode_files(self) -> tuple[Path, ...]:
-        """The files of ``episodes``; none where demonstrations are scripted."""
-        if self.episodes is None:
-            return ()
+    def files(self) -> tuple[Path, ...]:
+        """The files of ``episodes``."""
         return (self.episodes,) if isinstance(self.episodes, Path) else self.episodes
 
-    def dead_keys(self) -> dict[str, str]:
-        dead: dict[str, str] = {}
-        if self.episode_files:
-            remedy = "it is about scripted demonstrations; remove warm_start.episodes"
-            dead |= dict.fromkeys(("poor_share", "single_passage_share"), remedy)
-        else:
-            dead["select"] = "set warm_start.episodes to recorded episodes"
-        if self.optimizer == "adamw":
-            dead["matrix_learning_rate"] = "set warm_start.optimizer to muon"
-        return dead
+
+class MuonOptimizer(Frozen):
+    """Muon for matrices and AdamW for the rest: for small models from random weights."""
+
+    kind: Literal["muon"] = "muon"
+    matrix_learning_rate: float = Field(
+        default=0.02, gt=0, description="The rate of Muon; warm_start.learning_rate is AdamW's."
+    )
+
+
+class AdamwOptimizer(Frozen):
+    """AdamW alone."""
+
+    kind: Literal["adamw"] = "adamw"
+
+
+class WarmStartConfig(Frozen):
+    """Supervised learning from episodes, before reinforcement learning."""
+
+    source: Annotated[
+        ScriptedSource | RecordedSource, Field(discriminator="kind"), kind_or("scripted")
+    ] = Field(default=ScriptedSource(), description="Where the episodes come from.")
+    optimizer: Annotated[
+        MuonOptimizer | AdamwOptimizer, Field(discriminator="kind"), kind_or("muon")
+    ] = Field(default=MuonOptimizer(), description="What updates the weights.")
+    num_steps: int = Field(default=200, ge=1, description="Optimizer steps.")
+    sequences_per_step: int = Field(default=64, ge=1, description="Episodes in a step.")
+    learning_rate: float = Field(default=3e-3, gt=0, description="The rate of AdamW.")
+    warmup_steps: int = Field(default=20, ge=0, description="Steps over which rates grow from 0.")
+    observation_weight: float = Field(
+        default=0.1, ge=0, description="What a token of a search result counts in the loss."
+    )
+    argument_weight: float = Field(
+        default=6.0, gt=0, description="What a token counts that names what was read."
+    )

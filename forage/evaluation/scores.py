@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from forage.algorithms.pass_at_k import pass_at_k
+from forage.algorithms.credit.pass_at_k import pass_at_k
 from forage.types import Episode, Question, Status
 
 

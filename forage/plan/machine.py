@@ -87,9 +87,9 @@ def model_paths(config: RunConfig) -> list[str]:
     """The models of a run, each once: the policy, and others that its algorithm names."""
     algorithm = config.algorithm
     paths = [config.model.path]
-    if algorithm.kl.coefficient and algorithm.kl.reference:
+    if algorithm.kl is not None and algorithm.kl.reference:
         paths.append(algorithm.kl.reference)
-    if algorithm.advantage == "gae" and algorithm.critic.path:
+    if algorithm.critic is not None and algorithm.critic.path:
         paths.append(algorithm.critic.path)
     return list(dict.fromkeys(paths))
 

@@ -68,7 +68,7 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The parts on one device, and what ``placement.offload`` moves to a node's host memory."""
+    """The parts on one device, and what offloading moves to a node's host memory."""
 
     parts: tuple[MemoryPart, ...]
     host_bytes_per_node: int
@@ -97,7 +97,7 @@ def plan_memory(
         *_learning_parts(config, model, num_cores if config.model.device == "cpu" else 1),
         *_engine_parts(config, model),
     ]
-    is_offloaded = config.placement.offload
+    is_offloaded = config.placement.engine.offload
     resting = sum(part.num_bytes for part in trainer) if is_offloaded else 0
     return Memory(tuple(parts), resting * config.placement.gpus_per_node)
 
@@ -112,7 +112,7 @@ def _trainer_states(
 ) -> list[MemoryPart]:
     """What the trainer keeps from step to step; offload moves it to the host while sampling."""
     size, gpus = bytes_of(config), config.placement.num_gpus
-    stays = not config.placement.offload
+    stays = not config.placement.engine.offload
     shard = f" / {gpus} GPUs" if gpus > 1 else ""
 
     def state(name: str, numbers: _Numbers, moments: int = 1) -> MemoryPart:
@@ -126,7 +126,7 @@ def _trainer_states(
     if lora is not None:
         parts.append(state("adapters", learnt))
     parts.append(state("optimizer (AdamW)", learnt, _MOMENTS))
-    if algorithm.kl.coefficient and (lora is None or algorithm.kl.reference is not None):
+    if algorithm.kl is not None and (lora is None or algorithm.kl.reference is not None):
         parts.append(state("reference model", whole))
     if critic is not None:
         head = critic.hidden_size + 1
@@ -134,7 +134,7 @@ def _trainer_states(
         if lora is None:
             learnt = trunk
         else:
-            if algorithm.critic.path is not None:
+            if algorithm.critic is not None and algorithm.critic.path is not None:
                 parts.append(state("critic: frozen weights", trunk))
             learnt = _Numbers(_learnt(config, critic).count + head, _ADAPTER_BYTES)
         parts.append(state("critic: weights", learnt))
@@ -198,14 +198,14 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
         text = f"{tokens:,} tokens x {model.kv_numbers_per_token:,} x {bytes_of(config)} B"
         return [MemoryPart("KV cache", num_bytes, text, True, True)]
     # A server that shares its GPUs with an offloaded trainer frees its memory while that learns.
-    stays = not placement.offload
-    tensor_parallel, gpus = placement.tensor_parallel, placement.num_gpus
+    stays = not placement.engine.offload
+    tensor_parallel, gpus = placement.engine.tensor_parallel, placement.num_gpus
     weights = ceil(model.num_parameters * SERVER_BYTES / tensor_parallel)
     tokens = config.rollout.max_concurrent_episodes * config.environment.max_tokens
     cache = ceil(tokens * model.kv_numbers_per_token * SERVER_BYTES / gpus)
     return [
         MemoryPart(
-            f"engine: weights ({placement.engine})",
+            f"engine: weights ({placement.engine.kind})",
             weights,
             f"{_millions(model.num_parameters)} x {SERVER_BYTES} B / {tensor_parallel} "
             "(tensor_parallel)",

@@ -82,11 +82,10 @@ def make_plan(config: RunConfig, machine: Machine | None = None) -> Plan:
     config.check_trainable()
     machine = machine or look_at_machine(Path.cwd())
     model = measure(config.model.path)
-    critic_path = config.algorithm.critic.path
-    has_critic = config.algorithm.advantage == "gae"
-    critic = (measure(critic_path) if critic_path else model) if has_critic else None
+    asked = config.algorithm.critic
+    critic = None if asked is None else measure(asked.path) if asked.path else model
     memory = None
-    if model is not None and (critic is not None or not has_critic):
+    if model is not None and (critic is not None or asked is None):
         memory = plan_memory(config, model, critic, machine.num_cores)
     checks, num_questions = _check(config)
     work = count_work(config, num_questions or num_train_questions(config))
@@ -150,8 +149,8 @@ def _obstacles(
     """What keeps training from starting on this machine, a sentence each."""
     placement = config.placement
     obstacles = placement.not_yet()
-    if placement.has_server and placement.engine not in machine.packages:
-        obstacles.append(f"the engine {placement.engine} is not installed on this machine")
+    if placement.has_server and placement.engine.kind not in machine.packages:
+        obstacles.append(f"the engine {placement.engine.kind} is not installed on this machine")
     on_gpu = config.model.device != "cpu"
     if on_gpu and len(machine.gpu_bytes) < placement.gpus_per_node:
         obstacles.append(
@@ -190,8 +189,8 @@ def _too_little_memory(config: RunConfig, machine: Machine, memory: Memory) -> l
         )
     if memory.host_bytes_per_node > machine.memory_bytes:
         found.append(
-            f"placement.offload keeps {memory.host_bytes_per_node / 1e9:,.1f} GB in the memory of "
-            f"each machine, this one has {machine.memory_bytes / 1e9:,.1f} GB"
+            f"placement.engine.offload keeps {memory.host_bytes_per_node / 1e9:,.1f} GB in the "
+            f"memory of each machine, this one has {machine.memory_bytes / 1e9:,.1f} GB"
         )
     return found
 
@@ -202,7 +201,7 @@ def count_work(config: RunConfig, num_questions: int | None) -> Work:
     num_played = trainer.questions_per_step + num_oversampled(
         config.algorithm.dynamic_sampling, trainer.questions_per_step
     )
-    greedy = config.algorithm.advantage == "remax"
+    greedy = config.algorithm.advantage.plays_greedy
     episodes = num_played * (trainer.group_size + greedy)
     queries = MAX_QUERIES if environment.protocol == "tools" else 1
     # No search is run in the last turn of an episode.

@@ -96,11 +96,11 @@ def _places(plan: Plan) -> Iterator[str]:
         yield f"trainer: this process, on {config.model.device}"
     in_flight = f"{config.rollout.max_concurrent_episodes:,} episodes in flight"
     if placement.has_server:
-        num_engines = placement.num_gpus // placement.tensor_parallel
-        turns = ", taking turns with the trainer" if placement.offload else ""
+        num_engines = placement.num_gpus // placement.engine.tensor_parallel
+        turns = ", taking turns with the trainer" if placement.engine.offload else ""
         yield (
-            f"engine: {num_engines} x {placement.engine} on {placement.tensor_parallel} GPUs each"
-            f"{turns}; {in_flight}"
+            f"engine: {num_engines} x {placement.engine.kind} on "
+            f"{placement.engine.tensor_parallel} GPUs each{turns}; {in_flight}"
         )
     else:
         yield f"engine: in the trainer's process, with its weights; {in_flight}"

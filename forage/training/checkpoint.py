@@ -165,7 +165,7 @@ def _load_critic(
     except RuntimeError as error:  # torch's for other sizes
         raise UserError(
             f"the critic of the checkpoint {checkpoint} is of another model; set "
-            f"algorithm.critic.path to the one that it started from ({error})"
+            f"algorithm.advantage.critic.path to the one that it started from ({error})"
         ) from error
 
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forage import attention
+from forage.algorithms.credit.estimator import CriticConfig
 from forage.algorithms.credit.gae import explained_variance, value_loss
 from forage.algorithms.loss.aggregation import token_mean
 from forage.batch import Batch, Packed, Rows
-from forage.config.algorithm_config import CriticConfig
 from forage.training.gradients import accumulate, means
 from forage.training.logprobs import hidden_before
 
@@ -50,7 +50,7 @@ class CriticTrainer:
     def __init__(self, critic: Critic, config: CriticConfig) -> None:
         self.critic = critic
         self.num_updates = 0
-        self._config = config
+        self.config = config
         learnt = [weight for weight in critic.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
             learnt, lr=config.learning_rate, weight_decay=config.weight_decay
@@ -58,7 +58,7 @@ class CriticTrainer:
 
     def step(self, batch: Batch) -> dict[str, float]:
         """One optimizer step on the clipped squared error, mean over the batch's sampled tokens."""
-        config = self._config
+        config = self.config
         rate = config.learning_rate * min(1.0, (self.num_updates + 1) / max(config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -67,7 +67,7 @@ class CriticTrainer:
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
                 f"the norm of the critic's gradient is {grad_norm} at its update "
-                f"{self.num_updates}; lower algorithm.critic.learning_rate"
+                f"{self.num_updates}; lower algorithm.advantage.critic.learning_rate"
             )
         if batch.rows:
             self.optimizer.step()
@@ -86,7 +86,7 @@ class CriticTrainer:
         values_M = self.critic.values(rows.packed, chosen)
         old_values_M = rows.values_N[chosen].to(values_M.device)
         returns_M = rows.returns_N[chosen].to(values_M.device)
-        loss_M, metrics = value_loss(values_M, old_values_M, returns_M, self._config.value_clip)
+        loss_M, metrics = value_loss(values_M, old_values_M, returns_M, self.config.value_clip)
         return token_mean(loss_M, batch.num_sampled_tokens), metrics
 
 

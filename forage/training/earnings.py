@@ -8,23 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forage.algorithms.credit.turn_credit import turn_lengths, turn_rewards
-from forage.algorithms.overlong import overlong_penalty
+from forage.algorithms.credit.estimator import Earned
+from forage.algorithms.credit.turn_credit import TurnRewards, turn_lengths, turn_rewards
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.rewards.shown import shows_an_answer
 from forage.types import ActionKind, Episode, Group, Question, Status, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Earned:
-    """What an episode earned turn by turn (``_T`` are turns), before any baseline."""
-
-    rewards_T: tuple[float, ...]
-    lengths_T: tuple[int, ...]
-
-    @property
-    def total(self) -> float:
-        return sum(self.rewards_T)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +41,12 @@ class Ledger:
         """What a scored episode earned: all in one where its tokens are not told apart."""
         assert episode.reward is not None, "the scheduler scores every episode"
         lengths_T = turn_lengths(episode.segments)
-        outcome = episode.reward.value - self._overlong(episode)
-        if not self.algorithm.tells_tokens_apart:
+        overlong = self.algorithm.overlong
+        penalty = overlong.penalty_for(episode.num_sampled_tokens) if overlong else 0.0
+        outcome = episode.reward.value - penalty
+        turns = self.algorithm.advantage
+        if not isinstance(turns, TurnRewards):
             return Earned((outcome,), (sum(lengths_T),))
-        turns = self.algorithm.turns
         assert len(lengths_T) == len(episode.turns), "a turn is one stretch of sampled tokens"
         rewards_T = turn_rewards(
             outcome,
@@ -66,17 +56,6 @@ class Ledger:
             turns.search_cost,
         )
         return Earned(tuple(rewards_T), tuple(lengths_T))
-
-    def _overlong(self, episode: Episode) -> float:
-        overlong = self.algorithm.overlong
-        if overlong.max_tokens is None:
-            return 0.0
-        return overlong_penalty(
-            episode.num_sampled_tokens,
-            overlong.max_tokens,
-            overlong.buffer_tokens,
-            overlong.penalty,
-        )
 
 
 def _has_searched(turn: Turn) -> bool:

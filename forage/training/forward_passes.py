@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.algorithms.diagnostics import effective_share, mismatch
-from forage.algorithms.loss.corrections import importance_weights, normalised, reject, veto
+from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.packing import CostOf, balanced_bins, lay
 from forage.batch import Rows, Weighed
-from forage.config.algorithm_config import AlgorithmConfig, CorrectionConfig
+from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.critic import Critic
 from forage.training.gradients import evaluate
 from forage.training.logprobs import token_logprobs
@@ -119,8 +118,8 @@ def correct(
     sampler_M = torch.cat([each.old_logprobs_M for each in weighed])
     metrics = mismatch(trainer_M, sampler_M, sequence_of_M, len(lengths))
     log_ratio_M = trainer_M - sampler_M
-    weights_M, is_kept_M, cuts = _bound(
-        algorithm.correction, log_ratio_M, sequence_of_M, len(lengths)
+    weights_M, is_kept_M, cuts = algorithm.correction.bound(
+        log_ratio_M, sequence_of_M, len(lengths)
     )
     corrected = [
         replace(
@@ -134,51 +133,6 @@ def correct(
         )
     ]
     return corrected, metrics | cuts
-
-
-def _bound(
-    config: CorrectionConfig, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int
-) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Weights and kept tokens, over all sampled tokens of the step, and the metrics."""
-    weights_M = torch.ones_like(log_ratio_M)
-    is_kept_M = torch.ones_like(log_ratio_M, dtype=torch.bool)
-    metrics: dict[str, float] = {}
-    if config.reject != "none":
-        rejected = reject(
-            log_ratio_M,
-            sequence_of_M,
-            num_sequences,
-            config.reject,
-            config.reject_low,
-            config.reject_high,
-        )
-        is_kept_M = is_kept_M & rejected.is_kept_M
-        metrics["correction/rejected_tokens"] = rejected.token_fraction
-        metrics["correction/rejected_sequences"] = rejected.sequence_fraction
-    if config.veto is not None:
-        vetoed = veto(log_ratio_M, sequence_of_M, num_sequences, config.veto)
-        is_kept_M = is_kept_M & vetoed.is_kept_M
-        metrics["correction/vetoed_sequences"] = vetoed.sequence_fraction
-    if config.weights != "none":
-        found = importance_weights(
-            log_ratio_M,
-            sequence_of_M,
-            num_sequences,
-            config.level,
-            config.weights,
-            config.low,
-            config.high,
-        )
-        weights_M = found.weights_M
-        metrics["correction/cut_fraction"] = found.cut_fraction
-        if config.normalise:
-            weights_M = normalised(weights_M, is_kept_M, sequence_of_M, num_sequences, config.level)
-        kept_M = weights_M[is_kept_M]
-        metrics["correction/weight_mean"] = kept_M.mean().item() if len(kept_M) else 0.0
-        metrics["correction/weight_ess"] = (
-            effective_share(kept_M).item() if bool((kept_M > 0).any()) else 0.0
-        )
-    return weights_M, is_kept_M, metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def load_critic_base(
     if path is None and lora.has_adapters(policy):
         model = lora.without_adapters(policy)
     else:
-        model = _load_beside(config, path, "algorithm.critic.path")
+        model = _load_beside(config, path, "algorithm.advantage.critic.path")
     _add_adapters(model, config, path or config.path, seed)
     return model
 

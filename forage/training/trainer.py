@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from forage import attention
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.kl import next_coefficient
+from forage.algorithms.loss.tokens import Metrics, Tokens
 from forage.algorithms.packing import estimated_flops
 from forage.batch import Batch, Rows, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
@@ -32,7 +33,7 @@ from forage.training.forward_passes import ForwardPasses
 from forage.training.gradients import accumulate, means
 from forage.training.logprobs import token_logprobs
 from forage.training.model import load_critic_base, load_reference
-from forage.training.objective import Metrics, Tokens, aggregate, token_losses
+from forage.training.objective import token_losses
 
 LOG = logging.getLogger(__name__)
 
@@ -44,9 +45,9 @@ def build_trainer(model: PreTrainedModel, config: RunConfig) -> Trainer:
     """
     algorithm = config.algorithm
     reference, critic = None, None
-    if algorithm.kl.coefficient:
+    if algorithm.kl is not None:
         reference = load_reference(model, config.model, algorithm.kl.reference)
-    if algorithm.advantage == "gae":
+    if algorithm.critic is not None:
         base = load_critic_base(model, config.model, algorithm.critic.path, config.seed)
         critic = Critic(base)
     if algorithm.train_observations:
@@ -79,8 +80,11 @@ class Trainer:
         """Optimizer steps taken: the policy version of the weights as they are."""
         self.rate_factor = 1.0
         """The factor by which rollbacks have lowered the learning rate."""
-        self.kl_coefficient = algorithm.kl.coefficient
-        self.critic = CriticTrainer(critic, algorithm.critic) if critic is not None else None
+        self.kl_coefficient = algorithm.kl.coefficient if algorithm.kl is not None else 0.0
+        self.critic = None
+        if critic is not None:
+            assert algorithm.critic is not None, "a critic is built where the estimator reads one"
+            self.critic = CriticTrainer(critic, algorithm.critic)
         self._num_learnt = 0
         self._config = config
         self._algorithm = algorithm
@@ -146,17 +150,17 @@ class Trainer:
             updates.append(metrics)
         self._num_learnt += 1
         merged = _merge(updates)
-        target = self._algorithm.kl.target
-        if target is not None and "kl/reference" in merged:
+        kl = self._algorithm.kl
+        if kl is not None and kl.adaptive is not None and "kl/reference" in merged:
             num_episodes = sum(batch.num_sequences for batch in batches)
             self.kl_coefficient = next_coefficient(
                 self.kl_coefficient,
                 merged["kl/reference"],
-                target,
+                kl.adaptive.target,
                 num_episodes,
-                self._algorithm.kl.horizon,
+                kl.adaptive.horizon,
             )
-        if self._algorithm.kl.coefficient:
+        if kl is not None:
             merged["kl/coefficient"] = self.kl_coefficient
         return merged
 
@@ -210,7 +214,8 @@ class Trainer:
             None if critic is None else (state["critic_optimizer"], state["critic_updates"])
         )
         self.version, self._num_learnt = state["version"], state["num_learnt"]
-        if self._algorithm.kl.target is not None:
+        kl = self._algorithm.kl
+        if kl is not None and kl.adaptive is not None:
             self.kl_coefficient = state["kl_coefficient"]
         self.optimizer.load_state_dict(state["optimizer"])
         if critic is not None and critic_state is not None:
@@ -219,9 +224,7 @@ class Trainer:
 
     @property
     def _is_critic_alone(self) -> bool:
-        return self.critic is not None and (
-            self._num_learnt < self._algorithm.critic.num_warmup_steps
-        )
+        return self.critic is not None and (self._num_learnt < self.critic.config.num_warmup_steps)
 
     def _learning_rate(self) -> float:
         warmup = self._config.warmup_steps
@@ -246,7 +249,7 @@ class Trainer:
             "policy/entropy": entropy_M.detach(),
             "policy/staleness": self.version - tokens.versions_M.float(),
         }
-        loss = aggregate(algorithm, loss_M, tokens, batch)
+        loss = algorithm.aggregate.share(loss_M, tokens, batch)
         return loss, (metrics, logprobs_M.detach())
 
 

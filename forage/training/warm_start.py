@@ -136,17 +136,18 @@ def _optimizers(model: PreTrainedModel, config: WarmStartConfig) -> list[torch.o
     ends = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     outside = {id(module.weight) for module in (*ends, model.get_output_embeddings()) if module}
     learnt = [p for p in model.parameters() if p.requires_grad]
+    muon_settings = config.optimizer if config.optimizer.kind == "muon" else None
     is_matrix = {
-        id(p): config.optimizer == "muon" and p.ndim == 2 and id(p) not in outside for p in learnt
+        id(p): muon_settings is not None and p.ndim == 2 and id(p) not in outside for p in learnt
     }
     others = [p for p in learnt if not is_matrix[id(p)]]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     ]
-    if config.optimizer == "muon":
+    if muon_settings is not None:
         muon = torch.optim.Muon(
             [p for p in learnt if is_matrix[id(p)]],
-            lr=config.matrix_learning_rate,
+            lr=muon_settings.matrix_learning_rate,
             weight_decay=0.01,
             adjust_lr_fn="match_rms_adamw",
         )

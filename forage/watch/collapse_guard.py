@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forage.config.run_config import RunConfig
+from forage.config.sentinel_config import RollBack
 from forage.errors import UserError
 from forage.records import read_metrics
 from forage.training.checkpoint import checkpoints, drop_checkpoint
@@ -49,19 +50,23 @@ class CollapseGuard:
     @property
     def rate_factor(self) -> float:
         """What the rollbacks so far have left of the learning rate."""
-        return self._config.sentinel.rate_factor ** self._num_rollbacks()
+        sentinel = self._config.sentinel
+        # A run that has rolled back may go on under another kind of sentinel.
+        settings = sentinel if isinstance(sentinel, RollBack) else RollBack()
+        return settings.rate_factor ** self._num_rollbacks()
 
     def see(self, step: int, metrics: Mapping[str, float]) -> tuple[list[Alarm], dict[str, float]]:
         """The alarms that begin with this step, and the sentinel's own metrics."""
-        if self._config.sentinel.action == "off":
+        if self._sentinel is None:
             return [], {}
         return self._sentinel.see(step, metrics), self._sentinel.metrics()
 
     def remember(self, rows: Iterable[Mapping[str, float]]) -> None:
         """Take the recorded metrics of a run in, and forget all others."""
-        self._sentinel = self._new_sentinel()
-        for row in rows:
-            self._sentinel.see(int(row["step"]), row)
+        self._sentinel = sentinel = self._new_sentinel()
+        if sentinel is not None:
+            for row in rows:
+                sentinel.see(int(row["step"]), row)
 
     def act_on(self, alarms: Sequence[Alarm]) -> None:
         """Say what is wrong; raises ``Collapsed`` or ``GoBack`` where the config wants more."""
@@ -69,10 +74,11 @@ class CollapseGuard:
             LOG.warning("collapse ahead? %s", alarm)
         if not alarms:
             return
-        if self._config.sentinel.action == "stop":
+        sentinel = self._config.sentinel
+        if sentinel is not None and sentinel.kind == "stop":
             raise Collapsed(f"the run is collapsing: {_said(alarms)}. {self._way_on(alarms)}")
-        if self._config.sentinel.action == "roll_back":
-            raise GoBack(self._roll_back(alarms))
+        if sentinel is not None and sentinel.kind == "roll_back":
+            raise GoBack(self._roll_back(alarms, sentinel.max_rollbacks))
 
     @contextmanager
     def against_divergence(self, step: int) -> Iterator[None]:
@@ -80,7 +86,8 @@ class CollapseGuard:
         try:
             yield
         except FloatingPointError as error:
-            if self._config.sentinel.action in ("off", "warn"):
+            sentinel = self._config.sentinel
+            if sentinel is None or sentinel.kind == "warn":
                 raise
             signal, meaning = "optimizer/grad_norm", f"the run has diverged ({error})"
             self.act_on([Alarm(step, step, signal, math.nan, math.nan, math.inf, meaning)])
@@ -96,17 +103,17 @@ class CollapseGuard:
         step = max(healthy)
         return (
             f"{healthy[step]} is from before that. To go on from there with a smaller step: "
-            "sentinel.action=roll_back and --resume. To mend the reward first: forage export "
+            "sentinel.kind=roll_back and --resume. To mend the reward first: forage export "
             f"{self._config.output_dir} --step {step} --out DIR, and another run with "
             "model.path=DIR"
         )
 
-    def _roll_back(self, alarms: Sequence[Alarm]) -> Path:
+    def _roll_back(self, alarms: Sequence[Alarm], most: int) -> Path:
         """Drop the checkpoints from the trouble on, record it, and give the newest that is left.
 
-        Raises ``Collapsed`` where there is none, or after too many rollbacks.
+        Raises ``Collapsed`` where there is none, or after ``most`` rollbacks.
         """
-        out, most = self._config.output_dir, self._config.sentinel.max_rollbacks
+        out = self._config.output_dir
         if self._num_rollbacks() >= most:
             raise Collapsed(
                 f"the run collapses again after {most} rollbacks: {_said(alarms)}. Look at the "
@@ -135,9 +142,10 @@ class CollapseGuard:
         of a window. The weights after n steps were seen in step n + staleness, the first that they
         alone have played. Those before the first step are healthy by definition.
         """
-        config = self._config
+        config, sentinel = self._config, self._config.sentinel
+        assert sentinel is not None, "alarms are a sentinel's"
         since = min(alarm.since for alarm in alarms)
-        last_healthy = max(0, since - 1 - config.sentinel.window - config.rollout.max_staleness)
+        last_healthy = max(0, since - 1 - sentinel.window - config.rollout.max_staleness)
         all_steps = checkpoints(config.output_dir)
         return {step: path for step, path in all_steps.items() if step <= last_healthy}
 
@@ -158,8 +166,9 @@ class CollapseGuard:
         path = self._config.output_dir / ROLLBACKS_FILE
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def _new_sentinel(self) -> Sentinel:
-        return Sentinel(self._config.sentinel, self._config.trainer.max_grad_norm)
+    def _new_sentinel(self) -> Sentinel | None:
+        sentinel = self._config.sentinel
+        return None if sentinel is None else Sentinel(sentinel, self._config.trainer.max_grad_norm)
 
 
 def _said(alarms: Sequence[Alarm]) -> str:

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.algorithms.diagnostics import effective_share, mismatch
+from forage.algorithms.diagnostics import mismatch
+from forage.algorithms.loss.corrections import effective_share
 
 
 def column(*numbers: float) -> Tensor:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.algorithms.credit.advantages import grpo_advantages
+from forage.algorithms.credit.grpo import grpo_advantages
 from forage.algorithms.loss.aggregation import sequence_mean, token_mean
-from forage.algorithms.loss.losses import clipped_loss
+from forage.algorithms.loss.clipped_loss import clipped_loss
 from forage.algorithms.packing import (
     balanced_bins,
     estimated_flops,

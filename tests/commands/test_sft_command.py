@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from forage.commands.sft_command import demonstrate, recorded, run_sft
 from forage.config.run_config import RunConfig
+from forage.config.warm_start_config import RecordedSource, ScriptedSource
 from forage.data.questions import read_questions, write_questions
 from forage.environment.codec import Codec
 from forage.errors import UserError
@@ -37,9 +38,11 @@ def config_of(out: Path, **changes: Any) -> RunConfig:
 def demonstrations(config: RunConfig) -> list[Episode]:
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    source = config.warm_start.source
     assert config.data.train is not None
+    assert isinstance(source, ScriptedSource)
     questions = read_questions(config.data.train)
-    return asyncio.run(demonstrate(config, player, questions, 24))
+    return asyncio.run(demonstrate(config, source, player, questions, 24))
 
 
 def mean_em(episodes: list[Episode]) -> float:
@@ -55,7 +58,7 @@ def test_good_demonstrations_answer_right_and_poor_ones_hardly(tmp_path: Path):
             config_of(
                 tmp_path,
                 environment=ROOMY,
-                warm_start={**SHORT, "poor_share": poor_share},
+                warm_start={**SHORT, "source": {"poor_share": poor_share}},
                 trainer={"max_tokens_per_micro_batch": 2048},
             )
         )
@@ -94,12 +97,13 @@ def test_the_model_learns_and_the_same_start_gives_the_same_weights(tmp_path: Pa
 def test_recorded_episodes_are_learnt_without_a_search_server(tmp_path: Path):
     played = demonstrations(config_of(tmp_path))
     write_episode_file(tmp_path / "played.jsonl", 0, {"normal": played})
-    settings = {**SHORT, "episodes": str(tmp_path / "played.jsonl")}
+    source = RecordedSource(episodes=tmp_path / "played.jsonl")
+    settings = {**SHORT, "source": source.model_dump(mode="json")}
     config = config_of(tmp_path / "recorded", warm_start=settings, search=NOWHERE)
     run_sft(config, tmp_path / "model")
     rows = [json.loads(line) for line in (tmp_path / "recorded" / "warm_start.jsonl").open()]
     assert rows[-1]["loss"] < rows[0]["loss"]
-    assert len(recorded(config, tiny_codec_of(config))) == len(played)
+    assert len(recorded(config, source, tiny_codec_of(config))) == len(played)
 
 
 def tiny_codec_of(config: RunConfig) -> Codec:
@@ -118,8 +122,10 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path):
     (tmp_path / "empty.jsonl").touch()
     write_questions(tmp_path / "plain.jsonl", [Question("q", "why?", ("because",), "test")])
     plain = {"train": str(tmp_path / "plain.jsonl")}
-    empty = {**SHORT, "episodes": str(tmp_path / "empty.jsonl")}
-    absent = {**SHORT, "episodes": str(tmp_path / "absent.jsonl")}
+    empty, absent = (
+        {**SHORT, "source": {"kind": "recorded", "episodes": str(tmp_path / name)}}
+        for name in ("empty.jsonl", "absent.jsonl")
+    )
     narrow = {"max_turn_tokens": 4}
     for changes, complaint in (
         ({"data": plain}, r"no question of .*plain.jsonl says how it is solved"),
@@ -157,7 +163,7 @@ def learn_adapters(out: Path, adapter_only: bool = False, **lora: Any) -> dict[s
     config = config_of(
         out / "run",
         model={"path": str(random_model()), "lora": {"rank": 4, **lora}},
-        warm_start={**ADAMW, "episodes": str(scripted())},
+        warm_start={**ADAMW, "source": {"kind": "recorded", "episodes": str(scripted())}},
         search=NOWHERE,
     )
     run_sft(config, out / "model", adapter_only)

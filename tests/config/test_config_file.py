@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.config.config_file import Tree, merge, read_tree
+from forage.config.placement_config import PlacementConfig
 from forage.config.run_config import load_config
 from forage.errors import UserError
 
@@ -46,7 +47,9 @@ def test_a_section_that_is_null_is_taken_away_and_a_value_that_is_null_stays(
     recipe = write(
         tmp_path / "b.yaml", "base: a.yaml\nplacement: null\nevaluation: {num_questions: null}\n"
     )
-    assert read_tree(recipe) == {"evaluation": {"num_questions": None}}
+    assert read_tree(recipe) == {"placement": None, "evaluation": {"num_questions": None}}
+    write(tmp_path / "c.yaml", "base: b.yaml\nmodel: {path: m}\n")
+    assert load_config(tmp_path / "c.yaml").placement == PlacementConfig()
 
 
 def test_a_section_that_is_null_has_its_defaults_also_by_an_override(tmp_path: Path) -> None:

@@ -17,10 +17,18 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"placement": {"tensor_parallel": 2}}, "placement.tensor_parallel does nothing"),
-        ({"placement": {"offload": True}}, "set placement.engine to vllm or sglang"),
         (
-            {"placement": {"engine": "vllm", "gpus_per_node": 6, "tensor_parallel": 4}},
+            {"placement": {"engine": {"tensor_parallel": 2}}},
+            "unknown key placement.engine.tensor_parallel",
+        ),
+        ({"placement": {"engine": {"offload": True}}}, "has it with kind: vllm or sglang"),
+        (
+            {
+                "placement": {
+                    "gpus_per_node": 6,
+                    "engine": {"kind": "vllm", "tensor_parallel": 4},
+                }
+            },
             "tensor_parallel (4) does not divide gpus_per_node (6)",
         ),
         (
@@ -45,7 +53,7 @@ def test_a_placement_that_cannot_be_meant_is_refused(
         ({"num_nodes": 2}, "placement asks for 2 x 1 GPUs"),
         ({"gpus_per_node": 8}, "placement asks for 1 x 8 GPUs"),
         ({"engine": "vllm"}, "placement.engine is vllm"),
-        ({"engine": "sglang", "offload": True}, "placement.offload is true"),
+        ({"engine": {"kind": "sglang", "offload": True}}, "placement.engine.offload is true"),
     ],
 )
 def test_training_refuses_each_placement_that_it_cannot_do(
@@ -63,7 +71,7 @@ def test_one_process_on_one_device_is_what_training_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "placement", [{}, {"gpus_per_node": 8}, {"engine": "vllm", "offload": True}]
+    "placement", [{}, {"gpus_per_node": 8}, {"engine": {"kind": "vllm", "offload": True}}]
 )
 def test_a_placement_written_as_yaml_is_read_back_equal(
     tmp_path: Path, placement: dict[str, Any]

@@ -40,7 +40,7 @@ def warm_size() -> ModelSize:
 
 
 def memory_of(config: RunConfig, num_cores: int = 1) -> Memory:
-    critic = warm_size() if config.algorithm.advantage == "gae" else None
+    critic = warm_size() if config.algorithm.critic is not None else None
     return plan_memory(config, warm_size(), critic, num_cores)
 
 
@@ -212,9 +212,8 @@ def test_the_reference_and_the_critic_of_adapters_share_the_frozen_weights() -> 
     assert part(memory_of(config), "critic: weights") == num_bytes(learns)
     assert part(memory_of(config), "critic: optimizer") == moments(trainer.critic.optimizer)
     others = {
-        "advantage": "gae",
+        "advantage": {"kind": "gae", "critic": {"path": str(WARM)}},
         "kl": {"coefficient": 0.001, "reference": str(WARM)},
-        "critic": {"path": str(WARM)},
     }
     beside = memory_of(adapted(others))
     assert part(beside, "reference model") == part(beside, "weights")
@@ -257,6 +256,7 @@ def test_the_adapters_of_a_7b_are_counted_by_hand() -> None:
 
 SEVEN_B = "Qwen/Qwen2.5-7B"
 SERVER = {"gpus_per_node": 8, "engine": "vllm"}
+OFFLOADED = {"kind": "vllm", "offload": True}
 
 
 @cache
@@ -283,7 +283,7 @@ def test_states_are_sharded_over_all_gpus_and_the_engines_over_some() -> None:
     assert part(eight, "optimizer (AdamW)") == 7_615_616_512
     assert part(eight, "reference model") == part(eight, "weights")
     assert part(eight, "engine: weights (vllm)") == 7_615_616_512 * 2
-    more = placed(**SERVER, num_nodes=2, tensor_parallel=4)
+    more = placed(gpus_per_node=8, num_nodes=2, engine={"kind": "vllm", "tensor_parallel": 4})
     assert part(more, "weights") == part(eight, "weights") // 2
     assert part(more, "engine: weights (vllm)") == 7_615_616_512 * 2 // 4
     assert part(more, "engine: KV cache") == part(eight, "engine: KV cache") // 2
@@ -299,7 +299,7 @@ def test_the_cache_of_a_server_is_that_of_all_episodes_in_flight() -> None:
 
 
 def test_with_offload_trainer_and_engine_take_turns() -> None:
-    together, apart = placed(**SERVER), placed(**SERVER, offload=True)
+    together, apart = placed(**SERVER), placed(gpus_per_node=8, engine=OFFLOADED)
     states = sum(part(apart, name) for name in ("weights", "optimizer (AdamW)", "reference model"))
     engine = part(apart, "engine: weights (vllm)") + part(apart, "engine: KV cache")
     assert apart.sampling_bytes == engine

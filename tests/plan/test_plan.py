@@ -181,13 +181,13 @@ def test_the_sets_of_a_file_say_how_it_is_made(tmp_path: Path, key: str) -> None
 
 def test_each_key_of_a_placement_changes_the_plan() -> None:
     config = ppo()
-    texts = {said(make_plan(config, NODE))}
+    texts, engine = {said(make_plan(config, NODE))}, config.placement.engine
     changes: list[dict[str, Any]] = [
         {"num_nodes": 2},
         {"gpus_per_node": 4},
-        {"engine": "sglang"},
-        {"tensor_parallel": 2},
-        {"offload": False},
+        {"engine": engine.model_copy(update={"kind": "sglang"})},
+        {"engine": engine.model_copy(update={"tensor_parallel": 2})},
+        {"engine": engine.model_copy(update={"offload": False})},
     ]
     for change in changes:
         placement = config.placement.model_copy(update=change)

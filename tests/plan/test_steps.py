@@ -47,7 +47,7 @@ def test_remax_plays_one_greedy_episode_more_a_question() -> None:
 
 
 def test_oversampling_plays_more_groups() -> None:
-    dynamic = {"is_enabled": True, "oversampling": 1.5}
+    dynamic = {"oversampling": 1.5}
     assert small(algorithm={"dynamic_sampling": dynamic}).episodes_per_step == 27
 
 

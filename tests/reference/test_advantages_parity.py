@@ -10,17 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.credit.advantages import (
-    advantages_over,
-    grpo_advantages,
-    next_baseline,
-    rloo_advantages,
-    whiten,
-)
+from forage.algorithms.credit.baselines import advantages_over, next_baseline, whiten
 from forage.algorithms.credit.gae import discounted_returns, gae
-from forage.algorithms.credit.turn_credit import turn_level_advantages
+from forage.algorithms.credit.grpo import grpo_advantages
+from forage.algorithms.credit.pass_at_k import pass_at_k_advantages
+from forage.algorithms.credit.rloo import rloo_advantages
+from forage.algorithms.credit.turn_level import turn_level_advantages
 from forage.algorithms.overlong import overlong_penalty
-from forage.algorithms.pass_at_k import pass_at_k_advantages
 
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:

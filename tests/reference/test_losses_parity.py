@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.loss.aggregation import sequence_mean, token_mean
+from forage.algorithms.loss.cispo_loss import cispo_loss
+from forage.algorithms.loss.clipped_loss import clipped_loss
+from forage.algorithms.loss.gspo_loss import gspo_loss
 from forage.algorithms.loss.kl import kl_estimate
-from forage.algorithms.loss.losses import (
-    cispo_loss,
-    clipped_loss,
-    gspo_loss,
-    likelihood_protection,
-    reinforce_loss,
-)
+from forage.algorithms.loss.protection import likelihood_protection
+from forage.algorithms.loss.reinforce_loss import reinforce_loss
 
 Token = tuple[float, float, float]
 """New log-probability, old one, advantage."""

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forage.algorithms.packing import pack, unweighed
 from forage.batch import Batch
-from forage.config.algorithm_config import AlgorithmConfig, CriticConfig
+from forage.config.algorithm_config import AlgorithmConfig, CriticConfig, Gae
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.training.checkpoint import (
@@ -254,7 +254,7 @@ def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
 
 # --- the critic -----------------------------------------------------------------------------------
 
-PPO = AlgorithmConfig(advantage="gae", critic=CriticConfig(learning_rate=1e-3, warmup_steps=2))
+PPO = AlgorithmConfig(advantage=Gae(critic=CriticConfig(learning_rate=1e-3, warmup_steps=2)))
 
 
 def new_ppo_trainer(seed: int = 0) -> Trainer:
@@ -300,7 +300,9 @@ def test_a_checkpoint_without_a_critic_or_with_another_is_an_error_that_says_whi
     assert ppo is not None
     wide = new_model(len(tiny_tokenizer()), 64, 2, 2, 1, 512, seed=0)
     other = Trainer(tiny_model(), CONFIG, PPO, 1.0, critic=Critic(wide))
-    with pytest.raises(UserError, match=r"is of another model; set algorithm\.critic\.path"):
+    with pytest.raises(
+        UserError, match=r"is of another model; set algorithm\.advantage\.critic\.path"
+    ):
         load_checkpoint(ppo, other)
 
 

@@ -15,19 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from forage.algorithms.credit.turn_credit import TurnRewards
+from forage.algorithms.loss.tokens import Tokens
 from forage.algorithms.packing import pack
 from forage.batch import Weighed
-from forage.config.algorithm_config import (
-    AlgorithmConfig,
-    CorrectionConfig,
-    KlConfig,
-    LikelihoodProtectionConfig,
-    OverlongConfig,
-    TurnsConfig,
-)
+from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.credit import Credit
 from forage.training.forward_passes import correct
-from forage.training.objective import Tokens, aggregate, token_losses
+from forage.training.objective import token_losses
 from forage.types import (
     ActionKind,
     Episode,
@@ -42,6 +37,8 @@ from forage.types import (
 )
 from tests.fakes import segments_of
 
+NO_BASELINE = {"kind": "reinforce", "baseline": "none"}
+RUNNING = {"advantage": {"kind": "reinforce", "baseline": "running"}}
 QUESTION = Question("q", "which?", ("Tiber",), "test", gold_passage_ids=("gold",))
 
 
@@ -53,8 +50,20 @@ def search(*passage_ids: str) -> Turn:
 ANSWER = Turn("", ActionKind.ANSWER, "Tiber")
 
 
+def algorithm_of(**settings: Any) -> AlgorithmConfig:
+    return AlgorithmConfig.model_validate(settings)
+
+
+def estimator(kind: str, **settings: Any) -> AlgorithmConfig:
+    return algorithm_of(advantage={"kind": kind, **settings})
+
+
 def episode(line: str, reward: float, *turns: Turn, status: Status = Status.ANSWERED) -> Episode:
     return Episode(QUESTION, 0, segments_of(line), turns, status, Reward(reward, {"em": reward}))
+
+
+def kl_coefficient(algorithm: AlgorithmConfig) -> float:
+    return algorithm.kl.coefficient if algorithm.kl is not None else 0.0
 
 
 def weigh(
@@ -62,7 +71,7 @@ def weigh(
 ) -> tuple[list[list[list[float]]], Credit]:
     """The advantages of each token of each learnable episode of each group."""
     credit = Credit(algorithm, train_on_failed_searches=False, baseline=baseline)
-    weighed_P, _ = credit.weigh(groups, credit.unweighed(groups), algorithm.kl.coefficient)
+    weighed_P, _ = credit.weigh(groups, credit.unweighed(groups), kl_coefficient(algorithm))
     return [[each.advantages_M.tolist() for each in group] for group in weighed_P], credit
 
 
@@ -73,12 +82,12 @@ GROUP = Group(QUESTION, (RIGHT, FAILED, WRONG))
 
 
 def test_each_sampled_token_of_an_episode_gets_its_advantage():
-    advantages, _ = weigh(AlgorithmConfig(advantage="reinforce"), GROUP)
+    advantages, _ = weigh(estimator("reinforce"), GROUP)
     assert advantages == [[[0.5] * 3, [-0.5] * 3]]
 
 
 def test_what_failed_around_the_policy_moves_no_baseline_unless_the_run_says_so():
-    algorithm = AlgorithmConfig(advantage="rloo")
+    algorithm = estimator("rloo")
     assert weigh(algorithm, GROUP)[0] == [[[1.0] * 3, [-1.0] * 3]]
     credit = Credit(algorithm, train_on_failed_searches=True)
     weighed_P, metrics = credit.weigh([GROUP], credit.unweighed([GROUP]), 0.0)
@@ -108,13 +117,13 @@ def test_a_failed_engine_and_an_episode_without_a_sampled_token_are_left_out():
 
 
 def test_a_greedy_episode_is_the_baseline_and_is_not_learnt():
-    algorithm = AlgorithmConfig(advantage="remax")
+    algorithm = estimator("remax")
     with_greedy = replace(GROUP, greedy=replace(WRONG, reward=Reward(0.25)))
     assert weigh(algorithm, with_greedy)[0] == [[[0.75] * 3, [-0.25] * 3]]
 
 
 def test_a_group_whose_greedy_episode_failed_has_no_baseline_and_is_left_out():
-    credit = Credit(AlgorithmConfig(advantage="remax"), train_on_failed_searches=False)
+    credit = Credit(estimator("remax"), train_on_failed_searches=False)
     group = replace(GROUP, greedy=FAILED)
     weighed_P, metrics = credit.weigh([group], credit.unweighed([group]), 0.0)
     assert weighed_P == [[]]
@@ -122,7 +131,7 @@ def test_a_group_whose_greedy_episode_failed_has_no_baseline_and_is_left_out():
 
 
 def test_a_running_baseline_is_the_one_from_before_the_step():
-    algorithm = AlgorithmConfig(advantage="reinforce", baseline="running", baseline_decay=0.5)
+    algorithm = estimator("reinforce", baseline={"kind": "running", "decay": 0.5})
     advantages, credit = weigh(algorithm, GROUP, baseline=0.25)
     assert advantages == [[[0.75] * 3, [-0.25] * 3]]
     assert credit.baseline == pytest.approx(0.5 * 0.25 + 0.5 * 0.5)
@@ -132,13 +141,13 @@ def test_a_running_baseline_is_the_one_from_before_the_step():
 
 
 def test_without_a_baseline_the_reward_is_the_advantage():
-    algorithm = AlgorithmConfig(advantage="reinforce", baseline="none")
+    algorithm = estimator("reinforce", baseline="none")
     assert weigh(algorithm, GROUP)[0] == [[[1.0] * 3, [0.0] * 3]]
 
 
 def test_turn_level_credit_pays_the_turn_that_found_the_gold_passage():
-    turns = TurnsConfig(retrieval_bonus=0.5, search_cost=0.25)
-    algorithm = AlgorithmConfig(advantage="turn_level", normalise_by_std=False, turns=turns)
+    turns = {"retrieval_bonus": 0.5, "search_cost": 0.25}
+    algorithm = estimator("turn_level", normalise_by_std=False, **turns)
     # Returns: 1.25 and 1 for the right one, -0.25 and 0 for the wrong one.
     assert weigh(algorithm, GROUP)[0] == [[[0.75, 0.75, 0.5], [-0.75, -0.5, -0.5]]]
 
@@ -147,8 +156,7 @@ def test_where_no_gold_passage_is_known_the_turn_that_showed_an_answer_found_it(
     unknown = replace(QUESTION, gold_passage_ids=())
     shown = replace(search(), observation="Rome lies on the Tiber.")
     hidden = replace(search(), observation="Rome lies on a river.")
-    turns = TurnsConfig(retrieval_bonus=1.0)
-    algorithm = AlgorithmConfig(advantage="turn_level", normalise_by_std=False, turns=turns)
+    algorithm = estimator("turn_level", normalise_by_std=False, retrieval_bonus=1.0)
     members = tuple(
         replace(episode("P 1  S 2  O 4  S 5", 0.0, turn, ANSWER), question=unknown)
         for turn in (shown, hidden)
@@ -158,8 +166,7 @@ def test_where_no_gold_passage_is_known_the_turn_that_showed_an_answer_found_it(
 
 def test_a_search_that_was_not_run_costs_nothing():
     refused = replace(search(), observation="", calls=())
-    turns = TurnsConfig(search_cost=0.5)
-    algorithm = AlgorithmConfig(advantage="reinforce_plus_plus", baseline="none", turns=turns)
+    algorithm = estimator("reinforce_plus_plus", baseline="none", search_cost=0.5)
     credit = Credit(algorithm, train_on_failed_searches=False)
     group = Group(QUESTION, (episode("P 1  S 2", 0.0, refused), WRONG))
     _, metrics = credit.weigh([group], credit.unweighed([group]), 0.0)
@@ -167,7 +174,7 @@ def test_a_search_that_was_not_run_costs_nothing():
 
 
 def test_reinforce_plus_plus_whitens_over_the_tokens_of_all_groups():
-    algorithm = AlgorithmConfig(advantage="reinforce_plus_plus", baseline="none")
+    algorithm = estimator("reinforce_plus_plus", baseline="none")
     first, second = Group(QUESTION, (RIGHT,)), Group(QUESTION, (WRONG,))
     advantages, _ = weigh(algorithm, first, second)
     assert advantages == [
@@ -177,7 +184,7 @@ def test_reinforce_plus_plus_whitens_over_the_tokens_of_all_groups():
 
 
 def test_gae_reads_values_in_the_order_of_sampled_tokens_and_leaves_targets_for_the_critic():
-    algorithm = AlgorithmConfig(advantage="gae", gae_lambda=0.0, whiten=False)
+    algorithm = estimator("gae", gae_lambda=0.0, whiten=False)
     credit = Credit(algorithm, train_on_failed_searches=False)
     views = credit.unweighed([Group(QUESTION, (RIGHT,))])
     views = [[replace(views[0][0], values_M=torch.tensor([0.25, 0.5, 0.75]))]]
@@ -187,8 +194,8 @@ def test_gae_reads_values_in_the_order_of_sampled_tokens_and_leaves_targets_for_
 
 
 def test_the_leash_in_the_reward_takes_the_divergence_off_it():
-    kl = KlConfig(coefficient=0.5, place="reward", form="k1")
-    algorithm = AlgorithmConfig(advantage="reinforce", baseline="none", kl=kl)
+    kl = {"coefficient": 0.5, "place": "reward", "form": "k1"}
+    algorithm = algorithm_of(advantage=NO_BASELINE, kl=kl)
     credit = Credit(algorithm, train_on_failed_searches=False)
     group = Group(QUESTION, (RIGHT,))
     (view,) = credit.unweighed([group])[0]
@@ -198,62 +205,59 @@ def test_the_leash_in_the_reward_takes_the_divergence_off_it():
 
 
 def test_the_penalty_for_length_counts_what_the_policy_wrote():
-    overlong = OverlongConfig(max_tokens=4, buffer_tokens=2, penalty=0.5)
-    algorithm = AlgorithmConfig(advantage="reinforce", baseline="none", overlong=overlong)
+    overlong = {"max_tokens": 4, "buffer_tokens": 2, "penalty": 0.5}
+    algorithm = algorithm_of(advantage=NO_BASELINE, overlong=overlong)
     assert weigh(algorithm, Group(QUESTION, (RIGHT,)))[0] == [[[0.75] * 3]]
 
 
 def test_a_group_is_flat_by_what_it_earned_in_all():
     same = Group(QUESTION, (RIGHT, replace(WRONG, reward=RIGHT.reward)))
-    turns = TurnsConfig(retrieval_bonus=0.5)
     for algorithm, expected in (
         (AlgorithmConfig(), True),
-        (AlgorithmConfig(advantage="turn_level", turns=turns), False),
+        (estimator("turn_level", retrieval_bonus=0.5), False),
     ):
         assert Credit(algorithm, False).is_flat(same) == expected
 
 
 # --- promises 2 and 6, over everything ------------------------------------------------------------
 
-KL_REWARD = KlConfig(coefficient=0.3, place="reward")
-TURNS = TurnsConfig(retrieval_bonus=0.5, search_cost=0.1)
+KL_REWARD = {"coefficient": 0.3, "place": "reward"}
+TURNS = {"retrieval_bonus": 0.5, "search_cost": 0.1}
 EVERYTHING = {
     "grpo": AlgorithmConfig(),
-    "dr_grpo": AlgorithmConfig(advantage="dr_grpo", aggregate="constant", constant_tokens=9),
-    "rloo": AlgorithmConfig(advantage="rloo", kl=KL_REWARD),
-    "reinforce": AlgorithmConfig(advantage="reinforce", baseline="running", loss="reinforce"),
-    "reinforce_plus_plus": AlgorithmConfig(
-        advantage="reinforce_plus_plus", discount=0.9, kl=KL_REWARD, turns=TURNS
+    "dr_grpo": algorithm_of(advantage="dr_grpo", aggregate={"kind": "constant", "tokens": 9}),
+    "rloo": algorithm_of(advantage="rloo", kl=KL_REWARD),
+    "reinforce": algorithm_of(advantage=RUNNING["advantage"], loss="reinforce"),
+    "reinforce_plus_plus": algorithm_of(
+        advantage={"kind": "reinforce_plus_plus", "discount": 0.9, **TURNS}, kl=KL_REWARD
     ),
-    "remax": AlgorithmConfig(
-        advantage="remax", overlong=OverlongConfig(max_tokens=6, buffer_tokens=4)
-    ),
-    "pass_at_k": AlgorithmConfig(advantage="pass_at_k", pass_k=2),
-    "turn_level": AlgorithmConfig(
-        advantage="turn_level", turns=TurnsConfig(discount=0.8, retrieval_bonus=0.5)
-    ),
-    "gae": AlgorithmConfig(advantage="gae", discount=0.95, gae_lambda=0.8, turns=TURNS),
-    "gspo": AlgorithmConfig(loss="gspo", aggregate="sequence_mean"),
-    "cispo": AlgorithmConfig(loss="cispo", aggregate="sequence_sum"),
-    "dual clip and entropy": AlgorithmConfig(dual_clip=2.0, entropy_coefficient=0.1),
-    "kl": AlgorithmConfig(kl=KlConfig(coefficient=0.2, form="absolute")),
-    "protection by turns": AlgorithmConfig(
-        likelihood_protection=LikelihoodProtectionConfig(coefficient=0.5)
-    ),
-    "protection by episodes": AlgorithmConfig(
+    "remax": algorithm_of(advantage="remax", overlong={"max_tokens": 6, "buffer_tokens": 4}),
+    "pass_at_k": estimator("pass_at_k", k=2),
+    "turn_level": estimator("turn_level", turn_discount=0.8, retrieval_bonus=0.5),
+    "gae": estimator("gae", discount=0.95, gae_lambda=0.8, **TURNS),
+    "gspo": algorithm_of(loss="gspo", aggregate="sequence_mean"),
+    "cispo": algorithm_of(loss="cispo", aggregate="sequence_sum"),
+    "dual clip and entropy": algorithm_of(loss={"dual_clip": 2.0}, entropy_coefficient=0.1),
+    "kl": algorithm_of(kl={"coefficient": 0.2, "form": "absolute"}),
+    "protection by turns": algorithm_of(likelihood_protection={"coefficient": 0.5}),
+    "protection by episodes": algorithm_of(
         aggregate="sequence_mean",
-        likelihood_protection=LikelihoodProtectionConfig(coefficient=0.5, gate="episode"),
+        likelihood_protection={"coefficient": 0.5, "gate": "episode"},
     ),
-    "sequence weights": AlgorithmConfig(
+    "sequence weights": algorithm_of(
         decoupled=True,
-        correction=CorrectionConfig(weights="clip", level="sequence", normalise=True, veto=0.2),
+        correction={
+            "weights": {"kind": "clip", "level": "sequence", "normalise": True},
+            "veto": 0.2,
+        },
     ),
-    "geometric rejection": AlgorithmConfig(
+    "geometric rejection": algorithm_of(
         decoupled=True,
         aggregate="sequence_mean",
-        correction=CorrectionConfig(
-            weights="mask", level="token", normalise=True, reject="geometric", reject_low=0.9
-        ),
+        correction={
+            "weights": {"kind": "mask", "normalise": True},
+            "reject": {"level": "geometric", "low": 0.9},
+        },
     ),
 }
 
@@ -273,7 +277,7 @@ def look(algorithm: AlgorithmConfig, view: Weighed) -> Weighed:
     ids_M = token_ids_of(view.episode)
     old_M = view.old_logprobs_M
     view = replace(view, values_M=made_up(ids_M, 4))
-    if algorithm.kl.coefficient:
+    if algorithm.kl is not None:
         return replace(view, reference_logprobs_M=old_M - 0.5 + made_up(ids_M, 5))
     return view
 
@@ -291,7 +295,7 @@ def learn(
         ]
         seen = iter(correct(flat, trainer, algorithm)[0])
         views_P = [[next(seen) for _ in views] for views in views_P]
-    weighed_P, _ = credit.weigh(groups, views_P, algorithm.kl.coefficient)
+    weighed_P, _ = credit.weigh(groups, views_P, kl_coefficient(algorithm))
     weighed = [each for group in weighed_P for each in group]
     batch = pack([weighed[i] for i in order if i < len(weighed)], max_tokens)
     total = 0.0
@@ -300,9 +304,9 @@ def learn(
         ids_M = rows.packed.token_ids_N[rows.is_sampled_N]
         logprobs_M = tokens.sampler_logprobs_M - 0.4 + made_up(ids_M, 2)
         loss_M, _ = token_losses(
-            algorithm, logprobs_M.double(), made_up(ids_M, 3), tokens, algorithm.kl.coefficient
+            algorithm, logprobs_M.double(), made_up(ids_M, 3), tokens, kl_coefficient(algorithm)
         )
-        total += aggregate(algorithm, loss_M, tokens, batch).item()
+        total += algorithm.aggregate.share(loss_M, tokens, batch).item()
     return [each.advantages_M.tolist() for each in weighed], total
 
 
@@ -356,8 +360,8 @@ def groups_of(members: Sequence[Episode], greedy: Episode) -> list[Group]:
 def turns_may_be_cut(algorithm: AlgorithmConfig) -> bool:
     """Where a turn's tokens are its own, an observation within it would make two turns of it."""
     by_turns = algorithm.likelihood_protection
-    return not algorithm.tells_tokens_apart and not (
-        by_turns.coefficient and by_turns.gate == "turn"
+    return not isinstance(algorithm.advantage, TurnRewards) and not (
+        by_turns is not None and by_turns.gate == "turn"
     )
 
 
@@ -414,69 +418,94 @@ def test_the_made_up_models_make_every_algorithm_do_something(algorithm: Algorit
     assert abs(loss) > 1e-4
 
 
-GAE: dict[str, Any] = {"advantage": "gae"}
-TURN: dict[str, Any] = {"advantage": "turn_level"}
-RUNNING: dict[str, Any] = {"advantage": "reinforce", "baseline": "running"}
-WEIGHTS: dict[str, Any] = {
+GAE, TURN, PLUS = ({"advantage": {"kind": k}} for k in ("gae", "turn_level", "reinforce_plus_plus"))
+WEIGHTS = {
     "decoupled": True,
-    "correction": {"weights": "clip", "low": 0.8, "high": 1.2, "reject": "token", "veto": 0.1},
+    "correction": {
+        "weights": {"kind": "clip", "low": 0.8, "high": 1.2},
+        "reject": {"level": "token"},
+        "veto": 0.1,
+    },
 }
-KNOBS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {"advantage": "rloo"}),
-    ({}, {"normalise_by_std": False}),
-    (RUNNING, {"baseline": "none"}),
-    (RUNNING, {"baseline": "group"}),
-    ({"advantage": "pass_at_k", "pass_k": 2}, {"pass_k": 3}),
-    (GAE, {"discount": 0.9}),
-    (GAE, {"gae_lambda": 0.5}),
-    (GAE, {"whiten": False}),
-    (GAE, {"turns": {"search_cost": 0.5}}),
-    (GAE, {"turns": {"retrieval_bonus": 0.5}}),
-    (TURN, {"turns": {"discount": 0.5}}),
-    (TURN, {"turns": {"retrieval_bonus": 0.5}}),
-    ({}, {"loss": "cispo"}),
-    ({}, {"clip_low": 0.05}),
-    ({}, {"clip_high": 0.05}),
-    ({}, {"dual_clip": 1.05}),
-    ({}, {"decoupled": True}),
-    ({}, {"aggregate": "sequence_mean"}),
-    ({"aggregate": "constant", "constant_tokens": 5}, {"constant_tokens": 6}),
-    ({}, {"entropy_coefficient": 0.1}),
-    ({}, {"kl": {"coefficient": 0.1}}),
-    ({"kl": {"coefficient": 0.1}}, {"kl": {"coefficient": 0.1, "form": "k2"}}),
-    ({"kl": {"coefficient": 0.1}}, {"kl": {"coefficient": 0.1, "place": "reward"}}),
-    ({}, {"likelihood_protection": {"coefficient": 0.5}}),
-    ({}, {"overlong": {"max_tokens": 4, "buffer_tokens": 2}}),
-    (
-        {"overlong": {"max_tokens": 4, "buffer_tokens": 2}},
-        {"overlong": {"max_tokens": 4, "buffer_tokens": 3}},
-    ),
-    (
-        {"overlong": {"max_tokens": 4, "buffer_tokens": 2}},
-        {"overlong": {"max_tokens": 4, "buffer_tokens": 2, "penalty": 0.5}},
-    ),
-    *(
-        (WEIGHTS, {"correction": {**WEIGHTS["correction"], **change}})
-        for change in (
-            {"weights": "mask"},
-            {"level": "sequence"},
-            {"low": 0.5},
-            {"high": 1.5},
-            {"normalise": True},
-            {"reject": "geometric"},
-            {"reject_low": 0.9},
-            {"reject_high": 1.1},
-            {"veto": 0.7},
-        )
-    ),
+TRUNCATE = {"decoupled": True, "correction": {"weights": {"kind": "truncate", "high": 1.2}}}
+OVERLONG = {"overlong": {"max_tokens": 4, "buffer_tokens": 2}}
+KL = {"kl": {"coefficient": 0.1}}
+PROTECTED = {"aggregate": "sequence_mean", "likelihood_protection": {"coefficient": 0.5}}
+GSPO = {"loss": "gspo", "aggregate": "sequence_mean", "advantage": NO_BASELINE}
+ALL_LOSE = {"overlong": {"max_tokens": 1, "buffer_tokens": 1, "penalty": 3.0}}
+KNOBS: list[tuple[dict[str, Any], str, Any]] = [
+    ({}, "advantage", "rloo"),
+    ({}, "advantage.normalise_by_std", False),
+    (RUNNING, "advantage.baseline", "none"),
+    (RUNNING, "advantage.baseline", "group"),
+    (PLUS, "advantage.baseline", "none"),
+    (PLUS, "advantage.discount", 0.5),
+    (PLUS, "advantage.search_cost", 0.5),
+    (PLUS, "advantage.retrieval_bonus", 0.5),
+    ({"advantage": {"kind": "pass_at_k", "k": 2}}, "advantage.k", 3),
+    (GAE, "advantage.discount", 0.9),
+    (GAE, "advantage.gae_lambda", 0.5),
+    (GAE, "advantage.whiten", False),
+    (GAE, "advantage.search_cost", 0.5),
+    (GAE, "advantage.retrieval_bonus", 0.5),
+    (TURN, "advantage.turn_discount", 0.5),
+    (TURN, "advantage.retrieval_bonus", 0.5),
+    (TURN, "advantage.search_cost", 0.5),
+    (TURN, "advantage.normalise_by_std", False),
+    ({}, "loss", "cispo"),
+    ({}, "loss", "reinforce"),
+    ({}, "loss.low", 0.05),
+    ({}, "loss.high", 0.05),
+    ({}, "loss.dual_clip", 1.05),
+    ({**GSPO, **ALL_LOSE}, "loss.low", 0.05),
+    (GSPO, "loss.high", 0.05),
+    ({"loss": "cispo"}, "loss.low", 0.05),
+    ({"loss": "cispo"}, "loss.high", 0.05),
+    ({}, "decoupled", True),
+    ({}, "aggregate", "sequence_mean"),
+    ({}, "aggregate", "sequence_sum"),
+    ({"aggregate": {"kind": "constant", "tokens": 5}}, "aggregate.tokens", 6),
+    ({}, "entropy_coefficient", 0.1),
+    ({}, "kl", {"coefficient": 0.1}),
+    (KL, "kl.coefficient", 0.2),
+    (KL, "kl.form", "k2"),
+    (KL, "kl.place", "reward"),
+    ({}, "likelihood_protection", {"coefficient": 0.5}),
+    (PROTECTED, "likelihood_protection.coefficient", 0.25),
+    (PROTECTED, "likelihood_protection.gate", "episode"),
+    ({}, "overlong", {"max_tokens": 4, "buffer_tokens": 2}),
+    (OVERLONG, "overlong.max_tokens", 3),
+    (OVERLONG, "overlong.buffer_tokens", 3),
+    (OVERLONG, "overlong.penalty", 0.5),
+    (WEIGHTS, "correction.weights.kind", "mask"),
+    (WEIGHTS, "correction.weights.level", "sequence"),
+    (WEIGHTS, "correction.weights.low", 0.5),
+    (WEIGHTS, "correction.weights.high", 1.5),
+    (WEIGHTS, "correction.weights.normalise", True),
+    (TRUNCATE, "correction.weights.level", "sequence"),
+    (TRUNCATE, "correction.weights.high", 1.5),
+    (TRUNCATE, "correction.weights.normalise", True),
+    (WEIGHTS, "correction.reject.level", "geometric"),
+    (WEIGHTS, "correction.reject.low", 0.9),
+    (WEIGHTS, "correction.reject.high", 1.1),
+    (WEIGHTS, "correction.veto", 0.7),
 ]
 
 
-@pytest.mark.parametrize(("settings", "change"), KNOBS)
-def test_each_knob_changes_the_loss(settings: dict[str, Any], change: dict[str, Any]):
+def changed(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    name, _, rest = key.partition(".")
+    if not rest:
+        return {**tree, name: value}
+    section = tree.get(name, {})
+    section = {"kind": section} if isinstance(section, str) else section
+    return {**tree, name: changed(section, rest, value)}
+
+
+@pytest.mark.parametrize(("settings", "key", "value"), KNOBS)
+def test_each_knob_changes_the_loss(settings: dict[str, Any], key: str, value: Any):
     groups = groups_of(MEMBERS, MEMBERS[1])
     before, after = (
         learn(AlgorithmConfig.model_validate(tree), groups, 500, range(5))[1]
-        for tree in (settings, settings | change)
+        for tree in (settings, changed(settings, key, value))
     )
     assert abs(after - before) > 1e-6

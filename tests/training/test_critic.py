@@ -97,7 +97,7 @@ def test_a_gradient_that_is_no_number_is_an_error_that_says_what_to_do():
     bad = weighed(
         EPISODES[0], 1.0, returns_M=torch.full((EPISODES[0].num_sampled_tokens,), math.nan)
     )
-    with pytest.raises(FloatingPointError, match="lower algorithm.critic.learning_rate"):
+    with pytest.raises(FloatingPointError, match="lower algorithm.advantage.critic.learning_rate"):
         trainer.step(pack([bad], 4096))
 
 

@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from forage.algorithms.credit.gae import Gae
+from forage.algorithms.loss.corrections import BoundedWeights, CorrectionConfig, RejectConfig
+from forage.algorithms.loss.kl import KlConfig
 from forage.algorithms.packing import unweighed
 from forage.batch import Weighed
-from forage.config.algorithm_config import AlgorithmConfig, CorrectionConfig, KlConfig
+from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic
 from forage.training.forward_passes import correct
@@ -62,7 +65,7 @@ def test_the_critics_values_come_with_the_episodes_in_any_packing():
     torch.manual_seed(0)
     critic = Critic(make_model(seed=2))
     torch.nn.init.normal_(critic.head.weight)
-    gae = AlgorithmConfig(advantage="gae")
+    gae = AlgorithmConfig(advantage=Gae())
     whole, _ = trainer(gae, critic=critic).prepare(VIEWS)
     split, _ = trainer(gae, 256, critic=critic).prepare(VIEWS)
     for mine, theirs in zip(flat(whole), flat(split), strict=True):
@@ -91,7 +94,7 @@ def corrected(**settings: object) -> tuple[list[Weighed], dict[str, float]]:
 
 
 def test_weights_travel_with_their_episodes():
-    (first, second), metrics = corrected(weights="truncate", high=2.0)
+    (first, second), metrics = corrected(weights={"kind": "truncate", "high": 2.0})
     assert first.weights_M.tolist() == pytest.approx([1.0] * len(first.weights_M))
     assert second.weights_M.tolist() == pytest.approx([2.0] * len(second.weights_M))
     num_first, num_second = len(first.weights_M), len(second.weights_M)
@@ -101,7 +104,7 @@ def test_weights_travel_with_their_episodes():
 
 
 def test_a_rejected_episode_is_kept_out_and_counted():
-    (first, second), metrics = corrected(reject="geometric", reject_high=2.0)
+    (first, second), metrics = corrected(reject={"level": "geometric", "high": 2.0})
     assert first.is_kept_M.all()
     assert not second.is_kept_M.any()
     assert metrics["correction/rejected_sequences"] == 0.5
@@ -110,11 +113,11 @@ def test_a_rejected_episode_is_kept_out_and_counted():
 
 def test_weights_are_normalised_over_what_rejection_leaves():
     (first, _), metrics = corrected(
-        weights="clip", high=5.0, normalise=True, reject="token", reject_high=2.0
+        weights={"kind": "clip", "high": 5.0, "normalise": True}, reject={"high": 2.0}
     )
     assert first.weights_M.tolist() == pytest.approx([1.0] * len(first.weights_M))
     assert metrics["correction/weight_mean"] == pytest.approx(1.0)
-    (first, second), metrics = corrected(weights="clip", high=5.0, normalise=True)
+    (first, second), metrics = corrected(weights={"kind": "clip", "high": 5.0, "normalise": True})
     assert metrics["correction/weight_mean"] == pytest.approx(1.0)
     assert second.weights_M[0] / first.weights_M[0] == pytest.approx(3.0)
 
@@ -137,7 +140,9 @@ def test_a_veto_alone_needs_no_weights():
 def test_when_everything_is_rejected_nothing_is_divided_by_nothing():
     views = [replace(each, old_logprobs_M=each.old_logprobs_M - 9.0) for each in flat(VIEWS)[:2]]
     logprobs = [each.old_logprobs_M + 9.0 for each in views]
-    correction = CorrectionConfig(weights="mask", normalise=True, reject="sequence")
+    correction = CorrectionConfig(
+        weights=BoundedWeights(kind="mask", normalise=True), reject=RejectConfig(level="sequence")
+    )
     found, metrics = correct(
         views, logprobs, AlgorithmConfig(decoupled=True, correction=correction)
     )

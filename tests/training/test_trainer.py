@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forage.algorithms.loss.aggregation import Constant, SequenceMean, SequenceSum
+from forage.algorithms.loss.cispo_loss import CispoLoss
+from forage.algorithms.loss.clipped_loss import ClippedLoss
+from forage.algorithms.loss.gspo_loss import GspoLoss
+from forage.algorithms.loss.kl import AdaptiveKl, KlConfig
+from forage.algorithms.loss.protection import LikelihoodProtectionConfig
+from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.packing import pack
 from forage.batch import Batch
-from forage.config.algorithm_config import AlgorithmConfig, KlConfig, LikelihoodProtectionConfig
+from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.rollout_config import EngineConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.rollout.engines.torch.torch_engine import TorchEngine
@@ -30,16 +37,16 @@ ADVANTAGES = (1.0, -0.5, 0.25, -1.5, 0.75, 2.0)
 EPISODES = tuple(episode(seed) for seed in range(6))
 LOSSES = (
     AlgorithmConfig(),
-    AlgorithmConfig(dual_clip=1.1, aggregate="sequence_mean"),
-    AlgorithmConfig(loss="gspo", clip_low=0.05, aggregate="sequence_mean"),
-    AlgorithmConfig(loss="cispo", clip_high=0.3, aggregate="sequence_sum"),
-    AlgorithmConfig(loss="reinforce", aggregate="constant", constant_tokens=50),
+    AlgorithmConfig(loss=ClippedLoss(dual_clip=1.1), aggregate=SequenceMean()),
+    AlgorithmConfig(loss=GspoLoss(low=0.05), aggregate=SequenceMean()),
+    AlgorithmConfig(loss=CispoLoss(high=0.3), aggregate=SequenceSum()),
+    AlgorithmConfig(loss=ReinforceLoss(), aggregate=Constant(tokens=50)),
     AlgorithmConfig(entropy_coefficient=0.1),
-    AlgorithmConfig(loss="reinforce", kl=KlConfig(coefficient=0.2, form="k3")),
+    AlgorithmConfig(loss=ReinforceLoss(), kl=KlConfig(coefficient=0.2, form="k3")),
     AlgorithmConfig(likelihood_protection=LikelihoodProtectionConfig(coefficient=0.5)),
     AlgorithmConfig(
-        loss="reinforce",
-        aggregate="sequence_mean",
+        loss=ReinforceLoss(),
+        aggregate=SequenceMean(),
         likelihood_protection=LikelihoodProtectionConfig(coefficient=0.5, gate="episode"),
     ),
 )
@@ -48,11 +55,15 @@ LOSSES = (
 def name_of(algorithm: AlgorithmConfig) -> str:
     extras = {
         "entropy": algorithm.entropy_coefficient,
-        "kl": algorithm.kl.coefficient,
-        "protection": algorithm.likelihood_protection.coefficient,
+        "kl": algorithm.kl,
+        "protection": algorithm.likelihood_protection,
     }
     return "-".join(
-        [algorithm.loss, algorithm.aggregate, *(name for name, value in extras.items() if value)]
+        [
+            algorithm.loss.kind,
+            algorithm.aggregate.kind,
+            *(name for name, value in extras.items() if value),
+        ]
     )
 
 
@@ -111,7 +122,7 @@ def loss_by_definition(
         _losses_by_definition(model, each, advantage, algorithm, temperature, reference)
         for each, advantage in zip(episodes, advantages, strict=True)
     ]
-    match algorithm.aggregate:
+    match algorithm.aggregate.kind:
         case "token_mean":
             return torch.cat(per_sequence).mean()
         case "sequence_mean":
@@ -120,7 +131,8 @@ def loss_by_definition(
             return torch.stack([losses.sum() for losses in per_sequence]).mean()
         case "constant":
             sums = torch.stack([losses.sum() for losses in per_sequence])
-            return sums.mean() / (algorithm.constant_tokens or 0)
+            assert isinstance(algorithm.aggregate, Constant)
+            return sums.mean() / algorithm.aggregate.tokens
 
 
 def _losses_by_definition(
@@ -145,7 +157,7 @@ def _losses_by_definition(
             if segment.origin is Origin.SAMPLED:
                 row_V = logprobs_TV[position + index - 1]
                 extra = -algorithm.entropy_coefficient * -(row_V.exp() * row_V).sum()
-                if reference is not None:
+                if reference is not None and algorithm.kl is not None:
                     gap = row_V[token] - reference_TV[position + index - 1, token]
                     extra = extra + algorithm.kl.coefficient * ((-gap).exp() - 1 + gap)
                 turns[-1].append((row_V[token], segment.logprobs_T[index], extra))
@@ -153,27 +165,30 @@ def _losses_by_definition(
     tokens = [token for turn in turns for token in turn]
     mean_gap = sum((new - old).item() for new, old, _ in tokens) / len(tokens)
     protection = algorithm.likelihood_protection
-    low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
+    loss_settings = algorithm.loss
+    low, high = 0.0, math.inf
+    if not isinstance(loss_settings, ReinforceLoss):
+        low, high = 1 - loss_settings.low, 1 + loss_settings.high
     losses: list[Tensor] = []
     for turn in turns:
-        gate = turn if protection.gate == "turn" else tokens
+        gate = turn if protection is not None and protection.gate == "turn" else tokens
         has_lost = advantage >= 0 and sum((old - new).item() for new, old, _ in gate) > 0
         for new, old, extra in turn:
             ratio = torch.exp(new - old)
-            match algorithm.loss:
-                case "clipped":
+            match loss_settings:
+                case ClippedLoss(dual_clip=dual_clip):
                     gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
-                    if algorithm.dual_clip and advantage < 0:
-                        gain = gain.clamp(min=algorithm.dual_clip * advantage)
+                    if dual_clip and advantage < 0:
+                        gain = gain.clamp(min=dual_clip * advantage)
                     loss = -gain
-                case "gspo":
+                case GspoLoss():
                     shared = math.exp(mean_gap) * torch.exp(new - new.detach())
                     loss = -torch.minimum(shared * advantage, shared.clamp(low, high) * advantage)
-                case "cispo":
+                case CispoLoss():
                     loss = -ratio.detach().clamp(low, high) * advantage * new
-                case "reinforce":
+                case ReinforceLoss():
                     loss = -ratio.detach() * advantage * new
-            if has_lost:
+            if has_lost and protection is not None:
                 loss = loss + protection.coefficient * (old - new).clamp(min=0)
             losses.append(loss + extra)
     return torch.stack(losses)
@@ -187,7 +202,7 @@ def test_the_gradient_is_that_of_the_published_formula(algorithm: AlgorithmConfi
     """Episodes by a policy a little off the trainer's, so that every bound is met by some token."""
     model = make_model()
     episodes = [near(sampled_by(model, each, 0.8), seed) for seed, each in enumerate(EPISODES)]
-    reference = make_model(seed=1) if algorithm.kl.coefficient else None
+    reference = make_model(seed=1) if algorithm.kl is not None else None
     trainer = Trainer(model, NO_CLIPPING, algorithm, 0.8, reference)
     plain = twin(model)
     other = twin(reference) if reference is not None else None
@@ -232,7 +247,7 @@ def test_the_weights_after_a_step_do_not_depend_on_the_micro_batches():
 
 
 def test_the_loss_is_divided_by_the_sampled_tokens_of_the_whole_batch_not_of_a_row():
-    algorithm = AlgorithmConfig(loss="reinforce")
+    algorithm = AlgorithmConfig(loss=ReinforceLoss())
     short = replace(EPISODES[0], segments=EPISODES[0].segments[:2])
     both = batch_of([short, EPISODES[1]], [1.0, -1.0], max_tokens=256)
     metrics, _ = step(new_trainer(algorithm), both)
@@ -291,7 +306,7 @@ def test_a_mini_batch_of_which_everything_was_kept_out_is_passed_over():
 
 
 def test_the_leash_is_tightened_while_the_policy_is_too_far_away():
-    kl = KlConfig(coefficient=0.1, target=1e-6, horizon=6)
+    kl = KlConfig(coefficient=0.1, adaptive=AdaptiveKl(target=1e-6, horizon=6))
     algorithm = AlgorithmConfig(kl=kl)
     model, reference = make_model(), make_model(seed=1)
     trainer = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)

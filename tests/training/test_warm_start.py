@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forage import attention
-from forage.config.warm_start_config import WarmStartConfig
+from forage.config.warm_start_config import AdamwOptimizer, WarmStartConfig
 from forage.training import warm_start as module
 from forage.training.warm_start import (
     ReadArguments,
@@ -196,14 +196,14 @@ def test_embeddings_biases_norms_and_an_untied_head_are_left_to_adamw():
 def test_adamw_alone_moves_everything_that_learns_at_one_rate():
     model = make_model("llama")
     model.get_submodule("lm_head").requires_grad_(False)
-    settings = WarmStartConfig(optimizer="adamw", learning_rate=1e-5)
+    settings = WarmStartConfig(optimizer=AdamwOptimizer(), learning_rate=1e-5)
     (adamw,) = module._optimizers(model, settings)
     ids = {id(p) for group in adamw.param_groups for p in group["params"]}
     assert ids == {id(p) for name, p in model.named_parameters() if name != "lm_head.weight"}
     assert {group["lr"] for group in adamw.param_groups} == {1e-5}
     losses = [
         list(warm_start(make_model(), sequences(4), CONFIG.model_copy(update=update)))
-        for update in ({}, {"optimizer": "adamw"})
+        for update in ({}, {"optimizer": AdamwOptimizer()})
     ]
     assert losses[0] != losses[1]
 

@@ -18,14 +18,14 @@ SIGN = "health/repetition"
 
 
 def make_config(out: Path, action: str, staleness: int = 0, **sentinel: Any) -> RunConfig:
-    sentinel = {} if action == "off" else {"window": 3, "patience": 2, **sentinel}
+    watched = {"kind": action, "window": 3, "patience": 2, **sentinel}
     return build_config(
         {
             "model": {"path": "somewhere"},
             "output_dir": str(out),
             "trainer": {"checkpoint_every": 2, "keep_checkpoints": 9},
             "rollout": {"max_staleness": staleness},
-            "sentinel": {"action": action, **sentinel},
+            "sentinel": None if action == "off" else watched,
         }
     )
 
@@ -173,11 +173,11 @@ def test_a_gradient_that_is_no_number_is_an_alarm_at_once(
 @pytest.mark.parametrize(
     ("sentinel", "trainer", "expected"),
     [
-        ({"action": "off", "patience": 3}, {}, "sentinel.patience does nothing"),
-        ({"action": "stop", "rate_factor": 0.1}, {}, "sentinel.rate_factor does nothing"),
-        ({"action": "warn", "max_rollbacks": 1}, {}, "sentinel.max_rollbacks does nothing"),
+        ({"kind": "off", "patience": 3}, {}, "or null to do without"),
+        ({"kind": "stop", "rate_factor": 0.1}, {}, "sentinel has it with kind: roll_back"),
+        ({"kind": "warn", "max_rollbacks": 1}, {}, "sentinel has it with kind: roll_back"),
         (
-            {"action": "roll_back", "patience": 3},
+            {"kind": "roll_back", "patience": 3},
             {"checkpoint_every": 2, "keep_checkpoints": 2},
             "raise keep_checkpoints",
         ),

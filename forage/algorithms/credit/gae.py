@@ -7,11 +7,53 @@ the policy, so the value after a turn's last token is that of the next turn's fi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-Metrics = dict[str, Tensor]
+from forage.algorithms.credit.estimator import (
+    CriticConfig,
+    EarnedByGroup,
+    TokenCredit,
+)
+from forage.algorithms.credit.turn_credit import TurnRewards, token_rewards
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Gae(TurnRewards):
+    """PPO's generalised advantages, from the values of a critic."""
+
+    kind: Literal["gae"] = "gae"
+    discount: float = Field(
+        default=1.0, gt=0, le=1, description="What a reward is worth one token earlier."
+    )
+    gae_lambda: float = Field(
+        default=1.0, ge=0, le=1, description="How far ahead an advantage looks: 0 is one token."
+    )
+    whiten: bool = Field(
+        default=True, description="Give the advantages of a step mean 0 and deviation 1."
+    )
+    critic: CriticConfig = Field(default=CriticConfig(), description="The model of the values.")
+
+    @property
+    def needs_groups(self) -> bool:
+        return False
+
+    @property
+    def is_whitened(self) -> bool:
+        return self.whiten
+
+    @property
+    def value_model(self) -> CriticConfig | None:
+        return self.critic
+
+    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
+        return [
+            TokenCredit(*gae(token_rewards(each), each.values_M, self.discount, self.gae_lambda))
+            for each in group.members_G
+        ]
 
 
 def discounted_returns(rewards_M: Sequence[float], discount: float) -> list[float]:
@@ -46,7 +88,7 @@ def gae(
 
 def value_loss(
     values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, value_clip: float | None
-) -> tuple[Tensor, Metrics]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Half the squared error of the critic, the worse of the clipped and the free one; a token [M].
 
     A value may move by ``value_clip`` from the one before the update (None: freely). Source: PPO's
@@ -56,7 +98,7 @@ def value_loss(
     worst_M = free_M
     if value_clip is not None:
         near_M = old_values_M + (values_M - old_values_M).clamp(-value_clip, value_clip)
-        worst_M = torch.maximum(free_M, (near_M - returns_M).square())
+        worst_M = free_M.maximum((near_M - returns_M).square())
     metrics = {
         "critic/clip_fraction": (worst_M > free_M).float(),
         "critic/value_mean": values_M.detach(),

@@ -1,25 +1,34 @@
-"""Credit for single turns: a reward at each, discounted over the turns after it.
+"""Rewards of single turns, and how they are laid over the tokens that a turn sampled.
 
-A search that first brings the gold passage up is worth something even if the answer then fails,
-and each search costs something even if the answer is right. A worked example, discount 0.5, bonus
-0.3 for the second turn, cost 0.1 a search, outcome 1::
-
-    turn        search   search   answer
-    reward       -0.1      0.2       1
-    return       0.25      0.7       1
-
-Pure functions of numbers. What a turn did is told by the caller; tokens are counted by
-``turn_lengths``, which reads the segments' origins.
+A search that first shows the gold passage is worth something even if the answer then fails, and
+each search costs something even if the answer is right. Three estimators read these rewards. The
+caller says what a turn did; ``turn_lengths`` counts tokens by the segments' origins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
 
-from forage.algorithms.credit.advantages import STD_EPSILON
-from forage.algorithms.credit.gae import discounted_returns
+from pydantic import Field
+
+from forage.algorithms.credit.estimator import Earned, Estimator
 from forage.types import Origin, Segment
+
+
+class TurnRewards(Estimator):
+    """The settings that estimators share which tell the tokens of an episode apart.
+
+    They give a turn's own reward a place, beside the outcome that the last turn gets.
+    """
+
+    retrieval_bonus: float = Field(
+        default=0.0,
+        ge=0,
+        description="Added to the first turn whose search showed a gold passage (or an answer).",
+    )
+    search_cost: float = Field(
+        default=0.0, ge=0, description="Taken off each turn whose search was run."
+    )
 
 
 def turn_lengths(segments: Sequence[Segment]) -> list[int]:
@@ -48,34 +57,6 @@ def turn_rewards(
     return rewards
 
 
-def turn_level_advantages(
-    rewards_GT: Sequence[Sequence[float] | None], discount: float, normalise_by_std: bool
-) -> list[list[float] | None]:
-    """Each turn's discounted return against the group's returns of the same turn.
-
-    A turn that one episode alone got to is compared with the returns of the group's first turns.
-    With ``normalise_by_std`` all are divided by the standard deviation of the group's returns. An
-    episode that is kept out is None. Turn-level credit with a group's baseline is that of
-    https://arxiv.org/abs/2505.11821; the return of a turn is REINFORCE's reward-to-go.
-    """
-    returns_GT = [None if r is None else discounted_returns(r, discount) for r in rewards_GT]
-    kept = [returns for returns in returns_GT if returns]
-    by_turn: list[list[float]] = []
-    for index in range(max(map(len, kept), default=0)):
-        by_turn.append([returns[index] for returns in kept if len(returns) > index])
-    baselines = [_mean(returns if len(returns) > 1 else by_turn[0]) for returns in by_turn]
-    scale = 1.0
-    if normalise_by_std:
-        everything = [value for returns in kept for value in returns]
-        scale = _sample_std(everything) + STD_EPSILON
-    return [
-        None
-        if returns is None
-        else [(value - b) / scale for value, b in zip(returns, baselines, strict=False)]
-        for returns in returns_GT
-    ]
-
-
 def over_tokens(values_T: Sequence[float], lengths_T: Sequence[int]) -> list[float]:
     """A turn's value for each token that it sampled."""
     assert len(values_T) == len(lengths_T), "a turn is one stretch of sampled tokens"
@@ -97,12 +78,7 @@ def at_turn_ends(rewards_T: Sequence[float], lengths_T: Sequence[int]) -> list[f
     return rewards_M
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _sample_std(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    return sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+def token_rewards(earned: Earned) -> list[float]:
+    """What each token earned: its turn's reward at the turn's end, less what the leash takes."""
+    rewards_M = at_turn_ends(earned.rewards_T, earned.lengths_T)
+    return [reward - taken for reward, taken in zip(rewards_M, earned.penalties_M, strict=True)]

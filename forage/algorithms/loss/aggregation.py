@@ -7,8 +7,61 @@ shares of all micro-batches, on however many ranks, add up to the same loss. Pur
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from forage.settings import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forage.algorithms.loss.tokens import Tokens
+    from forage.batch import Batch
+
+
+class TokenMean(Frozen):
+    """The mean over all sampled tokens."""
+
+    kind: Literal["token_mean"] = "token_mean"
+
+    def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
+        """The micro-batch's share of the loss of ``batch``; so for each of these kinds."""
+        del tokens
+        return token_mean(loss_M, batch.num_sampled_tokens)
+
+
+class SequenceMean(Frozen):
+    """The mean over episodes of their mean over sampled tokens."""
+
+    kind: Literal["sequence_mean"] = "sequence_mean"
+
+    def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
+        num_here = tokens.num_sequences
+        return sequence_mean(loss_M, tokens.sequence_of_M, num_here, batch.num_sequences)
+
+
+class SequenceSum(Frozen):
+    """The mean over episodes of their sum over sampled tokens."""
+
+    kind: Literal["sequence_sum"] = "sequence_sum"
+
+    def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
+        del tokens
+        return sequence_sum(loss_M, batch.num_sequences)
+
+
+class Constant(Frozen):
+    """The sum over all tokens, over the number of episodes times a constant."""
+
+    kind: Literal["constant"] = "constant"
+    tokens: int = Field(
+        ge=1, description="Tokens that an episode may write, for example environment.max_tokens."
+    )
+
+    def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
+        del tokens
+        return constant(loss_M, batch.num_sequences, self.tokens)
 
 
 def token_mean(loss_M: Tensor, num_sampled_tokens: int) -> Tensor:
@@ -48,12 +101,12 @@ def constant(loss_M: Tensor, num_sequences: int, constant_tokens: int) -> Tensor
 
 def sequence_sums(values_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Tensor:
     """The sum of each sequence's tokens [S]."""
-    zeros_S = torch.zeros(num_sequences, dtype=values_M.dtype, device=values_M.device)
+    zeros_S = values_M.new_zeros(num_sequences)
     return zeros_S.index_add(0, sequence_of_M, values_M)
 
 
 def sequence_means(values_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Tensor:
     """The mean of each sequence's tokens [S]; 0 where it has none."""
     sums_S = sequence_sums(values_M, sequence_of_M, num_sequences)
-    counts_S = sequence_sums(torch.ones_like(values_M), sequence_of_M, num_sequences)
+    counts_S = sequence_sums(values_M.new_ones(values_M.shape), sequence_of_M, num_sequences)
     return sums_S / counts_S.clamp(min=1)

@@ -14,18 +14,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
 from forage.algorithms.loss.aggregation import sequence_means, sequence_sums
+from forage.settings import Frozen, kind_or
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Level = Literal["token", "sequence", "geometric"]
 Bound = Literal["truncate", "clip", "mask"]
 
 MAX_LOG_RATIO = 20.0
 """Ratios are kept within exp(20) either way, so that their squares stay finite."""
+
+_LEVEL = "Whose ratio it is: the token's, the sequence's product, or its geometric mean."
+_NORMALISE = "Divide the weights by their mean over the step."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,89 @@ class Rejection:
     is_kept_M: Tensor
     token_fraction: float
     sequence_fraction: float
+
+
+class TruncatedWeights(Frozen):
+    """Ratios, bounded above (TIS, https://fengyao.notion.site/off-policy-rl)."""
+
+    kind: Literal["truncate"] = "truncate"
+    level: Level = Field(default="token", description=_LEVEL)
+    high: float = Field(default=2.0, ge=1, description="The highest weight.")
+    normalise: bool = Field(default=False, description=_NORMALISE)
+
+    @property
+    def low(self) -> float:
+        """Truncation has no lower bound."""
+        return 0.0
+
+
+class BoundedWeights(Frozen):
+    """Ratios, clipped to both bounds or set to 0 outside of them (https://arxiv.org/abs/2510.18855)."""
+
+    kind: Literal["clip", "mask"] = "clip"
+    level: Level = Field(default="token", description=_LEVEL)
+    low: float = Field(default=0.5, ge=0, le=1, description="The lowest ratio within bounds.")
+    high: float = Field(default=2.0, ge=1, description="The highest ratio within bounds.")
+    normalise: bool = Field(default=False, description=_NORMALISE)
+
+
+class RejectConfig(Frozen):
+    """Tokens, or at the two other levels sequences, that leave the loss and its counts."""
+
+    level: Level = Field(default="token", description=_LEVEL)
+    low: float = Field(default=0.5, ge=0, le=1, description="The lowest ratio that stays.")
+    high: float = Field(default=2.0, ge=1, description="The highest ratio that stays.")
+
+
+class CorrectionConfig(Frozen):
+    """What is done about ratios of trainer to sampler; each of the three may be used alone."""
+
+    weights: (
+        Annotated[TruncatedWeights | BoundedWeights, Field(discriminator="kind"), kind_or(None)]
+        | None
+    ) = Field(default=None, description="Importance weights of the policy's loss; null: none.")
+    reject: RejectConfig | None = Field(
+        default=None, description="What leaves the loss by its ratio; null: nothing."
+    )
+    veto: float | None = Field(
+        default=None, gt=0, lt=1, description="A token's ratio below which its sequence leaves."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is corrected."""
+        return self.weights is not None or self.reject is not None or self.veto is not None
+
+    def bound(
+        self, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int
+    ) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """The weights and what is kept [M], over all sampled tokens of a step, and metrics."""
+        weights_M = log_ratio_M.new_ones(log_ratio_M.shape)
+        is_kept_M = weights_M.bool()
+        metrics: dict[str, float] = {}
+        if (by := self.reject) is not None:
+            rejected = reject(log_ratio_M, sequence_of_M, num_sequences, by.level, by.low, by.high)
+            is_kept_M = is_kept_M & rejected.is_kept_M
+            metrics["correction/rejected_tokens"] = rejected.token_fraction
+            metrics["correction/rejected_sequences"] = rejected.sequence_fraction
+        if self.veto is not None:
+            vetoed = veto(log_ratio_M, sequence_of_M, num_sequences, self.veto)
+            is_kept_M = is_kept_M & vetoed.is_kept_M
+            metrics["correction/vetoed_sequences"] = vetoed.sequence_fraction
+        if (by := self.weights) is not None:
+            found = importance_weights(
+                log_ratio_M, sequence_of_M, num_sequences, by.level, by.kind, by.low, by.high
+            )
+            weights_M = found.weights_M
+            metrics["correction/cut_fraction"] = found.cut_fraction
+            if by.normalise:
+                weights_M = normalised(weights_M, is_kept_M, sequence_of_M, num_sequences, by.level)
+            kept_M = weights_M[is_kept_M]
+            metrics["correction/weight_mean"] = kept_M.mean().item() if len(kept_M) else 0.0
+            metrics["correction/weight_ess"] = (
+                effective_share(kept_M).item() if bool((kept_M > 0).any()) else 0.0
+            )
+        return weights_M, is_kept_M, metrics
 
 
 def log_ratio_at(
@@ -90,7 +179,7 @@ def normalised(
     if level == "token":
         counted = weights_M[is_kept_M]
     else:
-        kept_weights_M = torch.where(is_kept_M, weights_M, 0.0)
+        kept_weights_M = weights_M.where(is_kept_M, 0.0)
         num_kept_S = sequence_sums(is_kept_M.to(weights_M.dtype), sequence_of_M, num_sequences)
         sums_S = sequence_sums(kept_weights_M, sequence_of_M, num_sequences)
         counted = (sums_S / num_kept_S)[num_kept_S > 0]
@@ -120,6 +209,11 @@ def veto(
     is_bad_M = log_ratio_M < math.log(threshold)
     num_bad_S = sequence_sums(is_bad_M.to(log_ratio_M.dtype), sequence_of_M, num_sequences)
     return _rejection((num_bad_S == 0)[sequence_of_M], sequence_of_M, num_sequences)
+
+
+def effective_share(weights_M: Tensor) -> Tensor:
+    """The effective sample size over the sample size: 1 where all weights are equal."""
+    return weights_M.sum().square() / (len(weights_M) * weights_M.square().sum())
 
 
 def _rejection(is_kept_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Rejection:

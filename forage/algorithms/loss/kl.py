@@ -1,16 +1,51 @@
 """How far the policy has gone from a reference model, token by token, and how strong the leash is.
 
-Pure functions. Suffix ``_M``: the M sampled tokens of a micro-batch.
+Settings and pure functions. Suffix ``_M``: the M sampled tokens of a micro-batch.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
+
+from forage.settings import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KlForm = Literal["k1", "k2", "k3", "absolute"]
+
+
+class AdaptiveKl(Frozen):
+    """Lets the coefficient follow the measured divergence."""
+
+    target: float = Field(gt=0, description="The divergence that the coefficient steers to.")
+    horizon: int = Field(
+        default=10_000, ge=1, description="Episodes in which an error makes one fold."
+    )
+
+
+class KlConfig(Frozen):
+    """The leash to a reference model."""
+
+    coefficient: float = Field(
+        gt=0, description="The factor of the divergence; to do without, set the section to null."
+    )
+    form: KlForm = Field(default="k3", description="The estimate of the divergence of a token.")
+    place: Literal["loss", "reward"] = Field(
+        default="loss", description="Whether it is added to the loss or taken off the reward."
+    )
+    reference: str | None = Field(
+        default=None, description="The reference model; null: the weights that the run starts with."
+    )
+    adaptive: AdaptiveKl | None = Field(
+        default=None, description="A coefficient that follows the divergence; null: a fixed one."
+    )
+
+    def estimate(self, logprobs_M: Tensor, reference_logprobs_M: Tensor) -> Tensor:
+        """The divergence at each token, in the form of the settings."""
+        return kl_estimate(logprobs_M, reference_logprobs_M, self.form)
 
 
 def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) -> Tensor:
@@ -28,7 +63,7 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) 
         case "k2":
             return 0.5 * difference_M.square()
         case "k3":
-            return torch.expm1(-difference_M) + difference_M
+            return (-difference_M).expm1() + difference_M
         case "absolute":
             return difference_M.abs()
 

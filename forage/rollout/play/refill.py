@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from forage.algorithms.dynamic_sampling import choose
-from forage.config.algorithm_config import DynamicSamplingConfig
+from forage.algorithms.dynamic_sampling import DynamicSamplingConfig, choose
 from forage.errors import UserError
 from forage.rollout.play.scheduler import GroupScheduler
 from forage.types import Episode, Group, Question
@@ -43,7 +42,7 @@ class GroupSource:
     ``spare_questions`` gives what may be played in a step beside its own ``num_wanted`` questions.
     """
 
-    config: DynamicSamplingConfig
+    config: DynamicSamplingConfig | None
     scheduler: GroupScheduler
     num_wanted: int
     spare_questions: Callable[[int], Sequence[Question]]
@@ -57,7 +56,7 @@ class GroupSource:
         that fail say nothing about the questions.
         """
         groups = await self.scheduler.next_groups()
-        if not self.config.is_enabled:
+        if self.config is None:
             return Refilled(tuple(groups), tuple(groups))
         found = await refill(
             groups,
@@ -85,9 +84,9 @@ class GroupSource:
         return found
 
 
-def num_oversampled(config: DynamicSamplingConfig, num_wanted: int) -> int:
+def num_oversampled(config: DynamicSamplingConfig | None, num_wanted: int) -> int:
     """How many groups beyond those wanted are played from the start."""
-    return _times(num_wanted, config.oversampling) - num_wanted if config.is_enabled else 0
+    return 0 if config is None else _times(num_wanted, config.oversampling) - num_wanted
 
 
 async def refill(

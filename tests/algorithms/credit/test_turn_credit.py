@@ -4,9 +4,9 @@ from forage.algorithms.credit.turn_credit import (
     at_turn_ends,
     over_tokens,
     turn_lengths,
-    turn_level_advantages,
     turn_rewards,
 )
+from forage.algorithms.credit.turn_level import turn_level_advantages
 from tests.fakes import segments_of
 
 SEARCHES, GOLD = (True, True, False), (False, True, False)

@@ -2,13 +2,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from forage.algorithms.loss.losses import (
-    cispo_loss,
-    clipped_loss,
-    gspo_loss,
-    likelihood_protection,
-    reinforce_loss,
-)
+from forage.algorithms.loss.cispo_loss import cispo_loss
+from forage.algorithms.loss.clipped_loss import clipped_loss
+from forage.algorithms.loss.gspo_loss import gspo_loss
+from forage.algorithms.loss.protection import likelihood_protection
+from forage.algorithms.loss.reinforce_loss import reinforce_loss
 
 
 def column(*numbers: float) -> Tensor:

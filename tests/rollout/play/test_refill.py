@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.config.algorithm_config import DynamicSamplingConfig
+from forage.algorithms.dynamic_sampling import DynamicSamplingConfig
 from forage.rollout.play.refill import GroupSource, NothingToLearn, num_oversampled, refill
 from forage.rollout.play.scheduler import GroupScheduler, Job, Scheduler
 from forage.types import Episode, Group, Question, Status
@@ -98,7 +98,7 @@ async def test_no_round_is_played_where_none_is_allowed():
 
 
 def source(
-    config: DynamicSamplingConfig, varied: Sequence[int], status: Status = Status.ANSWERED
+    config: DynamicSamplingConfig | None, varied: Sequence[int], status: Status = Status.ANSWERED
 ) -> GroupSource:
     """Steps of two questions, and four spare ones each."""
 
@@ -129,12 +129,12 @@ def ids_of(groups: Sequence[Group]) -> list[str]:
 
 
 async def test_without_dynamic_sampling_a_step_learns_what_it_plays():
-    found = await source(DynamicSamplingConfig(), varied=[]).groups_of(0)
+    found = await source(None, varied=[]).groups_of(0)
     assert ids_of(found.chosen) == ids_of(found.played) == ["q0", "q1"]
 
 
 async def test_flat_groups_of_a_step_give_way_to_its_spare_questions():
-    groups = source(DynamicSamplingConfig(is_enabled=True), varied=[1, 3, 10, 11])
+    groups = source(DynamicSamplingConfig(), varied=[1, 3, 10, 11])
     first = await groups.groups_of(0)
     assert ids_of(first.chosen) == ["q1", "q3"]
     assert ids_of(first.played) == ["q0", "q1", "q2", "q3"]
@@ -142,23 +142,23 @@ async def test_flat_groups_of_a_step_give_way_to_its_spare_questions():
 
 
 async def test_what_is_oversampled_is_played_from_the_start_and_not_again():
-    config = DynamicSamplingConfig(is_enabled=True, oversampling=1.5)
+    config = DynamicSamplingConfig(oversampling=1.5)
     found = await source(config, varied=[1, 4]).groups_of(0)
     assert ids_of(found.played) == ["q0", "q1", "q2", "q3", "q4"]
     assert found.num_rounds == 1
     assert num_oversampled(config, 3) == 2
-    assert num_oversampled(DynamicSamplingConfig(is_enabled=True, oversampling=1.1), 10) == 1
-    assert num_oversampled(DynamicSamplingConfig(), 8) == 0
+    assert num_oversampled(DynamicSamplingConfig(oversampling=1.1), 10) == 1
+    assert num_oversampled(None, 8) == 0
 
 
 async def test_a_step_in_which_nothing_varies_says_what_was_tried_and_what_to_change():
-    groups = source(DynamicSamplingConfig(is_enabled=True, max_rounds=1), varied=[])
+    groups = source(DynamicSamplingConfig(max_rounds=1), varied=[])
     with pytest.raises(NothingToLearn, match=r"4 groups of step 0 \(after 1 rounds .* data.train"):
         await groups.groups_of(0)
 
 
 async def test_a_retriever_that_is_down_is_no_reason_to_end_the_run():
     """Every group was flat because every episode was kept out: the run ended, blaming the data."""
-    config = DynamicSamplingConfig(is_enabled=True, max_rounds=1)
+    config = DynamicSamplingConfig(max_rounds=1)
     found = await source(config, varied=[], status=Status.SEARCH_FAILED).groups_of(0)
     assert len(found.chosen) == len(found.played) == 4

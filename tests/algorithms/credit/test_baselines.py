@@ -2,14 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.credit.advantages import (
-    STD_EPSILON,
-    advantages_over,
-    grpo_advantages,
-    next_baseline,
-    rloo_advantages,
-    whiten,
-)
+from forage.algorithms.credit.baselines import advantages_over, next_baseline, whiten
+from forage.algorithms.credit.grpo import STD_EPSILON, grpo_advantages
+from forage.algorithms.credit.rloo import rloo_advantages
 
 rewards = st.floats(-10, 10).map(lambda reward: round(reward, 3))
 groups = st.lists(rewards | st.none(), max_size=12)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.pass_at_k import pass_at_k, pass_at_k_advantages
+from forage.algorithms.credit.pass_at_k import pass_at_k, pass_at_k_advantages
 
 rewards = st.lists(st.floats(0, 1).map(lambda r: round(r, 2)), min_size=2, max_size=7)
 

@@ -1,49 +1,54 @@
-"""From the rewards of a group to one advantage an episode.
+"""Baselines that stand outside of a group, and the whitening of a whole step.
 
-Pure functions of numbers. An episode that is kept out of the loss (a failed search, a failed
-engine) has no reward here: it is None, it moves no baseline and it gets no advantage. Estimators
-that tell the tokens of an episode apart are in ``gae.py`` and ``turn_credit.py``.
+Pure functions of numbers, and the settings of ``baseline``, which two estimators share. A reward is
+None for an episode that is kept out of the loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum, sqrt
+from statistics import fmean
+from typing import Annotated, Literal
 
-STD_EPSILON = 1e-6
+from pydantic import Field
+
+from forage.settings import Frozen, kind_or
+
 WHITEN_EPSILON = 1e-8
 
 
-def grpo_advantages(
-    rewards_G: Sequence[float | None], normalise_by_std: bool
-) -> tuple[float | None, ...]:
-    """Reward minus the group's mean, over the group's sample standard deviation if asked.
+class GroupBaseline(Frozen):
+    """The mean of the group."""
 
-    ``normalise_by_std`` True is GRPO (https://arxiv.org/abs/2402.03300, section 4.1.2), False the
-    variant without it (Dr. GRPO, https://arxiv.org/abs/2503.20783). A group of one gets 0.
-    """
-    kept = [reward for reward in rewards_G if reward is not None]
-    if not kept:
-        return tuple(None for _ in rewards_G)
-    mean = sum(kept) / len(kept)
-    scale = 1.0
-    if normalise_by_std:
-        variance = sum((reward - mean) ** 2 for reward in kept) / max(len(kept) - 1, 1)
-        scale = sqrt(variance) + STD_EPSILON
-    return tuple(None if reward is None else (reward - mean) / scale for reward in rewards_G)
+    kind: Literal["group"] = "group"
 
 
-def rloo_advantages(rewards_G: Sequence[float | None]) -> tuple[float | None, ...]:
-    """Reward minus the mean of the group's other episodes; a group of one gets 0.
+class RunningBaseline(Frozen):
+    """The mean reward of the steps before, in the first step the mean of the group."""
 
-    Source: https://arxiv.org/abs/2402.14740, equation 5.
-    """
-    kept = [reward for reward in rewards_G if reward is not None]
-    total, others = sum(kept), len(kept) - 1
-    return tuple(
-        None if reward is None else (reward - (total - reward) / others if others else 0.0)
-        for reward in rewards_G
+    kind: Literal["running"] = "running"
+    decay: float = Field(
+        default=0.9, ge=0, lt=1, description="How much of the baseline each step leaves."
     )
+
+
+class NoBaseline(Frozen):
+    """No baseline: 0."""
+
+    kind: Literal["none"] = "none"
+
+
+Baseline = Annotated[
+    GroupBaseline | RunningBaseline | NoBaseline, Field(discriminator="kind"), kind_or("group")
+]
+
+
+def baseline_or_mean(baseline: float | None, rewards_G: Sequence[float]) -> float:
+    """The baseline; where there is none yet, the mean of the group's rewards (0 without any)."""
+    if baseline is not None:
+        return baseline
+    return fmean(rewards_G) if rewards_G else 0.0
 
 
 def advantages_over(

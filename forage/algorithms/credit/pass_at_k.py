@@ -1,13 +1,40 @@
 """Advantages for the best of k episodes: what an episode adds to the draws that it is part of.
 
 A policy that is judged by its best attempt of k may keep several ways of searching alive, where
-the mean reward would have it settle on one. Pure functions of a group's rewards.
+the mean reward would have it settle on one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import comb
+from statistics import fmean
+from typing import Literal
+
+from pydantic import Field
+
+from forage.algorithms.credit.estimator import (
+    EarnedByGroup,
+    Estimator,
+    TokenCredit,
+    rewards_less_leash,
+    same_for_all_tokens,
+)
+
+
+class PassAtK(Estimator):
+    """What an episode adds to the best of the draws of k that it is part of."""
+
+    kind: Literal["pass_at_k"] = "pass_at_k"
+    k: int = Field(default=4, ge=2, description="Episodes in a draw; at most trainer.group_size.")
+
+    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
+        advantages_G = pass_at_k_advantages(rewards_less_leash(group.members_G), self.k)
+        return same_for_all_tokens(advantages_G, group.members_G)
+
+    def metrics(self, totals_P: Sequence[Sequence[float]]) -> dict[str, float]:
+        best = [pass_at_k(totals, self.k) for totals in totals_P if len(totals) >= self.k]
+        return {"return/best_of_k": fmean(best)} if best else {}
 
 
 def pass_at_k(rewards_G: Sequence[float], k: int) -> float:

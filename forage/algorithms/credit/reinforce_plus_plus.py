@@ -1,0 +1,56 @@
+"""REINFORCE++: each token's discounted return less a baseline, whitened over the step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from forage.algorithms.credit.baselines import (
+    Baseline,
+    GroupBaseline,
+    RunningBaseline,
+    baseline_or_mean,
+)
+from forage.algorithms.credit.estimator import EarnedByGroup, TokenCredit
+from forage.algorithms.credit.gae import discounted_returns
+from forage.algorithms.credit.turn_credit import TurnRewards, token_rewards
+
+
+class ReinforcePlusPlus(TurnRewards):
+    """The discounted return of each token less a baseline (https://arxiv.org/abs/2501.03262)."""
+
+    kind: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
+    baseline: Baseline = Field(
+        default=GroupBaseline(), description="What is taken off the return of each token."
+    )
+    discount: float = Field(
+        default=1.0, gt=0, le=1, description="What a reward is worth one token earlier."
+    )
+
+    @property
+    def needs_groups(self) -> bool:
+        return isinstance(self.baseline, GroupBaseline)
+
+    @property
+    def is_whitened(self) -> bool:
+        return True
+
+    @property
+    def baseline_decay(self) -> float | None:
+        return self.baseline.decay if isinstance(self.baseline, RunningBaseline) else None
+
+    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
+        totals_G = [member.total for member in group.members_G]
+        match self.baseline.kind:
+            case "group":
+                baseline = baseline_or_mean(None, totals_G)
+            case "running":
+                baseline = baseline_or_mean(group.running_baseline, totals_G)
+            case "none":
+                baseline = 0.0
+        credit: list[TokenCredit] = []
+        for member in group.members_G:
+            returns_M = discounted_returns(token_rewards(member), self.discount)
+            credit.append(TokenCredit([value - baseline for value in returns_M]))
+        return credit

@@ -1,0 +1,37 @@
+"""RLOO: an episode's reward against the mean of the group's other episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from forage.algorithms.credit.estimator import (
+    EarnedByGroup,
+    Estimator,
+    TokenCredit,
+    rewards_less_leash,
+    same_for_all_tokens,
+)
+
+
+class Rloo(Estimator):
+    """The reward less the mean of the group's other episodes."""
+
+    kind: Literal["rloo"] = "rloo"
+
+    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
+        advantages_G = rloo_advantages(rewards_less_leash(group.members_G))
+        return same_for_all_tokens(advantages_G, group.members_G)
+
+
+def rloo_advantages(rewards_G: Sequence[float | None]) -> tuple[float | None, ...]:
+    """Reward minus the mean of the group's other episodes; a group of one gets 0.
+
+    Source: https://arxiv.org/abs/2402.14740, equation 5.
+    """
+    kept = [reward for reward in rewards_G if reward is not None]
+    total, others = sum(kept), len(kept) - 1
+    return tuple(
+        None if reward is None else (reward - (total - reward) / others if others else 0.0)
+        for reward in rewards_G
+    )

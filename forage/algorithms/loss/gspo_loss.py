@@ -1,0 +1,63 @@
+"""GSPO: the clipped surrogate with one ratio a sequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from forage.algorithms.loss.aggregation import sequence_means
+from forage.algorithms.loss.clipped_loss import clipped_gain
+from forage.settings import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forage.algorithms.loss.tokens import Metrics, Tokens
+
+
+class GspoLoss(Frozen):
+    """The clipped surrogate with one ratio a sequence; goes with aggregate: sequence_mean."""
+
+    kind: Literal["gspo"] = "gspo"
+    low: float = Field(
+        default=0.2, gt=0, le=1, description="How far a sequence's ratio may fall below 1."
+    )
+    high: float = Field(
+        default=0.2, gt=0, description="How far a sequence's ratio may rise above 1."
+    )
+
+    def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
+        """The loss of each token, from the policy's log-probabilities now."""
+        return gspo_loss(
+            logprobs_M,
+            tokens.old_logprobs_M,
+            tokens.advantages_M,
+            tokens.sequence_of_M,
+            tokens.num_sequences,
+            self.low,
+            self.high,
+        )
+
+
+def gspo_loss(
+    logprobs_M: Tensor,
+    old_logprobs_M: Tensor,
+    advantages_M: Tensor,
+    sequence_of_M: Tensor,
+    num_sequences_here: int,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Metrics]:
+    """The clipped surrogate with one ratio a sequence: the geometric mean of its tokens' ratios.
+
+    Given token by token (GSPO-token), so that advantages may differ within a sequence; the mean
+    over a sequence's tokens is GSPO's loss of it. Source: https://arxiv.org/abs/2507.18071,
+    equations 5, 7 and 13.
+    """
+    log_ratio_M = logprobs_M - old_logprobs_M
+    means_S = sequence_means(log_ratio_M.detach(), sequence_of_M, num_sequences_here)
+    # The value is the sequence's ratio, the gradient the token's own.
+    ratio_M = (means_S[sequence_of_M] + logprobs_M - logprobs_M.detach()).exp()
+    gain_M, is_clipped_M = clipped_gain(ratio_M, advantages_M, clip_low, clip_high)
+    return -gain_M, {"loss/clip_fraction": is_clipped_M.float()}

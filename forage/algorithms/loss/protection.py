@@ -1,0 +1,53 @@
+"""LLDS: what was good may not become less likely, which is how GRPO with search collapses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from forage.algorithms.loss.aggregation import sequence_sums
+from forage.settings import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forage.algorithms.loss.tokens import Metrics, Tokens
+
+
+class LikelihoodProtectionConfig(Frozen):
+    """LLDS (https://arxiv.org/abs/2512.04220); the paper's coefficients are 0.05 to 0.1."""
+
+    coefficient: float = Field(gt=0, description="The factor of the term in the loss.")
+    gate: Literal["turn", "episode"] = Field(
+        default="turn", description="Whose sum of log-probabilities must have fallen."
+    )
+
+    def protect(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
+        """The likelihood lost at each token, before the coefficient."""
+        part_of_M = tokens.turn_of_M if self.gate == "turn" else tokens.sequence_of_M
+        return likelihood_protection(
+            logprobs_M, tokens.old_logprobs_M, tokens.advantages_M, part_of_M
+        )
+
+
+def likelihood_protection(
+    logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, part_of_M: Tensor
+) -> tuple[Tensor, Metrics]:
+    """LLDS: how much likelihood the tokens of good actions have lost, where the action lost some.
+
+    ``part_of_M`` numbers what the gate looks at, turns or whole episodes: the loss is
+    max(0, old - new) at tokens whose advantage is not negative, in parts whose sum of old - new
+    over such tokens is above 0. Source: https://arxiv.org/abs/2512.04220 (LLDS; its first version
+    gates episodes, its second single actions).
+    """
+    is_good_M = advantages_M >= 0
+    lost_M = (old_logprobs_M - logprobs_M).where(is_good_M, 0.0)
+    num_parts = int(part_of_M.max()) + 1 if len(part_of_M) else 0
+    lost_by_part = sequence_sums(lost_M.detach(), part_of_M, num_parts)
+    is_gated_M = (lost_by_part > 0)[part_of_M] & (lost_M.detach() > 0)
+    loss_M = lost_M.where(is_gated_M, 0.0)
+    return loss_M, {
+        "loss/protection": loss_M.detach(),
+        "loss/protected_fraction": is_gated_M.float(),
+    }

@@ -1,0 +1,34 @@
+"""REINFORCE, weighted by the ratio to the policy that sampled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from forage.settings import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forage.algorithms.loss.tokens import Metrics, Tokens
+
+
+class ReinforceLoss(Frozen):
+    """REINFORCE, weighted by the probability ratio to the old policy."""
+
+    kind: Literal["reinforce"] = "reinforce"
+
+    def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
+        """The loss of each token, from the policy's log-probabilities now."""
+        return reinforce_loss(logprobs_M, tokens.old_logprobs_M, tokens.advantages_M)
+
+
+def reinforce_loss(
+    logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor
+) -> tuple[Tensor, Metrics]:
+    """REINFORCE, weighted by the (constant) probability ratio to the old policy.
+
+    The gradient is ``-ratio * advantage * grad log p``; where the ratio is 1 this is the estimator
+    of Williams, 1992 (https://doi.org/10.1007/BF00992696).
+    """
+    ratio_M = (logprobs_M.detach() - old_logprobs_M).exp()
+    return -ratio_M * advantages_M * logprobs_M, {}

@@ -1,0 +1,29 @@
+"""``forage settings``: every key of a recipe with its type, its default and one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from argparse import ArgumentParser, Namespace
+
+from forage.config.run_config import RunConfig
+from forage.config.settings_text import all_paths, keys_of
+from forage.errors import UserError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "a section or a key, for example algorithm.advantage; without one, all are printed"
+    parser.add_argument("section", nargs="?", default="", metavar="SECTION", help=text)
+
+
+def run(args: Namespace) -> int:
+    keys = keys_of(RunConfig, args.section)
+    if not keys:
+        paths = all_paths(RunConfig)
+        name = args.section.rpartition(".")[2]
+        close = [path for path in paths if path.rpartition(".")[2] == name]
+        close = close or difflib.get_close_matches(args.section, paths, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UserError(f"there is no section or key {args.section!r} in the settings{hint}")
+    sys.stdout.write("\n".join(map(str, keys)) + "\n")
+    return 0

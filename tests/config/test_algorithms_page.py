@@ -1,0 +1,24 @@
+"""docs/algorithms.md has the table of keys, defaults and kinds that the settings give."""
+
+from pathlib import Path
+
+from forage.config.kinds import kinds_of, models_at
+from forage.config.run_config import RunConfig
+from forage.config.settings_text import key_table
+
+PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
+
+
+def test_the_page_has_the_table_of_keys_as_the_settings_give_it() -> None:
+    """To renew the table, put what ``key_table`` gives in its place."""
+    text = PAGE.read_text(encoding="utf-8")
+    table = "\n".join(key_table(RunConfig, "algorithm"))
+    assert text.endswith(table + "\n"), table
+
+
+def test_the_page_has_a_section_for_each_estimator_and_each_loss() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    algorithm = models_at([RunConfig], "algorithm")
+    for key in ("advantage", "loss"):
+        for kind in kinds_of(models_at(algorithm, key)):
+            assert f"\n### `{kind}`\n" in text
