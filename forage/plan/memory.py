@@ -62,8 +62,8 @@ class MemoryPart:
     name: str
     num_bytes: int
     formula: str
-    while_sampling: bool
-    while_learning: bool
+    while_sampling: bool = False
+    while_learning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
     size, gpus = bytes_of(config), config.placement.num_gpus
     num_sets = 1 + num_at_once
     learnt = _learnt(config, model)
-    count = f"{num_sets} sets (summed, and at work) x {learnt.text}"
+    sets = f"{num_sets} sets (the sum, and the current ones) x {learnt.text}"
     shard = f" / {gpus} GPUs" if gpus > 1 else ""
     tokens = config.trainer.max_tokens_per_micro_batch
     kept = activation_bytes(config, model, tokens)
@@ -166,28 +166,16 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
     many = f", {num_at_once} at a time" if num_at_once > 1 else ""
     logits = _LOGIT_COPIES * LOGITS_PER_CHUNK * 4 * num_at_once
     parts = [
+        MemoryPart("gradients", ceil(num_sets * learnt.count * learnt.size / gpus), sets + shard),
         MemoryPart(
-            "gradients",
-            ceil(num_sets * learnt.count * learnt.size / gpus),
-            count + shard,
-            False,
-            True,
+            "activations", kept * num_at_once, f"micro-batch of {tokens:,} tokens: {how}{many}"
         ),
-        MemoryPart(
-            "activations",
-            kept * num_at_once,
-            f"micro-batch of {tokens:,} tokens: {how}{many}",
-            False,
-            True,
-        ),
-        MemoryPart(
-            "logits", logits, f"{_LOGIT_COPIES} chunks of {LOGITS_PER_CHUNK:,} x 4 B", False, True
-        ),
+        MemoryPart("logits", logits, f"{_LOGIT_COPIES} chunks of {LOGITS_PER_CHUNK:,} x 4 B"),
     ]
     if gpus > 1:
         numbers = max(model.num_embedding_parameters, _layer_parameters(model))
         text = f"largest part, whole: {_millions(numbers)} x {size} B"
-        parts.append(MemoryPart("gathered weights", numbers * size, text, False, True))
+        parts.append(MemoryPart("gathered weights", numbers * size, text))
     return parts
 
 
@@ -196,7 +184,7 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     if not placement.has_server:
         num_bytes, tokens = torch_cache_bytes(config, model), cache_tokens(config)
         text = f"{tokens:,} tokens x {model.kv_numbers_per_token:,} x {bytes_of(config)} B"
-        return [MemoryPart("KV cache", num_bytes, text, True, True)]
+        return [MemoryPart("KV cache", num_bytes, text, while_sampling=True)]
     # A server that shares its GPUs with an offloaded trainer frees its memory while that learns.
     stays = not placement.engine.offload
     tensor_parallel, gpus = placement.engine.tensor_parallel, placement.num_gpus
