@@ -167,10 +167,10 @@ def _import(args: Namespace) -> None:
     if len(args.device) > 1:
         raise UserError("--adopt encodes a sample only: one --device is enough")
     choice = _encoder_choice(args)
-    from forage.retrieval.vectors.faiss_settings import AdoptedSettings
+    from forage.retrieval.vectors.faiss_settings import ImportedSettings
     from forage.retrieval.vectors.probes import missing_extra
 
-    settings = AdoptedSettings(ef_search=args.ef_search, probes=args.probes)
+    settings = ImportedSettings(ef_search=args.ef_search, probes=args.probes)
     try:
         from forage.retrieval.vectors.import_faiss import import_faiss
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Where an index is built: beside its place, renamed into it when it is whole.
+"""A directory that appears whole or not at all: built beside its place, then renamed.
 
 ``built_beside`` starts from nothing and leaves nothing behind. ``resumable_beside`` keeps its
 directory when a build ends early, so that the same command goes on; one build at a time may have
@@ -107,7 +107,7 @@ def _prefix(out: Path) -> str:
 
 
 def _remove_leftovers(out: Path) -> None:
-    """Remove what builds of ``out`` that were killed left beside it."""
+    """Remove the directories of killed builds of ``out``."""
     for left in list(out.parent.iterdir()):
         owner = left.name.removeprefix(_prefix(out)).split("-")[0]
         if left.name.startswith(_prefix(out)) and owner.isdigit() and not pid_exists(int(owner)):

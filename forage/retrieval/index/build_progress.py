@@ -1,7 +1,7 @@
-"""How far a build is: a line with rate and time left, on a terminal or in the log.
+"""How far a build is: a line with rate and time left.
 
-A bar where somebody watches, a log line now and then where nobody does (a cluster's job). Safe to
-advance from several threads. What is counted is the caller's.
+It is a bar on a terminal, and elsewhere (in a cluster's job) a log line every half minute. Several
+threads may advance it. What is counted is the caller's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG_EVERY_S = 30.0
 
 
 class BuildProgress:
-    """Counts to ``total`` (None: nobody knows); ``done`` of them were there before it began."""
+    """Counts up to ``total`` (None: not known), from ``done``."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class BuildProgress:
 
     @property
     def done(self) -> int:
-        """What is done, with what was there before."""
+        """How many are done, those before the start included."""
         return self._done + self._new
 
     def rate(self) -> float:
-        """So many a second since it began."""
+        """How many were done in a second since the start."""
         return self._new / max(self._clock() - self._begun, 1e-9)
 
     def left_s(self) -> float | None:
@@ -73,7 +73,7 @@ class BuildProgress:
 def build_progress(
     label: str, total: int | None, is_shown: bool, done: int = 0
 ) -> Iterator[Callable[[int], None]]:
-    """Gives the function to call with each advance; silent unless ``is_shown``."""
+    """Yields a function that is called with each advance; silent unless ``is_shown``."""
     progress = BuildProgress(label, total, done)
     console = Console(stderr=True)
     if not is_shown or not console.is_terminal:

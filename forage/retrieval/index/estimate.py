@@ -1,4 +1,4 @@
-"""What an index will cost, before anything is built: memory, disk and time for each backend.
+"""What an index would cost: memory, disk and time for each backend, before anything is built.
 
 Sizes follow from the formats (FAISS's own, checked against real files in the tests); times from
 encoding a sample here and building a small index of random vectors. Nothing is kept.
@@ -101,7 +101,7 @@ def measure_encoder(encoder: Encoder, passages: Sequence[Passage]) -> float:
         passage_text(encoder.spec.passage_template, passage)
         for passage in passages[::step][:_ENCODED]
     ]
-    encoder.encode_passages(texts[:8])  # once for nothing: the first call allocates
+    encoder.encode_passages(texts[:8])  # a warm-up: the first call allocates
     started = time.perf_counter()
     encoder.encode_passages(texts)
     return len(texts) / (time.perf_counter() - started)

@@ -90,14 +90,14 @@ class Batcher:
         ]
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Finish what is asked for, or give up on it after ``timeout_s``."""
+        """Finish the searches under way and queued, or give up on them after ``timeout_s``."""
         if self._draining is not None:
             _, unfinished = await asyncio.wait([self._draining], timeout=timeout_s)
             timeout_s = 0.0 if unfinished else timeout_s
         await self._thread.close(timeout_s)
 
     def _find(self, key: _Key) -> list[Hit] | _Wanted:
-        """The hits, where known; else those on their way."""
+        """The hits where they are known, else a future of them."""
         self._figures.add(Figure.QUERIES)
         if not key[0]:
             return []
@@ -211,7 +211,7 @@ class SearchThread:
 
     @property
     def is_alive(self) -> bool:
-        """Calls may come, or one still runs."""
+        """Whether calls may come or one still runs."""
         return self._thread.is_alive()
 
     async def close(self, timeout_s: float) -> None:

@@ -62,7 +62,7 @@ class ServerProcess:
         """``port`` 0 picks a free one.
 
         ``command`` replaces ``python -m forage serve`` (its own arguments follow: the index,
-        ``--host H --port P``); ``log_path`` keeps what the server says.
+        ``--host H --port P``); ``log_path`` is where its output is kept.
         """
         self._index_dir = index_dir
         self._startup_timeout_s = startup_timeout_s

@@ -1,4 +1,4 @@
-"""An existing Lucene index, searched as it is by pyserini: the published BM25 one of wiki-18, say.
+"""An existing Lucene index, searched as it is by pyserini (the published one of wiki-18, say).
 
 A source of its own: the index holds its passages, so no corpus file is needed beside it. Needs the
 extra ``lucene``, which brings its Java with it. New indexes of words are better built by ``forage

@@ -1,4 +1,4 @@
-"""An index that outgrew a machine: its shards as deployments of Ray Serve, searched as one source.
+"""An index too large for one machine: shards as deployments of Ray Serve, searched as one source.
 
 ``start_shards`` leaves an application on a Ray cluster: a process a shard, each with an opened
 index, and one that asks them all and merges by score. ``Sharded`` is the source that a search

@@ -38,8 +38,8 @@ from forage.retrieval.vectors.encoded_corpus import (
 )
 from forage.retrieval.vectors.encoder import Encoder, EncoderSpec, bad_rows
 from forage.retrieval.vectors.faiss_settings import (
-    AdoptedSettings,
     FaissSettings,
+    ImportedSettings,
     num_candidates,
     rescore_dtype,
 )
@@ -86,7 +86,7 @@ def build_dense_index(
 
     Raises ``UserError`` as ``encoded_corpus`` does.
     """
-    assert not isinstance(settings.faiss, AdoptedSettings), "an imported index is not built"
+    assert not isinstance(settings.faiss, ImportedSettings), "an imported index is not built"
     with encoded_corpus(corpus, out, settings, show_progress) as encoded:
         manifest = _index_vectors(encoded, show_progress)
         write_manifest(encoded.directory, manifest)

@@ -238,7 +238,7 @@ def encode_corpus(
 ) -> None:
     """Write the missing shards, one thread an encoder; raises the first error of any thread.
 
-    ``on_rows`` hears how many passages were encoded, from any thread.
+    ``on_rows`` is called with the passages just encoded, from any thread.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     for shard in vectors.missing():

@@ -19,10 +19,10 @@ from forage.errors import UserError
 from forage.hardware import num_cores
 from forage.retrieval.vectors.exhaustive import MIN_QUERIES, ExhaustiveSearch
 from forage.retrieval.vectors.faiss_settings import (
-    AdoptedSettings,
     FaissSettings,
     FlatSettings,
     HnswSettings,
+    ImportedSettings,
     IvfPqSettings,
     IvfSettings,
     PqSettings,
@@ -119,8 +119,9 @@ def build_faiss(
     path: Path,
     on_rows: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Index ``vectors`` by inner product into the file ``path``; ``on_rows`` hears of progress.
+    """Index ``vectors`` by inner product into the file ``path``.
 
+    ``on_rows`` is called with the number of rows just added.
     Training takes a sample; memory is that of the sample and the index (flat, sq8: of a shard).
     """
     faiss.omp_set_num_threads(num_cores())
@@ -141,7 +142,7 @@ def build_faiss(
 
 def _empty(settings: FaissSettings, dimension: int) -> Any:
     """An index of the kind, not trained; deterministic but for the threads of HNSW."""
-    assert not isinstance(settings, AdoptedSettings), "an imported index is not built"
+    assert not isinstance(settings, ImportedSettings), "an imported index is not built"
     index = faiss.index_factory(dimension, _factory(settings), faiss.METRIC_INNER_PRODUCT)
     if isinstance(settings, HnswSettings):
         index.hnsw.efConstruction = settings.ef_construction
@@ -166,7 +167,7 @@ def _factory(settings: FaissSettings) -> str:
             return f"PQ{code_bytes}"
         case IvfPqSettings(lists=lists, code_bytes=code_bytes):
             return f"IVF{lists},PQ{code_bytes}"
-        case AdoptedSettings():
+        case ImportedSettings():
             raise AssertionError("an imported index is not built")
 
 
@@ -206,13 +207,13 @@ def _with_counts(header: bytes, num_rows: int, num_units: int) -> bytes:
 
 
 def _set_search(index: Any, settings: FaissSettings) -> None:
-    """How thoroughly a search looks."""
+    """Set how many lists or candidates a search looks at."""
     inner = faiss.downcast_index(index)
-    if isinstance(settings, IvfSettings | IvfPqSettings | AdoptedSettings) and settings.probes:
+    if isinstance(settings, IvfSettings | IvfPqSettings | ImportedSettings) and settings.probes:
         if not hasattr(inner, "nprobe"):
             raise UserError(f"--probes is for lists; the index is an {type(inner).__name__}")
         inner.nprobe = settings.probes
-    if isinstance(settings, HnswSettings | AdoptedSettings) and settings.ef_search:
+    if isinstance(settings, HnswSettings | ImportedSettings) and settings.ef_search:
         if not hasattr(inner, "hnsw"):
             raise UserError(f"--ef-search is for HNSW; the index is an {type(inner).__name__}")
         inner.hnsw.efSearch = settings.ef_search

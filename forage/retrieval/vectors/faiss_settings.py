@@ -101,7 +101,7 @@ class IvfPqSettings(FaissKind):
     candidates: int | None = Field(default=None, ge=1, description=_CANDIDATES_HELP)
 
 
-class AdoptedSettings(FaissKind):
+class ImportedSettings(FaissKind):
     """An index that someone else built, searched as it is; ``structure`` is its class in FAISS."""
 
     kind: Literal["adopted"] = "adopted"
@@ -117,7 +117,7 @@ FaissSettings = Annotated[
     | IvfSettings
     | PqSettings
     | IvfPqSettings
-    | AdoptedSettings,
+    | ImportedSettings,
     Field(discriminator="kind"),
 ]
 BUILT_KINDS: dict[str, type[FaissKind]] = {
@@ -208,7 +208,7 @@ def num_candidates(settings: FaissSettings, topk: int) -> int:
         return max(topk, settings.candidates)
     if isinstance(settings, HnswSettings):
         return max(topk, settings.ef_search)
-    if isinstance(settings, AdoptedSettings) and settings.ef_search:
+    if isinstance(settings, ImportedSettings) and settings.ef_search:
         return max(topk, settings.ef_search)
     return max(topk, _FEWEST)
 

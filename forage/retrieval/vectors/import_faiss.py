@@ -1,4 +1,4 @@
-"""Takes over a FAISS index that someone else built beside a corpus, after a look at its vectors.
+"""Imports a FAISS index that someone else built beside a corpus, after checking its vectors.
 
 A sample of passages is encoded again and compared with what the index holds in their rows. Where
 they differ, the usual other poolings, prefixes and title formats are tried, so that the error can
@@ -26,7 +26,7 @@ from forage.retrieval.index.manifest import common_fields, hash_file, write_mani
 from forage.retrieval.vectors.dense import FAISS_FILE, DenseManifest, dense_versions
 from forage.retrieval.vectors.encoder import EncoderChoice, passage_text, require_finite
 from forage.retrieval.vectors.faiss_index import FaissIndex, open_faiss
-from forage.retrieval.vectors.faiss_settings import AdoptedSettings
+from forage.retrieval.vectors.faiss_settings import ImportedSettings
 from forage.retrieval.vectors.probes import write_probes
 from forage.retrieval.vectors.sentence_encoder import SentenceEncoder, open_encoder
 from forage.types import Passage
@@ -59,7 +59,7 @@ def import_faiss(
     corpus: Path,
     out: Path,
     choice: EncoderChoice,
-    settings: AdoptedSettings,
+    settings: ImportedSettings,
     device: str | None = None,
     show_progress: bool = True,
 ) -> DenseManifest:

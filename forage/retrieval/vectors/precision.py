@@ -1,4 +1,4 @@
-"""In which numbers an encoder computes on a CPU: bfloat16 where that is faster and close enough.
+"""Chooses the number format of an encoder on a CPU: bfloat16 where it is faster and close enough.
 
 Processors with AVX512-BF16 or AMX multiply bfloat16 two to four times as fast as float32, others
 much slower, so it is measured; whether the vectors stay close is measured too. The caller gives
@@ -58,7 +58,7 @@ def closeness(left_BD: np.ndarray, right_BD: np.ndarray) -> float:
 
 
 def _measure(encode: Callable[[Sequence[str]], np.ndarray]) -> tuple[np.ndarray, float]:
-    vectors = encode(PROBE_TEXTS)  # once for nothing: the first call allocates
+    vectors = encode(PROBE_TEXTS)  # a warm-up: the first call allocates
     times: list[float] = []
     for _ in range(2):
         started = time.perf_counter()

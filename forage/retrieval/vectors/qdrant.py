@@ -185,7 +185,7 @@ def build_qdrant(
     """Fill the collection with ``vectors(start, stop)`` (float32 [B, D]) for all rows, in batches.
 
     Batches that are there already are not asked for: an encoder is spared what an earlier,
-    interrupted build has stored. ``on_rows`` is told how many rows have been dealt with. Raises
+    interrupted build has stored. ``on_rows`` is called with the rows done by each batch. Raises
     ``UserError`` where the server stays away or the points do not add up.
     """
     has_begun = collection.create_or_resume() > 0

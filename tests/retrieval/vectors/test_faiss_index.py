@@ -11,10 +11,10 @@ from forage.errors import UserError
 from forage.retrieval.index.estimate import index_bytes
 from forage.retrieval.vectors.faiss_index import FaissIndex, build_faiss, open_faiss
 from forage.retrieval.vectors.faiss_settings import (
-    AdoptedSettings,
     FaissSettings,
     FlatSettings,
     HnswSettings,
+    ImportedSettings,
     IvfPqSettings,
     IvfSettings,
     PqSettings,
@@ -161,8 +161,8 @@ def test_links_and_the_beam_of_building_change_the_graph(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (AdoptedSettings(probes=3), "--probes is for lists; the index is an IndexFlatIP"),
-        (AdoptedSettings(ef_search=3), "--ef-search is for HNSW; the index is an IndexFlatIP"),
+        (ImportedSettings(probes=3), "--probes is for lists; the index is an IndexFlatIP"),
+        (ImportedSettings(ef_search=3), "--ef-search is for HNSW; the index is an IndexFlatIP"),
     ],
 )
 def test_a_setting_that_an_adopted_index_does_not_have_is_an_error(

@@ -13,7 +13,7 @@ from forage.errors import UserError
 from forage.retrieval.index.index import OpenOptions, open_index
 from forage.retrieval.vectors.dense import DenseManifest
 from forage.retrieval.vectors.encoder import EncoderChoice, passage_text
-from forage.retrieval.vectors.faiss_settings import AdoptedSettings
+from forage.retrieval.vectors.faiss_settings import ImportedSettings
 from forage.retrieval.vectors.import_faiss import import_faiss
 from forage.retrieval.vectors.sentence_encoder import open_encoder
 from tests.retrieval.tiny_encoders import WIDTH, write_encoder, write_plain
@@ -59,9 +59,9 @@ def adopt(
     texts: Path,
     out: Path,
     choice: EncoderChoice,
-    settings: AdoptedSettings | None = None,
+    settings: ImportedSettings | None = None,
 ) -> DenseManifest:
-    settings = settings or AdoptedSettings()
+    settings = settings or ImportedSettings()
     return import_faiss(files, texts, out, choice, settings, "cpu", show_progress=False)
 
 
@@ -188,12 +188,12 @@ def test_probes_and_beam_of_an_adopted_index_are_set(texts: Path, model: Path, t
     lists = write_index(tmp_path / "lists", vectors, "IVF30,Flat")
     counts: list[int] = []
     for probes in (1, 30):
-        adopt([lists], texts, tmp_path / "i", choose(model), AdoptedSettings(probes=probes))
+        adopt([lists], texts, tmp_path / "i", choose(model), ImportedSettings(probes=probes))
         with open_index(tmp_path / "i", OpenOptions(dtype="float32")) as index:
             counts.append(len(index.search(["ada"], 300)[0]))
     assert counts[0] < counts[1] == 300
     with pytest.raises(UserError, match="--ef-search is for HNSW; the index is an IndexIVFFlat"):
-        adopt([lists], texts, tmp_path / "j", choose(model), AdoptedSettings(ef_search=5))
+        adopt([lists], texts, tmp_path / "j", choose(model), ImportedSettings(ef_search=5))
 
 
 def test_a_file_that_is_not_there_is_named(texts: Path, model: Path, tmp_path: Path):
