@@ -23,8 +23,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The three kinds of ``forage shards``."""
     kinds = add_kinds(parser)
     cut = add_kind(kinds, "cut", "an index of words into shards", _cut)
-    cut.add_argument("index", type=Path, metavar="DIR")
-    cut.add_argument("--out", type=Path, required=True, metavar="DIR")
+    cut.add_argument("index", type=Path, metavar="DIR", help="the index to cut")
+    text = "directory to write the shards to"
+    cut.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
     cut.add_argument("--count", type=positive, required=True, metavar="N", help="number of shards")
     start = add_kind(kinds, "start", "shards on a Ray cluster", _start)
     text = "a shard's index, in order; behind @ a resource of the machines that have it"

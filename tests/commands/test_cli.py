@@ -76,6 +76,17 @@ def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
         yield from ((f"{name} {kind}", below) for kind, below in kinds(parser).items())
 
 
+def test_every_argument_says_what_it_is() -> None:
+    """Without words, as ``--max-topk MAX_TOPK`` stood in the help of ``forage serve``."""
+    silent = [
+        f"{command}: {action.option_strings or action.dest}"
+        for command, parser in parsers()
+        for action in parser._actions
+        if not action.help and not isinstance(action, argparse._SubParsersAction)
+    ]
+    assert silent == []
+
+
 def test_help_gives_a_default_once_and_none_where_there_is_none(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
