@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -33,6 +34,7 @@ from forage.retrieval.vectors.encoder import (
     passage_text,
     require_finite,
 )
+from forage.retrieval.vectors.encoder_scripts import unread_scripts
 from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
     FlatSettings,
@@ -42,6 +44,9 @@ from forage.retrieval.vectors.faiss_settings import (
 from forage.retrieval.vectors.probes import write_probes
 from forage.retrieval.vectors.vector_shards import ShardLayout, VectorShards, create_vectors
 
+if TYPE_CHECKING:
+    from forage.retrieval.vectors.sentence_encoder import SentenceEncoder
+
 logger = logging.getLogger(__name__)
 
 VECTORS_DIR = "vectors"
@@ -49,6 +54,8 @@ VECTORS_DIR = "vectors"
 _STATE_FILE = "state.json"
 # So many passages between two reports of progress; a multiple of what an encoder takes at once.
 _STEP_ROWS = 1024
+# Passages whose beginnings are shown to the encoder's tokenizer.
+_NUM_COMPARED, _COMPARED_CHARS = 256, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +125,21 @@ def encoded_corpus(
             raise
         faiss_settings = fit_to(settings.faiss, stored.num_passages, encoders[0].dimension)
         with CorpusStore(directory) as store:
+            _warn_of_unread_scripts(store, encoders[0])
             vectors = _encode(store, directory, encoders, faiss_settings, settings, show_progress)
             write_probes(store, encoders[0], directory)
         yield Encoded(directory, stored, encoders[0].spec, faiss_settings, vectors)
         (directory / _STATE_FILE).unlink()
 
 
-def _open_encoders(settings: DenseBuild, state: _State | None) -> Sequence[Encoder]:
+def _warn_of_unread_scripts(store: CorpusStore, encoder: SentenceEncoder) -> None:
+    rows = np.linspace(0, len(store) - 1, min(len(store), _NUM_COMPARED)).astype(int).tolist()
+    texts = [store.passage(row).text[:_COMPARED_CHARS] for row in rows]
+    if complaint := unread_scripts(texts, encoder.count_tokens):
+        logger.warning("%s: %s", encoder.spec.model, complaint)
+
+
+def _open_encoders(settings: DenseBuild, state: _State | None) -> Sequence[SentenceEncoder]:
     """One encoder a device, all of one spec; an unfinished build's numbers are kept."""
     from forage.retrieval.vectors.sentence_encoder import open_encoder, with_dtype_of
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from transformers import PreTrainedTokenizerBase
 
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel, keep_freed_memory
@@ -77,6 +78,18 @@ class SentenceEncoder:
             return self._encode(self._passages, texts, prefix, "document")
         finally:
             _set_pooling(self._passages, self._spec.pooling)
+
+    def count_tokens(self, texts: Sequence[str]) -> tuple[int, int]:
+        """The tokens of the texts, and how many of them stand for what the tokenizer cannot read.
+
+        Both are 0 where the model has no tokenizer of transformers.
+        """
+        tokenizer = self._queries.tokenizer
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            return 0, 0
+        rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        tokens = [token for row in cast(list[list[int]], rows) for token in row]
+        return len(tokens), tokens.count(cast(int, tokenizer.unk_token_id))
 
     def _encode(
         self, model: SentenceTransformer, texts: Sequence[str], prefix: str, task: Task
