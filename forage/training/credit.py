@@ -1,8 +1,8 @@
 """From the scored groups of a step to an advantage for every sampled token, as the settings say.
 
-Stands between the rollout and the trainer: it reads rewards and turns, and what the models said of
-the episodes (``views.py``), and fills in advantages and the critic's targets. The estimator of the
-settings has the formula; the one thing kept from step to step is the running baseline.
+Stands between the rollout and the trainer: it reads rewards, turns, and the results of the forward
+passes (``forward_passes.py``), and fills in advantages and the critic's targets. The estimator of
+the settings has the formula; only the running baseline is kept from step to step.
 """
 
 from __future__ import annotations
