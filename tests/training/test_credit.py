@@ -509,3 +509,9 @@ def test_each_knob_changes_the_loss(settings: dict[str, Any], key: str, value: A
         for tree in (settings, changed(settings, key, value))
     )
     assert abs(after - before) > 1e-6
+
+
+def test_an_episode_in_which_a_tool_failed_is_kept_out_of_the_loss_like_a_failed_search():
+    failed = replace(FAILED, status=Status.TOOL_FAILED)
+    assert not Credit(AlgorithmConfig(), train_on_failed_searches=False).is_learnable(failed)
+    assert Credit(AlgorithmConfig(), train_on_failed_searches=True).is_learnable(failed)

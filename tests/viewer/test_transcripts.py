@@ -11,6 +11,7 @@ from forage.types import (
     Reward,
     Segment,
     Status,
+    ToolCall,
     Turn,
     search_call,
 )
@@ -118,3 +119,14 @@ def test_a_question_gathers_its_episodes_under_their_labels() -> None:
     view = view_question([("Before", EPISODE), ("After", EPISODE)], decode)
     assert [episode.label for episode in view.episodes] == ["Before", "After"]
     assert (view.text, view.golden_answers, view.num_hops) == ("Where?", ("Oslo",), 1)
+
+
+def test_a_call_of_another_tool_shows_its_arguments_its_time_and_its_failure() -> None:
+    call = ToolCall("sum", {"first": 1, "note": "x"}, (), None, 0.5)
+    turn = replace(EPISODE.turns[0], kind=ActionKind.CALL, calls=(call,))
+    blocks = view_episode("x", replace(EPISODE, turns=(turn, EPISODE.turns[1])), decode).blocks
+    assert blocks[1].heading == "Turn 1: sum"
+    assert blocks[2].detail == "sum(first: 1, note: x) · 500 ms · 1 token"
+    failed = replace(turn, calls=(replace(call, failure=FailureKind.RAISED),))
+    blocks = view_episode("x", replace(EPISODE, turns=(failed, EPISODE.turns[1])), decode).blocks
+    assert "sum(first: 1, note: x) failed: raised" in blocks[2].detail

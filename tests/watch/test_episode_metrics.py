@@ -1,0 +1,37 @@
+"""What a step's episodes say as numbers, call by call."""
+
+from dataclasses import replace
+
+import pytest
+
+from forage.types import (
+    ActionKind,
+    Episode,
+    FailureKind,
+    Question,
+    Reward,
+    Status,
+    ToolCall,
+    Turn,
+    search_call,
+)
+from forage.watch.episode_metrics import episode_metrics
+
+EPISODE = Episode(
+    Question("q", "t", ("a",), "s"), 0, (), (), Status.ANSWERED, Reward(1.0, {"em": 1.0})
+)
+
+
+def test_calls_failures_and_seconds_are_counted_by_tool():
+    searched = Turn("", ActionKind.SEARCH, "q", "o", (search_call(["q"], ("p",), None, 1.0),))
+    summed = Turn("", ActionKind.CALL, "1", "o", (ToolCall("sum", {}, (), None, 0.5),))
+    failed = ToolCall("sum", {}, (), FailureKind.RAISED, 1.5)
+    broken = Turn("", ActionKind.CALL, "1", "o", (failed,))
+    turns = (searched, summed, broken)
+    metrics = episode_metrics([replace(EPISODE, turns=turns), replace(EPISODE, turns=(searched,))])
+    expected = {
+        **{"tools/search_calls": 1.0, "tools/search_failures": 0.0, "seconds/tool_search": 1.0},
+        **{"tools/sum_calls": 1.0, "tools/sum_failures": 1.0, "seconds/tool_sum": 1.0},
+        **{"searches/mean": 1.0, "search/failures": 0.0, "seconds/search_wait": 1.0},
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
