@@ -58,9 +58,14 @@ def played() -> Path:
 
 
 def sft_config(out: Path, **changes: Any) -> RunConfig:
-    settings = {
+    source = {
+        "kind": "recorded",
         "episodes": str(played()),
         "select": {"min_reward": 1.0, "best_of_group": True},
+        **changes.pop("source", {}),
+    }
+    settings = {
+        "source": source,
         "num_steps": 12,
         "sequences_per_step": 6,
         "warmup_steps": 2,
@@ -124,7 +129,7 @@ def test_the_best_episodes_of_a_run_become_likelier_and_their_questions_are_answ
 
 
 def test_the_tokens_that_are_learnt_are_those_that_were_sampled(tmp_path: Path):
-    config = sft_config(tmp_path, warm_start={"select": {"deduplicate": False}})
+    config = sft_config(tmp_path, source={"select": {"deduplicate": False}})
     episodes = recorded(config, Codec(load_tokenizer(config.model)))
 
     def by_place(those: list[Episode]) -> list[Episode]:
@@ -134,7 +139,7 @@ def test_the_tokens_that_are_learnt_are_those_that_were_sampled(tmp_path: Path):
     assert by_place(episodes) == by_place([record.episode for record in read_episodes(played())])
     again = recorded(config, Codec(load_tokenizer(config.model)))
     assert [e.segments for e in again] == [e.segments for e in episodes]
-    other = sft_config(tmp_path, seed=8, warm_start={"select": {"deduplicate": False}})
+    other = sft_config(tmp_path, seed=8, source={"select": {"deduplicate": False}})
     mixed = recorded(other, Codec(load_tokenizer(config.model)))
     assert [e.segments for e in mixed] != [e.segments for e in episodes]
 
@@ -156,10 +161,10 @@ def test_records_that_do_not_name_their_tokenizer_are_read_back_before_they_are_
 ):
     old = tmp_path / "old.jsonl"
     write_records(old, (replace(record, tokenizer=None) for record in read_episodes(played())))
-    config = sft_config(tmp_path, warm_start={"episodes": str(old)})
+    config = sft_config(tmp_path, source={"episodes": str(old)})
     assert recorded(config, Codec(load_tokenizer(config.model)))
     foreign = sft_config(
-        tmp_path, warm_start={"episodes": str(old)}, model={"path": str(random_model())}
+        tmp_path, source={"episodes": str(old)}, model={"path": str(random_model())}
     )
     with pytest.raises(UserError, match="played with another tokenizer than .* it reads .* where"):
         recorded(foreign, Codec(load_tokenizer(foreign.model)))

@@ -79,7 +79,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     settings, source = config.warm_start, config.warm_start.source
     held_out: list[Episode] = []
     if isinstance(source, RecordedSource):
-        episodes = recorded(config, source, player.codec)
+        episodes = recorded(config, player.codec)
     else:
         num_episodes = settings.num_steps * settings.sequences_per_step
         form = config.data.train_form
@@ -99,11 +99,13 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     save_model(model, tokenizer, out)
 
 
-def recorded(config: RunConfig, source: RecordedSource, codec: Codec) -> list[Episode]:
+def recorded(config: RunConfig, codec: Codec) -> list[Episode]:
     """The episodes that ``source.select`` chooses, shuffled by the seed.
 
     Raises ``UserError``, also for episodes that were played with another tokenizer.
     """
+    source = config.warm_start.source
+    assert isinstance(source, RecordedSource), "scripted demonstrations are played, not read"
     selection = select(source.files, source.select)
     LOG.info("%s", selection.explain())
     mine = codec.identity()

@@ -103,7 +103,7 @@ def test_recorded_episodes_are_learnt_without_a_search_server(tmp_path: Path):
     run_sft(config, tmp_path / "model")
     rows = [json.loads(line) for line in (tmp_path / "recorded" / "warm_start.jsonl").open()]
     assert rows[-1]["loss"] < rows[0]["loss"]
-    assert len(recorded(config, source, tiny_codec_of(config))) == len(played)
+    assert len(recorded(config, tiny_codec_of(config))) == len(played)
 
 
 def tiny_codec_of(config: RunConfig) -> Codec:
