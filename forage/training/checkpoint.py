@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forage.config.config_file import read_tree
 from forage.config.model_config import ModelConfig
-from forage.config.run_config import load_config
 from forage.errors import UserError
 from forage.training import lora
 from forage.training.critic import CriticTrainer
@@ -204,7 +204,8 @@ def export_model(run_dir: Path, out: Path, step: int | None, adapter_only: bool 
     if adapter_only and not has_adapters:
         raise UserError(f"{source} holds a whole model and no adapters; leave --adapter out")
     if has_adapters and not adapter_only:
-        as_run = load_config(run_dir / "config.yaml").model
+        # The rest may be spelt as an earlier version of Forage had it.
+        as_run = ModelConfig.model_validate(read_tree(run_dir / "config.yaml")["model"])
         config = ModelConfig(path=str(source), dtype=as_run.dtype)
         save_model(load_model(config), load_tokenizer(config), out)
     else:
