@@ -39,10 +39,9 @@ from forage.environment.prompt import PromptTemplate, encode_prompt  # noqa: E40
 from forage.retrieval.index.index import Index, open_index  # noqa: E402
 from forage.rollout.engines.torch.stopping import StopTable  # noqa: E402
 from forage.rollout.engines.torch.torch_engine import TorchEngine  # noqa: E402
-from forage.rollout.play.player import Player  # noqa: E402
-from forage.rollout.play.scheduler import Job, Scheduler  # noqa: E402
+from forage.rollout.play.player import Job, Player, play_all  # noqa: E402
 from forage.training.model import load_model, load_tokenizer  # noqa: E402
-from forage.types import Completion, Episode, Question, Reward, Sampling, SearchReply  # noqa: E402
+from forage.types import Completion, Episode, Question, Sampling, SearchReply  # noqa: E402
 
 MIN_LATENCY_S, MAX_LATENCY_S = 0.050, 0.200
 
@@ -153,23 +152,20 @@ async def started_engine(work: Work) -> TorchEngine:
     return engine
 
 
-async def no_reward(episode: Episode) -> Reward:
-    return Reward(0.0)
-
-
 async def event_driven(work: Work) -> Result:
     engine = await started_engine(work)
     config = work.config
     player = Player(config.environment, config.rollout, work.tokenizer, config.seed)
     player.check_prompts(work.questions)
-    scheduler = Scheduler(
-        lambda job: player.play(job, engine, work.search),
-        no_reward,
-        config.rollout.max_concurrent_episodes,
-    )
     jobs = [Job(question, 0, f"bench/{question.id}") for question in work.questions]
+    episodes: list[Episode] = []
     started = time.perf_counter()
-    episodes = await scheduler.play_all(jobs)
+    await play_all(
+        jobs,
+        lambda job: player.play(job, engine, work.search),
+        config.rollout.max_concurrent_episodes,
+        lambda _, episode: episodes.append(episode),
+    )
     seconds = time.perf_counter() - started
     await engine.close()
     return Result(_num_sampled(episodes), seconds)

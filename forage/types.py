@@ -359,11 +359,6 @@ class Episode:
         origins = [segment.origin for segment in self.segments]
         return origins.count(Origin.PROMPT) <= 1 and Origin.TRANSCRIBED not in origins
 
-    @property
-    def oldest_version(self) -> int:
-        """The oldest policy version that sampled a token of this episode; -1 if none did."""
-        return min((v for s in self.segments for v in s.versions_T), default=-1)
-
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -237,3 +237,8 @@ def line_group(*lines: str, version: int = 0) -> Group:
     """A group of one question from one number line an episode."""
     episodes = tuple(line_episode(line, version=version) for line in lines)
     return Group(make_question(), episodes)
+
+
+def oldest_version(episode: Episode) -> int:
+    """The oldest policy version that sampled a token of this episode; -1 if none did."""
+    return min((v for s in episode.segments for v in s.versions_T), default=-1)

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from forage.commands.new_command import ModelShape, make_model
 from forage.errors import UserError
 from forage.records import read_episodes
-from forage.rollout.play.refill import NothingToLearn
+from forage.rollout.play.groups import NothingToLearn
 from forage.train import run_training
+from tests.fakes import oldest_version
 from tests.tiny_runs import (
     MAX_TOKENS,
     SETTINGS,
@@ -151,7 +152,7 @@ def test_the_critic_may_learn_alone_first(tmp_path: Path):
     assert (first["critic/grad_norm"] or 0) > 0
     assert (second["optimizer/grad_norm"] or 0) > 0
     versions = Counter(
-        record.episode.oldest_version for record in read_episodes(out / "episodes.jsonl")
+        oldest_version(record.episode) for record in read_episodes(out / "episodes.jsonl")
     )
     assert set(versions) == {0}
 

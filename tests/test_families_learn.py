@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -19,8 +19,7 @@ from forage.environment.codec import Codec
 from forage.environment.native_calls import derive_calls
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
-from forage.rollout.play.player import Player
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job, Player
 from forage.training.checkpoint import RunState, load_checkpoint, save_checkpoint
 from forage.training.credit import Credit
 from forage.training.model import load_policy, save_model
@@ -47,6 +46,7 @@ from tests.environment.families import (
     family_tokenizer,
 )
 from tests.fakes import make_question, reply_with
+from tests.rollout.running_engines import publish
 from tests.rollout.tiny_models import twin
 
 Protocol = Literal["tags", "tools"]
@@ -144,12 +144,12 @@ async def play_group(
     return Group(question, tuple(scored))
 
 
-def learn(trainer: Trainer, credit: Credit, group: Group, lock: Any) -> dict[str, float]:
+def learn(trainer: Trainer, credit: Credit, group: Group) -> dict[str, float]:
     views_P, seen = trainer.prepare(credit.unweighed([group]))
     weighed_P, _ = credit.weigh([group], views_P, trainer.kl_coefficient)
     batch = pack(weighed_P[0], 4096)
     assert batch.num_sampled_tokens == sum(e.num_sampled_tokens for e in group.episodes_G)
-    return trainer.learn([batch], lock) | seen
+    return trainer.learn([batch], nullcontext()) | seen
 
 
 def assert_played_as_meant(name: Name, protocol: Protocol, episodes: Sequence[Episode]) -> None:
@@ -181,8 +181,8 @@ async def test_a_family_plays_and_learns_and_sampler_and_trainer_agree(
     try:
         group = await play_group(name, protocol, player, engine, plain)
         assert_played_as_meant(name, protocol, group.episodes_G)
-        first = learn(trainer, credit, group, engine.weights_lock)
-        await engine.receive_weights(trainer.version)
+        first = learn(trainer, credit, group)
+        await publish(engine, trainer.version)
         again = [
             await player.play(Job(make_question(), i, f"1/q/{i}"), engine, SameSearch())
             for i in range(2)
@@ -191,9 +191,7 @@ async def test_a_family_plays_and_learns_and_sampler_and_trainer_agree(
         checkpoint = save_checkpoint(
             tmp_path, trainer, tokenizer, RunState(1, config.seed, {}), num_kept=1
         )
-        second = learn(
-            trainer, credit, Group(make_question(), tuple(rewarded)), engine.weights_lock
-        )
+        second = learn(trainer, credit, Group(make_question(), tuple(rewarded)))
         assert engine.counters.transcript_violations == 0
     finally:
         await engine.close()
@@ -211,7 +209,7 @@ def assert_resumes(checkpoint: Path, config: RunConfig, trainer: Trainer, group:
     """The step after the checkpoint, taken by another trainer, gives the same bits."""
     resumed = build_trainer(load_policy(config.model, 9), config)
     load_checkpoint(checkpoint, resumed)
-    learn(resumed, Credit(config.algorithm, False), group, nullcontext())
+    learn(resumed, Credit(config.algorithm, False), group)
     expected = trainer.model.state_dict()
     for key, weight in resumed.model.state_dict().items():
         assert torch.equal(weight, expected[key]), key

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 METRIC = re.compile(r"[a-z_]+/[a-z][a-z_0-9]*[a-z0-9]")
 ROOMS = (
-    *("algorithms", "training", "watch", "train.py"),
+    *("algorithms", "training", "watch", "evaluation/along_training.py"),
     *("retrieval/client", "rollout/engines/engine.py"),
 )
 """Where metrics are made; elsewhere such strings are paths or model names."""

@@ -71,13 +71,12 @@ def test_a_retriever_that_dies_and_returns_costs_episodes_and_not_the_run(
     after_step = train._Run._after_step
     num_failures = 0.0
 
-    async def fail_and_return(run: Any, step: int, rollout: Any, metrics: Any, *rest: Any) -> None:
+    async def fail_and_return(run: Any, step: int, groups: Any, metrics: Any, bar: Any) -> None:
         nonlocal num_failures
-        await after_step(run, step, rollout, metrics, *rest)
+        await after_step(run, step, groups, metrics, bar)
         failed = [
             turn
-            for group in rollout.played
-            for episode in group.episodes_G
+            for episode in groups.episodes
             for turn in episode.turns
             if turn.search_failure is not None
         ]

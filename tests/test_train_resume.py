@@ -1,5 +1,6 @@
 """N steps equal k steps, an end of any kind, and N - k steps more: bit for bit (promise 7)."""
 
+import os
 import shutil
 import signal
 from functools import cache
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from forage import train
 from forage.errors import UserError
+from forage.evaluation.along_training import TrainingEvaluation
 from forage.records import read_episodes
 from forage.train import run_training
+from tests.fakes import oldest_version
 from tests.tiny_runs import (
     assert_same_run,
     episodes_of,
@@ -94,13 +96,13 @@ def test_a_stop_during_an_evaluation_loses_and_repeats_no_step(
     it twice."""
     out = tmp_path / "run"
     config = make_config(out, trainer={"num_steps": NUM_STEPS}, evaluation={"every": 2})
-    evaluate = train._Run._evaluate
+    play_subset = TrainingEvaluation.play_subset
 
-    async def stopped(run: Any) -> dict[str, float]:
-        run.stop.set()
-        return await evaluate(run)
+    async def stopped(evaluation: TrainingEvaluation) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return await play_subset(evaluation)
 
-    monkeypatch.setattr(train._Run, "_evaluate", stopped)
+    monkeypatch.setattr(TrainingEvaluation, "play_subset", stopped)
     with pytest.raises(KeyboardInterrupt):
         run_training(config, resume=False)
     monkeypatch.undo()
@@ -188,7 +190,7 @@ def test_a_run_ahead_of_its_trainer_stays_within_its_bound(tmp_path: Path, max_s
     run_training(config, resume=False)
     records = list(read_episodes(out / "episodes.jsonl"))
     assert len(records) == NUM_STEPS * 8
-    ages = [record.step - record.episode.oldest_version for record in records]
+    ages = [record.step - oldest_version(record.episode) for record in records]
     assert 0 < max(ages) <= max_staleness
     rows = metrics_of(out)
     assert max(row["policy/staleness"] or 0 for row in rows) > 0

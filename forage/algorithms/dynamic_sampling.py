@@ -7,6 +7,7 @@ https://arxiv.org/abs/2503.14476, section 3.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from pydantic import Field
 
@@ -33,3 +34,8 @@ def is_flat(returns_G: Sequence[float | None]) -> bool:
 def choose(is_flat_P: Sequence[bool], num_wanted: int) -> list[int]:
     """The first ``num_wanted`` groups that are not flat, in their order."""
     return [index for index, flat in enumerate(is_flat_P) if not flat][:num_wanted]
+
+
+def oversampled(count: int, factor: float) -> int:
+    """``count`` times ``factor``, rounded up, but for the rounding of the product itself."""
+    return ceil(count * factor - 1e-9)

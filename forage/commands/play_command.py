@@ -32,21 +32,22 @@ def play_one(config: RunConfig, question: str) -> None:
 
 
 async def _play(config: RunConfig, question: Question) -> Episode:
-    from forage.evaluation.engines import load_policy_tokenizer, open_policy
     from forage.evaluation.methods.methods import make_player
     from forage.retrieval.client.client import SearchClient
-    from forage.rollout.play.scheduler import Job
+    from forage.rollout.engines.open_engine import open_engine
+    from forage.rollout.play.player import Job
+    from forage.training.model import load_sampled, load_tokenizer
 
-    tokenizer = load_policy_tokenizer(config)
+    tokenizer = load_tokenizer(config.model)
     player = make_player(config, tokenizer, score=None)
     player.check_prompts([question])
     async with (
-        open_policy(config, tokenizer) as policy,
+        open_engine(config, tokenizer, load_sampled(config.model)) as engine,
         SearchClient(config.search) as client,
     ):
         if config.evaluation.searches:
             await client.wait_until_ready()
-        return await player.play(Job(question, 0, "play"), policy.engine, client, temperature=0.0)
+        return await player.play(Job(question, 0, "play"), engine, client, temperature=0.0)
 
 
 def episode_panel(episode: Episode) -> Panel:

@@ -14,6 +14,7 @@ import logging
 import random
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
-from forage.types import Episode, Origin, Question, Reward, Status, TokenizerId
+from forage.types import Episode, Origin, Question, Status, TokenizerId
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -175,7 +176,7 @@ async def demonstrate(
     """Scripted episodes of questions drawn at random; raises ``UserError``."""
     from forage.retrieval.client.client import SearchClient
     from forage.rollout.play.demonstrator import Demonstrator, FirstHit, ScriptWriter
-    from forage.rollout.play.scheduler import Job, Scheduler
+    from forage.rollout.play.player import Job, play_all
 
     writer = ScriptWriter(questions, source.poor_share, player.write_search)
     num_short = round(source.single_passage_share * num_episodes)
@@ -190,16 +191,21 @@ async def demonstrate(
         async def play(job: Job) -> Episode:
             script = writer.write(job.question, random.Random(f"{config.seed}/{job.key}"))
             search = FirstHit(client) if job.member < num_short else client
-            return await player.play(job, Demonstrator(script, player.codec), search)
-
-        async def score(episode: Episode) -> Reward:
+            episode = await player.play(job, Demonstrator(script, player.codec), search)
             # Only recorded, not learnt from: so without a judge, which may cost money.
-            return score_episode(episode, RewardConfig(), protocol=config.environment.protocol)
+            reward = score_episode(episode, RewardConfig(), protocol=config.environment.protocol)
+            return replace(episode, reward=reward)
 
-        scheduler = Scheduler(play, score, config.rollout.max_concurrent_episodes)
+        episodes: dict[str, Episode] = {}
         with progress_bar("demonstrations", num_episodes) as bar:
-            episodes = await scheduler.play_all(jobs, lambda _: bar.advance())
-    answered = [episode for episode in episodes if episode.status is Status.ANSWERED]
+
+            def keep(job: Job, episode: Episode) -> None:
+                episodes[job.key] = episode
+                bar.advance()
+
+            await play_all(jobs, play, config.rollout.max_concurrent_episodes, keep)
+    in_order = [episodes[job.key] for job in jobs]
+    answered = [episode for episode in in_order if episode.status is Status.ANSWERED]
     if len(answered) < len(episodes) / 2:
         raise UserError(
             f"only {len(answered)} of {len(episodes)} demonstrations reached their answer: "

@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 
 from forage.config.data_config import DataConfig
+from forage.config.run_config import RunConfig
 from forage.data.published.benchmarks import require_file
 from forage.data.questions import read_questions
 from forage.errors import UserError
@@ -77,6 +79,21 @@ class StepQuestions:
             if len(spare) == self.num_spare:
                 break
         return list(spare.values())
+
+
+def questions_of_run(config: RunConfig) -> tuple[list[Question], StepQuestions]:
+    """All that may be asked in a run, and what each step asks; raises ``UserError``."""
+    num_own, dynamic = config.trainer.questions_per_step, config.algorithm.dynamic_sampling
+    questions, order = training_questions(config.data, config.seed)
+    if len(questions) < num_own:
+        raise UserError(
+            f"{config.data.train} holds {len(questions)} questions, fewer than "
+            f"trainer.questions_per_step ({num_own})"
+        )
+    num_spare = 0
+    if dynamic is not None:
+        num_spare = ceil(num_own * dynamic.oversampling) * (dynamic.max_rounds + 1)
+    return questions, StepQuestions(order, len(questions), num_own, num_spare, config.seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Evaluation beside a training run: a stratified part of the questions on the way, all at the end.
 
-``train.py`` opens it once, so that what cannot be evaluated is said before the first step, and
-plays with the engine and the retriever that the run has anyway.
+``train.py`` opens it before the first step, which refuses there what cannot be evaluated. It plays
+with the engine and the retriever of the run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.config.run_config import RunConfig
-from forage.evaluation.arms import Arm
-from forage.evaluation.engines import facts_of_weights
 from forage.evaluation.evaluate import (
     Destination,
     Evaluator,
@@ -21,10 +19,14 @@ from forage.evaluation.evaluate import (
     open_other_search,
     open_passages,
 )
+from forage.evaluation.fingerprint import facts_of_policy
+from forage.evaluation.scores import scores_of
 from forage.evaluation.subset import questions_to_evaluate, training_subset
+from forage.evaluation.summary import source_metrics
 from forage.retrieval.client.client import SearchClient
 from forage.rollout.play.player import Player
-from forage.types import Episode, Generate, Score
+from forage.types import Generate, Score
+from forage.watch.step_report import episode_metrics
 
 
 class TrainingEvaluation:
@@ -54,11 +56,16 @@ class TrainingEvaluation:
         )
         self._evaluator.searches.check(settings.arms, self._questions)
 
-    async def play_subset(self) -> dict[Arm, list[Episode]]:
-        """The questions that are evaluated on the way, by arm."""
+    async def play_subset(self) -> dict[str, float]:
+        """Play the questions that are evaluated on the way; the metrics of each arm."""
         assert self._evaluator is not None, "opened before the first step"
         questions = training_subset(self._questions, self._config)
-        return await self._evaluator.play_arms(questions, self._config.evaluation.arms)
+        played = await self._evaluator.play_arms(questions, self._config.evaluation.arms)
+        metrics: dict[str, float] = {}
+        for arm, episodes in played.items():
+            figures = episode_metrics(episodes) | source_metrics(scores_of(episodes))
+            metrics |= {f"eval/{arm}/{name}": value for name, value in figures.items()}
+        return metrics
 
     async def play_all(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, step: int
@@ -73,7 +80,7 @@ class TrainingEvaluation:
             self._evaluator,
             self._questions,
             destination,
-            facts_of_weights(model, tokenizer),
+            facts_of_policy(self._config, tokenizer, model),
             await self._search.what_is_served(),
             self._corpus.digest if self._corpus else None,
         )

@@ -22,8 +22,7 @@ from forage.config.search_config import SearchConfig
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.evaluation.arms import Arm, Passages, Searches
-from forage.evaluation.engines import load_policy_tokenizer, open_policy
-from forage.evaluation.fingerprint import Protocol, fingerprint_of
+from forage.evaluation.fingerprint import Protocol, facts_of_policy, fingerprint_of
 from forage.evaluation.journal import Journal
 from forage.evaluation.methods.methods import Plays, make_player
 from forage.evaluation.report.figure_table import to_rich
@@ -38,7 +37,9 @@ from forage.retrieval.client.servers import Served
 from forage.retrieval.index.backends import read_manifest
 from forage.retrieval.index.index import open_corpus
 from forage.rewards.scorer import Scorer
-from forage.rollout.play.scheduler import Job
+from forage.rollout.engines.open_engine import open_engine
+from forage.rollout.play.player import Job, play_all
+from forage.training.model import load_sampled, load_tokenizer
 from forage.types import Episode, Generate, Question, Retriever, Score
 
 LOG = logging.getLogger(__name__)
@@ -86,31 +87,17 @@ class Evaluator:
                     yield arm, Job(question, member, f"eval/{arm}/{question.id}/{member}")
 
     async def play(self, jobs: Iterable[tuple[Arm, Job]], on_done: OnDone) -> None:
-        """Play jobs as there is room; each scored episode is handed on as it ends, none is kept.
+        """Play and score jobs as there is room; each episode is handed on as it ends."""
 
-        The first exception (a bug, or a full disk) cancels the rest and is raised.
-        """
-        waiting = iter(jobs)
+        async def play(arm_and_job: tuple[Arm, Job]) -> Episode:
+            arm, job = arm_and_job
+            search = self.searches.of(arm, job.question)
+            temperature = self.config.evaluation.temperature
+            episode = await self.player.play(job, self.engine, search, temperature)
+            return replace(episode, reward=await self.score(episode))
 
-        async def work() -> None:
-            for arm, job in waiting:
-                episode = await self._play(job, arm)
-                on_done(arm, replace(episode, reward=await self.score(episode)))
-
-        num_workers = self.config.rollout.max_concurrent_episodes
-        workers = [asyncio.create_task(work()) for _ in range(num_workers)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-
-    async def _play(self, job: Job, arm: Arm) -> Episode:
-        """One episode to its end."""
-        search = self.searches.of(arm, job.question)
-        temperature = self.config.evaluation.temperature
-        return await self.player.play(job, self.engine, search, temperature)
+        max_in_flight = self.config.rollout.max_concurrent_episodes
+        await play_all(jobs, play, max_in_flight, lambda each, episode: on_done(each[0], episode))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,14 +223,15 @@ async def evaluate_model(
     config: RunConfig, questions: Sequence[Question], destination: Destination
 ) -> EvaluationResult:
     """Evaluate the policy with the retriever at ``search.url``, under a progress bar."""
-    tokenizer = load_policy_tokenizer(config)
+    tokenizer = load_tokenizer(config.model)
     scorer = Scorer(config.reward, config.environment.protocol)
     player = make_player(config, tokenizer, scorer)
     player.check_prompts(questions)
     arms = config.evaluation.arms
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(scorer)
-        policy = await stack.enter_async_context(open_policy(config, tokenizer))
+        model = load_sampled(config.model)
+        engine = await stack.enter_async_context(open_engine(config, tokenizer, model))
         search = await stack.enter_async_context(SearchClient(config.search))
         served = None
         if "normal" in arms and config.evaluation.searches:
@@ -252,8 +240,9 @@ async def evaluate_model(
         other = await open_other_search(config.evaluation.other_search, stack)
         corpus = open_passages(config)
         passages, digest = (corpus.store, corpus.digest) if corpus else (None, None)
-        evaluator = Evaluator(config, player, policy.engine, search, passages, scorer, other)
-        return await evaluate(evaluator, questions, destination, policy.facts, served, digest)
+        evaluator = Evaluator(config, player, engine, search, passages, scorer, other)
+        policy = facts_of_policy(config, tokenizer, model)
+        return await evaluate(evaluator, questions, destination, policy, served, digest)
 
 
 async def open_other_search(

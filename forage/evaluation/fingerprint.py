@@ -8,15 +8,19 @@ change speed (slots, concurrency, time limits) are in neither.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.config.run_config import RunConfig
 from forage.environment.template import PromptTemplate
 from forage.evaluation.methods.methods import PROMPTS
 from forage.evaluation.methods.rejection_sampling import num_candidates
 from forage.retrieval.client.servers import Served
+from forage.training.model import tokenizer_digest, weights_digest
 from forage.types import SEARCH_TOOL
 
 # What only some arms depend on. (The seed is also that of noise, which the temperature gives away.)
@@ -105,6 +109,27 @@ def answers_text(protocol: Protocol) -> str:
     if protocol.temperature:
         return f"mean of {protocol.num_samples} at temperature {protocol.temperature:g}"
     return "greedy, one answer a question"
+
+
+def facts_of_policy(
+    config: RunConfig, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel | None
+) -> dict[str, str]:
+    """What tells a policy from another: its weights, or the name under which a server has it.
+
+    Where the weights lie makes no difference; a server's cannot be seen from here.
+    """
+    facts = {"the tokenizer": tokenizer_digest(tokenizer)}
+    if model is not None:
+        return {"the weights": weights_digest(model)} | facts
+    endpoint = config.model.endpoint
+    assert endpoint is not None, "a policy without a model in this process is a server's"
+    return facts | {
+        "model.endpoint.url": endpoint.base_url,
+        "model.endpoint.served_model": endpoint.served_model,
+        "model.endpoint.form": endpoint.form,
+        "model.endpoint.omit": ", ".join(endpoint.omit),
+        "model.endpoint.extra": json.dumps(endpoint.extra, sort_keys=True),
+    }
 
 
 def fingerprint_of(

@@ -22,7 +22,7 @@ from forage.errors import UserError
 from forage.evaluation.fingerprint import differences
 from forage.evaluation.scores import EpisodeScore, QuestionScore
 from forage.records import json_line, open_for_lines, read_episodes
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job
 from forage.types import Episode, Question, TokenizerId
 
 LOG = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from forage.plan.machine import Machine, Need, look_at_machine, needs, num_train
 from forage.plan.memory import Memory, plan_memory
 from forage.plan.models import ModelSize, measure
 from forage.rewards.scorer import Scorer
+from forage.rollout.play.groups import num_oversampled
 from forage.rollout.play.player import Player
-from forage.rollout.play.refill import num_oversampled
 from forage.training.model import load_tokenizer
 
 TYPICAL_WEIGHT = 0.02

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from forage.config.config_file import read_tree
 from forage.config.model_config import ModelConfig
 from forage.errors import UserError
+from forage.records import METRICS_FILE
 from forage.training import lora
 from forage.training.critic import CriticTrainer
 from forage.training.model import load_model, load_tokenizer, save_model
@@ -50,6 +51,14 @@ class RunState:
     seed: int
     record_offsets: dict[str, int]
     baseline: float | None = None
+
+    def check_seed(self, seed: int, checkpoint: Path) -> None:
+        """Raise ``UserError`` where the config has another seed than the run had."""
+        if self.seed != seed:
+            raise UserError(
+                f"{checkpoint} was made with seed {self.seed}, the config says {seed}: set "
+                f"seed={self.seed} to go on"
+            )
 
 
 def save_checkpoint(
@@ -180,6 +189,19 @@ def drop_checkpoint(checkpoint: Path) -> None:
     """Remove a checkpoint; from the first moment on it does not count as one."""
     _set_aside(checkpoint)
     _sweep(checkpoint.parent)
+
+
+def check_run_dir(run_dir: Path, resume: bool) -> None:
+    """Refuse to begin a run where one is, or to resume one where none is; raises ``UserError``."""
+    metrics = run_dir / METRICS_FILE
+    has_rows = metrics.exists() and metrics.stat().st_size > 0
+    has_run = latest_checkpoint(run_dir) is not None or has_rows
+    if has_run and not resume:
+        raise UserError(
+            f"{run_dir} already holds a run; go on with --resume, or set another output_dir"
+        )
+    if resume and not has_run:
+        raise UserError(f"{run_dir} holds no run to resume; leave --resume out")
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:

@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from forage.config.model_config import ModelConfig
 from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
+from forage.hardware import choose_matmul_kernel
 from forage.training import lora
 
 # Its progress bars for fractions of a second would break into ours.
@@ -42,7 +43,17 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise UserError(f"model.path is {config.path!r}: no tokenizer there ({error})") from error
+    if config.endpoint is not None and config.endpoint.form == "chat":
+        tokenizer.chat_template = None  # the server writes the chat format
     return cast(PreTrainedTokenizerFast, tokenizer)
+
+
+def load_sampled(config: ModelConfig) -> PreTrainedModel | None:
+    """The model that samples in this process, None where a server has it; raises ``UserError``."""
+    if config.endpoint is not None:
+        return None
+    choose_matmul_kernel()
+    return load_model(config)
 
 
 def load_policy(config: ModelConfig, seed: int) -> PreTrainedModel:

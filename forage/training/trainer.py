@@ -2,7 +2,8 @@
 
 It owns the model's gradients, the optimizer and its schedule, and the reference model and the
 critic where the algorithm has them. It knows advantages and masks, not rewards, questions or
-engines; it holds the given lock while weights change, which keeps samplers away.
+engines; while weights change it holds the context that it
+is given, which keeps samplers away.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from forage import attention
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.kl import next_coefficient
 from forage.algorithms.loss.tokens import Metrics, Tokens
-from forage.algorithms.packing import estimated_flops
+from forage.algorithms.packing import estimated_flops, pack_mini_batches
 from forage.batch import Batch, Rows, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.run_config import RunConfig
@@ -131,8 +132,16 @@ class Trainer:
         unmasked, metrics = self._forward_passes.unmask(flat)
         return _regrouped(unmasked, weighed_P), metrics
 
+    def pack(self, weighed_P: Sequence[Sequence[Weighed]]) -> tuple[list[Batch], dict[str, float]]:
+        """One batch an optimizer step, of what ``unmask_observations`` gives; and its metrics."""
+        weighed_P, metrics = self.unmask_observations(weighed_P)
+        config = self._config
+        max_tokens = config.max_tokens_per_micro_batch
+        batches = pack_mini_batches(weighed_P, config.num_mini_batches, max_tokens, self.cost_of)
+        return batches, metrics
+
     def learn(
-        self, batches: Sequence[Batch], weights_lock: AbstractContextManager[object]
+        self, batches: Sequence[Batch], changing: AbstractContextManager[object]
     ) -> dict[str, float]:
         """Learn a step's batches, one optimizer step each, for the configured number of epochs.
 
@@ -146,7 +155,7 @@ class Trainer:
             if self.critic is not None:
                 metrics |= self.critic.step(batch)
             if not self._is_critic_alone:
-                metrics |= self.step(batch, weights_lock)
+                metrics |= self.step(batch, changing)
             updates.append(metrics)
         self._num_learnt += 1
         merged = _merge(updates)
@@ -164,7 +173,7 @@ class Trainer:
             merged["kl/coefficient"] = self.kl_coefficient
         return merged
 
-    def step(self, batch: Batch, weights_lock: AbstractContextManager[object]) -> dict[str, float]:
+    def step(self, batch: Batch, changing: AbstractContextManager[object]) -> dict[str, float]:
         """Accumulate the gradient of the whole batch, then update the weights once.
 
         Losses are divided by the batch's global counts, so micro-batches change nothing. Returns
@@ -183,7 +192,7 @@ class Trainer:
                 "lower trainer.learning_rate, or look at the last episodes in the records"
             )
         if batch.rows:
-            with weights_lock:
+            with changing:
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1

@@ -25,6 +25,7 @@ from tests.fakes import (
     ScriptedEngine,
     ScriptedSearch,
     logprob_at,
+    oldest_version,
     reply_with,
     tiny_codec,
 )
@@ -75,7 +76,7 @@ async def test_log_probabilities_and_versions_stand_at_their_positions():
             assert segment.logprobs_T == tuple(logprob_at(position + i) for i in range(size))
             assert set(segment.versions_T) == {5}
         position += size
-    assert episode.oldest_version == 5
+    assert oldest_version(episode) == 5
 
 
 @given(

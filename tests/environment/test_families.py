@@ -24,8 +24,7 @@ from forage.environment.template import PromptTemplate
 from forage.errors import UserError
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
-from forage.rollout.play.player import Player
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job, Player
 from forage.types import (
     ActionKind,
     Completion,

@@ -11,8 +11,7 @@ from forage.environment.native_calls import derive_calls
 from forage.rewards.format import is_format_valid
 from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
-from forage.rollout.play.player import Player
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job, Player
 from forage.types import Episode, Passage
 from tests.environment.families import NAMES, Name, family_tokenizer
 from tests.fakes import ScriptedEngine, ScriptedSearch, make_question, reply_with

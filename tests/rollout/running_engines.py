@@ -41,6 +41,12 @@ async def running_engine(
         await engine.close()
 
 
+async def publish(engine: TorchEngine, version: int) -> None:
+    """From now on the engine's weights, as they are, have this version."""
+    async with engine.updating(lambda: version):
+        pass
+
+
 def sampling(
     key: str = "0/q/0",
     max_tokens: int = 8,

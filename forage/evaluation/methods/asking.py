@@ -28,7 +28,7 @@ from forage.environment.observation import (
     failed_observation,
 )
 from forage.environment.transcript import Transcript
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job
 from forage.types import (
     ActionKind,
     ContextOverflow,

@@ -22,8 +22,7 @@ from forage.errors import UserError
 from forage.evaluation.methods import chain_of_thought, direct, ircot, rag, search_o1
 from forage.evaluation.methods.asking import Asking, Setting
 from forage.evaluation.methods.rejection_sampling import RejectionSampler, num_candidates
-from forage.rollout.play.player import Player
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job, Player
 from forage.types import (
     ContextOverflow,
     EngineError,

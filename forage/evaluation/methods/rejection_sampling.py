@@ -20,8 +20,7 @@ from dataclasses import replace
 
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
-from forage.rollout.play.player import Player
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job, Player
 from forage.types import Episode, Generate, Question, Retriever, Score
 
 _NUM_CANDIDATES = 5

@@ -8,7 +8,8 @@ have no probabilities, and nothing trains on them. Reasoning that a server hides
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from forage.errors import UserError
 from forage.remote.openai_replies import ChatChoice, read_chat
 from forage.rollout.engines.completions_engine import request_seed
 from forage.rollout.engines.endpoint_client import EndpointClient
+from forage.rollout.engines.engine import EngineCounters
 from forage.types import Completion, EngineError, FinishReason, Sampling
 
 Message = dict[str, str]
@@ -79,6 +81,15 @@ class ChatEngine:
             await self._client.ask("/chat/completions", body, read_chat)
         except EngineError as failure:
             raise await self._client.explain(failure) from failure
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Nothing is counted here."""
+        return EngineCounters()
+
+    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
+        """Never: the weights are the server's own."""
+        raise NotImplementedError("the weights behind model.endpoint cannot be replaced")
 
     async def close(self) -> None:
         """End the session."""

@@ -7,7 +7,8 @@ transcript to the token. A server that returns none, or reads the prompt otherwi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from forage.errors import UserError
 from forage.remote.openai_replies import read_completion
 from forage.remote.request import BadReply
 from forage.rollout.engines.endpoint_client import EndpointClient
+from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.sampling import noise_key
 from forage.types import Completion, EngineError, Sampling, Tag
 
@@ -66,6 +68,15 @@ class CompletionsEngine:
                 f"model.path, and the endpoint reads {text!r}: name the served model's own "
                 "tokenizer with model.path"
             )
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Nothing is counted here."""
+        return EngineCounters()
+
+    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
+        """Never: the weights are the server's own."""
+        raise NotImplementedError("the weights behind model.endpoint cannot be replaced")
 
     async def close(self) -> None:
         """End the session."""

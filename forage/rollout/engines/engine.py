@@ -1,11 +1,13 @@
-"""What turns token ids into sampled token ids: the protocol that every engine speaks.
+"""What turns token ids into sampled token ids: the protocol that training and evaluation hold.
 
-``generate`` and ``release`` come from ``forage.types.Generate``; the rest is what the loop needs
-to move weights and to end. ``torch_engine`` is the implementation that needs no server.
+``generate`` and ``release`` are all that the environment sees of it (``forage.types.Generate``);
+the rest moves weights and ends it. ``open_engine`` makes the one that the settings name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +29,7 @@ class EngineCounters:
     """Turns whose tokens did not continue what the engine had seen of the episode."""
 
     def metrics(self) -> dict[str, float]:
-        """As they are logged, since the start; shares only where something was counted."""
+        """The counters as they are logged, since the start; shares only of what was counted."""
         metrics = {"transcript/violations": float(self.transcript_violations)}
         if self.drafted_tokens:
             metrics["rollout/drafts_accepted"] = self.accepted_tokens / self.drafted_tokens
@@ -40,8 +42,12 @@ class Engine(Generate, Protocol):
     @property
     def counters(self) -> EngineCounters: ...
 
-    async def receive_weights(self, version: int) -> None:
-        """From now on sample with the trainer's weights, which are policy version ``version``."""
+    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
+        """A context in which the weights may change: no token is sampled until it ends.
+
+        ``version`` is asked at its end: it gives the policy version of the tokens that follow,
+        also of those that go on with a turn begun before.
+        """
         ...
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Plays the jobs of a run: the environment, an engine and a search, put together once.
+"""Plays jobs: the environment, an engine and a search, put together once.
 
 ``train.py`` and the evaluation both play through this, so an evaluated episode is made exactly as
 a trained one is. It holds no state of an episode.
@@ -6,7 +6,10 @@ a trained one is. It holds no state of an episode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
@@ -17,12 +20,23 @@ from forage.environment.episode import Environment, EpisodeSetting
 from forage.environment.prompt import encode_prompt
 from forage.environment.template import PromptTemplate, check_template
 from forage.environment.tools.toolbox import load_tools
-from forage.rollout.play.scheduler import Job
 from forage.types import Episode, Generate, Question, Retriever
+
+AnyJob = TypeVar("AnyJob")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One episode to play: ``key`` names it, and seeds its noise together with the run's seed."""
+
+    question: Question
+    member: int
+    key: str
+    is_greedy: bool = False
 
 
 class Player:
-    """Turns a job into an episode; ``play`` fits the scheduler."""
+    """Turns a job into an episode."""
 
     def __init__(
         self,
@@ -87,6 +101,26 @@ class Player:
         return self._prompts[question.id]
 
 
-def fixed_search(search: Retriever) -> Callable[[Question], Retriever]:
-    """The same search for every question."""
-    return lambda _question: search
+async def play_all(
+    jobs: Iterable[AnyJob],
+    play: Callable[[AnyJob], Awaitable[Episode]],
+    max_in_flight: int,
+    on_done: Callable[[AnyJob, Episode], None],
+) -> None:
+    """Play jobs in their order as there is room; each episode is handed on as it ends, none kept.
+
+    The first exception (a bug, or a full disk) cancels the rest and is raised.
+    """
+    waiting = iter(jobs)
+
+    async def work() -> None:
+        for job in waiting:
+            on_done(job, await play(job))
+
+    workers = [asyncio.create_task(work()) for _ in range(max_in_flight)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)

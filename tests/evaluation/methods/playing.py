@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from forage.config.run_config import RunConfig, build_config
 from forage.evaluation.methods.asking import read_template
 from forage.evaluation.methods.methods import make_player
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job
 from forage.types import Episode, Origin, Passage, Question
 from tests.fakes import Fault, ScriptedEngine, ScriptedSearch, reply_with, tiny_tokenizer
 

@@ -10,8 +10,7 @@ from forage.evaluation.methods.methods import BaselinePlayer, make_player
 from forage.evaluation.methods.rejection_sampling import RejectionSampler
 from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
-from forage.rollout.play.player import Player
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job, Player
 from forage.types import (
     ContextOverflow,
     Episode,

@@ -5,8 +5,7 @@ import pytest
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.errors import UserError
-from forage.rollout.play.player import Player
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job, Player
 from forage.types import Origin, Question, Status
 from tests.fakes import Fault, ScriptedEngine, ScriptedSearch, failure, tiny_tokenizer
 

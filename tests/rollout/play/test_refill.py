@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from forage.algorithms.dynamic_sampling import DynamicSamplingConfig
-from forage.rollout.play.refill import GroupSource, NothingToLearn, num_oversampled, refill
-from forage.rollout.play.scheduler import GroupScheduler, Job, Scheduler
+from forage.config.run_config import build_config
+from forage.data.order import StepQuestions
+from forage.rollout.play.groups import GroupsInFlight, NothingToLearn, num_oversampled, refill
+from forage.rollout.play.player import Job
 from forage.types import Episode, Group, Question, Status
-from tests.rollout.play.test_scheduler import episode_of, question, score
+from tests.rollout.play.stage import episode_of, question, score
 
 
 class Table:
@@ -98,30 +101,38 @@ async def test_no_round_is_played_where_none_is_allowed():
 
 
 def source(
-    config: DynamicSamplingConfig | None, varied: Sequence[int], status: Status = Status.ANSWERED
-) -> GroupSource:
+    dynamic: DynamicSamplingConfig | None, varied: Sequence[int], status: Status = Status.ANSWERED
+) -> GroupsInFlight:
     """Steps of two questions, and four spare ones each."""
 
     async def play(job: Job) -> Episode:
         return replace(episode_of(job), status=status)
 
-    def own(step: int) -> list[Question]:
-        more = num_oversampled(config, 2)
-        return [question(10 * step), question(10 * step + 1), *spare(step)[:more]]
+    class OfStep:
+        def own(self, step: int) -> list[Question]:
+            return [question(10 * step), question(10 * step + 1)]
 
-    def spare(step: int) -> list[Question]:
-        return [question(10 * step + 2 + number) for number in range(4)]
+        def spare(self, step: int) -> list[Question]:
+            return [question(10 * step + 2 + number) for number in range(4)]
 
-    scheduler = GroupScheduler(Scheduler(play, score, 64), own, 2, 0, 3, 0)
     ids = {f"q{number}" for number in varied}
-    return GroupSource(
-        config,
-        scheduler,
-        num_wanted=2,
-        spare_questions=spare,
-        is_flat=lambda group: group.question.id not in ids,
-        is_learnable=lambda episode: episode.status is Status.ANSWERED,
+
+    class Learnt:
+        def is_flat(self, group: Group) -> bool:
+            return group.question.id not in ids
+
+        def is_learnable(self, episode: Episode) -> bool:
+            return episode.status is Status.ANSWERED
+
+    trainer = {"questions_per_step": 2, "group_size": 2, "num_steps": 3}
+    config = build_config(
+        {
+            "model": {"path": "unused"},
+            "trainer": trainer,
+            "algorithm": {"dynamic_sampling": dynamic},
+        }
     )
+    return GroupsInFlight(config, cast(StepQuestions, OfStep()), play, score, Learnt())
 
 
 def ids_of(groups: Sequence[Group]) -> list[str]:
@@ -129,21 +140,21 @@ def ids_of(groups: Sequence[Group]) -> list[str]:
 
 
 async def test_without_dynamic_sampling_a_step_learns_what_it_plays():
-    found = await source(None, varied=[]).groups_of(0)
+    found = await source(None, varied=[]).next_groups(0)
     assert ids_of(found.chosen) == ids_of(found.played) == ["q0", "q1"]
 
 
 async def test_flat_groups_of_a_step_give_way_to_its_spare_questions():
     groups = source(DynamicSamplingConfig(), varied=[1, 3, 10, 11])
-    first = await groups.groups_of(0)
+    first = await groups.next_groups(0)
     assert ids_of(first.chosen) == ["q1", "q3"]
     assert ids_of(first.played) == ["q0", "q1", "q2", "q3"]
-    assert ids_of((await groups.groups_of(1)).played) == ["q10", "q11"]
+    assert ids_of((await groups.next_groups(1)).played) == ["q10", "q11"]
 
 
 async def test_what_is_oversampled_is_played_from_the_start_and_not_again():
     config = DynamicSamplingConfig(oversampling=1.5)
-    found = await source(config, varied=[1, 4]).groups_of(0)
+    found = await source(config, varied=[1, 4]).next_groups(0)
     assert ids_of(found.played) == ["q0", "q1", "q2", "q3", "q4"]
     assert found.num_rounds == 1
     assert num_oversampled(config, 3) == 2
@@ -154,11 +165,11 @@ async def test_what_is_oversampled_is_played_from_the_start_and_not_again():
 async def test_a_step_in_which_nothing_varies_says_what_was_tried_and_what_to_change():
     groups = source(DynamicSamplingConfig(max_rounds=1), varied=[])
     with pytest.raises(NothingToLearn, match=r"4 groups of step 0 \(after 1 rounds .* data.train"):
-        await groups.groups_of(0)
+        await groups.next_groups(0)
 
 
 async def test_a_retriever_that_is_down_is_no_reason_to_end_the_run():
     """Every group was flat because every episode was kept out: the run ended, blaming the data."""
     config = DynamicSamplingConfig(max_rounds=1)
-    found = await source(config, varied=[], status=Status.SEARCH_FAILED).groups_of(0)
+    found = await source(config, varied=[], status=Status.SEARCH_FAILED).next_groups(0)
     assert len(found.chosen) == len(found.played) == 4

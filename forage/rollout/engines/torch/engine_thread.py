@@ -1,4 +1,4 @@
-"""The engine's worker: a thread that owns the slots and advances every turn by one token a round.
+"""The thread that owns the slots of the engine and advances every turn by one token a round.
 
 A round computes whatever episodes have grown by since their last token: one token where a turn is
 being sampled, an observation where one begins. It knows no event loop but for handing completions
@@ -23,10 +23,8 @@ from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.drafter import Drafter, Guess, count_worth
 from forage.rollout.engines.torch.forward import Forward, choose_forward
-from forage.rollout.engines.torch.pending_turns import PendingTurn, Slot, WeightsLock
-from forage.rollout.engines.torch.prompt_cache import PromptCache
 from forage.rollout.engines.torch.sampling import choose_tokens, uniform_noise
-from forage.rollout.engines.torch.slots import SlotCache
+from forage.rollout.engines.torch.slots import PendingTurn, PromptCache, Slot, SlotCache
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.types import EngineError, FinishReason
 
@@ -43,7 +41,6 @@ class EngineThread:
         cache: SlotCache,
         stop_table: StopTable,
         config: EngineConfig,
-        weights_lock: WeightsLock,
         num_threads: int | None,
     ) -> None:
         self.counters = EngineCounters()
@@ -53,7 +50,6 @@ class EngineThread:
         self._cache = cache
         self._stop_table = stop_table
         self._config = config
-        self._weights_lock = weights_lock
         self._num_threads = num_threads
         self._slots = [Slot(index) for index in range(cache.num_slots)]
         self._slot_of: dict[str, Slot] = {}
@@ -61,15 +57,16 @@ class EngineThread:
         self._prompts = PromptCache(cache)
         self._drafter = Drafter()
         self._version = 0
+        self._is_held = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._work, name="forage-engine", daemon=True)
         self.thread.start()
 
     def put(self, command: Callable[[], None]) -> None:
-        """Run a command on the worker's thread before its next round."""
+        """Run a command on this thread before its next round."""
         self._commands.put(command)
 
-    # What follows runs on the worker's thread: the methods without an underscore as commands.
+    # All below runs on this thread; the methods without an underscore are commands.
 
     def enqueue(self, turn: PendingTurn) -> None:
         """Let a turn wait for its place."""
@@ -85,10 +82,14 @@ class EngineThread:
             slot.episode_key, slot.turn = None, None
             slot.token_ids, slot.num_cached = [], 0
 
+    def hold(self) -> None:
+        """Leave the weights alone until they have a new version."""
+        self._is_held = True
+
     def take_version(self, version: int) -> None:
         """The weights are now ``version``: what was computed with others is forgotten."""
         self._version = version
-        self._weights_lock.is_version_due = False
+        self._is_held = False
         self._prompts.clear()
         for slot in self._slots:
             slot.num_cached = 0
@@ -100,16 +101,12 @@ class EngineThread:
     def _work(self) -> None:
         try:
             with torch.inference_mode():
-                with self._weights_lock.reading:
-                    forward = choose_forward(
-                        self._model, self._cache, self._config, self._num_threads
-                    )
+                forward = choose_forward(self._model, self._cache, self._config, self._num_threads)
                 while not self.is_closed:
                     self._take_commands()
-                    with self._weights_lock.reading:
-                        if not self._weights_lock.is_version_due:
-                            self._admit()
-                            self._round(forward)
+                    if not self._is_held:
+                        self._admit()
+                        self._round(forward)
                 forward.close()
         except BaseException as error:  # a bug: every caller must see it, whatever it is
             self.crash = error
@@ -127,7 +124,7 @@ class EngineThread:
         """Whether only a command can change what there is to do: a turn, a release, a version."""
         is_sampling = any(slot.turn is not None for slot in self._slots)
         can_start = is_sampling or any(self._can_admit(turn) for turn in self._waiting)
-        return self._weights_lock.is_version_due or not can_start
+        return self._is_held or not can_start
 
     def _fail_all(self, error: BaseException) -> None:
         """End every turn, those still in line as well."""

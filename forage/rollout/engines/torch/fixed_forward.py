@@ -1,7 +1,9 @@
 """Passes of fixed shapes: one slot's new tokens at a time, and tiles of neighbouring slots.
 
 For devices and kernels whose results depend on the size of a batch. A row is always computed in a
-batch of the same shape, so its neighbours cannot change it.
+batch of the same shape, so its neighbours cannot change it: turns decode on tiles of a fixed number
+of slots, what is longer than a token runs at a length rounded up to a bucket, and keys beyond a
+row's length weigh exactly zero.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.attention import Attend
+from forage.attention import Attend, mix_values
 from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.torch.slots import (
-    DecodeAttend,
-    PrefillAttend,
+    LENGTH_BUCKET,
     SlotCache,
     Stretch,
+    hiding_bias,
     round_up,
 )
 
@@ -94,3 +96,64 @@ class FixedForward:
         head = self._model.get_output_embeddings()
         assert head is not None, "a causal language model has a head"
         return head(hidden_BH)
+
+
+class PrefillAttend:
+    """Attention of ``num_tokens`` new tokens of one slot over what it holds and themselves."""
+
+    def __init__(self, cache: SlotCache, slot: int, start: int, num_tokens: int) -> None:
+        self._cache = cache
+        self._slot = slot
+        self._span = slice(start, start + num_tokens)
+        keys = cache.keys[0]
+        query_positions_T1 = torch.arange(start, start + num_tokens, device=keys.device)[:, None]
+        key_positions_L = torch.arange(start + num_tokens, device=keys.device)
+        self._bias_TL = hiding_bias(key_positions_L > query_positions_T1, keys.dtype)
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys[self._slot, ..., self._span] = key[0].transpose(-1, -2)
+        values[self._slot, :, self._span] = value[0]
+        end = self._span.stop
+        _, num_heads, num_tokens, head_dim = query.shape
+        keys_KDL = keys[self._slot, ..., :end]
+        # [H_kv, G, T, D]: the query heads that share a key head stand together.
+        grouped = query.reshape(keys_KDL.shape[0], -1, num_tokens, head_dim) * scaling
+        weights = (grouped @ keys_KDL[:, None] + self._bias_TL).softmax(dim=-1)
+        attended = mix_values(weights, values[self._slot, :, None, :end])
+        return attended.reshape(1, num_heads, num_tokens, head_dim).transpose(1, 2)
+
+
+class DecodeAttend:
+    """Attention of one new token for each row of a tile of slots.
+
+    ``positions_R`` is where each row's new token stands, ``SlotCache.scratch`` for a row that does
+    not decode. Written as two matrix products, because they give a row the same bits whatever the
+    padded length and whatever the other rows hold; the fused kernel does not.
+    """
+
+    def __init__(self, cache: SlotCache, tile: slice, positions_R: Tensor) -> None:
+        self._cache = cache
+        self._tile = tile
+        self._rows_R = torch.arange(tile.start, tile.stop, device=positions_R.device)
+        self._positions_R = positions_R
+        is_active_R = positions_R != cache.scratch
+        lengths_R = torch.where(is_active_R, positions_R + 1, torch.ones_like(positions_R))
+        self._length = min(round_up(int(lengths_R.max()), LENGTH_BUCKET), cache.capacity)
+        hidden_RL = torch.arange(self._length, device=positions_R.device) >= lengths_R[:, None]
+        self._bias_R11L = hiding_bias(hidden_RL, cache.keys[0].dtype)[:, None, None, :]
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    ) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys[self._rows_R, :, :, self._positions_R] = key[:, :, 0]
+        values[self._rows_R, :, self._positions_R] = value[:, :, 0]
+        keys_RKDL = keys[self._tile, ..., : self._length]
+        values_RKLD = values[self._tile, :, : self._length]
+        num_rows, num_heads, _, head_dim = query.shape
+        grouped = query.view(num_rows, keys_RKDL.shape[1], -1, head_dim) * scaling
+        weights = (grouped @ keys_RKDL + self._bias_R11L).softmax(dim=-1)
+        return mix_values(weights, values_RKLD).view(num_rows, 1, num_heads, head_dim)

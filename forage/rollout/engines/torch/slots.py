@@ -1,22 +1,23 @@
-"""Keys and values of the episodes in flight: one slot each, and attention over slots.
+"""The places of the episodes in flight: keys and values, the turn being sampled, known prompts.
 
 A slot holds an episode from its prompt to its answer, so a new turn costs the tokens of the last
-observation alone. The attention here is that of ``fixed_forward``: decode runs on tiles of
-neighbouring slots with a fixed number of rows, prefill on one slot at lengths rounded up to a
-bucket, and keys beyond a row's length weigh exactly zero.
+observation alone. Plain state, changed by ``EngineThread`` and by the forward passes that it runs.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from forage.attention import mix_values
+from forage.types import Completion, FinishReason, Sampling
 
 LENGTH_BUCKET = 64
+NUM_PROMPTS_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,65 +101,86 @@ class SlotCache:
             all_values[slot, :, : values.shape[1]] = values
 
 
-class PrefillAttend:
-    """Attention of ``num_tokens`` new tokens of one slot over what it holds and themselves."""
+@dataclass(slots=True)
+class PendingTurn:
+    """A turn being sampled, and the future that waits for it."""
 
-    def __init__(self, cache: SlotCache, slot: int, start: int, num_tokens: int) -> None:
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Completion]
+    key: int
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be sampled."""
+        return self.sampling.max_tokens - len(self.sampled)
+
+    def resolve(self, reason: FinishReason) -> None:
+        completion = Completion(
+            tuple(self.sampled), tuple(self.logprobs), tuple(self.versions), reason
+        )
+        self.loop.call_soon_threadsafe(_resolve, self.future, completion)
+
+    def reject(self, error: BaseException) -> None:
+        self.loop.call_soon_threadsafe(_reject, self.future, error)
+
+
+@dataclass(slots=True)
+class Slot:
+    """An episode's place: the tokens it is made of and how many of them have keys and values."""
+
+    index: int
+    episode_key: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    turn: PendingTurn | None = None
+    is_first_turn: bool = True
+
+    @property
+    def prompt(self) -> tuple[int, ...] | None:
+        """The tokens that other episodes may begin with too, while nothing of them is computed."""
+        is_prompt = self.turn is not None and self.is_first_turn and self.num_cached == 0
+        return tuple(self.token_ids) if is_prompt else None
+
+    def stretch(self, draft: Sequence[int] = ()) -> Stretch:
+        """The tokens that have no keys and values yet, and those that may come after them."""
+        token_ids = [*self.token_ids[self.num_cached :], *draft]
+        return Stretch(self.index, self.num_cached, token_ids, len(draft))
+
+
+class PromptCache:
+    """Keys, values and the logits after the last token of recent prompts, under one version."""
+
+    def __init__(self, cache: SlotCache) -> None:
         self._cache = cache
-        self._slot = slot
-        self._span = slice(start, start + num_tokens)
-        keys = cache.keys[0]
-        query_positions_T1 = torch.arange(start, start + num_tokens, device=keys.device)[:, None]
-        key_positions_L = torch.arange(start + num_tokens, device=keys.device)
-        self._bias_TL = hiding_bias(key_positions_L > query_positions_T1, keys.dtype)
+        self._prompts: OrderedDict[tuple[int, ...], tuple[list[tuple[Tensor, Tensor]], Tensor]]
+        self._prompts = OrderedDict()
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
-    ) -> Tensor:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._slot, ..., self._span] = key[0].transpose(-1, -2)
-        values[self._slot, :, self._span] = value[0]
-        end = self._span.stop
-        _, num_heads, num_tokens, head_dim = query.shape
-        keys_KDL = keys[self._slot, ..., :end]
-        # [H_kv, G, T, D]: the query heads that share a key head stand together.
-        grouped = query.reshape(keys_KDL.shape[0], -1, num_tokens, head_dim) * scaling
-        weights = (grouped @ keys_KDL[:, None] + self._bias_TL).softmax(dim=-1)
-        attended = mix_values(weights, values[self._slot, :, None, :end])
-        return attended.reshape(1, num_heads, num_tokens, head_dim).transpose(1, 2)
+    def keep(self, prompt: tuple[int, ...], slot: Slot, logits_V: Tensor) -> None:
+        """Copy what the slot has of the prompt; the oldest one is forgotten."""
+        layers = self._cache.copy_out(slot.index, slot.num_cached)
+        self._prompts[prompt] = (layers, logits_V.clone())
+        if len(self._prompts) > NUM_PROMPTS_KEPT:
+            self._prompts.popitem(last=False)
 
+    def start(self, slot: Slot) -> Tensor | None:
+        """Give the slot its prompt's keys and values; the logits [V], or None where not kept."""
+        prompt = slot.prompt
+        kept = None if prompt is None else self._prompts.get(prompt)
+        if kept is None:
+            return None
+        layers, logits_V = kept
+        self._cache.copy_in(slot.index, layers)
+        slot.num_cached = len(slot.token_ids)
+        return logits_V
 
-class DecodeAttend:
-    """Attention of one new token for each row of a tile of slots.
-
-    ``positions_R`` is where each row's new token stands, ``SlotCache.scratch`` for a row that does
-    not decode. Written as two matrix products, because they give a row the same bits whatever the
-    padded length and whatever the other rows hold; the fused kernel does not.
-    """
-
-    def __init__(self, cache: SlotCache, tile: slice, positions_R: Tensor) -> None:
-        self._cache = cache
-        self._tile = tile
-        self._rows_R = torch.arange(tile.start, tile.stop, device=positions_R.device)
-        self._positions_R = positions_R
-        is_active_R = positions_R != cache.scratch
-        lengths_R = torch.where(is_active_R, positions_R + 1, torch.ones_like(positions_R))
-        self._length = min(round_up(int(lengths_R.max()), LENGTH_BUCKET), cache.capacity)
-        hidden_RL = torch.arange(self._length, device=positions_R.device) >= lengths_R[:, None]
-        self._bias_R11L = hiding_bias(hidden_RL, cache.keys[0].dtype)[:, None, None, :]
-
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
-    ) -> Tensor:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._rows_R, :, :, self._positions_R] = key[:, :, 0]
-        values[self._rows_R, :, self._positions_R] = value[:, :, 0]
-        keys_RKDL = keys[self._tile, ..., : self._length]
-        values_RKLD = values[self._tile, :, : self._length]
-        num_rows, num_heads, _, head_dim = query.shape
-        grouped = query.view(num_rows, keys_RKDL.shape[1], -1, head_dim) * scaling
-        weights = (grouped @ keys_RKDL + self._bias_R11L).softmax(dim=-1)
-        return mix_values(weights, values_RKLD).view(num_rows, 1, num_heads, head_dim)
+    def clear(self) -> None:
+        """Forget all: the weights have changed."""
+        self._prompts.clear()
 
 
 def hiding_bias(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
@@ -170,3 +192,13 @@ def hiding_bias(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
 def round_up(number: int, multiple: int) -> int:
     """The smallest multiple that is not below ``number``."""
     return -(-number // multiple) * multiple
+
+
+def _resolve(future: asyncio.Future[Completion], completion: Completion) -> None:
+    if not future.done():
+        future.set_result(completion)
+
+
+def _reject(future: asyncio.Future[Completion], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

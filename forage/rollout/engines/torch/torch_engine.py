@@ -1,15 +1,15 @@
 """The in-process engine: one copy of the weights shared with the trainer, continuous batching.
 
-This is its face towards the event loop; ``worker`` owns the slots and advances the turns. An
+This is its face towards the event loop; ``EngineThread`` owns the slots and advances the turns. An
 episode keeps its slot, keys and values between its turns; the prompt of a group is computed once
-and copied. Requests beyond the slots wait in order. It schedules nothing else: which episodes run
-is ``scheduler.py``'s business.
+and copied. Requests beyond the slots wait in order. Which episodes run is decided in ``play/``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from transformers import PreTrainedModel
 
@@ -17,9 +17,8 @@ from forage import attention
 from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.engine_thread import EngineThread
-from forage.rollout.engines.torch.pending_turns import PendingTurn, WeightsLock
 from forage.rollout.engines.torch.sampling import noise_key
-from forage.rollout.engines.torch.slots import CacheShape, SlotCache, round_up
+from forage.rollout.engines.torch.slots import CacheShape, PendingTurn, SlotCache, round_up
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.types import Completion, EngineError, Sampling
 
@@ -37,8 +36,6 @@ class TorchEngine:
     ) -> None:
         """``max_tokens`` bounds an episode; ``num_threads`` None measures."""
         attention.install(model)
-        self.weights_lock = WeightsLock()
-        """Hold it to change the weights; then tell ``receive_weights`` what they are."""
         self._max_tokens = max_tokens
         self._asking: set[str] = set()
         parameter = next(model.parameters())
@@ -49,9 +46,7 @@ class TorchEngine:
             parameter.dtype,
             parameter.device,
         )
-        self._worker = EngineThread(
-            model, cache, stop_table, config, self.weights_lock, num_threads
-        )
+        self._worker = EngineThread(model, cache, stop_table, config, num_threads)
 
     @property
     def counters(self) -> EngineCounters:
@@ -85,25 +80,36 @@ class TorchEngine:
         """Free the episode's slot and drop whatever of it still waits."""
         self._worker.put(lambda: self._worker.release(episode_key))
 
-    async def receive_weights(self, version: int) -> None:
-        """The shared weights are now ``version``: keys and values of older ones are recomputed."""
-        self._raise_if_stopped()
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
+    @asynccontextmanager
+    async def updating(self, version: Callable[[], int]) -> AsyncIterator[None]:
+        """See ``Engine``; keys and values of the older weights are computed anew afterwards.
 
-        def apply() -> None:
-            self._worker.take_version(version)
-            loop.call_soon_threadsafe(_finish, done)
-
-        self._worker.put(apply)
-        self._raise_if_stopped()
-        await done
+        Where an error ends the context nothing is sampled any more: the weights may be half new.
+        """
+        await self._run(self._worker.hold)
+        yield
+        number = version()
+        await self._run(lambda: self._worker.take_version(number))
 
     async def close(self) -> None:
         """Stop the worker; turns in flight end with ``EngineError``."""
         if self._worker.thread.is_alive():
             self._worker.put(self._worker.shut)
             await asyncio.to_thread(self._worker.thread.join)
+
+    async def _run(self, command: Callable[[], None]) -> None:
+        """Wait until the worker has run a command between two of its rounds."""
+        self._raise_if_stopped()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def run() -> None:
+            command()
+            loop.call_soon_threadsafe(_finish, done)
+
+        self._worker.put(run)
+        self._raise_if_stopped()
+        await done
 
     def _raise_if_stopped(self) -> None:
         if self._worker.crash is not None:

@@ -11,6 +11,7 @@ from forage.types import EngineError
 from tests.rollout.running_engines import (
     Plan,
     play,
+    publish,
     running_engine,
     sampling,
     tokens,
@@ -83,7 +84,7 @@ async def test_closing_ends_turns_that_run_and_turns_that_wait_with_an_engine_er
         with pytest.raises(EngineError, match="closed"):
             await engine.generate(tokens(1, 9), sampling())
         with pytest.raises(EngineError, match="closed"):
-            await engine.receive_weights(1)
+            await publish(engine, 1)
         await engine.close()
 
 
@@ -118,7 +119,7 @@ async def test_a_turn_that_arrives_while_the_engine_closes_ends_too():
         closing = asyncio.create_task(engine.close())
         await asyncio.sleep(0)
         late = asyncio.create_task(engine.generate(tokens(2, 9), sampling("b")))
-        publishing = asyncio.create_task(engine.receive_weights(1))
+        publishing = asyncio.create_task(publish(engine, 1))
         await asyncio.sleep(0)
         gate.open()
         async with asyncio.timeout(20):
@@ -143,7 +144,7 @@ async def test_a_crash_in_the_worker_reaches_every_caller():
             with pytest.raises(ZeroDivisionError, match="a bug in the model"):
                 await engine.generate(tokens(1, 9), sampling())
             with pytest.raises(ZeroDivisionError, match="a bug in the model"):
-                await engine.receive_weights(1)
+                await publish(engine, 1)
 
 
 async def test_two_turns_of_one_episode_at_a_time_are_a_bug_that_is_said():

@@ -6,6 +6,7 @@ from dataclasses import replace
 from tests.rollout.running_engines import (
     Plan,
     play,
+    publish,
     running_engine,
     sampling,
     tokens,
@@ -21,9 +22,9 @@ PLAN = Plan()
 
 async def test_each_token_carries_the_version_that_sampled_it():
     async with running_engine() as engine:
-        await engine.receive_weights(3)
+        await publish(engine, 3)
         first = await engine.generate(tokens(1, 9), sampling("a", max_tokens=4))
-        await engine.receive_weights(4)
+        await publish(engine, 4)
         transcript = [*tokens(1, 9), *first.token_ids_T, *tokens(2, 5)]
         second = await engine.generate(transcript, sampling("a", max_tokens=3))
     assert first.versions_T == (3, 3, 3, 3)
@@ -35,9 +36,8 @@ async def test_new_weights_between_two_turns_recompute_the_whole_transcript():
     plain = twin(other)
     async with running_engine(model) as engine:
         first = await engine.generate(tokens(1, 40), sampling(max_tokens=4))
-        with engine.weights_lock:
+        async with engine.updating(lambda: 1):
             model.load_state_dict(other.state_dict())
-        await engine.receive_weights(1)
         transcript = [*tokens(1, 40), *first.token_ids_T, *tokens(2, 5)]
         before = engine.counters
         second = await engine.generate(transcript, sampling(max_tokens=4))
@@ -55,9 +55,8 @@ async def test_a_groups_prompt_is_computed_again_after_new_weights():
     model, other = make_model(), make_model(seed=1)
     async with running_engine(model) as engine:
         old = await play(engine, replace(PLAN, turns=((5, 0),)))
-        with engine.weights_lock:
+        async with engine.updating(lambda: 1):
             model.load_state_dict(other.state_dict())
-        await engine.receive_weights(1)
         new = await play(engine, replace(PLAN, turns=((5, 0),)))
     async with running_engine(make_model(seed=1)) as engine:
         expected = await play(engine, replace(PLAN, turns=((5, 0),)))
@@ -77,11 +76,10 @@ async def test_new_weights_in_the_middle_of_a_turn_sample_its_later_tokens():
         turn = asyncio.create_task(engine.generate(prompt, sampling(max_tokens=900)))
         while engine.counters.sampled_tokens < 5:
             await asyncio.sleep(0)
-        with engine.weights_lock:
+        async with engine.updating(lambda: 1):
             model.load_state_dict(other.state_dict())
             num_old = engine.counters.sampled_tokens
-        await asyncio.sleep(0.05)
-        await engine.receive_weights(1)
+            await asyncio.sleep(0.05)
         completion = await turn
     assert completion.versions_T == (0,) * num_old + (1,) * (900 - num_old)
     transcript = [*prompt, *completion.token_ids_T]

@@ -1,17 +1,70 @@
-"""What a step's episodes say as numbers: rewards, calls of tools, failures, and shares by hops.
+"""The metrics of a step, built in one place: what its episodes, its groups, search and engine say.
 
-The loop logs them at each step, and under ``eval/`` for the arms that it plays in between;
-docs/metrics.md explains each. What foretells a collapse is ``vitals.py``'s.
+The loop adds what the trainer and the credit say, records all of it, and shows it to the sentinel;
+an evaluation takes ``episode_metrics`` alone. docs/metrics.md explains each metric.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
+from forage.config.run_config import RunConfig
+from forage.retrieval.client.client import SearchCounts
+from forage.rollout.engines.engine import EngineCounters
+from forage.rollout.play.groups import StepGroups
 from forage.types import Episode, Status
+from forage.watch.vitals import vitals
+
+
+class PhaseClock:
+    """Where the seconds of one step go, by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """``phase`` ends now; it began where the one before it ended."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+    def metrics(self) -> dict[str, float]:
+        """The seconds as they are logged."""
+        return {f"seconds/{phase}": seconds for phase, seconds in self.seconds.items()}
+
+
+class StepReport:
+    """Reports one step after another; it remembers what was searched before."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._correctness = config.reward.answer
+        self._has_refills = config.algorithm.dynamic_sampling is not None
+        self._searches = SearchCounts()
+
+    def of(
+        self,
+        groups: StepGroups,
+        searches: SearchCounts,
+        engine: EngineCounters,
+        clock: PhaseClock,
+    ) -> dict[str, float]:
+        """The metrics of a step whose rollout is over; the counts are those since the start."""
+        episodes = groups.episodes
+        metrics = episode_metrics(episodes) | vitals(episodes, self._correctness)
+        if self._has_refills:
+            metrics["groups/played"] = float(len(groups.played))
+            metrics["groups/learnt"] = float(len(groups.chosen))
+            metrics["groups/rounds"] = float(groups.num_rounds)
+        metrics |= searches.metrics_since(self._searches) | engine.metrics()
+        self._searches = searches
+        num_sampled = sum(episode.num_sampled_tokens for episode in episodes)
+        metrics["rollout/tokens_per_s"] = num_sampled / clock.seconds["rollout"]
+        return metrics
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

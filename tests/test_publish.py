@@ -1,0 +1,87 @@
+"""The weights' way to the engine: sampling goes on beside gradients, and stops for the update."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from forage.publish import Publisher
+from forage.rollout.engines.engine import Engine
+from forage.training.trainer import Trainer
+from forage.types import EngineError
+
+
+class NotingEngine:
+    """Notes when it is updated, and to which version."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    @asynccontextmanager
+    async def updating(self, version: Callable[[], int]) -> AsyncIterator[None]:
+        self.notes.append("held")
+        yield
+        self.notes.append(f"version {version()}")
+
+
+class Versioned:
+    version = 0
+
+
+def publisher() -> tuple[NotingEngine, Any, Publisher]:
+    engine, trainer = NotingEngine(), Versioned()
+    return engine, trainer, Publisher(cast(Engine, engine), cast(Trainer, trainer))
+
+
+async def test_several_updates_of_a_step_are_one_update_of_the_engine():
+    """From the first change of the weights to the new version no token is sampled between."""
+    engine, trainer, weights = publisher()
+
+    def learn() -> None:
+        for _ in range(3):
+            with weights:
+                assert engine.notes == ["held"]
+                trainer.version += 1
+
+    await asyncio.to_thread(learn)
+    assert engine.notes == ["held"]
+    await weights.publish()
+    assert engine.notes == ["held", "version 3"]
+    await weights.publish()  # where nothing was learnt, too
+    assert engine.notes == ["held", "version 3", "held", "version 3"]
+
+
+async def test_what_goes_on_after_a_failed_update_is_the_same_update():
+    """A run that goes back to a checkpoint does so in the middle of an update."""
+    engine, trainer, weights = publisher()
+
+    def diverge() -> None:
+        with weights:
+            trainer.version += 1
+        raise FloatingPointError
+
+    with pytest.raises(FloatingPointError):
+        await asyncio.to_thread(diverge)
+    await weights.begin()
+    trainer.version = 0
+    await weights.publish()
+    assert engine.notes == ["held", "version 0"]
+
+
+async def test_an_engine_that_has_closed_says_so_to_the_trainers_thread():
+    class ClosedEngine(NotingEngine):
+        @asynccontextmanager
+        async def updating(self, version: Callable[[], int]) -> AsyncIterator[None]:
+            raise EngineError("the engine is closed")
+            yield
+
+    weights = Publisher(cast(Engine, ClosedEngine()), cast(Trainer, Versioned()))
+
+    def learn() -> None:
+        with weights:
+            raise AssertionError("no weight changes")
+
+    with pytest.raises(EngineError, match="closed"):
+        await asyncio.to_thread(learn)
