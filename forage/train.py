@@ -81,8 +81,8 @@ class _Run:
         config, model = self.config, self.trainer.model
         async with AsyncExitStack() as stack:
             stack.callback(self.records.close)
-            engine = open_engine(config, self.tokenizer, model)
-            self.engine = await stack.enter_async_context(engine)
+            opened = open_engine(config, self.tokenizer, model)
+            self.engine = await stack.enter_async_context(opened)
             self.weights = Publisher(self.engine, self.trainer)
             start = await self._resume()
             self.search = await stack.enter_async_context(SearchClient(config.search))

@@ -42,7 +42,7 @@ class Passages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClosedBookSearch:
-    """No search is run, and the policy is told so: what it answers was known, or guessed."""
+    """No search is run, and the policy is told so: it answers from memory, or guesses."""
 
     async def search(self, query: str) -> SearchReply:
         return SearchReply(is_switched_off=True)
@@ -84,7 +84,7 @@ class RandomSearch:
 
 @dataclass(frozen=True, slots=True)
 class Searches:
-    """What the arms are made of: the retriever, another one, and the corpus of ``data.index``."""
+    """Makes the search of each arm: of the retriever, another one, the corpus of ``data.index``."""
 
     normal: Retriever
     other: Retriever | None
@@ -110,7 +110,7 @@ class Searches:
                 return self.other
 
     def check(self, arms: Sequence[Arm], questions: Sequence[Question]) -> None:
-        """Refuse before the first episode what an arm cannot do; raises ``UserError``."""
+        """Refuse arms that cannot be played, before the first episode; raises ``UserError``."""
         if "random" in arms:
             self._corpus("random")
         if "gold" not in arms:

@@ -1,4 +1,4 @@
-"""Plays questions arm by arm, writes each episode as it ends, and sums up what came of them.
+"""Plays questions arm by arm, writes each episode as it ends, and sums the episodes up.
 
 ``forage eval``, the demo and the end of a training run call ``evaluate``; during training
 ``play_arms`` plays a few questions with the engine that is there. Episodes of all arms are in
@@ -80,7 +80,7 @@ class Evaluator:
         return {arm: [played[arm, q.id, m] for q in questions for m in members] for arm in arms}
 
     def jobs(self, questions: Iterable[Question], arms: Sequence[Arm]) -> Iterator[tuple[Arm, Job]]:
-        """What there is to play; the arms of a question together, whose prompt is the same."""
+        """The episodes to play; the arms of a question stand together and share its prompt."""
         for question in questions:
             for arm in arms:
                 for member in range(self.config.evaluation.num_samples):
@@ -126,7 +126,7 @@ async def evaluate(
     served: Served | None,
     corpus: str | None,
 ) -> EvaluationResult:
-    """Play what is not on the disk yet, then write figures and report; raises ``UserError``."""
+    """Play the missing episodes, then write figures and report; raises ``UserError``."""
     config = evaluator.config
     settings = config.evaluation
     evaluator.searches.check(settings.arms, questions)

@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Journal:
-    """An episode file open for appending; ``with`` it, for it is locked meanwhile."""
+    """An episode file, open for appending and locked: a context that closes it."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Journal:
         return (arm, job.question.id, job.member) in self._scores
 
     def add(self, arm: str, episode: Episode) -> None:
-        """Append a scored episode; kill -9 behind this loses nothing."""
+        """Append a scored episode; a kill -9 after this call loses nothing."""
         record = EpisodeRecord(self._step, arm, episode, self._tokenizer)
         self._file.write(json_line(record_to_json(record)))
         self._file.flush()
@@ -112,7 +112,7 @@ class Journal:
         self._file.close()
 
     def _check_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
-        """Refuse to go on with other settings; else note them before the first episode."""
+        """Refuse an evaluation with other settings; note ours before the first episode."""
         earlier: dict[str, str] = {}
         if os.fstat(self._file.fileno()).st_size:
             try:

@@ -41,7 +41,7 @@ class GoBack(Exception):
 
 
 class CollapseGuard:
-    """The sentinel of a run and its orders."""
+    """The sentinel of a run, and what its alarms do."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -49,7 +49,7 @@ class CollapseGuard:
 
     @property
     def rate_factor(self) -> float:
-        """What the rollbacks so far have left of the learning rate."""
+        """The share of the learning rate that is left after the rollbacks so far."""
         sentinel = self._config.sentinel
         # A run that has rolled back may go on under another kind of sentinel.
         settings = sentinel if isinstance(sentinel, RollBack) else RollBack()
@@ -62,27 +62,27 @@ class CollapseGuard:
         return self._sentinel.see(step, metrics), self._sentinel.metrics()
 
     def remember(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Take the recorded metrics of a run in, and forget all others."""
+        """Start over from the recorded metrics of a run."""
         self._sentinel = sentinel = self._new_sentinel()
         if sentinel is not None:
             for row in rows:
                 sentinel.see(int(row["step"]), row)
 
     def act_on(self, alarms: Sequence[Alarm]) -> None:
-        """Say what is wrong; raises ``Collapsed`` or ``GoBack`` where the config wants more."""
+        """Warn; raises ``Collapsed`` or ``GoBack`` where ``sentinel.kind`` asks for it."""
         for alarm in alarms:
             LOG.warning("collapse ahead? %s", alarm)
         if not alarms:
             return
         sentinel = self._config.sentinel
         if sentinel is not None and sentinel.kind == "stop":
-            raise Collapsed(f"the run is collapsing: {_said(alarms)}. {self._way_on(alarms)}")
+            raise Collapsed(f"the run is collapsing: {_listed(alarms)}. {self._remedy(alarms)}")
         if sentinel is not None and sentinel.kind == "roll_back":
             raise GoBack(self._roll_back(alarms, sentinel.max_rollbacks))
 
     @contextmanager
     def against_divergence(self, step: int) -> Iterator[None]:
-        """Around the learning of ``step``: a gradient that is no number is an alarm, too."""
+        """Around the learning of ``step``: a gradient that is not finite is an alarm too."""
         try:
             yield
         except FloatingPointError as error:
@@ -92,8 +92,8 @@ class CollapseGuard:
             signal, meaning = "optimizer/grad_norm", f"the run has diverged ({error})"
             self.act_on([Alarm(step, step, signal, math.nan, math.nan, math.inf, meaning)])
 
-    def _way_on(self, alarms: Sequence[Alarm]) -> str:
-        """What can be done once the run has been stopped."""
+    def _remedy(self, alarms: Sequence[Alarm]) -> str:
+        """What the user can do once the run has been stopped."""
         healthy = self._healthy_checkpoints(alarms)
         if not healthy:
             return (
@@ -116,13 +116,13 @@ class CollapseGuard:
         out = self._config.output_dir
         if self._num_rollbacks() >= most:
             raise Collapsed(
-                f"the run collapses again after {most} rollbacks: {_said(alarms)}. Look at the "
+                f"the run collapses again after {most} rollbacks: {_listed(alarms)}. Look at the "
                 "reward for what can be had without a right answer, or lower trainer.learning_rate"
             )
         healthy = self._healthy_checkpoints(alarms)
         if not healthy:
             raise Collapsed(
-                f"the run is collapsing and holds no checkpoint from before: {_said(alarms)}. "
+                f"the run is collapsing and holds no checkpoint from before: {_listed(alarms)}. "
                 "Raise trainer.keep_checkpoints, and start anew"
             )
         # Should the process die between these two, the run is resumed from before the trouble.
@@ -171,5 +171,5 @@ class CollapseGuard:
         return None if sentinel is None else Sentinel(sentinel, self._config.trainer.max_grad_norm)
 
 
-def _said(alarms: Sequence[Alarm]) -> str:
+def _listed(alarms: Sequence[Alarm]) -> str:
     return "; ".join(map(str, alarms))

@@ -60,7 +60,7 @@ class Sign:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is remembered of a sign."""
+    """The values of a sign so far."""
 
     sign: Sign
     recent: deque[float]
@@ -69,7 +69,7 @@ class _Watch:
     num_beyond: int = 0
 
     def see(self, step: int, value: float, patience: int) -> Alarm | None:
-        """Take a value in; an alarm in the very step in which patience ends."""
+        """Judge a value and remember it; gives an alarm in the step in which patience ends."""
         normal = self._normal()
         if normal is None or not self.sign.is_beyond(value, self.sign.limit(normal)):
             self._remember(value)
@@ -105,7 +105,7 @@ class Sentinel:
     _watches: dict[str, _Watch] = field(default_factory=dict)
 
     def see(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """The alarms that begin with this step. Signs without a finite value are passed over."""
+        """The alarms that begin with this step; signs without a finite value are skipped."""
         alarms: list[Alarm] = []
         for key, sign in self._signs(metrics).items():
             value = metrics.get(sign.signal, math.nan)
@@ -203,7 +203,7 @@ def _rising_sign(metric: str, rise: float, meaning: str) -> Sign:
 
 
 def _searches_sign(name: str, num_hops: int | None, drop: float) -> Sign:
-    """More searches than hops are no loss when they go; where hops are unknown, one is needed."""
+    """A question needs as many searches as it has hops, or one where its hops are unknown."""
     which = "" if num_hops is None else f" on questions of {num_hops} hops"
     return Sign(
         name,

@@ -1,4 +1,4 @@
-"""How well a policy is, read from a step's episodes: what goes wrong long before exact match falls.
+"""How healthy a policy is, read from a step's episodes: what decays long before exact match falls.
 
 Computed by the loop after each step, logged under ``health/``, and watched by ``sentinel.py``. What
 only the trainer knows (entropy, the gradient's norm) is in its own metrics. Nothing here decides.
@@ -19,7 +19,7 @@ _NGRAM = 4
 
 
 def vitals(episodes: Sequence[Episode], correctness: str = "em") -> dict[str, float]:
-    """Means over the episodes that the engine finished; what nothing is known of is left out.
+    """Means over the episodes that the engine finished; a metric without any value is left out.
 
     ``health/correct_logprob`` is the mean log-probability (nats) of the tokens of correct episodes,
     as they were sampled: its decay announces collapse (https://arxiv.org/abs/2512.04220).

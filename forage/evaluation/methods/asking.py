@@ -83,7 +83,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search brought: the hits, or a typed failure, and how long it took."""
+    """The result of a search: hits or a typed failure, and the seconds it took."""
 
     query: str
     hits_K: tuple[Hit, ...]
@@ -111,7 +111,7 @@ class Context:
         self.transcript = Transcript(prompt_ids)
 
     async def write(self, stop: tuple[str, ...], max_tokens: int | None = None) -> Written:
-        """Let the policy write; raises ``EngineError``, or ``ContextOverflow`` without room."""
+        """Sample one turn; raises ``EngineError``, or ``ContextOverflow`` where none fits."""
         asking = self._asking
         setting, environment = asking.setting, asking.setting.environment
         wanted = environment.max_turn_tokens
@@ -141,14 +141,14 @@ class Context:
         return Written(codec.decode(ids), said, completion.finish_reason, seconds)
 
     def read(self, observation: Observation) -> None:
-        """Show the policy something, to go on from; raises ``ContextOverflow`` without room."""
+        """Append an observation for the policy; raises ``ContextOverflow`` without room."""
         left = self._asking.setting.environment.max_tokens - len(self.transcript)
         if len(observation.token_ids) >= left:
             raise ContextOverflow("what was found does not fit")
         self.transcript.append_observation(observation.token_ids)
 
     def close(self) -> None:
-        """Nothing more is asked here: the engine may forget it."""
+        """Let the engine forget this context."""
         self._asking.engine.release(self._key)
 
 
@@ -190,7 +190,7 @@ class Asking:
         return self.gather(found.hits_K, budget)
 
     def gather(self, hits: Sequence[Hit], max_tokens: int) -> Observation:
-        """As many of these passages as ``max_tokens`` hold, the first ones first."""
+        """The first of these passages, as many as fit into ``max_tokens``."""
         return build_observation(hits, self.setting.codec, max_tokens, _BARE)
 
     async def search(self, query: str) -> Found:
@@ -237,12 +237,12 @@ class Asking:
         return has_failed and self.seconds_left() <= 0
 
     def close(self) -> None:
-        """The engine may forget every context."""
+        """Let the engine forget every context."""
         for context in self._contexts:
             context.close()
 
     def episode(self, status: Status) -> Episode:
-        """What came of the question; a turn in which nothing was sampled has an empty segment."""
+        """The finished episode; a turn in which nothing was sampled has an empty segment."""
         segments = [Segment(Origin.SAMPLED, ())] * self._num_silent_turns
         for context in self._contexts:
             segments += context.transcript.segments

@@ -58,7 +58,7 @@ async def interleave(asking: Asking) -> Status:
 
 
 async def _next_sentence(asking: Asking, hits: dict[str, Hit], sentences: list[str]) -> Written:
-    """What the policy writes next."""
+    """Sample the next sentence of the chain."""
     so_far = {"reasoning": " ".join(sentences)}
     context = asking.open(_prompt(asking, CHAIN_TEMPLATE, hits, so_far))
     written = await context.write((), MAX_SENTENCE_TOKENS)
@@ -77,7 +77,7 @@ def _prompt(
 
 
 def _shown(asking: Asking, found: Found) -> Observation:
-    """What the search brought, for the record; the prompts gather all searches anew."""
+    """The passages of one search, for the record: each prompt gathers those of all searches."""
     return asking.show(found, asking.setting.environment.max_observation_tokens)
 
 

@@ -58,7 +58,7 @@ async def reason_with_searches(asking: Asking) -> Status:
 async def _condense(
     asking: Asking, found: Found, reasoning: str
 ) -> tuple[Observation, Observation]:
-    """The passages as they were shown to the reader, and the note to go on from.
+    """The passages as the reader saw them, and the note that the chain goes on from.
 
     Nothing is read where nothing was found: the chain is told so in the fixed words.
     """

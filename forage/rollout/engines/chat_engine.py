@@ -84,11 +84,11 @@ class ChatEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Nothing is counted here."""
+        """Zeros: nothing is counted here."""
         return EngineCounters()
 
     def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
-        """Never: the weights are the server's own."""
+        """Refused: the weights are the server's own."""
         raise NotImplementedError("the weights behind model.endpoint cannot be replaced")
 
     async def close(self) -> None:

@@ -38,7 +38,7 @@ class CompletionsEngine:
         return completion
 
     def release(self, episode_key: str) -> None:
-        """Nothing is kept here; the server's prefix cache is its own affair."""
+        """Nothing is kept here; the server manages its prefix cache itself."""
 
     async def check(self, max_tokens: int) -> None:
         """Ask for a few tokens before anything depends on it; raises ``UserError``.
@@ -71,11 +71,11 @@ class CompletionsEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Nothing is counted here."""
+        """Zeros: nothing is counted here."""
         return EngineCounters()
 
     def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
-        """Never: the weights are the server's own."""
+        """Refused: the weights are the server's own."""
         raise NotImplementedError("the weights behind model.endpoint cannot be replaced")
 
     async def close(self) -> None:

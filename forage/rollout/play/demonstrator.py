@@ -104,7 +104,7 @@ class ScriptWriter:
 
 @dataclass(frozen=True, slots=True)
 class FirstHit:
-    """A search that shows the best passage alone: reading is learnt sooner from short pages."""
+    """A search that shows the best passage alone: short pages teach reading sooner."""
 
     search_all: Retriever
 
@@ -114,7 +114,7 @@ class FirstHit:
 
 
 class Demonstrator:
-    """An engine that says what the script says; one for each episode."""
+    """An engine that writes the turns of a script; one for each episode."""
 
     def __init__(self, script: Script, codec: Codec) -> None:
         self._turns = iter(script.turns)
@@ -136,7 +136,7 @@ class Demonstrator:
 
 
 def _found(known: Hop, wanted: str) -> str:
-    """What was found and what is wanted, side by side: whether to go on can be seen from it."""
+    """What was found beside what is wanted, so that the text shows whether to go on."""
     return f"Found the {known.relation} {known.value}. Want the {wanted}."
 
 

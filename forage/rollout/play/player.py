@@ -62,7 +62,7 @@ class Player:
         return self._environment.protocol.write_search(query)
 
     def check_prompts(self, questions: Iterable[Question]) -> None:
-        """Encode every prompt now; raises ``UserError`` for the first that is too long."""
+        """Encode every prompt; raises ``UserError`` for the first that is too long."""
         for question in questions:
             self._prompt(question)
 

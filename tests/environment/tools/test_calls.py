@@ -6,7 +6,6 @@ import threading
 from typing import Any, Literal
 
 import pytest
-from forage.rollout.play.scheduler import Job
 
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.rollout_config import RolloutConfig
@@ -14,7 +13,7 @@ from forage.environment.actions import Answer, Call, Invalid, Search
 from forage.environment.protocol import make_protocol
 from forage.environment.tools import own_tools
 from forage.environment.tools.toolbox import load_tools
-from forage.rollout.play.player import Player
+from forage.rollout.play.player import Job, Player
 from forage.types import (
     ActionKind,
     Episode,

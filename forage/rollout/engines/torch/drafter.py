@@ -59,7 +59,7 @@ class Drafter:
                 self._old, self._new = self._new, {}
 
     def draft(self, token_ids: Sequence[int], most: int) -> list[Guess]:
-        """At most ``most`` tokens that may follow, none where nothing alike was seen."""
+        """At most ``most`` tokens that may follow; none after a context that was never seen."""
         seen = tuple(token_ids[-ORDERS[0] :])
         chance = 1.0
         drafted: list[Guess] = []
@@ -74,7 +74,7 @@ class Drafter:
         return drafted
 
     def _look_up(self, seen: tuple[int, ...]) -> tuple[int, int] | None:
-        """What followed the longest context that is known, and the length of that."""
+        """The token that followed the longest known context, and the length of that context."""
         for order in ORDERS:
             if order <= len(seen):
                 context = seen[-order:]

@@ -69,7 +69,7 @@ class EngineThread:
     # All below runs on this thread; the methods without an underscore are commands.
 
     def enqueue(self, turn: PendingTurn) -> None:
-        """Let a turn wait for its place."""
+        """Queue a turn until it has a slot."""
         self._waiting.append(turn)
 
     def release(self, episode_key: str) -> None:
@@ -83,11 +83,11 @@ class EngineThread:
             slot.token_ids, slot.num_cached = [], 0
 
     def hold(self) -> None:
-        """Leave the weights alone until they have a new version."""
+        """Read no weights until they have a new version."""
         self._is_held = True
 
     def take_version(self, version: int) -> None:
-        """The weights are now ``version``: what was computed with others is forgotten."""
+        """The weights are now ``version``: forget what older weights computed."""
         self._version = version
         self._is_held = False
         self._prompts.clear()
@@ -95,7 +95,7 @@ class EngineThread:
             slot.num_cached = 0
 
     def shut(self) -> None:
-        """End after the commands before this one."""
+        """End the thread once the commands before this one have run."""
         self.is_closed = True
 
     def _work(self) -> None:
@@ -121,13 +121,13 @@ class EngineThread:
             command()
 
     def _must_wait(self) -> bool:
-        """Whether only a command can change what there is to do: a turn, a release, a version."""
+        """Whether there is nothing to do before the next command (a turn, a release, a version)."""
         is_sampling = any(slot.turn is not None for slot in self._slots)
         can_start = is_sampling or any(self._can_admit(turn) for turn in self._waiting)
         return self._is_held or not can_start
 
     def _fail_all(self, error: BaseException) -> None:
-        """End every turn, those still in line as well."""
+        """End every turn with an error, also the turns that still wait for a slot."""
         while not self._commands.empty():
             self._commands.get()()
         turns = [*self._waiting, *(slot.turn for slot in self._slots if slot.turn)]
@@ -168,7 +168,7 @@ class EngineThread:
         slot.turn = turn
 
     def _round(self, forward: Forward) -> None:
-        """Compute what the episodes have grown by, and sample the token after it."""
+        """Compute the tokens that the episodes have grown by, and sample the next one of each."""
         self._start_known_prompts()
         slots = self._due()
         if not slots:
@@ -191,7 +191,7 @@ class EngineThread:
         self._sample(slots, logits_BV, drafts)
 
     def _draft(self, slots: list[Slot], forward: Forward) -> list[list[int]]:
-        """Guesses of what each slot samples next, as many as make the pass worth more."""
+        """Guesses of the next tokens of each slot, as many as pay for the longer pass."""
         overhead = forward.overhead_tokens
         if overhead is None or self._config.max_draft_tokens == 0:
             return [[] for _ in slots]
@@ -241,7 +241,7 @@ class EngineThread:
             self._sample(started, torch.stack(logits), [[] for _ in started])
 
     def _sample(self, slots: list[Slot], logits_BV: Tensor, drafts: list[list[int]]) -> None:
-        """Sample after what is known of each slot, and after each guess as long as it was right."""
+        """Sample the next token of each slot, and go on along its guesses while they are right."""
         turns = [slot.turn for slot in slots if slot.turn is not None]
         rows = [
             (turn, len(slot.token_ids) + offset)
@@ -262,7 +262,7 @@ class EngineThread:
     def _append(
         self, slot: Slot, turn: PendingTurn, draft: list[int], chosen: list[tuple[int, float]]
     ) -> None:
-        """Take sampled tokens up to the first that was guessed wrong, or that ends the turn."""
+        """Append sampled tokens up to the first wrong guess, or to the end of the turn."""
         start = len(slot.token_ids)
         reason = None
         for (token, logprob), guess in zip(chosen, [*draft, None], strict=True):

@@ -27,7 +27,7 @@ from forage.rollout.engines.torch.slots import (
 
 
 class FixedForward:
-    """A ``Forward`` in several passes, each of a shape that does not depend on what waits."""
+    """A ``Forward`` in several passes, each of a shape that is always the same."""
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache, config: EngineConfig) -> None:
         assert cache.num_slots % config.tile_rows == 0, "tiles of neighbouring slots fill the cache"
@@ -56,7 +56,7 @@ class FixedForward:
         return None
 
     def close(self) -> None:
-        """Nothing was started."""
+        """It has no threads."""
 
     def _prefill(self, stretch: Stretch) -> Tensor:
         """Logits [V] after a stretch, computed at a length rounded up."""

@@ -1,4 +1,4 @@
-"""One pass of the model over what episodes have grown by: what a forward is asked, and which one.
+"""One pass of the model over the new tokens of the episodes: its protocol, and which one to use.
 
 Promise 7 needs a row's result to depend on nothing but the row. Two ways keep it: shapes that are
 always the same (``fixed_forward``, everywhere), and one pass over everything that waits
@@ -41,7 +41,7 @@ class Forward(Protocol):
         ...
 
     def close(self) -> None:
-        """End what it started."""
+        """End its threads."""
         ...
 
 
@@ -67,7 +67,7 @@ def choose_forward(
 
 
 def rows_are_independent(model: PreTrainedModel, multiple: int) -> bool:
-    """Whether tokens get the same bits alone and among others, attention left out.
+    """Whether a token's result has the same bits alone and among others, attention left out.
 
     Compared over the whole model, in rows of several multiples of ``multiple``. A matrix of zeros
     (an adapter that has learnt nothing yet) would hide what it multiplies: noise stands in for it.

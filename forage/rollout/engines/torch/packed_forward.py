@@ -105,7 +105,7 @@ class PackedForward:
 
 
 def equal_parts(costs: Sequence[int], most: int) -> list[list[int]]:
-    """Indices in at most ``most`` parts of about equal cost, fewer where little is to be done.
+    """Indices in at most ``most`` parts of about equal cost, fewer where there is little work.
 
     ``equal_parts([90, 5, 60, 40], 2)`` gives ``[[0, 1], [2, 3]]``.
     """

@@ -22,7 +22,7 @@ NUM_PROMPTS_KEPT = 32
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What the keys of a model look like."""
+    """The shape of a model's keys and values."""
 
     num_layers: int
     num_kv_heads: int
@@ -51,7 +51,7 @@ class Stretch:
 
     @property
     def is_single(self) -> bool:
-        """Whether one token is known, as where a turn goes on, and not a whole observation."""
+        """Whether one token is known: a turn goes on, and no observation came between."""
         return self.num_known == 1
 
 
@@ -142,12 +142,12 @@ class Slot:
 
     @property
     def prompt(self) -> tuple[int, ...] | None:
-        """The tokens that other episodes may begin with too, while nothing of them is computed."""
+        """The prompt, which the other episodes of the group share; None once it is computed."""
         is_prompt = self.turn is not None and self.is_first_turn and self.num_cached == 0
         return tuple(self.token_ids) if is_prompt else None
 
     def stretch(self, draft: Sequence[int] = ()) -> Stretch:
-        """The tokens that have no keys and values yet, and those that may come after them."""
+        """The tokens that have no keys and values yet, and after them the guesses of ``draft``."""
         token_ids = [*self.token_ids[self.num_cached :], *draft]
         return Stretch(self.index, self.num_cached, token_ids, len(draft))
 
@@ -161,7 +161,7 @@ class PromptCache:
         self._prompts = OrderedDict()
 
     def keep(self, prompt: tuple[int, ...], slot: Slot, logits_V: Tensor) -> None:
-        """Copy what the slot has of the prompt; the oldest one is forgotten."""
+        """Copy the prompt's keys and values out of the slot; forget the oldest prompt."""
         layers = self._cache.copy_out(slot.index, slot.num_cached)
         self._prompts[prompt] = (layers, logits_V.clone())
         if len(self._prompts) > NUM_PROMPTS_KEPT:

@@ -50,7 +50,7 @@ class StopTable:
         return False
 
     def _tail(self, token_ids: Sequence[int], num_bytes: int) -> bytes:
-        """The last ``num_bytes`` bytes; ids that stand for nothing do not shorten it."""
+        """The last ``num_bytes`` bytes; tokens without bytes are passed over."""
         tail = b""
         for token_id in reversed(token_ids):
             tail = self.text_bytes((token_id,)) + tail
