@@ -88,14 +88,15 @@ class Environment:
         search: Retriever,
     ) -> Episode:
         """Play ``question`` once. Failures of the engine or of tools end up in the status."""
-        player = _Player(self, question, Transcript(prompt_ids), setting, engine, search)
+        transcript = Transcript(prompt_ids)
+        in_flight = _EpisodeInFlight(self, question, transcript, setting, engine, search)
         try:
-            return await player.play()
+            return in_flight.ended(await in_flight.play_turns())
         finally:
             engine.release(setting.key)
 
 
-class _Player:
+class _EpisodeInFlight:
     """The state of one episode in flight."""
 
     def __init__(
@@ -119,8 +120,7 @@ class _Player:
         self._turns: list[Turn] = []
         self._started = time.monotonic()
 
-    async def play(self) -> Episode:
-        status = await self._play_turns()
+    def ended(self, status: Status) -> Episode:
         return Episode(
             question=self._question,
             member=self._setting.member,
@@ -130,7 +130,7 @@ class _Player:
             seconds=time.monotonic() - self._started,
         )
 
-    async def _play_turns(self) -> Status:
+    async def play_turns(self) -> Status:
         config = self._config
         for index in range(config.max_turns + config.has_final_turn):
             max_turn_tokens = min(config.max_turn_tokens, self._tokens_left())
