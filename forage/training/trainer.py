@@ -2,8 +2,7 @@
 
 It owns the model's gradients, the optimizer and its schedule, and the reference model and the
 critic where the algorithm has them. It knows advantages and masks, not rewards, questions or
-engines; while weights change it holds the context that it
-is given, which keeps samplers away.
+engines; while weights change it holds the context that it is given, which keeps samplers away.
 """
 
 from __future__ import annotations
