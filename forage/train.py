@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from forage.config.run_config import RunConfig, to_yaml
-from forage.config.sentinel_config import RollBack
 from forage.data.order import questions_of_run
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
@@ -108,7 +107,7 @@ class _Run:
 
     async def _loop(self, start: int) -> None:
         config, num_steps = self.config, self.config.trainer.num_steps
-        if start == 0 and isinstance(config.sentinel, RollBack):
+        if start == 0 and config.sentinel is not None and config.sentinel.kind == "roll_back":
             self._checkpoint(0)  # what to go back to from the first steps
         play = partial(self.player.play, engine=self.engine, search=self.search)
         in_flight = GroupsInFlight(config, self.questions, play, self.scorer, self.credit)
