@@ -15,7 +15,7 @@ from forage.types import (
     Turn,
     search_call,
 )
-from forage.watch.episode_metrics import episode_metrics
+from forage.watch.step_report import episode_metrics
 
 EPISODE = Episode(
     Question("q", "t", ("a",), "s"), 0, (), (), Status.ANSWERED, Reward(1.0, {"em": 1.0})
