@@ -23,7 +23,9 @@ IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 class Frozen(BaseModel):
     """Settings that never change once read; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -17,12 +17,10 @@ from forage.settings import Frozen
 class DynamicSamplingConfig(Frozen):
     """Replaces groups whose episodes all earned the same by groups of other questions."""
 
-    max_rounds: int = Field(
-        default=10, ge=0, description="Rounds of replacement in a step at most."
-    )
-    oversampling: float = Field(
-        default=1.0, ge=1, description="1.5 plays half as many groups again in each round."
-    )
+    max_rounds: int = Field(default=10, ge=0)
+    """Rounds of replacement in a step at most."""
+    oversampling: float = Field(default=1.0, ge=1)
+    """1.5 plays half as many groups again in each round."""
 
 
 def is_flat(returns_G: Sequence[float | None]) -> bool:

@@ -12,11 +12,12 @@ from forage.settings import Frozen
 class OverlongConfig(Frozen):
     """The penalty for episodes that write close to a limit of sampled tokens."""
 
-    max_tokens: int = Field(ge=1, description="Sampled tokens at which the penalty is whole.")
-    buffer_tokens: int = Field(
-        default=128, ge=1, description="Tokens before that over which the penalty grows from 0."
-    )
-    penalty: float = Field(default=1.0, gt=0, description="What is taken off the reward at most.")
+    max_tokens: int = Field(ge=1)
+    """Sampled tokens at which the penalty is whole."""
+    buffer_tokens: int = Field(default=128, ge=1)
+    """Tokens before that over which the penalty grows from 0."""
+    penalty: float = Field(default=1.0, gt=0)
+    """What is taken off the reward at most."""
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> Self:

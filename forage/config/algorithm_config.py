@@ -53,42 +53,28 @@ Aggregate = Annotated[
 class AlgorithmConfig(Frozen):
     """How rewards become advantages and advantages become a loss."""
 
-    advantage: Advantage = Field(
-        default=Grpo(), description="The estimator: how rewards become advantages."
-    )
-    loss: PolicyLoss = Field(
-        default=ClippedLoss(), description="How an advantage becomes the loss of a token."
-    )
-    aggregate: Aggregate = Field(
-        default=TokenMean(), description="How the losses of tokens become the loss of a batch."
-    )
-    decoupled: bool = Field(
-        default=False,
-        description="Take ratios to the trainer's policy before the step, not to the sampler's.",
-    )
-    train_observations: bool = Field(
-        default=False,
-        description="An ablation: train search results as if the policy had written them.",
-    )
-    entropy_coefficient: float = Field(
-        default=0.0, ge=0, description="The factor of the entropy that is taken off the loss."
-    )
-    kl: KlConfig | None = Field(
-        default=None, description="The leash to a reference model; null: none."
-    )
-    likelihood_protection: LikelihoodProtectionConfig | None = Field(
-        default=None, description="Keeps good actions likely (LLDS); null: off."
-    )
-    overlong: OverlongConfig | None = Field(
-        default=None, description="The penalty for writing close to a limit; null: none."
-    )
-    dynamic_sampling: DynamicSamplingConfig | None = Field(
-        default=None, description="Replaces groups that teach nothing; null: off, {}: on."
-    )
-    correction: CorrectionConfig = Field(
-        default=CorrectionConfig(),
-        description="Importance weights and rejection where sampler and trainer disagree.",
-    )
+    advantage: Advantage = Grpo()
+    """The estimator: how rewards become advantages."""
+    loss: PolicyLoss = ClippedLoss()
+    """How an advantage becomes the loss of a token."""
+    aggregate: Aggregate = TokenMean()
+    """How the losses of tokens become the loss of a batch."""
+    decoupled: bool = False
+    """Take ratios to the trainer's policy before the step, not to the sampler's."""
+    train_observations: bool = False
+    """An ablation: train search results as if the policy had written them."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """The factor of the entropy that is taken off the loss."""
+    kl: KlConfig | None = None
+    """The leash to a reference model; null: none."""
+    likelihood_protection: LikelihoodProtectionConfig | None = None
+    """Keeps good actions likely (LLDS); null: off."""
+    overlong: OverlongConfig | None = None
+    """The penalty for writing close to a limit; null: none."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Replaces groups that teach nothing; null: off, {}: on."""
+    correction: CorrectionConfig = CorrectionConfig()
+    """Importance weights and rejection where sampler and trainer disagree."""
 
     @property
     def critic(self) -> CriticConfig | None:

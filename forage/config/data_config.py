@@ -38,46 +38,30 @@ class DataConfig(Frozen):
     is not there yet is answered with the command that makes it.
     """
 
-    train: Path | None = Field(default=None, description="The file of questions to train on.")
-    test: Path | None = Field(default=None, description="The file of questions to evaluate on.")
-    train_form: str | None = Field(
-        default=None, description="The form of the records of train, where it fits more than one."
-    )
-    test_form: str | None = Field(
-        default=None, description="The form of the records of test, where it fits more than one."
-    )
-    train_sets: tuple[QuestionSet, ...] = Field(
-        default=(),
-        description="The published sets that train is made of, named if the file is missing.",
-    )
-    test_sets: tuple[QuestionSet, ...] = Field(
-        default=(),
-        description="The published sets that test is made of, named if the file is missing.",
-    )
-    order: Literal["shuffled", "easy_first"] = Field(
-        default="shuffled",
-        description="The order of training; easy_first: the first epoch from easy to hard.",
-    )
-    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={}, description="The share of each data source in training."
-    )
-    difficulty: Path | None = Field(
-        default=None,
-        description="A file of episodes that says how often each question was answered.",
-    )
-    min_success: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Keep questions that were answered at least this often.",
-    )
-    max_success: float = Field(
-        default=1.0, ge=0, le=1, description="Keep questions that were answered at most this often."
-    )
-    index: Path | None = Field(
-        default=None,
-        description="A directory of forage index, whose passages the arms gold and random show.",
-    )
+    train: Path | None = None
+    """The file of questions to train on."""
+    test: Path | None = None
+    """The file of questions to evaluate on."""
+    train_form: str | None = None
+    """The form of the records of train, where it fits more than one."""
+    test_form: str | None = None
+    """The form of the records of test, where it fits more than one."""
+    train_sets: tuple[QuestionSet, ...] = ()
+    """The published sets that train is made of, named if the file is missing."""
+    test_sets: tuple[QuestionSet, ...] = ()
+    """The published sets that test is made of, named if the file is missing."""
+    order: Literal["shuffled", "easy_first"] = "shuffled"
+    """The order of training; easy_first: the first epoch from easy to hard."""
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
+    """The share of each data source in training."""
+    difficulty: Path | None = None
+    """A file of episodes that says how often each question was answered."""
+    min_success: float = Field(default=0.0, ge=0, le=1)
+    """Keep questions that were answered at least this often."""
+    max_success: float = Field(default=1.0, ge=0, le=1)
+    """Keep questions that were answered at most this often."""
+    index: Path | None = None
+    """A directory of forage index, whose passages the arms gold and random show."""
 
     @property
     def has_band(self) -> bool:

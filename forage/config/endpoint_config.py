@@ -39,40 +39,26 @@ class EndpointConfig(Frozen):
     ``extra`` is sent with each request as it stands, both for models with rules of their own.
     """
 
-    url: str = Field(
-        pattern=r"^https?://[^\s]+$",
-        description="What the paths of the API stand under, for example http://127.0.0.1:8000/v1.",
-    )
-    served_model: str = Field(
-        min_length=1, description="The name under which the server knows the model."
-    )
-    form: Form = Field(
-        default="completions",
-        description="completions: token ids both ways (vLLM, SGLang); chat: texts alone.",
-    )
-    key_variable: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The environment variable that holds the key of the server.",
-    )
-    key_file: Path | None = Field(
-        default=None, description="The file that holds the key of the server."
-    )
-    timeout_s: float = Field(
-        default=120.0, gt=0, description="Seconds after which a request is given up."
-    )
-    max_retries: int = Field(
-        default=4, ge=0, description="How often a failed request is sent again."
-    )
-    max_concurrent_requests: int = Field(
-        default=32, ge=1, description="Requests at the same time at most."
-    )
-    omit: tuple[Omittable, ...] = Field(
-        default=(), description="Fields that a server of the form chat does not take."
-    )
-    extra: dict[str, JsonValue] = Field(
-        default={}, description="Fields that are sent with each request as they stand."
-    )
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    """What the paths of the API stand under, for example http://127.0.0.1:8000/v1."""
+    served_model: str = Field(min_length=1)
+    """The name under which the server knows the model."""
+    form: Form = "completions"
+    """completions: token ids both ways (vLLM, SGLang); chat: texts alone."""
+    key_variable: str | None = Field(default=None, min_length=1)
+    """The environment variable that holds the key of the server."""
+    key_file: Path | None = None
+    """The file that holds the key of the server."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds after which a request is given up."""
+    max_retries: int = Field(default=4, ge=0)
+    """How often a failed request is sent again."""
+    max_concurrent_requests: int = Field(default=32, ge=1)
+    """Requests at the same time at most."""
+    omit: tuple[Omittable, ...] = ()
+    """Fields that a server of the form chat does not take."""
+    extra: dict[str, JsonValue] = Field(default={})
+    """Fields that are sent with each request as they stand."""
 
     @property
     def base_url(self) -> str:

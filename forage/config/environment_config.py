@@ -15,28 +15,22 @@ from forage.settings import Frozen
 class EnvironmentConfig(Frozen):
     """The protocol, the tools and the budgets of an episode; the prompt follows the protocol."""
 
-    protocol: Literal["tags", "tools"] = Field(
-        default="tags",
-        description="tags in the policy's own text, or tools through the chat template.",
-    )
-    tools: tuple[str, ...] = Field(
-        default=("search",),
-        min_length=1,
-        description="search, open_page, or a tool of one's own, module:name.",
-    )
-    prompt: str = Field(default="search-r1", description="A built-in template or a file of one.")
-    max_turns: int = Field(default=4, ge=1, description="Turns of an episode at most.")
-    has_final_turn: bool = Field(
-        default=True,
-        description="Whether one more turn, in which no search is run, asks for the answer.",
-    )
-    max_turn_tokens: int = Field(default=500, ge=1, description="Tokens that a turn may sample.")
-    max_observation_tokens: int = Field(
-        default=500, ge=16, description="Tokens of an observation at most."
-    )
-    max_tokens: int = Field(
-        default=4096, ge=64, description="Tokens of an episode at most, with its prompt."
-    )
+    protocol: Literal["tags", "tools"] = "tags"
+    """tags in the policy's own text, or tools through the chat template."""
+    tools: tuple[str, ...] = Field(default=("search",), min_length=1)
+    """search, open_page, or a tool of one's own, module:name."""
+    prompt: str = "search-r1"
+    """A built-in template or a file of one."""
+    max_turns: int = Field(default=4, ge=1)
+    """Turns of an episode at most."""
+    has_final_turn: bool = True
+    """Whether one more turn, in which no search is run, asks for the answer."""
+    max_turn_tokens: int = Field(default=500, ge=1)
+    """Tokens that a turn may sample."""
+    max_observation_tokens: int = Field(default=500, ge=16)
+    """Tokens of an observation at most."""
+    max_tokens: int = Field(default=4096, ge=64)
+    """Tokens of an episode at most, with its prompt."""
 
     @model_validator(mode="before")
     @classmethod

@@ -37,48 +37,32 @@ class EvaluationConfig(Frozen):
     episodes are played by rejection sampling (5).
     """
 
-    method: Method = Field(
-        default="search",
-        description="search plays as training does; the others are those of docs/baselines.md.",
-    )
-    num_candidates: int | None = Field(
-        default=None,
-        ge=2,
-        description="Episodes that rejection sampling plays of a question; null: 5.",
-    )
-    every: int = Field(
-        default=0, ge=0, description="Steps of training between evaluations; 0: never."
-    )
-    at_end: bool = Field(default=False, description="Evaluate all questions when training ends.")
-    num_questions: int | None = Field(
-        default=None, ge=1, description="How many questions of data.test are evaluated; null: all."
-    )
-    num_training_questions: int | None = Field(
-        default=None,
-        ge=1,
-        description="How many of these are evaluated during training; null: all of them.",
-    )
-    subset_seed: int | None = Field(
-        default=0, ge=0, description="Shuffles before a part is taken; null: the first of the file."
-    )
+    method: Method = "search"
+    """search plays as training does; the others are those of docs/baselines.md."""
+    num_candidates: int | None = Field(default=None, ge=2)
+    """Episodes that rejection sampling plays of a question; null: 5."""
+    every: int = Field(default=0, ge=0)
+    """Steps of training between evaluations; 0: never."""
+    at_end: bool = False
+    """Evaluate all questions when training ends."""
+    num_questions: int | None = Field(default=None, ge=1)
+    """How many questions of data.test are evaluated; null: all."""
+    num_training_questions: int | None = Field(default=None, ge=1)
+    """How many of these are evaluated during training; null: all of them."""
+    subset_seed: int | None = Field(default=0, ge=0)
+    """Shuffles before a part is taken; null: the first of the file."""
     arms: tuple[
         Literal["normal", "closed_book", "empty", "gold", "random", "other_retriever"], ...
-    ] = Field(
-        default=("normal",), description="The conditions under which the questions are played."
-    )
-    other_search: SearchConfig | None = Field(
-        default=None,
-        description="The retriever of the arm other_retriever; what it leaves out is as in search.",
-    )
-    num_samples: int = Field(
-        default=1, ge=1, description="Episodes of a question, where temperature is above 0."
-    )
-    temperature: float = Field(
-        default=0.0, ge=0, description="The temperature of the sampling; 0 is greedy."
-    )
-    num_bootstrap: int = Field(
-        default=1000, ge=100, description="Resamples of the questions for the intervals."
-    )
+    ] = ("normal",)
+    """The conditions under which the questions are played."""
+    other_search: SearchConfig | None = None
+    """The retriever of the arm other_retriever; what it leaves out is as in search."""
+    num_samples: int = Field(default=1, ge=1)
+    """Episodes of a question, where temperature is above 0."""
+    temperature: float = Field(default=0.0, ge=0)
+    """The temperature of the sampling; 0 is greedy."""
+    num_bootstrap: int = Field(default=1000, ge=100)
+    """Resamples of the questions for the intervals."""
 
     @property
     def searches(self) -> bool:

@@ -24,18 +24,14 @@ class LoraConfig(Frozen):
     blocks. ``dropout`` is for ``forage sft`` alone.
     """
 
-    rank: int = Field(default=16, ge=1, description="The rank of the adapters.")
-    alpha: float = Field(default=32.0, gt=0, description="Adapters are scaled by alpha / rank.")
-    dropout: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="The share of the adapters' input that forage sft drops.",
-    )
-    target_modules: tuple[str, ...] = Field(
-        default=(),
-        description="Names of layers such as q_proj; none: every linear layer of the blocks.",
-    )
+    rank: int = Field(default=16, ge=1)
+    """The rank of the adapters."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Adapters are scaled by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the adapters' input that forage sft drops."""
+    target_modules: tuple[str, ...] = ()
+    """Names of layers such as q_proj; none: every linear layer of the blocks."""
 
 
 class ModelConfig(Frozen):
@@ -46,24 +42,18 @@ class ModelConfig(Frozen):
     the tokenizer alone.
     """
 
-    path: str = Field(description="A Hugging Face directory or hub id, or a directory of adapters.")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="The type of the weights."
-    )
-    device: str = Field(
-        default="cpu", description="Where the weights are, for example cpu or cuda."
-    )
-    gradient_checkpointing: bool = Field(
-        default=False, description="Compute activations again in the backward pass, to save memory."
-    )
-    lora: LoraConfig | None = Field(
-        default=None,
-        description="Learn adapters and leave the weights as they are; null: learn the weights.",
-    )
-    endpoint: EndpointConfig | None = Field(
-        default=None,
-        description="A server that samples instead, for forage eval and play; null: none.",
-    )
+    path: str
+    """A Hugging Face directory or hub id, or a directory of adapters."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type of the weights."""
+    device: str = "cpu"
+    """Where the weights are, for example cpu or cuda."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass, to save memory."""
+    lora: LoraConfig | None = None
+    """Learn adapters and leave the weights as they are; null: learn the weights."""
+    endpoint: EndpointConfig | None = None
+    """A server that samples instead, for forage eval and play; null: none."""
 
     @model_validator(mode="after")
     def _no_dead_keys(self) -> Self:

@@ -26,25 +26,23 @@ class ServerPlacement(Frozen):
     """A server with a bfloat16 copy of the weights."""
 
     kind: Literal["vllm", "sglang"]
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs that an engine is cut over.")
-    offload: bool = Field(
-        default=False,
-        description="Keep the trainer's states in host memory while the server samples.",
-    )
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs that an engine is cut over."""
+    offload: bool = False
+    """Keep the trainer's states in host memory while the server samples."""
 
 
 class PlacementConfig(Frozen):
     """What a run is spread over; the default is one process on ``model.device``."""
 
-    num_nodes: int = Field(default=1, ge=1, description="Machines of the run.")
-    gpus_per_node: int = Field(
-        default=1,
-        ge=1,
-        description="GPUs of a machine; weights, gradients and states are cut over all.",
-    )
+    num_nodes: int = Field(default=1, ge=1)
+    """Machines of the run."""
+    gpus_per_node: int = Field(default=1, ge=1)
+    """GPUs of a machine; weights, gradients and states are cut over all."""
     engine: Annotated[
         TorchPlacement | ServerPlacement, Field(discriminator="kind"), kind_or("torch")
-    ] = Field(default=TorchPlacement(), description="What samples.")
+    ] = TorchPlacement()
+    """What samples."""
 
     @property
     def num_gpus(self) -> int:

@@ -13,47 +13,30 @@ from forage.settings import Frozen
 class EngineConfig(Frozen):
     """The in-process engine: slots with a KV cache, decoded in tiles of a fixed shape."""
 
-    num_slots: int = Field(default=64, ge=1, description="Episodes that decode at the same time.")
-    tile_rows: int = Field(
-        default=32, ge=1, description="Slots that are decoded in one forward pass of a fixed shape."
-    )
-    prefill_bucket: int = Field(
-        default=32, ge=8, description="Prompts are padded to multiples of so many tokens."
-    )
-    max_draft_tokens: int = Field(
-        default=7,
-        ge=0,
-        description="Tokens that are guessed and checked in one forward pass; 0: none.",
-    )
+    num_slots: int = Field(default=64, ge=1)
+    """Episodes that decode at the same time."""
+    tile_rows: int = Field(default=32, ge=1)
+    """Slots that are decoded in one forward pass of a fixed shape."""
+    prefill_bucket: int = Field(default=32, ge=8)
+    """Prompts are padded to multiples of so many tokens."""
+    max_draft_tokens: int = Field(default=7, ge=0)
+    """Tokens that are guessed and checked in one forward pass; 0: none."""
 
 
 class RolloutConfig(Frozen):
     """How episodes are sampled and how many are in flight."""
 
-    temperature: float = Field(
-        default=1.0, ge=0, description="The temperature of the sampling; training wants 1."
-    )
-    top_p: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Samples from the likeliest tokens of this mass; training wants 1.",
-    )
-    max_concurrent_episodes: int = Field(
-        default=64, ge=1, description="Episodes in flight at most."
-    )
-    max_staleness: int = Field(
-        default=0,
-        ge=0,
-        description="Optimizer steps that an episode may lag behind the trainer; 0: synchronous.",
-    )
-    episode_deadline_s: float = Field(
-        default=600.0, gt=0, description="Seconds after which an episode is ended."
-    )
-    train_on_failed_searches: bool = Field(
-        default=False, description="Learn from episodes in which a search failed, too."
-    )
-    engine: EngineConfig = Field(
-        default=EngineConfig(),
-        description="The in-process engine, which samples unless placement or model names another.",
-    )
+    temperature: float = Field(default=1.0, ge=0)
+    """The temperature of the sampling; training wants 1."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Samples from the likeliest tokens of this mass; training wants 1."""
+    max_concurrent_episodes: int = Field(default=64, ge=1)
+    """Episodes in flight at most."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Optimizer steps that an episode may lag behind the trainer; 0: synchronous."""
+    episode_deadline_s: float = Field(default=600.0, gt=0)
+    """Seconds after which an episode is ended."""
+    train_on_failed_searches: bool = False
+    """Learn from episodes in which a search failed, too."""
+    engine: EngineConfig = EngineConfig()
+    """The in-process engine, which samples unless placement or model names another."""

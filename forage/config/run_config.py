@@ -37,36 +37,38 @@ from forage.settings import Frozen
 class RunConfig(Frozen):
     """A whole run: what ``forage train`` and ``forage eval`` read."""
 
-    name: str = Field(default="run", description="What the run is called in logs and trackers.")
-    note: str = Field(default="", description="Printed when the run begins; for readers alone.")
-    seed: int = Field(default=0, ge=0, description="Fixes every draw of chance of the run.")
-    output_dir: Path = Field(
-        default=Path("runs/run"), description="Where records, checkpoints and settings go."
-    )
-    model: ModelConfig = Field(description="The policy.")
-    data: DataConfig = Field(default=DataConfig(), description="The questions.")
-    environment: EnvironmentConfig = Field(
-        default=EnvironmentConfig(), description="The protocol of an episode and its budgets."
-    )
-    search: SearchConfig = Field(default=SearchConfig(), description="The retriever.")
-    rollout: RolloutConfig = Field(default=RolloutConfig(), description="How episodes are sampled.")
-    reward: RewardConfig = Field(default=RewardConfig(), description="What an episode earns.")
-    algorithm: AlgorithmConfig = Field(
-        default=AlgorithmConfig(), description="How rewards become a loss."
-    )
-    trainer: TrainerConfig = Field(
-        default=TrainerConfig(), description="The shape of a step and its optimizer."
-    )
-    sentinel: SentinelKind | None = Field(
-        default=WarnOrStop(), description="What watches for a collapse of the run; null: nothing."
-    )
-    warm_start: WarmStartConfig = Field(
-        default=WarmStartConfig(), description="What forage sft learns from, and how."
-    )
-    evaluation: EvaluationConfig = Field(
-        default=EvaluationConfig(), description="What is evaluated, and when."
-    )
-    placement: PlacementConfig = Field(default=PlacementConfig(), description="Machines and GPUs.")
+    name: str = "run"
+    """What the run is called in logs and trackers."""
+    note: str = ""
+    """Printed when the run begins; for readers alone."""
+    seed: int = Field(default=0, ge=0)
+    """Fixes every draw of chance of the run."""
+    output_dir: Path = Path("runs/run")
+    """Where records, checkpoints and settings go."""
+    model: ModelConfig
+    """The policy."""
+    data: DataConfig = DataConfig()
+    """The questions."""
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """The protocol of an episode and its budgets."""
+    search: SearchConfig = SearchConfig()
+    """The retriever."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How episodes are sampled."""
+    reward: RewardConfig = RewardConfig()
+    """What an episode earns."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """How rewards become a loss."""
+    trainer: TrainerConfig = TrainerConfig()
+    """The shape of a step and its optimizer."""
+    sentinel: SentinelKind | None = WarnOrStop()
+    """What watches for a collapse of the run; null: nothing."""
+    warm_start: WarmStartConfig = WarmStartConfig()
+    """What forage sft learns from, and how."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """What is evaluated, and when."""
+    placement: PlacementConfig = PlacementConfig()
+    """Machines and GPUs."""
 
     @model_validator(mode="before")
     @classmethod

@@ -26,39 +26,28 @@ class SearchConfig(Frozen):
     of ``forage train --dry-run`` and for the message when nothing answers at ``url``.
     """
 
-    url: str | tuple[str, ...] = Field(
-        default="http://127.0.0.1:8000",
-        description="The address of the retriever, or several that serve the same index.",
-    )
-    token_file: Path | None = Field(
-        default=None,
-        description="The file that holds the bearer token; null: FORAGE_TOKEN if it is set.",
-    )
-    topk: int = Field(default=3, ge=1, description="Passages of a search.")
-    timeout_s: float = Field(
-        default=10.0, gt=0, description="Seconds after which one try of a request is given up."
-    )
-    deadline_s: float = Field(
-        default=30.0, gt=0, description="Seconds after which a search has failed, retries included."
-    )
-    max_retries: int = Field(
-        default=3, ge=0, description="How often a failed request is sent again."
-    )
-    max_concurrent_requests: int = Field(
-        default=32, ge=1, description="Requests at the same time at most."
-    )
-    max_queries_per_request: int = Field(
-        default=64, ge=1, description="Queries that travel together at most."
-    )
-    cache_size: int = Field(
-        default=10_000, ge=0, description="Answers that are remembered; 0: none."
-    )
-    startup_timeout_s: float = Field(
-        default=60.0, gt=0, description="Seconds that a run waits for the retriever when it begins."
-    )
-    corpora: tuple[Corpus, ...] = Field(
-        default=(), description="The published corpora that it serves, named if nothing answers."
-    )
+    url: str | tuple[str, ...] = "http://127.0.0.1:8000"
+    """The address of the retriever, or several that serve the same index."""
+    token_file: Path | None = None
+    """The file that holds the bearer token; null: FORAGE_TOKEN if it is set."""
+    topk: int = Field(default=3, ge=1)
+    """Passages of a search."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds after which one try of a request is given up."""
+    deadline_s: float = Field(default=30.0, gt=0)
+    """Seconds after which a search has failed, retries included."""
+    max_retries: int = Field(default=3, ge=0)
+    """How often a failed request is sent again."""
+    max_concurrent_requests: int = Field(default=32, ge=1)
+    """Requests at the same time at most."""
+    max_queries_per_request: int = Field(default=64, ge=1)
+    """Queries that travel together at most."""
+    cache_size: int = Field(default=10_000, ge=0)
+    """Answers that are remembered; 0: none."""
+    startup_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that a run waits for the retriever when it begins."""
+    corpora: tuple[Corpus, ...] = ()
+    """The published corpora that it serves, named if nothing answers."""
 
     @property
     def urls(self) -> tuple[str, ...]:

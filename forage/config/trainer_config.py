@@ -16,27 +16,27 @@ class TrainerConfig(Frozen):
     A step's groups are learnt in ``num_mini_batches`` optimizer steps, ``num_epochs`` times over.
     """
 
-    num_steps: int = Field(default=100, ge=1, description="Steps of the loop.")
-    questions_per_step: int = Field(default=8, ge=1, description="Questions of a step.")
-    group_size: int = Field(default=8, ge=1, description="Episodes of a question.")
-    learning_rate: float = Field(default=1e-6, gt=0, description="The rate of AdamW.")
-    warmup_steps: int = Field(
-        default=0, ge=0, description="Optimizer steps over which the rate grows from 0."
-    )
-    weight_decay: float = Field(default=0.0, ge=0, description="The weight decay of AdamW.")
-    max_grad_norm: float = Field(
-        default=1.0, gt=0, description="The norm that the gradient is clipped to."
-    )
-    max_tokens_per_micro_batch: int = Field(
-        default=16_384,
-        ge=256,
-        description="Tokens of a micro-batch at most; it changes no gradient.",
-    )
-    num_mini_batches: int = Field(
-        default=1, ge=1, description="Optimizer steps that a step's groups are split over."
-    )
-    num_epochs: int = Field(default=1, ge=1, description="How often a step's groups are learnt.")
-    checkpoint_every: int = Field(default=50, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(
-        default=2, ge=1, description="Checkpoints that are kept, the newest."
-    )
+    num_steps: int = Field(default=100, ge=1)
+    """Steps of the loop."""
+    questions_per_step: int = Field(default=8, ge=1)
+    """Questions of a step."""
+    group_size: int = Field(default=8, ge=1)
+    """Episodes of a question."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """The rate of AdamW."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the rate grows from 0."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """The weight decay of AdamW."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """The norm that the gradient is clipped to."""
+    max_tokens_per_micro_batch: int = Field(default=16_384, ge=256)
+    """Tokens of a micro-batch at most; it changes no gradient."""
+    num_mini_batches: int = Field(default=1, ge=1)
+    """Optimizer steps that a step's groups are split over."""
+    num_epochs: int = Field(default=1, ge=1)
+    """How often a step's groups are learnt."""
+    checkpoint_every: int = Field(default=50, ge=1)
+    """Steps between checkpoints."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Checkpoints that are kept, the newest."""

@@ -19,43 +19,36 @@ class SelectConfig(Frozen):
     Episodes that a search or the engine failed never pass.
     """
 
-    min_reward: float | None = Field(
-        default=None, description="The lowest reward that passes; null: any."
-    )
-    best_of_group: bool = Field(
-        default=False,
-        description="Keep a question's highest reward of a step alone, the shortest of equals.",
-    )
-    max_per_question: int | None = Field(
-        default=None, ge=1, description="Episodes of a question at most, the best first."
-    )
-    deduplicate: bool = Field(default=True, description="Keep one of several with the same tokens.")
-    arms: tuple[str, ...] = Field(
-        default=("normal",),
-        description="The arms of an evaluation that pass; training counts as normal.",
-    )
+    min_reward: float | None = None
+    """The lowest reward that passes; null: any."""
+    best_of_group: bool = False
+    """Keep a question's highest reward of a step alone, the shortest of equals."""
+    max_per_question: int | None = Field(default=None, ge=1)
+    """Episodes of a question at most, the best first."""
+    deduplicate: bool = True
+    """Keep one of several with the same tokens."""
+    arms: tuple[str, ...] = ("normal",)
+    """The arms of an evaluation that pass; training counts as normal."""
 
 
 class ScriptedSource(Frozen):
     """Poor demonstrations, written by a script from questions that say how they are solved."""
 
     kind: Literal["scripted"] = "scripted"
-    poor_share: float = Field(
-        default=0.6, ge=0, le=1, description="The share of demonstrations that search badly."
-    )
-    single_passage_share: float = Field(
-        default=0.0, ge=0, le=1, description="The share that is shown the first passage alone."
-    )
+    poor_share: float = Field(default=0.6, ge=0, le=1)
+    """The share of demonstrations that search badly."""
+    single_passage_share: float = Field(default=0.0, ge=0, le=1)
+    """The share that is shown the first passage alone."""
 
 
 class RecordedSource(Frozen):
     """Episodes of a training run or an evaluation."""
 
     kind: Literal["recorded"] = "recorded"
-    episodes: Path | tuple[Path, ...] = Field(description="A file of episodes, or a list of them.")
-    select: SelectConfig = Field(
-        default=SelectConfig(), description="Which of the episodes are learnt."
-    )
+    episodes: Path | tuple[Path, ...]
+    """A file of episodes, or a list of them."""
+    select: SelectConfig = SelectConfig()
+    """Which of the episodes are learnt."""
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -67,9 +60,8 @@ class MuonOptimizer(Frozen):
     """Muon for matrices and AdamW for the rest: for small models from random weights."""
 
     kind: Literal["muon"] = "muon"
-    matrix_learning_rate: float = Field(
-        default=0.02, gt=0, description="The rate of Muon; warm_start.learning_rate is AdamW's."
-    )
+    matrix_learning_rate: float = Field(default=0.02, gt=0)
+    """The rate of Muon; warm_start.learning_rate is AdamW's."""
 
 
 class AdamwOptimizer(Frozen):
@@ -83,17 +75,21 @@ class WarmStartConfig(Frozen):
 
     source: Annotated[
         ScriptedSource | RecordedSource, Field(discriminator="kind"), kind_or("scripted")
-    ] = Field(default=ScriptedSource(), description="Where the episodes come from.")
+    ] = ScriptedSource()
+    """Where the episodes come from."""
     optimizer: Annotated[
         MuonOptimizer | AdamwOptimizer, Field(discriminator="kind"), kind_or("muon")
-    ] = Field(default=MuonOptimizer(), description="What updates the weights.")
-    num_steps: int = Field(default=200, ge=1, description="Optimizer steps.")
-    sequences_per_step: int = Field(default=64, ge=1, description="Episodes in a step.")
-    learning_rate: float = Field(default=3e-3, gt=0, description="The rate of AdamW.")
-    warmup_steps: int = Field(default=20, ge=0, description="Steps over which rates grow from 0.")
-    observation_weight: float = Field(
-        default=0.1, ge=0, description="What a token of a search result counts in the loss."
-    )
-    argument_weight: float = Field(
-        default=6.0, gt=0, description="What a token counts that names what was read."
-    )
+    ] = MuonOptimizer()
+    """What updates the weights."""
+    num_steps: int = Field(default=200, ge=1)
+    """Optimizer steps."""
+    sequences_per_step: int = Field(default=64, ge=1)
+    """Episodes in a step."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """The rate of AdamW."""
+    warmup_steps: int = Field(default=20, ge=0)
+    """Steps over which rates grow from 0."""
+    observation_weight: float = Field(default=0.1, ge=0)
+    """What a token of a search result counts in the loss."""
+    argument_weight: float = Field(default=6.0, gt=0)
+    """What a token counts that names what was read."""

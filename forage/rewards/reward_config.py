@@ -18,11 +18,10 @@ from forage.settings import IMPORT_PATH, Frozen
 class RewardFunction(Frozen):
     """A reward of the user's own, ``module:function``, and its factor in the sum."""
 
-    path: str = Field(
-        pattern=IMPORT_PATH,
-        description="A function of one's own, module:function.",
-    )
-    weight: Weight = Field(default=1.0, description="Its factor in the sum.")
+    path: str = Field(pattern=IMPORT_PATH)
+    """A function of one's own, module:function."""
+    weight: Weight = 1.0
+    """Its factor in the sum."""
 
     @property
     def name(self) -> str:
@@ -37,41 +36,28 @@ class JudgeConfig(Frozen):
     environment variable or a file. ``prompt`` None is the template that ships with Forage.
     """
 
-    url: str | None = Field(
-        default=None,
-        description="What stands before /chat/completions at an OpenAI-compatible server.",
-    )
-    model: str = Field(
-        default="default", description="The name under which the server knows the model."
-    )
-    key_variable: str | None = Field(
-        default=None, description="The environment variable that holds the key of the server."
-    )
-    key_file: Path | None = Field(
-        default=None, description="The file that holds the key of the server."
-    )
-    prompt: Path | None = Field(
-        default=None, description="A file with the template; null: the one that ships with Forage."
-    )
-    cache: Path | None = Field(
-        default=Path("runs/judge.sqlite"),
-        description="The file of verdicts that are asked for once; null: none.",
-    )
-    max_tokens: int = Field(default=256, ge=1, description="Tokens of a verdict at most.")
-    timeout_s: float = Field(
-        default=30.0, gt=0, description="Seconds after which one try of a request is given up."
-    )
-    deadline_s: float = Field(
-        default=120.0,
-        gt=0,
-        description="Seconds after which there is no verdict, retries included.",
-    )
-    max_retries: int = Field(
-        default=3, ge=0, description="How often a failed request is sent again."
-    )
-    max_concurrent_requests: int = Field(
-        default=16, ge=1, description="Requests at the same time at most."
-    )
+    url: str | None = None
+    """What stands before /chat/completions at an OpenAI-compatible server."""
+    model: str = "default"
+    """The name under which the server knows the model."""
+    key_variable: str | None = None
+    """The environment variable that holds the key of the server."""
+    key_file: Path | None = None
+    """The file that holds the key of the server."""
+    prompt: Path | None = None
+    """A file with the template; null: the one that ships with Forage."""
+    cache: Path | None = Path("runs/judge.sqlite")
+    """The file of verdicts that are asked for once; null: none."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Tokens of a verdict at most."""
+    timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds after which one try of a request is given up."""
+    deadline_s: float = Field(default=120.0, gt=0)
+    """Seconds after which there is no verdict, retries included."""
+    max_retries: int = Field(default=3, ge=0)
+    """How often a failed request is sent again."""
+    max_concurrent_requests: int = Field(default=16, ge=1)
+    """Requests at the same time at most."""
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
@@ -98,52 +84,28 @@ _OTHER_PARTS = ("mean", "has_answer", "answer_tags", "search_cost", "no_search_p
 class RewardConfig(Frozen):
     """The published table, the terms around it, and how they are added up (docs/rewards.md)."""
 
-    answer: Literal["em", "cover_em", "f1", "judge"] = Field(
-        default="em", description="How the answer is compared with the golden ones."
-    )
-    structure_score: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="What a valid format adds, as a share of a right answer.",
-    )
-    final_format_score: float = Field(
-        default=0.0, ge=0, le=1, description="What a wrong answer earns for ending in an answer."
-    )
-    retrieval_score: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="What a wrong answer earns where a golden answer was retrieved.",
-    )
-    max_answer_tags: int = Field(
-        default=10, ge=1, description="Closed answers above which many_answers_factor applies."
-    )
-    many_answers_factor: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="What is left of the score of a right answer with too many answers.",
-    )
-    search_cost: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Taken off the reward for each search that was run.",
-    )
-    no_search_penalty: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Taken off the reward of an episode without a search.",
-    )
-    weights: RewardWeights = Field(
-        default=RewardWeights(), description="The factors of the sum, by part."
-    )
-    functions: tuple[RewardFunction, ...] = Field(default=(), description="Rewards of one's own.")
-    judge: JudgeConfig = Field(
-        default=JudgeConfig(), description="The language model that judges answers."
-    )
+    answer: Literal["em", "cover_em", "f1", "judge"] = "em"
+    """How the answer is compared with the golden ones."""
+    structure_score: float = Field(default=0.0, ge=0, le=1)
+    """What a valid format adds, as a share of a right answer."""
+    final_format_score: float = Field(default=0.0, ge=0, le=1)
+    """What a wrong answer earns for ending in an answer."""
+    retrieval_score: float = Field(default=0.0, ge=0, le=1)
+    """What a wrong answer earns where a golden answer was retrieved."""
+    max_answer_tags: int = Field(default=10, ge=1)
+    """Closed answers above which many_answers_factor applies."""
+    many_answers_factor: float = Field(default=1.0, ge=0, le=1)
+    """What is left of the score of a right answer with too many answers."""
+    search_cost: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Taken off the reward for each search that was run."""
+    no_search_penalty: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Taken off the reward of an episode without a search."""
+    weights: RewardWeights = RewardWeights()
+    """The factors of the sum, by part."""
+    functions: tuple[RewardFunction, ...] = ()
+    """Rewards of one's own."""
+    judge: JudgeConfig = JudgeConfig()
+    """The language model that judges answers."""
 
     @property
     def needs_judge(self) -> bool:

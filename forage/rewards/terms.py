@@ -66,23 +66,20 @@ class RewardWeights(Frozen):
     ``table`` is the published table and ``judge`` the judge's verdict; the others are the terms.
     """
 
-    table: Weight = Field(default=1.0, description="The factor of the published table.")
-    em: Annotated[Weight, Term(_em)] = Field(
-        default=0.0, description="The factor of the exact match."
-    )
-    cover_em: Annotated[Weight, Term(_cover_em)] = Field(
-        default=0.0, description="The factor of a golden answer within the answer."
-    )
-    f1: Annotated[Weight, Term(_f1)] = Field(
-        default=0.0, description="The factor of the overlap of words."
-    )
-    format_valid: Annotated[Weight, Term(_format_valid)] = Field(
-        default=0.0, description="The factor of a valid format."
-    )
-    retrieved: Annotated[Weight, Term(_retrieved, is_on_demand=True)] = Field(
-        default=0.0, description="The factor of a golden answer among what was retrieved."
-    )
-    judge: Weight = Field(default=0.0, description="The factor of the judge's verdict.")
+    table: Weight = 1.0
+    """The factor of the published table."""
+    em: Annotated[Weight, Term(_em)] = 0.0
+    """The factor of the exact match."""
+    cover_em: Annotated[Weight, Term(_cover_em)] = 0.0
+    """The factor of a golden answer within the answer."""
+    f1: Annotated[Weight, Term(_f1)] = 0.0
+    """The factor of the overlap of words."""
+    format_valid: Annotated[Weight, Term(_format_valid)] = 0.0
+    """The factor of a valid format."""
+    retrieved: Annotated[Weight, Term(_retrieved, is_on_demand=True)] = 0.0
+    """The factor of a golden answer among what was retrieved."""
+    judge: Weight = 0.0
+    """The factor of the judge's verdict."""
 
     @classmethod
     def terms(cls) -> dict[str, Term]:

@@ -28,9 +28,8 @@ class RunningBaseline(Frozen):
     """The mean reward of the steps before, in the first step the mean of the group."""
 
     kind: Literal["running"] = "running"
-    decay: float = Field(
-        default=0.9, ge=0, lt=1, description="How much of the baseline each step leaves."
-    )
+    decay: float = Field(default=0.9, ge=0, lt=1)
+    """How much of the baseline each step leaves."""
 
 
 class NoBaseline(Frozen):

@@ -19,27 +19,20 @@ from forage.settings import Frozen
 class CriticConfig(Frozen):
     """The value model of PPO: a model of the policy's family with a value head."""
 
-    path: str | None = Field(
-        default=None, description="The model to start from; null: the policy's starting weights."
-    )
-    learning_rate: float = Field(
-        default=1e-5, gt=0, description="The rate of the critic's own AdamW."
-    )
-    warmup_steps: int = Field(
-        default=0, ge=0, description="Optimizer steps over which that rate grows from 0."
-    )
-    weight_decay: float = Field(
-        default=0.0, ge=0, description="The weight decay of the critic's AdamW."
-    )
-    max_grad_norm: float = Field(
-        default=1.0, gt=0, description="The norm that the critic's gradient is clipped to."
-    )
-    value_clip: float | None = Field(
-        default=0.5, gt=0, description="How far a value may move in one update; null: freely."
-    )
-    num_warmup_steps: int = Field(
-        default=0, ge=0, description="First steps of the loop in which the critic learns alone."
-    )
+    path: str | None = None
+    """The model to start from; null: the policy's starting weights."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """The rate of the critic's own AdamW."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which that rate grows from 0."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """The weight decay of the critic's AdamW."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """The norm that the critic's gradient is clipped to."""
+    value_clip: float | None = Field(default=0.5, gt=0)
+    """How far a value may move in one update; null: freely."""
+    num_warmup_steps: int = Field(default=0, ge=0)
+    """First steps of the loop in which the critic learns alone."""
 
 
 @dataclass(frozen=True, slots=True)

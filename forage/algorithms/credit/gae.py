@@ -26,16 +26,14 @@ class Gae(TurnRewards):
     """PPO's generalised advantages, from the values of a critic."""
 
     kind: Literal["gae"] = "gae"
-    discount: float = Field(
-        default=1.0, gt=0, le=1, description="What a reward is worth one token earlier."
-    )
-    gae_lambda: float = Field(
-        default=1.0, ge=0, le=1, description="How far ahead an advantage looks: 0 is one token."
-    )
-    whiten: bool = Field(
-        default=True, description="Give the advantages of a step mean 0 and deviation 1."
-    )
-    critic: CriticConfig = Field(default=CriticConfig(), description="The model of the values.")
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """What a reward is worth one token earlier."""
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
+    """How far ahead an advantage looks: 0 is one token."""
+    whiten: bool = True
+    """Give the advantages of a step mean 0 and deviation 1."""
+    critic: CriticConfig = CriticConfig()
+    """The model of the values."""
 
     @property
     def needs_groups(self) -> bool:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Literal
 
-from pydantic import Field
-
 from forage.algorithms.credit.estimator import (
     EarnedByGroup,
     Estimator,
@@ -27,9 +25,8 @@ class Grpo(Estimator):
     """The reward less the mean of the group, over the group's standard deviation."""
 
     kind: Literal["grpo"] = "grpo"
-    normalise_by_std: bool = Field(
-        default=True, description="Divide by the standard deviation of the group's rewards."
-    )
+    normalise_by_std: bool = True
+    """Divide by the standard deviation of the group's rewards."""
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
         rewards_G = rewards_less_leash(group.members_G)

@@ -26,7 +26,8 @@ class PassAtK(Estimator):
     """What an episode adds to the best of the draws of k that it is part of."""
 
     kind: Literal["pass_at_k"] = "pass_at_k"
-    k: int = Field(default=4, ge=2, description="Episodes in a draw; at most trainer.group_size.")
+    k: int = Field(default=4, ge=2)
+    """Episodes in a draw; at most trainer.group_size."""
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
         advantages_G = pass_at_k_advantages(rewards_less_leash(group.members_G), self.k)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from forage.algorithms.credit.baselines import (
     Baseline,
     GroupBaseline,
@@ -27,9 +25,8 @@ class Reinforce(Estimator):
     """The reward less a baseline (https://doi.org/10.1007/BF00992696)."""
 
     kind: Literal["reinforce"] = "reinforce"
-    baseline: Baseline = Field(
-        default=GroupBaseline(), description="What is taken off the reward of each episode."
-    )
+    baseline: Baseline = GroupBaseline()
+    """What is taken off the reward of each episode."""
 
     @property
     def needs_groups(self) -> bool:

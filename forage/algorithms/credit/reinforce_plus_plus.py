@@ -21,12 +21,10 @@ class ReinforcePlusPlus(TurnRewards):
     """The discounted return of each token less a baseline (https://arxiv.org/abs/2501.03262)."""
 
     kind: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
-    baseline: Baseline = Field(
-        default=GroupBaseline(), description="What is taken off the return of each token."
-    )
-    discount: float = Field(
-        default=1.0, gt=0, le=1, description="What a reward is worth one token earlier."
-    )
+    baseline: Baseline = GroupBaseline()
+    """What is taken off the return of each token."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """What a reward is worth one token earlier."""
 
     @property
     def needs_groups(self) -> bool:

@@ -21,14 +21,10 @@ class TurnRewards(Estimator):
     They give a turn's own reward a place, beside the outcome that the last turn gets.
     """
 
-    retrieval_bonus: float = Field(
-        default=0.0,
-        ge=0,
-        description="Added to the first turn whose search showed a gold passage (or an answer).",
-    )
-    search_cost: float = Field(
-        default=0.0, ge=0, description="Taken off each turn whose search was run."
-    )
+    retrieval_bonus: float = Field(default=0.0, ge=0)
+    """Added to the first turn whose search showed a gold passage (or an answer)."""
+    search_cost: float = Field(default=0.0, ge=0)
+    """Taken off each turn whose search was run."""
 
 
 def turn_lengths(segments: Sequence[Segment]) -> list[int]:

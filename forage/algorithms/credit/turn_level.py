@@ -25,12 +25,10 @@ class TurnLevel(TurnRewards):
     """Each turn's return less the mean of the group's returns of the same turn."""
 
     kind: Literal["turn_level"] = "turn_level"
-    turn_discount: float = Field(
-        default=1.0, gt=0, le=1, description="What a reward is worth one turn earlier."
-    )
-    normalise_by_std: bool = Field(
-        default=True, description="Divide by the standard deviation of the group's returns."
-    )
+    turn_discount: float = Field(default=1.0, gt=0, le=1)
+    """What a reward is worth one turn earlier."""
+    normalise_by_std: bool = True
+    """Divide by the standard deviation of the group's returns."""
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
         rewards_GT: list[list[float]] = []

@@ -55,9 +55,8 @@ class Constant(Frozen):
     """The sum over all tokens, over the number of episodes times a constant."""
 
     kind: Literal["constant"] = "constant"
-    tokens: int = Field(
-        ge=1, description="Tokens that an episode may write, for example environment.max_tokens."
-    )
+    tokens: int = Field(ge=1)
+    """Tokens that an episode may write, for example environment.max_tokens."""
 
     def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
         del tokens

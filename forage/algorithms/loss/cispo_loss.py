@@ -18,13 +18,10 @@ class CispoLoss(Frozen):
     """REINFORCE weighted by a clipped ratio that takes no gradient."""
 
     kind: Literal["cispo"] = "cispo"
-    low: float = Field(
-        default=0.2,
-        gt=0,
-        le=1,
-        description="How far a weight may fall below 1; 1 leaves that side free.",
-    )
-    high: float = Field(default=0.2, gt=0, description="How far a weight may rise above 1.")
+    low: float = Field(default=0.2, gt=0, le=1)
+    """How far a weight may fall below 1; 1 leaves that side free."""
+    high: float = Field(default=0.2, gt=0)
+    """How far a weight may rise above 1."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         """The loss of each token, from the policy's log-probabilities now."""

@@ -18,13 +18,12 @@ class ClippedLoss(Frozen):
     """PPO's clipped surrogate (https://arxiv.org/abs/1707.06347)."""
 
     kind: Literal["clipped"] = "clipped"
-    low: float = Field(
-        default=0.2, gt=0, le=1, description="How far a token's ratio may fall below 1."
-    )
-    high: float = Field(default=0.2, gt=0, description="How far a token's ratio may rise above 1.")
-    dual_clip: float | None = Field(
-        default=None, gt=1, description="Bounds the loss of a bad token by so many times -A."
-    )
+    low: float = Field(default=0.2, gt=0, le=1)
+    """How far a token's ratio may fall below 1."""
+    high: float = Field(default=0.2, gt=0)
+    """How far a token's ratio may rise above 1."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bounds the loss of a bad token by so many times -A."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         """The loss of each token, from the policy's log-probabilities now."""

@@ -56,7 +56,8 @@ class TruncatedWeights(Frozen):
 
     kind: Literal["truncate"] = "truncate"
     level: Level = Field(default="token", description=_LEVEL)
-    high: float = Field(default=2.0, ge=1, description="The highest weight.")
+    high: float = Field(default=2.0, ge=1)
+    """The highest weight."""
     normalise: bool = Field(default=False, description=_NORMALISE)
 
     @property
@@ -70,32 +71,37 @@ class BoundedWeights(Frozen):
 
     kind: Literal["clip", "mask"] = "clip"
     level: Level = Field(default="token", description=_LEVEL)
-    low: float = Field(default=0.5, ge=0, le=1, description="The lowest ratio within bounds.")
-    high: float = Field(default=2.0, ge=1, description="The highest ratio within bounds.")
+    low: float = Field(default=0.5, ge=0, le=1)
+    """The lowest ratio within bounds."""
+    high: float = Field(default=2.0, ge=1)
+    """The highest ratio within bounds."""
     normalise: bool = Field(default=False, description=_NORMALISE)
+
+
+WeightsConfig = Annotated[
+    TruncatedWeights | BoundedWeights, Field(discriminator="kind"), kind_or(None)
+]
 
 
 class RejectConfig(Frozen):
     """Tokens, or at the two other levels sequences, that leave the loss and its counts."""
 
     level: Level = Field(default="token", description=_LEVEL)
-    low: float = Field(default=0.5, ge=0, le=1, description="The lowest ratio that stays.")
-    high: float = Field(default=2.0, ge=1, description="The highest ratio that stays.")
+    low: float = Field(default=0.5, ge=0, le=1)
+    """The lowest ratio that stays."""
+    high: float = Field(default=2.0, ge=1)
+    """The highest ratio that stays."""
 
 
 class CorrectionConfig(Frozen):
     """What is done about ratios of trainer to sampler; each of the three may be used alone."""
 
-    weights: (
-        Annotated[TruncatedWeights | BoundedWeights, Field(discriminator="kind"), kind_or(None)]
-        | None
-    ) = Field(default=None, description="Importance weights of the policy's loss; null: none.")
-    reject: RejectConfig | None = Field(
-        default=None, description="What leaves the loss by its ratio; null: nothing."
-    )
-    veto: float | None = Field(
-        default=None, gt=0, lt=1, description="A token's ratio below which its sequence leaves."
-    )
+    weights: WeightsConfig | None = None
+    """Importance weights of the policy's loss; null: none."""
+    reject: RejectConfig | None = None
+    """What leaves the loss by its ratio; null: nothing."""
+    veto: float | None = Field(default=None, gt=0, lt=1)
+    """A token's ratio below which its sequence leaves."""
 
     @property
     def is_on(self) -> bool:

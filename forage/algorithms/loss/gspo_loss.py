@@ -20,12 +20,10 @@ class GspoLoss(Frozen):
     """The clipped surrogate with one ratio a sequence; goes with aggregate: sequence_mean."""
 
     kind: Literal["gspo"] = "gspo"
-    low: float = Field(
-        default=0.2, gt=0, le=1, description="How far a sequence's ratio may fall below 1."
-    )
-    high: float = Field(
-        default=0.2, gt=0, description="How far a sequence's ratio may rise above 1."
-    )
+    low: float = Field(default=0.2, gt=0, le=1)
+    """How far a sequence's ratio may fall below 1."""
+    high: float = Field(default=0.2, gt=0)
+    """How far a sequence's ratio may rise above 1."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         """The loss of each token, from the policy's log-probabilities now."""

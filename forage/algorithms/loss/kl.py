@@ -20,28 +20,25 @@ KlForm = Literal["k1", "k2", "k3", "absolute"]
 class AdaptiveKl(Frozen):
     """Lets the coefficient follow the measured divergence."""
 
-    target: float = Field(gt=0, description="The divergence that the coefficient steers to.")
-    horizon: int = Field(
-        default=10_000, ge=1, description="Episodes in which an error makes one fold."
-    )
+    target: float = Field(gt=0)
+    """The divergence that the coefficient steers to."""
+    horizon: int = Field(default=10_000, ge=1)
+    """Episodes in which an error makes one fold."""
 
 
 class KlConfig(Frozen):
     """The leash to a reference model."""
 
-    coefficient: float = Field(
-        gt=0, description="The factor of the divergence; to do without, set the section to null."
-    )
-    form: KlForm = Field(default="k3", description="The estimate of the divergence of a token.")
-    place: Literal["loss", "reward"] = Field(
-        default="loss", description="Whether it is added to the loss or taken off the reward."
-    )
-    reference: str | None = Field(
-        default=None, description="The reference model; null: the weights that the run starts with."
-    )
-    adaptive: AdaptiveKl | None = Field(
-        default=None, description="A coefficient that follows the divergence; null: a fixed one."
-    )
+    coefficient: float = Field(gt=0)
+    """The factor of the divergence; to do without, set the section to null."""
+    form: KlForm = "k3"
+    """The estimate of the divergence of a token."""
+    place: Literal["loss", "reward"] = "loss"
+    """Whether it is added to the loss or taken off the reward."""
+    reference: str | None = None
+    """The reference model; null: the weights that the run starts with."""
+    adaptive: AdaptiveKl | None = None
+    """A coefficient that follows the divergence; null: a fixed one."""
 
     def estimate(self, logprobs_M: Tensor, reference_logprobs_M: Tensor) -> Tensor:
         """The divergence at each token, in the form of the settings."""

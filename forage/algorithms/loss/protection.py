@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class LikelihoodProtectionConfig(Frozen):
     """LLDS (https://arxiv.org/abs/2512.04220); the paper's coefficients are 0.05 to 0.1."""
 
-    coefficient: float = Field(gt=0, description="The factor of the term in the loss.")
-    gate: Literal["turn", "episode"] = Field(
-        default="turn", description="Whose sum of log-probabilities must have fallen."
-    )
+    coefficient: float = Field(gt=0)
+    """The factor of the term in the loss."""
+    gate: Literal["turn", "episode"] = "turn"
+    """Whose sum of log-probabilities must have fallen."""
 
     def protect(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         """The likelihood lost at each token, before the coefficient."""
