@@ -10,6 +10,7 @@ from forage.commands.cli import main
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.index.index import Index, build_index, open_index
+from forage.retrieval.index.shards import cut_index
 from forage.retrieval.words.analyzer import AnalyzerSpec
 from forage.retrieval.words.bm25_index import BM25Builder, BM25Manifest
 from forage.types import Passage
@@ -72,6 +73,16 @@ def test_a_plain_index_is_written_as_before_there_were_languages(tmp_path: Path)
         assert index.name == "bm25"
         assert index.search(["programming"], 3) == [[]]
         assert [hit.passage.id for hit in index.search(["who was"], 3)[0]] == ["p2"]
+
+
+def test_shards_cut_queries_as_the_whole_index_does(tmp_path: Path):
+    corpus = corpus_of(tmp_path / "c.jsonl", *ENGLISH)
+    build_index(corpus, tmp_path / "i", language="en", show_progress=False)
+    places = cut_index(tmp_path / "i", tmp_path / "parts", 3)
+    with open_index(places[0]) as first, open_index(places[2]) as last:
+        assert first.name == last.name == "bm25-en"
+        assert [hit.passage.id for hit in first.search(["programming"], 3)[0]] == ["p0"]
+        assert [hit.passage.id for hit in last.search(["the compilers"], 3)[0]] == ["p2"]
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path):
