@@ -10,7 +10,7 @@ import torch
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
-from forage.rollout.engines.torch.row_attention import attend_rows
+from forage.rollout.engines.torch.packed_forward import attend_rows
 from forage.training.logprobs import token_logprobs
 from forage.training.packed_attention import PackedAttend
 from tests.rollout.running_engines import running_engine, sampling, tokens

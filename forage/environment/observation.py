@@ -11,11 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forage.environment.actions import (
-    INFORMATION_CLOSE,
-    INFORMATION_OPEN,
-    INVALID_ACTION_MESSAGE,
-)
+from forage.environment.actions import INFORMATION_CLOSE, INFORMATION_OPEN, INVALID_ACTION_MESSAGE
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.types import Hit

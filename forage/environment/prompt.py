@@ -1,22 +1,88 @@
-"""The prompt of an episode: a template around the question, as tokens.
+"""Prompts as tokens, in the tokenizer's chat format: texts of ours with places for those of others.
 
-The first segment of each transcript comes from here. The template and the tokenizer's chat format
-are our own words; the question is somebody else's, and is encoded so that it can end no message
-and open no tag. What the policy does with the prompt is none of this file's business.
+The first segment of each transcript comes from here; the baselines' prompts hold passages and
+reasoning besides the question. What is ours is encoded as trusted; what is filled in opens no tag,
+ends no message and emits no control token, whatever it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from forage.environment.chat import ToolSchema
+from forage.environment.chat import ToolSchema, render
 from forage.environment.codec import Codec
-from forage.environment.filling import fill
 from forage.environment.template import PromptTemplate
 from forage.errors import UserError
 from forage.types import Question
+
+Filling = str | tuple[int, ...]
+"""A text of somebody else's, or tokens that were made harmless already."""
+
+# Stand for the places while the chat format is applied; no template contains one by chance.
+_PLACE = re.compile(r"PLACEx7Kq29GOES([a-z]+)xHERE")
+
+
+def fill(
+    template: str,
+    fillings: Mapping[str, Filling],
+    codec: Codec,
+    tokenizer: PreTrainedTokenizerFast,
+    tools: Sequence[ToolSchema] = (),
+) -> list[int]:
+    """``template`` with each ``{name}`` of ``fillings`` filled in, as one message of the user.
+
+    Without a chat template it is the text itself. The white space on both sides of a text is
+    encoded with it: most tokenizers join a space to the word that follows and a line break to the
+    mark before it, and apart from the text they would give tokens that the model has rarely seen.
+    Raises ``UserError`` for a chat template that does not show the message once.
+    """
+    ours, *rest = _PLACE.split(_with_places(template, fillings, tokenizer, tools))
+    ids = _leading_ids(tokenizer)
+    for name, after in zip(rest[0::2], rest[1::2], strict=True):
+        filling = fillings[name]
+        if isinstance(filling, str):
+            leading = ours[len(ours.rstrip()) :]
+            trailing = after[: len(after) - len(after.lstrip())]
+            ids += codec.encode_trusted(ours.rstrip())
+            ids += codec.encode_untrusted(leading + filling + trailing)
+            ours = after.lstrip()
+        else:
+            ids += [*codec.encode_trusted(ours), *filling]
+            ours = after
+    return ids + codec.encode_trusted(ours)
+
+
+def _with_places(
+    template: str,
+    fillings: Mapping[str, Filling],
+    tokenizer: PreTrainedTokenizerFast,
+    tools: Sequence[ToolSchema],
+) -> str:
+    """The template in the chat format, a placeholder in each place."""
+    text = template
+    for name in fillings:
+        text = text.replace(f"{{{name}}}", f"PLACEx7Kq29GOES{name}xHERE")
+    if not tokenizer.chat_template:
+        return text
+    rendered = render(tokenizer, [{"role": "user", "content": text}], tools)
+    num_times = len(_PLACE.findall(rendered)) / len(_PLACE.findall(text))
+    if num_times != 1:
+        raise UserError(
+            f"the tokenizer's chat template shows the user's message {num_times:g} times; it must "
+            "show it once"
+        )
+    return rendered
+
+
+def _leading_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The beginning-of-text token, where the tokenizer puts one and no chat format writes it."""
+    bos = tokenizer.bos_token_id
+    if tokenizer.chat_template or not isinstance(bos, int):
+        return []
+    return [bos] if tokenizer.encode("", add_special_tokens=True)[:1] == [bos] else []
 
 
 def encode_prompt(

@@ -92,8 +92,7 @@ class Journal:
         """The questions of an arm, all of whose episodes have been played."""
         return [
             QuestionScore.of(
-                question,
-                [self._scores[arm, question.id, member] for member in range(num_samples)],
+                question, [self._scores[arm, question.id, member] for member in range(num_samples)]
             )
             for question in questions
         ]

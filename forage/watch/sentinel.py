@@ -180,9 +180,7 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             "the reasoning falls apart: think blocks are left open or hold other tags",
         ),
         "repetition": _rising_sign(
-            "health/repetition",
-            config.repetition_rise,
-            "the policy repeats itself within a turn",
+            "health/repetition", config.repetition_rise, "the policy repeats itself within a turn"
         ),
         "repeated searches": _rising_sign(
             "health/repeated_searches",
@@ -190,9 +188,7 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             "the policy asks the same again",
         ),
         "empty answers": _rising_sign(
-            "health/empty_answers",
-            config.empty_answers_rise,
-            "the policy answers with nothing",
+            "health/empty_answers", config.empty_answers_rise, "the policy answers with nothing"
         ),
     }
 

@@ -8,7 +8,7 @@ import pytest
 
 from forage.rewards.format import is_reasoning_broken
 from forage.types import Episode, FailureKind, Origin, Reward, Segment, Status
-from forage.watch.vitals import vitals
+from forage.watch.step_report import vitals
 from tests.rewards.episodes import make_episode
 
 THINK = "<think>a</think>"

@@ -12,12 +12,7 @@ from functools import partial
 from itertools import zip_longest
 
 from forage.environment.actions import Invalid, Search
-from forage.environment.observation import (
-    NOTHING_FOUND,
-    SEARCH_FAILED,
-    SWITCHED_OFF,
-    passage_texts,
-)
+from forage.environment.observation import NOTHING_FOUND, SEARCH_FAILED, SWITCHED_OFF, passage_texts
 from forage.environment.tools.tool import Arguments, Tool, ToolReply
 from forage.types import SEARCH_TOOL, Hit, Retriever, SearchReply
 

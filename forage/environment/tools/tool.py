@@ -2,7 +2,7 @@
 
 A tool knows nothing of tokens or of the protocol that spells its calls (``protocol.py``); what it
 gives back is untrusted text, which the episode cuts and frames. ``search.py`` and ``open_page.py``
-are tools; ``own_tools.py`` makes one of a function or an object of the user's.
+are tools; ``toolbox.py`` makes one of a function or an object of the user's.
 """
 
 from __future__ import annotations

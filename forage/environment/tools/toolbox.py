@@ -1,23 +1,35 @@
 """The tools of a run, by the names that ``environment.tools`` gives: built in, or the user's own.
 
-Adding a built-in tool is a file beside this one and a line in ``_built_in``; a tool of the user's
-is named by its import path, and nothing here changes.
+Adding a built-in tool is a file beside this one and a line in ``_built_in``. A tool of the user's,
+a function or an object named by its import path, sync or async, changes nothing here: a function's
+docstring and annotations say what the model is told; an object carries a name and a ``run``, and
+what else a ``Tool`` has where it likes. What is missing is refused before the run; what goes wrong
+in a call is a typed failure of that call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
+import inspect
+import logging
 import re
+import threading
+import types
+import typing
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal, Union, get_args, get_origin
 
 from forage.config.environment_config import EnvironmentConfig
+from forage.environment.observation import ResultText
 from forage.environment.tools.open_page import OPEN_PAGE, make_open_page
-from forage.environment.tools.own_tools import own_tool
 from forage.environment.tools.search import make_search
-from forage.environment.tools.tool import Tool
+from forage.environment.tools.tool import Arguments, Tool, ToolReply
 from forage.errors import UserError
 from forage.settings import IMPORT_PATH, load_by_path
-from forage.types import SEARCH_TOOL, Tag
+from forage.types import SEARCH_TOOL, FailureKind, Retriever, Tag
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{1,31}")
 _RESERVED = ({*Tag} - {Tag.SEARCH}) | {"tools"}
@@ -79,3 +91,201 @@ def _check(tool: Tool, path: str) -> None:
     for name, limit in limits:
         if limit is not None and (not isinstance(limit, int | float) or limit <= 0):
             raise UserError(f"{where} has {name} = {limit!r}; it must be a number above 0")
+
+
+LOG = logging.getLogger(__name__)
+
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_TIMEOUT_S = 30.0
+_MAX_HUNG_THREADS = 32
+_EMPTY = "The result is empty.\n"
+
+Run = Callable[[Arguments], Awaitable[Any]]
+
+
+def own_tool(thing: Any, path: str) -> Tool:
+    """The tool that ``thing``, found at ``path``, is; raises ``UserError`` for what it lacks."""
+    if inspect.isclass(thing):
+        raise UserError(f"environment.tools: {path} is a class; name an object of it instead")
+    is_function = inspect.isroutine(thing)
+    function = thing if is_function else getattr(thing, "run", None)
+    if not callable(function):
+        raise UserError(
+            f"environment.tools: {path} is neither a function nor an object with a run method, "
+            f"but {thing!r}"
+        )
+    name = getattr(thing, "__name__" if is_function else "name", None)
+    if not isinstance(name, str):
+        raise UserError(f"environment.tools: {path} has no name; give it one: name = 'lookup'")
+    parameters = getattr(thing, "parameters", None)
+    if parameters is None:
+        parameters = _schema_of(function, path)
+        run = _by_name(function)
+    else:
+        _check_parameters(parameters, path)
+        run = _by_mapping(function)
+    return Tool(
+        name=name,
+        description=_description(thing, function, path),
+        parameters=parameters,
+        run=_answering(name, run),
+        prompt_line=getattr(thing, "prompt_line", None),
+        timeout_s=getattr(thing, "timeout_s", _TIMEOUT_S),
+        max_observation_tokens=getattr(thing, "max_observation_tokens", None),
+    )
+
+
+def _description(thing: Any, function: Any, path: str) -> str:
+    """One sentence: the tool's own, or the first of its function's docstring."""
+    text = getattr(thing, "description", None) or inspect.getdoc(function) or ""
+    sentence = re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0]
+    if not sentence:
+        raise UserError(
+            f"environment.tools: {path} has no docstring; say in one sentence what it does, since "
+            "that is what the model is told"
+        )
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+
+
+def _schema_of(function: Any, path: str) -> dict[str, Any]:
+    """The JSON schema of a function's arguments; raises ``UserError`` for one without types."""
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        raise UserError(f"environment.tools: the types of {path} cannot be read: {error}") from None
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        what = f"the argument {parameter.name} of {path}"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UserError(f"environment.tools: {what} cannot be given by name; write it out")
+        if parameter.name not in hints:
+            raise UserError(
+                f"environment.tools: {what} has no type; write for example {parameter.name}: str"
+            )
+        schema = _schema_of_type(hints[parameter.name])
+        if schema is None:
+            raise UserError(
+                f"environment.tools: {what} has the type {hints[parameter.name]}, which a model "
+                "cannot write; use str, int, float, bool, Literal, list of them, or one | None"
+            )
+        properties[parameter.name] = schema
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _schema_of_type(annotation: Any) -> dict[str, Any] | None:
+    """The JSON schema of a type, or None for one that JSON does not have."""
+    if annotation in _JSON_TYPES:
+        return {"type": _JSON_TYPES[annotation]}
+    if annotation is type(None):
+        return {"type": "null"}
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal and all(isinstance(choice, str) for choice in arguments):
+        return {"type": "string", "enum": list(arguments)}
+    schemas = [_schema_of_type(one) for one in arguments]
+    if None in schemas:
+        return None
+    if origin is list and len(schemas) == 1:
+        return {"type": "array", "items": schemas[0]}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": schemas}
+    return None
+
+
+def _check_parameters(parameters: Any, path: str) -> None:
+    is_schema = isinstance(parameters, Mapping) and parameters.get("type") == "object"
+    properties = parameters.get("properties", {}) if is_schema else None
+    if not isinstance(properties, Mapping) or not all(map(_is_typed, properties.values())):
+        raise UserError(
+            f"environment.tools: the parameters of {path} are no JSON schema of an object with "
+            "properties, each with its type"
+        )
+    unknown = set(parameters.get("required", ())) - set(properties)
+    if unknown:
+        raise UserError(
+            f"environment.tools: {path} requires {', '.join(sorted(unknown))}, which its "
+            "parameters do not describe"
+        )
+
+
+def _is_typed(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and bool({"type", "anyOf", "enum"} & set(schema))
+
+
+def _by_name(function: Any) -> Run:
+    """``run(**arguments)``, whether the function is async or not."""
+    if inspect.iscoroutinefunction(function):
+        return lambda arguments: function(**arguments)
+    return _in_threads(lambda arguments: function(**arguments))
+
+
+def _by_mapping(function: Any) -> Run:
+    """``run(arguments)``, whether the function is async or not."""
+    return function if inspect.iscoroutinefunction(function) else _in_threads(function)
+
+
+def _in_threads(function: Callable[[Arguments], Any]) -> Run:
+    """A sync function as an async one; a call that hangs holds up neither the loop nor the exit.
+
+    Each call has a daemon thread of its own. After ``_MAX_HUNG_THREADS`` that do not come back,
+    further calls fail at once.
+    """
+    under_way: set[threading.Thread] = set()
+
+    async def run(arguments: Arguments) -> Any:
+        if len(under_way) >= _MAX_HUNG_THREADS:
+            return ToolReply(failure=FailureKind.UNAVAILABLE, detail="too many calls hang")
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Any] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            if result.done():  # nobody waits any more
+                return
+            if error is None:
+                result.set_result(value)
+            else:
+                result.set_exception(error)
+
+        def work() -> None:
+            value, error = None, None
+            try:
+                value = function(arguments)
+            except Exception as raised:
+                error = raised
+            under_way.discard(thread)
+            with suppress(RuntimeError):  # the run is over, and its loop closed
+                loop.call_soon_threadsafe(settle, value, error)
+
+        thread = threading.Thread(target=work, name="tool", daemon=True)
+        under_way.add(thread)
+        thread.start()
+        return await result
+
+    return run
+
+
+def _answering(name: str, run: Run) -> Callable[[Arguments, Retriever], Awaitable[ToolReply]]:
+    """``run`` as a tool is run: what it gives becomes text, what it raises a typed failure."""
+
+    async def answer(arguments: Arguments, search: Retriever) -> ToolReply:
+        del search
+        try:
+            value = await run(arguments)
+        except Exception as error:  # the user's code: the episode goes on, and the log says why
+            LOG.warning("the tool %s raised %s: %s", name, type(error).__name__, error)
+            LOG.debug("where the tool %s raised", name, exc_info=error)
+            return ToolReply(failure=FailureKind.RAISED, detail=f"{type(error).__name__}: {error}")
+        match value:
+            case ToolReply():
+                return value
+            case str() | int() | float():
+                text = str(value)
+            case _:
+                LOG.warning("the tool %s gave %s, which is no text", name, type(value).__name__)
+                detail = f"it gave {type(value).__name__}, which is no text"
+                return ToolReply(failure=FailureKind.MALFORMED, detail=detail)
+        return ToolReply((ResultText(f"{text}\n"),)) if text.strip() else ToolReply(note=_EMPTY)
+
+    return answer

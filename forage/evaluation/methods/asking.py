@@ -20,13 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from forage.config.environment_config import EnvironmentConfig
 from forage.environment.actions import ANSWER_CLOSE, ANSWER_OPEN, first_block
 from forage.environment.codec import Codec
-from forage.environment.filling import Filling, fill
-from forage.environment.observation import (
-    Frame,
-    Observation,
-    build_observation,
-    failed_observation,
-)
+from forage.environment.observation import Frame, Observation, build_observation, failed_observation
+from forage.environment.prompt import Filling, fill
 from forage.environment.transcript import Transcript
 from forage.rollout.play.player import Job
 from forage.types import (

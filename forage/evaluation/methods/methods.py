@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from forage.config.evaluation_config import Method
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
-from forage.environment.filling import fill
-from forage.environment.prompt import asked, check_length
+from forage.environment.prompt import asked, check_length, fill
 from forage.errors import UserError
 from forage.evaluation.methods import chain_of_thought, direct, ircot, rag, search_o1
 from forage.evaluation.methods.asking import Asking, Setting

@@ -51,9 +51,7 @@ class RejectionSampler:
         candidates = await asyncio.gather(
             *(
                 self._player.play(
-                    replace(job, key=f"{job.key}/candidate{index}", is_greedy=False),
-                    engine,
-                    search,
+                    replace(job, key=f"{job.key}/candidate{index}", is_greedy=False), engine, search
                 )
                 for index in range(self._num_candidates)
             )

@@ -45,8 +45,7 @@ class EndpointClient:
         self.settings = settings
         self._has_key = key is not None
         self._client = OpenAIClient(
-            *("model endpoint", settings.base_url, key, patience),
-            settings.max_concurrent_requests,
+            *("model endpoint", settings.base_url, key, patience), settings.max_concurrent_requests
         )
 
     @property

@@ -54,10 +54,7 @@ class ScriptWriter:
     """Writes scripts; guesses are drawn from all hops, searches spelt by ``write_search``."""
 
     def __init__(
-        self,
-        questions: Sequence[Question],
-        poor_share: float,
-        write_search: Callable[[str], str],
+        self, questions: Sequence[Question], poor_share: float, write_search: Callable[[str], str]
     ) -> None:
         self._hops = [hop for question in questions for hop in question.hops]
         self._poor_share = poor_share

@@ -69,12 +69,7 @@ class GroupsInFlight:
     """Plays the groups of one training step after another."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        questions: StepQuestions,
-        play: Play,
-        score: Score,
-        worth: Worth,
+        self, config: RunConfig, questions: StepQuestions, play: Play, score: Score, worth: Worth
     ) -> None:
         self._dynamic = config.algorithm.dynamic_sampling
         self._trainer = config.trainer

@@ -67,11 +67,7 @@ class Player:
             self._prompt(question)
 
     async def play(
-        self,
-        job: Job,
-        engine: Generate,
-        search: Retriever,
-        temperature: float | None = None,
+        self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
     ) -> Episode:
         """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
         rollout = self._rollout

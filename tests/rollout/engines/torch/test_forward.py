@@ -14,10 +14,13 @@ from torch import Tensor
 from forage import attention
 from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.torch import forward as forward_module
-from forage.rollout.engines.torch.fixed_forward import FixedForward
-from forage.rollout.engines.torch.forward import choose_forward, rows_are_independent
-from forage.rollout.engines.torch.packed_forward import MIN_PART_COST, PackedForward, equal_parts
-from forage.rollout.engines.torch.row_attention import attend_rows
+from forage.rollout.engines.torch.forward import FixedForward, choose_forward, rows_are_independent
+from forage.rollout.engines.torch.packed_forward import (
+    MIN_PART_COST,
+    PackedForward,
+    attend_rows,
+    equal_parts,
+)
 from forage.rollout.engines.torch.slots import CacheShape, SlotCache, Stretch
 from forage.training.model import new_model
 from tests.rollout.running_engines import tokens
