@@ -30,9 +30,8 @@ class OverlongConfig(Frozen):
 
     def penalty_for(self, num_sampled_tokens: int) -> float:
         """What an episode loses that wrote so many tokens."""
-        return overlong_penalty(
-            num_sampled_tokens, self.max_tokens, self.buffer_tokens, self.penalty
-        )
+        limits = (self.max_tokens, self.buffer_tokens, self.penalty)
+        return overlong_penalty(num_sampled_tokens, *limits)
 
 
 def overlong_penalty(

@@ -79,7 +79,7 @@ class AlgorithmConfig(Frozen):
     @property
     def critic(self) -> CriticConfig | None:
         """The critic of an estimator that reads one."""
-        return self.advantage.value_model
+        return self.advantage.critic if self.advantage.kind == "gae" else None
 
     @property
     def needs_recomputed_logprobs(self) -> bool:

@@ -27,13 +27,7 @@ from forage.rewards.answers import normalize_answer
 from forage.types import TAGS_PROTOCOL, Episode, tag_pattern
 
 Rule = Literal[
-    "search-r1-em",
-    "search-r1-subem",
-    "search-r1-format",
-    "slime",
-    "verl-em",
-    "verl-subem",
-    "rlinf",
+    "search-r1-em", "search-r1-subem", "search-r1-format", "slime", "verl-em", "verl-subem", "rlinf"
 ]
 RULES: tuple[Rule, ...] = get_args(Rule)
 RULES_THAT_SEE_THE_PROMPT: tuple[Rule, ...] = (

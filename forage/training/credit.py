@@ -1,8 +1,9 @@
 """From the scored groups of a step to an advantage for every sampled token, as the settings say.
 
-Stands between the rollout and the trainer: it reads rewards, turns, and the results of the forward
-passes (``forward_passes.py``), and fills in advantages and the critic's targets. The estimator of
-the settings has the formula; only the running baseline is kept from step to step.
+Stands between the rollout and the trainer: it decides which episodes may be learnt from, reads
+their rewards, turns, and the results of the forward passes (``forward_passes.py``), and fills in
+advantages and the critic's targets. The estimator of the settings has the formula; only the running
+baseline is kept from step to step.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import torch
 
 from forage.algorithms.credit.baselines import next_baseline, whiten
 from forage.algorithms.credit.estimator import Earned, EarnedByGroup
+from forage.algorithms.credit.turn_credit import TurnRewards, turn_lengths, turn_rewards
 from forage.algorithms.dynamic_sampling import is_flat
 from forage.algorithms.packing import unweighed
 from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig
-from forage.training.earnings import Ledger
-from forage.types import Episode, Group
+from forage.rewards.shown import shows_an_answer
+from forage.types import ActionKind, Episode, Group, Question, Status, Turn
 
 
 class Credit:
@@ -36,17 +38,19 @@ class Credit:
         """The running baseline; None before the first step, or where none is kept."""
         self._algorithm = algorithm
         self._estimator = algorithm.advantage
-        self._ledger = Ledger(algorithm, train_on_failed_searches)
+        self._train_on_failed_searches = train_on_failed_searches
 
     def is_learnable(self, episode: Episode) -> bool:
-        """Whether an episode may enter the loss."""
-        return self._ledger.is_learnable(episode)
+        """Whether an episode may enter the loss: nothing around the policy failed it."""
+        if episode.status is Status.ENGINE_FAILED or not episode.num_sampled_tokens:
+            return False
+        if episode.reward is not None and episode.reward.failure is not None:
+            return False  # a judge gave no verdict
+        return self._train_on_failed_searches or not episode.status.is_failed_call
 
     def is_flat(self, group: Group) -> bool:
         """Whether the group's episodes earned the same, so that it teaches nothing."""
-        return is_flat(
-            [None if e is None else e.total for e in self._ledger.earned_by_group(group)]
-        )
+        return is_flat([earned.total for earned in self._earned_by_group(group)])
 
     def unweighed(self, groups: Sequence[Group]) -> list[list[Weighed]]:
         """The learnable episodes of each group, with nothing known of them yet."""
@@ -65,8 +69,7 @@ class Credit:
         weighed_P: list[list[Weighed]] = []
         totals: list[float] = []
         for group, views in zip(groups, views_P, strict=True):
-            earned_G = self._ledger.earned_by_group(group)
-            kept = [earned for earned in earned_G if earned is not None]
+            kept = self._earned_by_group(group)
             weighed_P.append(self._weigh_group(group, kept, views, kl_coefficient))
             totals += [earned.total for earned in kept]
         if self._estimator.is_whitened:
@@ -118,31 +121,50 @@ class Credit:
         assert group.greedy is not None, "the scheduler plays a greedy episode a question"
         if not self.is_learnable(group.greedy):
             return None
-        return self._ledger.earned_by(group.greedy).total
+        return self._earned_by(group.greedy).total
+
+    def _earned_by_group(self, group: Group) -> list[Earned]:
+        """What each learnable member earned."""
+        return [self._earned_by(each) for each in group.episodes_G if self.is_learnable(each)]
+
+    def _earned_by(self, episode: Episode) -> Earned:
+        """What a scored episode earned: all in one where its tokens are not told apart."""
+        assert episode.reward is not None, "the scheduler scores every episode"
+        lengths_T = turn_lengths(episode.segments)
+        overlong = self._algorithm.overlong
+        penalty = overlong.penalty_for(episode.num_sampled_tokens) if overlong else 0.0
+        outcome = episode.reward.value - penalty
+        turns = self._estimator
+        if not isinstance(turns, TurnRewards):
+            return Earned((outcome,), (sum(lengths_T),))
+        assert len(lengths_T) == len(episode.turns), "a turn is one stretch of sampled tokens"
+        rewards_T = turn_rewards(
+            outcome,
+            # A search that the last, forced turn refused was not run: nothing was observed.
+            [turn.kind is ActionKind.SEARCH and bool(turn.observation) for turn in episode.turns],
+            [_surfaces_gold(turn, episode.question) for turn in episode.turns],
+            turns.retrieval_bonus,
+            turns.search_cost,
+        )
+        return Earned(tuple(rewards_T), tuple(lengths_T))
 
     def _metrics(
-        self,
-        groups: Sequence[Group],
-        weighed_P: Sequence[Sequence[Weighed]],
-        totals: Sequence[float],
+        self, groups: Sequence[Group], weighed_P: list[list[Weighed]], totals: Sequence[float]
     ) -> dict[str, float]:
         num_episodes = sum(len(group.episodes_G) for group in groups)
-        num_learnt = sum(len(weighed) for weighed in weighed_P)
+        advantages = [each.advantages_M for weighed in weighed_P for each in weighed]
+        mean = torch.cat(advantages).abs().mean().item() if advantages else 0.0
         metrics = {
-            "episodes/excluded": float(num_episodes - num_learnt),
+            "episodes/excluded": float(num_episodes - len(advantages)),
             "groups/flat": fmean(self.is_flat(group) for group in groups),
-            "advantage/abs_mean": _mean_abs_advantage(weighed_P),
+            "advantage/abs_mean": mean,
         }
         if totals:
             metrics["return/mean"] = fmean(totals)
         if self.baseline is not None:
             metrics["advantage/baseline"] = self.baseline
-        metrics |= self._estimator.metrics(
-            [
-                [each.total for each in self._ledger.earned_by_group(group) if each is not None]
-                for group in groups
-            ]
-        )
+        totals_P = [[each.total for each in self._earned_by_group(group)] for group in groups]
+        metrics |= self._estimator.metrics(totals_P)
         greedy = [g.greedy.reward.value for g in groups if g.greedy and g.greedy.reward]
         if greedy:
             metrics["reward/greedy_mean"] = fmean(greedy)
@@ -161,6 +183,8 @@ def _whitened(weighed_P: Sequence[Sequence[Weighed]]) -> list[list[Weighed]]:
     ]
 
 
-def _mean_abs_advantage(weighed_P: Sequence[Sequence[Weighed]]) -> float:
-    advantages = [each.advantages_M for weighed in weighed_P for each in weighed]
-    return torch.cat(advantages).abs().mean().item() if advantages else 0.0
+def _surfaces_gold(turn: Turn, question: Question) -> bool:
+    """Whether the turn's search showed a gold passage; where none is known, a golden answer."""
+    if question.gold_passage_ids:
+        return not set(turn.passage_ids_K).isdisjoint(question.gold_passage_ids)
+    return shows_an_answer(turn, question.golden_answers)

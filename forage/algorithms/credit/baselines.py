@@ -1,7 +1,7 @@
 """Baselines that stand outside of a group, and the whitening of a whole step.
 
-Pure functions of numbers, and the settings of ``baseline``, which two estimators share. A reward is
-None for an episode that is kept out of the loss.
+Pure functions of numbers, and the settings of ``baseline``. A reward is None for an episode that is
+kept out of the loss.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from forage.algorithms.credit.estimator import Estimator
 from forage.settings import Frozen, kind_or
 
 WHITEN_EPSILON = 1e-8
@@ -38,9 +39,21 @@ class NoBaseline(Frozen):
     kind: Literal["none"] = "none"
 
 
-Baseline = Annotated[
-    GroupBaseline | RunningBaseline | NoBaseline, Field(discriminator="kind"), kind_or("group")
-]
+class BaselineChoice(Estimator):
+    """The setting of estimators that let one choose their baseline."""
+
+    baseline: Annotated[
+        GroupBaseline | RunningBaseline | NoBaseline, Field(discriminator="kind"), kind_or("group")
+    ] = GroupBaseline()
+    """What is taken off the reward of an episode, or off the return of each token."""
+
+    @property
+    def needs_groups(self) -> bool:
+        return self.baseline.kind == "group"
+
+    @property
+    def baseline_decay(self) -> float | None:
+        return self.baseline.decay if self.baseline.kind == "running" else None
 
 
 def baseline_or_mean(baseline: float | None, rewards_G: Sequence[float]) -> float:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from forage.algorithms.credit.estimator import (
-    EarnedByGroup,
-    Estimator,
-    TokenCredit,
-    rewards_less_leash,
-    same_for_all_tokens,
-)
+from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 from forage.algorithms.credit.grpo import grpo_advantages
 
 
@@ -19,7 +14,7 @@ class DrGrpo(Estimator):
 
     kind: Literal["dr_grpo"] = "dr_grpo"
 
-    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
-        rewards_G = rewards_less_leash(group.members_G)
-        advantages_G = grpo_advantages(rewards_G, normalise_by_std=False)
-        return same_for_all_tokens(advantages_G, group.members_G)
+    def advantages(
+        self, rewards_G: Sequence[float], group: EarnedByGroup
+    ) -> Sequence[float | None]:
+        return grpo_advantages(rewards_G, normalise_by_std=False)

@@ -1,8 +1,8 @@
 """What an estimator of advantages is handed, what it gives back, and what it says of itself.
 
 Each estimator is a file beside this one: its settings, its formula as a pure function, and
-``credit``, which calls the formula. ``training/credit.py`` hands it one group at a time. To add
-one, copy ``rloo.py`` and add a line to the union in ``config/algorithm_config.py``.
+``advantages`` or ``credit``, which calls it. ``training/credit.py`` hands it one group at a time.
+To add one, copy ``rloo.py`` and add a line to the union in ``config/algorithm_config.py``.
 """
 
 from __future__ import annotations
@@ -53,11 +53,6 @@ class Earned:
         """What the episode earned in all, without the leash."""
         return sum(self.rewards_T)
 
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens the episode sampled."""
-        return sum(self.lengths_T)
-
 
 @dataclass(frozen=True, slots=True)
 class EarnedByGroup:
@@ -99,33 +94,25 @@ class Estimator(Frozen):
         """How much of the running baseline a step leaves; None: there is none."""
         return None
 
-    @property
-    def value_model(self) -> CriticConfig | None:
-        """The critic that it reads; None: it needs none."""
-        return None
-
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
         """The credit of each member of the group; none at all where there is no baseline."""
+        members_G = group.members_G
+        rewards_G = [each.total - sum(each.penalties_M) for each in members_G]
+        return [
+            TokenCredit([advantage] * sum(each.lengths_T))
+            for advantage, each in zip(self.advantages(rewards_G, group), members_G, strict=True)
+            if advantage is not None
+        ]
+
+    def advantages(
+        self, rewards_G: Sequence[float], group: EarnedByGroup
+    ) -> Sequence[float | None]:
+        """One for all tokens of an episode; where they differ, ``credit`` is another.
+
+        ``rewards_G`` is what each episode earned, less what the leash takes off it.
+        """
         raise NotImplementedError
 
     def metrics(self, totals_P: Sequence[Sequence[float]]) -> dict[str, float]:
         """What it measures of a step, from what the members of each group earned."""
-        del totals_P
         return {}
-
-
-def same_for_all_tokens(
-    advantages_G: Sequence[float | None], members_G: Sequence[Earned]
-) -> list[TokenCredit]:
-    """An advantage an episode, at each of its tokens; nothing where one could not be had."""
-    credit = [
-        TokenCredit([advantage] * member.num_tokens)
-        for advantage, member in zip(advantages_G, members_G, strict=True)
-        if advantage is not None
-    ]
-    return credit if len(credit) == len(members_G) else []
-
-
-def rewards_less_leash(members_G: Sequence[Earned]) -> list[float]:
-    """What each episode earned, less what the leash takes off it."""
-    return [member.total - sum(member.penalties_M) for member in members_G]

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forage.algorithms.credit.estimator import (
-    CriticConfig,
-    EarnedByGroup,
-    TokenCredit,
-)
+from forage.algorithms.credit.estimator import CriticConfig, EarnedByGroup, TokenCredit
 from forage.algorithms.credit.turn_credit import TurnRewards, token_rewards
 
 if TYPE_CHECKING:
@@ -42,10 +38,6 @@ class Gae(TurnRewards):
     @property
     def is_whitened(self) -> bool:
         return self.whiten
-
-    @property
-    def value_model(self) -> CriticConfig | None:
-        return self.critic
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
         return [

@@ -10,13 +10,7 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Literal
 
-from forage.algorithms.credit.estimator import (
-    EarnedByGroup,
-    Estimator,
-    TokenCredit,
-    rewards_less_leash,
-    same_for_all_tokens,
-)
+from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 
 STD_EPSILON = 1e-6
 
@@ -28,10 +22,10 @@ class Grpo(Estimator):
     normalise_by_std: bool = True
     """Divide by the standard deviation of the group's rewards."""
 
-    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
-        rewards_G = rewards_less_leash(group.members_G)
-        advantages_G = grpo_advantages(rewards_G, self.normalise_by_std)
-        return same_for_all_tokens(advantages_G, group.members_G)
+    def advantages(
+        self, rewards_G: Sequence[float], group: EarnedByGroup
+    ) -> Sequence[float | None]:
+        return grpo_advantages(rewards_G, self.normalise_by_std)
 
 
 def grpo_advantages(

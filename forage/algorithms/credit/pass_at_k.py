@@ -13,13 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from forage.algorithms.credit.estimator import (
-    EarnedByGroup,
-    Estimator,
-    TokenCredit,
-    rewards_less_leash,
-    same_for_all_tokens,
-)
+from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 
 
 class PassAtK(Estimator):
@@ -29,9 +23,10 @@ class PassAtK(Estimator):
     k: int = Field(default=4, ge=2)
     """Episodes in a draw; at most trainer.group_size."""
 
-    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
-        advantages_G = pass_at_k_advantages(rewards_less_leash(group.members_G), self.k)
-        return same_for_all_tokens(advantages_G, group.members_G)
+    def advantages(
+        self, rewards_G: Sequence[float], group: EarnedByGroup
+    ) -> Sequence[float | None]:
+        return pass_at_k_advantages(rewards_G, self.k)
 
     def metrics(self, totals_P: Sequence[Sequence[float]]) -> dict[str, float]:
         best = [pass_at_k(totals, self.k) for totals in totals_P if len(totals) >= self.k]

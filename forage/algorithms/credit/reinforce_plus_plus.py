@@ -6,37 +6,22 @@ from typing import Literal
 
 from pydantic import Field
 
-from forage.algorithms.credit.baselines import (
-    Baseline,
-    GroupBaseline,
-    RunningBaseline,
-    baseline_or_mean,
-)
+from forage.algorithms.credit.baselines import BaselineChoice, baseline_or_mean
 from forage.algorithms.credit.estimator import EarnedByGroup, TokenCredit
 from forage.algorithms.credit.gae import discounted_returns
 from forage.algorithms.credit.turn_credit import TurnRewards, token_rewards
 
 
-class ReinforcePlusPlus(TurnRewards):
+class ReinforcePlusPlus(BaselineChoice, TurnRewards):
     """The discounted return of each token less a baseline (https://arxiv.org/abs/2501.03262)."""
 
     kind: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
-    baseline: Baseline = GroupBaseline()
-    """What is taken off the return of each token."""
     discount: float = Field(default=1.0, gt=0, le=1)
     """What a reward is worth one token earlier."""
 
     @property
-    def needs_groups(self) -> bool:
-        return isinstance(self.baseline, GroupBaseline)
-
-    @property
     def is_whitened(self) -> bool:
         return True
-
-    @property
-    def baseline_decay(self) -> float | None:
-        return self.baseline.decay if isinstance(self.baseline, RunningBaseline) else None
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
         totals_G = [member.total for member in group.members_G]

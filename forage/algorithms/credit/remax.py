@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from forage.algorithms.credit.baselines import advantages_over
-from forage.algorithms.credit.estimator import (
-    EarnedByGroup,
-    Estimator,
-    TokenCredit,
-    rewards_less_leash,
-    same_for_all_tokens,
-)
+from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 
 
 class Remax(Estimator):
@@ -24,7 +19,7 @@ class Remax(Estimator):
     def needs_groups(self) -> bool:
         return False
 
-    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
-        rewards_G = rewards_less_leash(group.members_G)
-        advantages_G = advantages_over(rewards_G, group.greedy_reward)
-        return same_for_all_tokens(advantages_G, group.members_G)
+    def advantages(
+        self, rewards_G: Sequence[float], group: EarnedByGroup
+    ) -> Sequence[float | None]:
+        return advantages_over(rewards_G, group.greedy_reward)

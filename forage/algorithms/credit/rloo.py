@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from forage.algorithms.credit.estimator import (
-    EarnedByGroup,
-    Estimator,
-    TokenCredit,
-    rewards_less_leash,
-    same_for_all_tokens,
-)
+from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 
 
 class Rloo(Estimator):
@@ -19,9 +13,10 @@ class Rloo(Estimator):
 
     kind: Literal["rloo"] = "rloo"
 
-    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
-        advantages_G = rloo_advantages(rewards_less_leash(group.members_G))
-        return same_for_all_tokens(advantages_G, group.members_G)
+    def advantages(
+        self, rewards_G: Sequence[float], group: EarnedByGroup
+    ) -> Sequence[float | None]:
+        return rloo_advantages(rewards_G)
 
 
 def rloo_advantages(rewards_G: Sequence[float | None]) -> tuple[float | None, ...]:

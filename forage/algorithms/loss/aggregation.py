@@ -27,7 +27,6 @@ class TokenMean(Frozen):
 
     def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
         """The micro-batch's share of the loss of ``batch``; so for each of these kinds."""
-        del tokens
         return token_mean(loss_M, batch.num_sampled_tokens)
 
 
@@ -47,7 +46,6 @@ class SequenceSum(Frozen):
     kind: Literal["sequence_sum"] = "sequence_sum"
 
     def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
-        del tokens
         return sequence_sum(loss_M, batch.num_sequences)
 
 
@@ -59,7 +57,6 @@ class Constant(Frozen):
     """Tokens that an episode may write, for example environment.max_tokens."""
 
     def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
-        del tokens
         return constant(loss_M, batch.num_sequences, self.tokens)
 
 

@@ -24,7 +24,6 @@ class CispoLoss(Frozen):
     """How far a weight may rise above 1."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
-        """The loss of each token, from the policy's log-probabilities now."""
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
         return cispo_loss(logprobs_M, old_M, advantages_M, self.low, self.high)
 

@@ -26,7 +26,6 @@ class ClippedLoss(Frozen):
     """Bounds the loss of a bad token by so many times -A."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
-        """The loss of each token, from the policy's log-probabilities now."""
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
         return clipped_loss(logprobs_M, old_M, advantages_M, self.low, self.high, self.dual_clip)
 

@@ -26,16 +26,9 @@ class GspoLoss(Frozen):
     """How far a sequence's ratio may rise above 1."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
-        """The loss of each token, from the policy's log-probabilities now."""
-        return gspo_loss(
-            logprobs_M,
-            tokens.old_logprobs_M,
-            tokens.advantages_M,
-            tokens.sequence_of_M,
-            tokens.num_sequences,
-            self.low,
-            self.high,
-        )
+        old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
+        sequences = (tokens.sequence_of_M, tokens.num_sequences)
+        return gspo_loss(logprobs_M, old_M, advantages_M, *sequences, self.low, self.high)
 
 
 def gspo_loss(

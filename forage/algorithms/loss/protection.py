@@ -26,9 +26,8 @@ class LikelihoodProtectionConfig(Frozen):
     def protect(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         """The likelihood lost at each token, before the coefficient."""
         part_of_M = tokens.turn_of_M if self.gate == "turn" else tokens.sequence_of_M
-        return likelihood_protection(
-            logprobs_M, tokens.old_logprobs_M, tokens.advantages_M, part_of_M
-        )
+        old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
+        return likelihood_protection(logprobs_M, old_M, advantages_M, part_of_M)
 
 
 def likelihood_protection(

@@ -18,7 +18,6 @@ class ReinforceLoss(Frozen):
     kind: Literal["reinforce"] = "reinforce"
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
-        """The loss of each token, from the policy's log-probabilities now."""
         return reinforce_loss(logprobs_M, tokens.old_logprobs_M, tokens.advantages_M)
 
 

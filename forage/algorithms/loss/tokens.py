@@ -1,9 +1,10 @@
 """What a loss is handed of a micro-batch, what it gives back.
 
 A loss is a file beside this one: its settings, its formula as a pure tensor function that returns
-(loss a token, metrics a token), and ``policy_loss``, which calls the formula. Tokens that the
-policy did not sample never get here. Suffix ``_M``: the M sampled tokens of a micro-batch. To add a
-loss, copy ``reinforce_loss.py`` and add a line to the union in ``config/algorithm_config.py``.
+(loss a token, metrics a token), and ``policy_loss``, which calls the formula on the policy's
+log-probabilities as they are now. Tokens that the policy did not sample never get here. Suffix
+``_M``: the M sampled tokens of a micro-batch. To add a loss, copy ``reinforce_loss.py`` and add a
+line to the union in ``config/algorithm_config.py``.
 """
 
 from __future__ import annotations
