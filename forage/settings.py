@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from forage.errors import UserError
 
+Models = Sequence[type[BaseModel]]
+"""A section of settings: one model, or a union of models with a ``kind`` each."""
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """How a recipe names something of the user's own: ``module:name``."""
 
@@ -56,6 +59,32 @@ def kind_or(default: str | None) -> BeforeValidator:
         return value
 
     return BeforeValidator(read)
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a value of this type may be: ``Grpo | Rloo | None`` gives both."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in models_in(part)]
+
+
+def models_at(models: Models, key: str) -> list[type[BaseModel]]:
+    """The models of the section that ``key`` holds in any of ``models``; none for a value."""
+    found: dict[type[BaseModel], None] = {}
+    for model in models:
+        if key in model.model_fields:
+            found |= dict.fromkeys(models_in(model.model_fields[key].annotation))
+    return list(found)
+
+
+def kinds_of(models: Models) -> dict[str, type[BaseModel]]:
+    """The kinds that a section chooses from, by name; none where it is no union."""
+    return {
+        kind: model
+        for model in models
+        if "kind" in model.model_fields
+        for kind in get_args(model.model_fields["kind"].annotation)
+    }
 
 
 def load_by_path(path: str, key: str) -> Any:

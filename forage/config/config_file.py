@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from forage.config.kinds import Models, kinds_of, models_at
 from forage.errors import UserError
+from forage.settings import Models, kinds_of, models_at
 
 LOG = logging.getLogger(__name__)
 

@@ -27,16 +27,7 @@ QuestionSet = Literal[
 
 
 class DataConfig(Frozen):
-    """Question files (any form that ``forage.data.questions`` reads), their order, and an index.
-
-    ``train_form`` and ``test_form`` name the form of a file that fits more than one. ``weights``
-    is the share of each data source in training; ``difficulty`` an episode file that says how
-    often each question was answered, for the order ``easy_first`` (the first epoch runs from easy
-    to hard) and for keeping those from ``min_success`` to ``max_success``. ``index`` is a
-    directory of ``forage index``: the arms gold and random take passages from it.
-    ``train_sets`` and ``test_sets`` are the published sets that the files are made of: a file that
-    is not there yet is answered with the command that makes it.
-    """
+    """Question files of any form that ``forage.data.forms`` reads, their order, and an index."""
 
     train: Path | None = None
     """The file of questions to train on."""

@@ -24,17 +24,8 @@ NEVER_SEARCH: tuple[Method, ...] = ("direct", "chain_of_thought")
 class EvaluationConfig(Frozen):
     """Which arms and questions, how they are sampled, and how often during training.
 
-    Of ``data.test``, ``num_questions`` are evaluated (None: all), and ``num_training_questions`` of
-    these (None: all of them) after every ``every`` steps of training (0: never); ``at_end`` adds an
-    evaluation of all of them when training ends. A part of the questions keeps the shares of the
-    data sources and of the numbers of hops; ``subset_seed`` shuffles before it is taken (None:
-    those that come first in the file). ``temperature`` 0 is greedy; above it each question is
-    played ``num_samples`` times, with ``rollout.top_p``. The arm ``other_retriever`` searches with
-    ``other_search``, whose keys are those of ``search``; what it leaves out is as there.
-
-    ``method``: ``search`` plays the environment as training does, the others are the baselines of
-    docs/baselines.md; a method that never searches has no arms to tell apart. ``num_candidates``
-    episodes are played by rejection sampling (5).
+    A part of the questions keeps the shares of the data sources and of the numbers of hops. A
+    method that never searches has no arms to tell apart.
     """
 
     method: Method = "search"

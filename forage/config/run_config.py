@@ -16,13 +16,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from forage.algorithms.credit.turn_credit import TurnRewards
 from forage.config.algorithm_config import AlgorithmConfig
-from forage.config.config_errors import explain
+from forage.config.config_errors import explain, new_spellings
 from forage.config.config_file import apply_override, read_tree
 from forage.config.data_config import DataConfig
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.evaluation_config import EvaluationConfig
 from forage.config.model_config import KEYS_OF_WEIGHTS, ModelConfig
-from forage.config.old_spelling import new_spellings
 from forage.config.placement_config import PlacementConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.config.search_config import SearchConfig

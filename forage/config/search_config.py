@@ -20,10 +20,8 @@ Corpus = Literal["wiki-18", "wiki-18-e5", "wiki-18-e5-hnsw64", "wiki-18-bm25", "
 class SearchConfig(Frozen):
     """The retriever, over HTTP, and how patient its client is.
 
-    ``url`` may name several servers (a list, or with commas) that serve the same index: a search
-    that fails on one goes to another. Without ``token_file``, FORAGE_TOKEN is the token if set.
-    ``corpora`` are the published ones that it serves: what has to be fetched before, for the plan
-    of ``forage train --dry-run`` and for the message when nothing answers at ``url``.
+    ``url`` may name several servers, as a list or with commas; a search that fails on one goes to
+    another. The plan of ``forage train --dry-run`` names ``corpora``, too.
     """
 
     url: str | tuple[str, ...] = "http://127.0.0.1:8000"

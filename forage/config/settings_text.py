@@ -1,6 +1,6 @@
 """Every key of the settings as text: its name, type, default and sentence, from the models alone.
 
-``forage settings`` prints it, and the test of docs/algorithms.md compares that page with it.
+``forage settings`` prints it, and the test of docs/algorithms.md makes that page's table of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from forage.config.kinds import kinds_of, models_at, models_in
+from forage.settings import kinds_of, models_at, models_in
 
 _NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path"}
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
@@ -117,17 +117,3 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(str, value))}]"
     return "''" if value == "" else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def key_table(root: type[BaseModel], section: str) -> list[str]:
-    """A section as a table in Markdown: each key once, with the kinds that have it."""
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for key in keys_of(root, section)[1:]:
-        if not key.path.endswith(".kind"):
-            path = key.path.removeprefix(f"{section}.")
-            kinds.setdefault((path, key.default), []).extend([key.kind] if key.kind else [])
-    rows = [
-        f"| `{path}` | {default} | {', '.join(dict.fromkeys(names))} |"
-        for (path, default), names in kinds.items()
-    ]
-    return ["| key | default | read by the kinds |", "|---|---|---|", *rows]

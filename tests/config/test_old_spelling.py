@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from forage.config.kinds import models_at
-from forage.config.old_spelling import _OFF, _RENAMED
+from forage.config.config_errors import _OFF, _RENAMED
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
+from forage.settings import models_at
 
 OLD = {
     "algorithm": {

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from forage.config.kinds import models_in
 from forage.config.run_config import RunConfig, build_config, load_config, to_yaml
 from forage.errors import UserError
+from forage.settings import models_in
 
 NO_BASELINE = {"kind": "reinforce", "baseline": "none"}
 FORAGE = Path(__file__).parents[2] / "forage"

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 from aiohttp import web
 
-from forage.config.endpoint_config import EndpointConfig
+from forage.config.model_config import EndpointConfig
 from forage.config.search_config import SearchConfig
 from forage.remote.openai_replies import read_chat
 from forage.remote.request import RemoteFailure

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from forage.config.endpoint_config import EndpointConfig
+from forage.config.model_config import EndpointConfig
 from forage.errors import UserError
 from forage.remote.openai_client import OpenAIClient, RequestCounts, is_overflow
 from forage.remote.openai_replies import ModelList

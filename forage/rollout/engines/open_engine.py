@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage.config.endpoint_config import EndpointConfig
+from forage.config.model_config import EndpointConfig
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.rollout.engines.chat_engine import ChatEngine

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from forage.algorithms.packing import unweighed
-from forage.config.endpoint_config import EndpointConfig
 from forage.config.environment_config import EnvironmentConfig
+from forage.config.model_config import EndpointConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.environment.codec import Codec
 from forage.environment.episode import Environment

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from forage.config.endpoint_config import EndpointConfig
 from forage.config.environment_config import EnvironmentConfig
+from forage.config.model_config import EndpointConfig
 from forage.environment.episode import Environment
 from forage.errors import UserError
 from forage.rollout.engines.completions_engine import CompletionsEngine

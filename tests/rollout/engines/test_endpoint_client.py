@@ -11,7 +11,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import SecretStr
 
-from forage.config.endpoint_config import EndpointConfig
+from forage.config.model_config import EndpointConfig
 from forage.errors import UserError
 from forage.remote.openai_replies import ChatChoice, Usage, read_chat
 from forage.remote.secret import read_key
