@@ -27,8 +27,7 @@ from forage.records import RunRecords, read_episodes, read_metrics
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
 from forage.rollout.play.demonstrator import Choice, Demonstrator, Script
-from forage.rollout.play.player import Player
-from forage.rollout.play.scheduler import Job
+from forage.rollout.play.player import Job, Player
 from forage.train import run_training
 from forage.training.model import load_tokenizer
 from forage.types import Episode, Passage, Question, Reward
