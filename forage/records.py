@@ -38,10 +38,7 @@ class RunRecords:
     """The files of one run, open for appending; opening them cuts an unfinished last line."""
 
     def __init__(
-        self,
-        directory: Path,
-        tokenizer: TokenizerId | None = None,
-        has_tensorboard: bool = True,
+        self, directory: Path, tokenizer: TokenizerId | None = None, has_tensorboard: bool = True
     ) -> None:
         """Open or create the files; raises ``UserError`` if the directory cannot be written.
 

@@ -207,10 +207,7 @@ def _figures(
 ) -> tuple[ComparedFigure, ...]:
     return tuple(
         ComparedFigure(
-            metric,
-            one,
-            other,
-            Difference(resampled.interval(column), resampled.p_value(column)),
+            metric, one, other, Difference(resampled.interval(column), resampled.p_value(column))
         )
         for column, (metric, (one, other)) in enumerate(zip(METRICS, means, strict=True))
     )

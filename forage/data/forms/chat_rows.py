@@ -43,10 +43,7 @@ def search_r1_question(place: str, row: Row, default_id: str, default_source: st
         id=str(extra.get("question_id") or identity),
         text=question_text(place, row, text, '"question", or a prompt with "Question: ..."'),
         golden_answers=golden_answers(
-            place,
-            row,
-            answers or row.get("golden_answers"),
-            '"reward_model.ground_truth.target"',
+            place, row, answers or row.get("golden_answers"), '"reward_model.ground_truth.target"'
         ),
         source=replace_surrogates(source),
         gold_passage_ids=gold_passage_ids(place, row),
