@@ -7,14 +7,19 @@ argparse: a text in, a value out, or an error that says what is allowed.
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+T = TypeVar("T")
+
+DTYPES = ("float32", "float16", "bfloat16")
 
 
 def positive(text: str) -> int:
@@ -48,12 +53,6 @@ def not_negative(text: str) -> float:
     return value
 
 
-def add_config(parser: ArgumentParser) -> None:
-    """A recipe, and the settings that replace some of it."""
-    add_recipe(parser)
-    add_overrides(parser)
-
-
 def add_recipe(parser: ArgumentParser) -> None:
     """A recipe alone."""
     parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="the recipe of the run")
@@ -63,6 +62,34 @@ def add_overrides(parser: ArgumentParser) -> None:
     """Settings given as ``key.sub=value``; ``cli`` also collects those that follow an option."""
     text = "settings that replace the recipe's, for example trainer.learning_rate=1e-5"
     parser.add_argument("overrides", nargs="*", default=[], metavar="key.sub=value", help=text)
+
+
+def add_config(parser: ArgumentParser) -> None:
+    """A recipe, and the settings that replace some of it."""
+    add_recipe(parser)
+    add_overrides(parser)
+
+
+def add_vector_options(group: _ArgumentGroup) -> None:
+    """How indexes of vectors are opened: the fields of ``OpenOptions``."""
+    add = group.add_argument
+    add("--device", help="where queries are encoded: cpu, cuda:0 ... (default: a GPU if present)")
+    text = "numbers that the encoder computes in (default: the fastest that stays close)"
+    add("--dtype", choices=DTYPES, help=text)
+    text = "GPUs that hold the vectors (default: none, they stay on disk and in memory)"
+    add("--gpus", type=count, nargs="+", default=[], help=text)
+    text = "another place of the index's encoder: a directory, or an id of the hub"
+    add("--encoder", metavar="MODEL", help=text)
+    text = "run Python code that comes with the encoder"
+    add("--trust-remote-code", action="store_true", help=text)
+
+
+def made_of(args: Namespace, kind: Callable[..., T], **others: object) -> T:
+    """``kind`` of the arguments that are called as its fields (a list as a tuple), and others."""
+    names = [name for name in inspect.signature(kind).parameters if hasattr(args, name)]
+    said = {name: getattr(args, name) for name in names}
+    lists = {name: tuple(value) for name, value in said.items() if isinstance(value, list)}
+    return kind(**(said | lists | others))
 
 
 def add_address(parser: ArgumentParser, default_port: int) -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from yarl import URL
 
-from forage.commands.arguments import positive, seconds
+from forage.commands.arguments import made_of, positive, seconds
 from forage.data.questions import read_questions
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
@@ -38,12 +38,12 @@ class BenchSettings:
 
     url: str
     questions: Path
-    num_clients: int = 256
-    num_requests: int = 10_000
-    topk: int = 3
-    timeout_s: float = 30.0
-    token_file: Path | None = None
-    out: Path | None = None
+    num_clients: int
+    num_requests: int
+    topk: int
+    timeout_s: float
+    token_file: Path | None
+    out: Path | None
 
 
 @dataclass(slots=True)
@@ -65,41 +65,28 @@ class Outcome:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     text = "address of a server that speaks POST /retrieve, for example http://127.0.0.1:8000"
-    parser.add_argument("url", metavar="URL", help=text)
+    add("url", metavar="URL", help=text)
     text = "file of questions; their texts are the queries"
-    parser.add_argument("--questions", type=Path, required=True, metavar="FILE", help=text)
+    add("--questions", type=Path, required=True, help=text)
     text = "clients that ask at the same time"
-    parser.add_argument("--clients", type=positive, default=256, metavar="N", help=text)
+    add("--clients", type=positive, default=256, dest="num_clients", help=text)
     text = "requests of all clients together, one query each"
-    parser.add_argument("--requests", type=positive, default=10_000, metavar="N", help=text)
-    text = "passages to ask for with each query"
-    parser.add_argument("--topk", type=positive, default=3, metavar="K", help=text)
+    add("--requests", type=positive, default=10_000, dest="num_requests", help=text)
+    add("--topk", type=positive, default=3, help="passages to ask for with each query")
     text = "seconds after which a request has failed"
-    parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help=text)
+    add("--timeout", type=seconds, default=30.0, dest="timeout_s", help=text)
     text = "file that holds the server's bearer token (default: the token in FORAGE_TOKEN, if set)"
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
-    text = "file to write the figures to"
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help=text)
+    add("--token-file", type=Path, help=text)
+    add("--out", type=Path, metavar="FILE.json", help="file to write the figures to")
 
 
 def run(args: Namespace) -> int:
-    all_answered = run_bench(
-        BenchSettings(
-            url=args.url,
-            questions=args.questions,
-            num_clients=args.clients,
-            num_requests=args.requests,
-            topk=args.topk,
-            timeout_s=args.timeout,
-            token_file=args.token_file,
-            out=args.out,
-        )
-    )
-    return 0 if all_answered else 1
+    return 0 if run_bench(made_of(args, BenchSettings)) else 1
 
 
-def run_bench(settings: BenchSettings, console: Console | None = None) -> bool:
+def run_bench(settings: BenchSettings) -> bool:
     """Ask, print a table, write ``out``; returns whether all succeeded. Raises ``UserError``."""
     if URL(settings.url).scheme not in ("http", "https"):
         raise UserError(f"{settings.url!r} is no address; http://127.0.0.1:8000 would be one")
@@ -112,7 +99,7 @@ def run_bench(settings: BenchSettings, console: Console | None = None) -> bool:
         outcome = asyncio.run(_ask_all(settings, queries, headers, bar))
     if settings.out is not None:  # before the table, because stdout may be closed
         settings.out.write_text(json.dumps(_to_json(settings, outcome), indent=1))
-    _show(settings, outcome, console or Console())
+    _show(settings, outcome, Console())
     return not outcome.failures
 
 

@@ -19,9 +19,11 @@ import select
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from forage import __version__
+from forage.commands.arguments import count, not_negative, positive, seconds
 from forage.errors import UserError
 from forage.hardware import quiet_openmp
 
@@ -119,7 +121,11 @@ def _is_stdout_closed() -> bool:
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Help that gives each option's default, unless its text does so in words."""
+    """Help that gives each option's default, unless its text does so in words, and short values."""
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        short = {positive: "N", count: "N", not_negative: "N", seconds: "S", Path: "FILE"}
+        return short.get(action.type) or super()._get_default_metavar_for_optional(action)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help
@@ -168,6 +174,12 @@ def _nearest(word: str, valid: Sequence[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def _add_verbosity(parser: argparse.ArgumentParser, default: int | str) -> None:
+    for option, text in (("verbose", "show more logs"), ("quiet", "show fewer logs")):
+        short = f"-{option[0]}"
+        parser.add_argument(short, f"--{option}", action="count", default=default, help=text)
+
+
 def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """A parser that lists all commands and reads the arguments of the chosen one."""
     parser = _Parser(
@@ -175,20 +187,14 @@ def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
         description="Trains language models to reason and search, by reinforcement learning.",
     )
     parser.add_argument("--version", action="version", version=f"forage {__version__}")
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="show more logs")
-    parser.add_argument("-q", "--quiet", action="count", default=0, help="show fewer logs")
+    _add_verbosity(parser, 0)
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
     for name, summary in COMMANDS.items():
         sub = subparsers.add_parser(name, help=summary, description=summary)
         if name != chosen:
             continue
         # Without a default here, a count that stands before the command is kept.
-        sub.add_argument(
-            "-v", "--verbose", action="count", default=argparse.SUPPRESS, help="show more logs"
-        )
-        sub.add_argument(
-            "-q", "--quiet", action="count", default=argparse.SUPPRESS, help="show fewer logs"
-        )
+        _add_verbosity(sub, argparse.SUPPRESS)
         module = import_module(f"forage.commands.{name.replace('-', '_')}_command")
         sub.set_defaults(run=vars(module).get("run"), usage=sub.format_usage)
         module.add_arguments(sub)

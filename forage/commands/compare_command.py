@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -67,7 +68,7 @@ def _write(out: Path, comparison: Comparison) -> None:
         case ".md":
             write_comparison_markdown(out, comparison)
         case _:
-            write_whole_text(out, json.dumps(comparison.to_json(), indent=1))
+            write_whole_text(out, json.dumps(asdict(comparison), indent=1))
 
 
 def _short_names(first: Path, second: Path) -> tuple[str, str]:

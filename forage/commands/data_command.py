@@ -9,13 +9,15 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from forage.commands.arguments import add_kind, add_kinds, count, positive
+from forage.commands.arguments import add_kind, add_kinds, count, made_of, positive
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     kinds = add_kinds(parser)
     _add_world(add_kind(kinds, "world", "a generated encyclopedia and its questions", _world))
-    _add_squad(add_kind(kinds, "squad", "a file of SQuAD v1.1 as corpus and questions", _squad))
+    squad = add_kind(kinds, "squad", "a file of SQuAD v1.1 as corpus and questions", _squad)
+    squad.add_argument("file", type=Path, metavar="FILE", help="a file of SQuAD v1.1 JSON")
+    _add_directory(squad)
     _add_prepare(add_kind(kinds, "prepare", "published question sets, downloaded", _prepare))
     _add_convert(add_kind(kinds, "convert", "question files of any known form", _convert))
     _add_select(add_kind(kinds, "select", "the best of recorded episodes", _select))
@@ -23,67 +25,57 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_world(parser: ArgumentParser) -> None:
-    text = "articles of the encyclopedia"
-    parser.add_argument("--size", type=positive, required=True, metavar="N", help=text)
-    text = "number that the world is drawn from"
-    parser.add_argument("--seed", type=count, default=0, metavar="N", help=text)
+    add = parser.add_argument
+    add("--size", type=positive, required=True, help="articles of the encyclopedia")
+    add("--seed", type=count, default=0, help="number that the world is drawn from")
     text = "searches that every question takes (default: a mixture of 1, 2 and 3)"
-    parser.add_argument("--hops", type=int, choices=(1, 2, 3), help=text)
-    _add_directory(parser)
-
-
-def _add_squad(parser: ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="a file of SQuAD v1.1 JSON")
+    add("--hops", type=int, choices=(1, 2, 3), help=text)
     _add_directory(parser)
 
 
 def _add_prepare(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     text = "names of question sets, for example nq,hotpotqa; or seven, for the seven test sets"
-    parser.add_argument("sets", metavar="NAMES", help=text)
-    text = "the part of each set to take"
-    parser.add_argument("--split", choices=["train", "test"], required=True, help=text)
+    add("sets", metavar="NAMES", help=text)
+    add("--split", choices=["train", "test"], required=True, help="the part of each set to take")
     text = "another id on the hub, or a directory that holds a copy (default: the set's own id)"
-    parser.add_argument("--source", metavar="ID_OR_DIR", help=text)
+    add("--source", metavar="ID_OR_DIR", help=text)
     _add_question_output(parser)
 
 
 def _add_convert(parser: ArgumentParser) -> None:
-    text = "files of questions"
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=text)
-    text = "the form of the files, needed where they fit more than one"
-    parser.add_argument("--form", help=text)
-    text = "name of the split to write into Search-R1's rows"
-    parser.add_argument("--split", default="train", help=text)
+    add = parser.add_argument
+    add("files", type=Path, nargs="+", metavar="FILE", help="files of questions")
+    add("--form", help="the form of the files, needed where they fit more than one")
+    add("--split", default="train", help="name of the split to write into Search-R1's rows")
     _add_question_output(parser)
 
 
 def _add_select(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     text = "recorded episodes of runs or evaluations"
-    parser.add_argument("files", type=Path, nargs="+", metavar="EPISODES.jsonl", help=text)
+    add("files", type=Path, nargs="+", metavar="EPISODES.jsonl", help=text)
     text = "file to write the chosen episodes to (default: they are only counted)"
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help=text)
-    text = "lowest reward that an episode may have"
-    parser.add_argument("--min-reward", type=float, metavar="R", help=text)
+    add("--out", type=Path, metavar="FILE.jsonl", help=text)
+    add("--min-reward", type=float, metavar="R", help="lowest reward that an episode may have")
     text = "keep only the best episode of each question in each step"
-    parser.add_argument("--best-of-group", action="store_true", help=text)
+    add("--best-of-group", action="store_true", help=text)
     text = "highest number of episodes to keep for a question"
-    parser.add_argument("--max-per-question", type=positive, metavar="N", help=text)
+    add("--max-per-question", type=positive, help=text)
     text = "keep episodes of the same tokens more than once"
-    parser.add_argument("--keep-duplicates", action="store_true", help=text)
+    add("--keep-duplicates", action="store_false", dest="deduplicate", help=text)
     text = "arm of an evaluation whose episodes are taken; repeat for more (default normal)"
-    parser.add_argument("--arm", action="append", metavar="ARM", help=text)
+    add("--arm", action="append", help=text)
 
 
 def _add_corpus(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     text = "a corpus by name (wiki-18, wiki-18-e5, ...), or the address of one (http://...)"
-    parser.add_argument("name", metavar="NAME_OR_URL", help=text)
+    add("name", metavar="NAME_OR_URL", help=text)
     _add_directory(parser)
-    text = "SHA-256 that the file at the address must have"
-    parser.add_argument("--sha256", metavar="HEX", help=text)
-    text = "address of a mirror of the hub (default: the hub itself)"
-    parser.add_argument("--hub", metavar="URL", help=text)
-    text = "branch, tag or commit on the hub (default main)"
-    parser.add_argument("--revision", help=text)
+    add("--sha256", metavar="HEX", help="SHA-256 that the file at the address must have")
+    add("--hub", metavar="URL", help="address of a mirror of the hub (default: the hub itself)")
+    add("--revision", help="branch, tag or commit on the hub (default main)")
 
 
 def _add_directory(parser: ArgumentParser) -> None:
@@ -111,8 +103,7 @@ def _squad(args: Namespace) -> int:
     from forage.data.forms.forms import squad_passages
     from forage.data.questions import read_questions, write_questions
 
-    passages = squad_passages(args.file)
-    questions = read_questions(args.file)
+    passages, questions = squad_passages(args.file), read_questions(args.file)
     write_corpus(args.out / "corpus.jsonl", passages)
     write_questions(args.out / "questions.jsonl", questions)
     return 0
@@ -143,13 +134,7 @@ def _select(args: Namespace) -> int:
     from forage.data.selection import select
     from forage.records import write_records
 
-    config = SelectConfig(
-        min_reward=args.min_reward,
-        best_of_group=args.best_of_group,
-        max_per_question=args.max_per_question,
-        deduplicate=not args.keep_duplicates,
-        arms=tuple(args.arm or ["normal"]),
-    )
+    config = made_of(args, SelectConfig, arms=tuple(args.arm or ["normal"]))
     selection = select(args.files, config)
     if args.out is not None:
         write_records(args.out, selection.records())

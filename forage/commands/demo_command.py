@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from forage.commands.arguments import count, port, positive
+from forage.commands.arguments import count, made_of, port, positive
 from forage.commands.new_command import ModelShape, make_model
 from forage.commands.sft_command import LOSSES_FILE, run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
@@ -56,37 +56,27 @@ class DemoSettings:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     text = "directory to write to (default runs/demo, or the next free name beside it)"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
+    add("--out", type=Path, metavar="DIR", help=text)
     text = "number that the world, the model and the sampling are drawn from"
-    parser.add_argument("--seed", type=count, default=0, metavar="N", help=text)
+    add("--seed", type=count, default=0, help=text)
     text = "optimizer steps of reinforcement learning (default: those of demo.yaml)"
-    parser.add_argument("--steps", type=positive, metavar="N", help=text)
+    add("--steps", type=positive, help=text)
     text = "port of the search service; 0 takes any free one"
-    parser.add_argument("--port", type=port, default=0, help=text)
+    add("--port", type=port, default=0, help=text)
     text = "make the warm start anew from random weights, instead of taking the one that ships"
-    parser.add_argument("--from-scratch", action="store_true", help=text)
+    add("--from-scratch", action="store_true", help=text)
     text = "optimizer steps of the warm start, with --from-scratch (default: those of demo.yaml)"
-    parser.add_argument("--warm-start-steps", type=positive, metavar="N", help=text)
+    add("--warm-start-steps", type=positive, help=text)
     text = "questions to evaluate in each arm (default: those of demo.yaml)"
-    parser.add_argument("--questions", type=positive, metavar="N", help=text)
+    add("--questions", type=positive, dest="num_questions", help=text)
     text = "articles of the generated encyclopedia"
-    parser.add_argument("--size", type=positive, default=WORLD_SIZE, metavar="N", help=text)
+    add("--size", type=positive, default=WORLD_SIZE, help=text)
 
 
 def run(args: Namespace) -> int:
-    run_demo(
-        DemoSettings(
-            out=args.out,
-            seed=args.seed,
-            steps=args.steps,
-            port=args.port,
-            from_scratch=args.from_scratch,
-            size=args.size,
-            warm_start_steps=args.warm_start_steps,
-            num_questions=args.questions,
-        )
-    )
+    run_demo(made_of(args, DemoSettings))
     return 0
 
 

@@ -9,14 +9,13 @@ from forage.commands.arguments import count
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's output_dir")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="directory to write the model to"
-    )
+    add = parser.add_argument
+    add("run_dir", type=Path, metavar="RUN_DIR", help="the run's output_dir")
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write the model to")
     text = "optimizer step of the checkpoint to write (default: the newest checkpoint)"
-    parser.add_argument("--step", type=count, metavar="N", help=text)
+    add("--step", type=count, help=text)
     text = "write the LoRA adapters alone, not merged into the model"
-    parser.add_argument("--adapter", action="store_true", help=text)
+    add("--adapter", action="store_true", help=text)
 
 
 def run(args: Namespace) -> int:

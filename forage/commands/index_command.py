@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from forage.commands.arguments import positive
+from forage.commands.arguments import DTYPES, positive
 from forage.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,17 +22,8 @@ if TYPE_CHECKING:
     from forage.retrieval.vectors.encoder import EncoderChoice
 
 _ENCODER = (
-    "revision",
-    "query_model",
-    "query_revision",
-    "pooling",
-    "query_prefix",
-    "passage_prefix",
-    "passage_template",
-    "normalise",
-    "max_length",
-    "dtype",
-    "onnx_file",
+    *("revision", "query_model", "query_revision", "pooling", "query_prefix", "passage_prefix"),
+    *("passage_template", "normalise", "max_length", "dtype", "onnx_file"),
 )
 _OPTION = {"query_model": "--query-encoder", "onnx_file": "--onnx"}
 
@@ -41,18 +32,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Everything ``forage index`` takes; None stands for "not given"."""
     from forage.retrieval.index.backends import BACKENDS
 
-    text = "passages as JSON lines, plain or gzip"
-    parser.add_argument("--corpus", type=Path, required=True, metavar="FILE", help=text)
-    text = "where the index is written (not with --estimate)"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
+    add = parser.add_argument
+    add("--corpus", type=Path, required=True, help="passages as JSON lines, plain or gzip")
+    add("--out", type=Path, metavar="DIR", help="where the index is written (not with --estimate)")
     names = [name for models in BACKENDS.values() for name in models]
-    parser.add_argument("--backend", choices=names, help="how passages are searched (default bm25)")
+    add("--backend", choices=names, help="how passages are searched (default bm25)")
     text = "print what the index would cost, and build nothing"
-    parser.add_argument("--estimate", action="store_true", help=text)
+    add("--estimate", action="store_true", help=text)
     text = "import a FAISS index that exists (its parts, in order) instead of building one"
-    parser.add_argument("--adopt", type=Path, nargs="+", metavar="FAISS", help=text)
+    add("--adopt", type=Path, nargs="+", metavar="FAISS", help=text)
     text = "start an unfinished build again from nothing"
-    parser.add_argument("--restart", action="store_true", help=text)
+    add("--restart", action="store_true", help=text)
     _add_encoder_arguments(parser.add_argument_group("encoder"))
     for title, models in BACKENDS.items():
         _add_settings(parser.add_argument_group(title), models)
@@ -73,18 +63,16 @@ def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
     add("--passage-prefix", "text put before each passage", metavar="TEXT")
     text = "how title and text are joined, with {title} and {text}"
     add("--passage-template", text, metavar="TEXT")
-    text = "scale vectors to unit length"
-    add("--normalise", text, action=argparse.BooleanOptionalAction)
-    add("--max-length", "tokens that are read of a text", type=positive, metavar="TOKENS")
+    add("--normalise", "scale vectors to unit length", action=argparse.BooleanOptionalAction)
+    add("--max-length", "tokens that are read of a text", type=positive)
     text = "numbers that the encoder computes in (default: the fastest that stays close)"
-    add("--dtype", text, choices=["float32", "float16", "bfloat16"])
+    add("--dtype", text, choices=DTYPES)
     text = "compute with this ONNX file of the model (onnx/model.onnx where none is named)"
     how = {"dest": "onnx_file", "nargs": "?", "const": "onnx/model.onnx", "metavar": "FILE"}
     add("--onnx", text, **how)
-    text = "run Python code that comes with the model"
-    add("--trust-remote-code", text, action="store_true")
+    add("--trust-remote-code", "run Python code that comes with the model", action="store_true")
     text = "where passages are encoded, for example cuda:0 cuda:1 (default: a GPU if there is one)"
-    add("--device", text, nargs="+", default=[], metavar="DEVICE")
+    add("--device", text, nargs="+", default=[])
 
 
 def _add_settings(group: argparse._ArgumentGroup, models: Mapping[str, type[BaseModel]]) -> None:
@@ -115,7 +103,7 @@ def _value_of(kinds: list[Any]) -> dict[str, Any]:
     if bool in parts:
         return {"action": "store_true"}
     if int in parts:
-        return {"type": positive, "metavar": "N"}
+        return {"type": positive}
     return {"type": float, "metavar": "X"} if float in parts else {"metavar": "TEXT"}
 
 

@@ -31,22 +31,18 @@ class ModelShape:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    text = "corpus to train the tokenizer on"
-    parser.add_argument("--corpus", type=Path, required=True, metavar="FILE", help=text)
-    text = "questions to train the tokenizer on, beside the corpus"
-    parser.add_argument("--questions", type=Path, metavar="FILE", help=text)
-    text = "directory to write the model to"
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
-    text = "number that the weights are drawn from"
-    parser.add_argument("--seed", type=count, default=0, metavar="N", help=text)
-    shape = ModelShape()
+    add, shape = parser.add_argument, ModelShape()
+    add("--corpus", type=Path, required=True, help="corpus to train the tokenizer on")
+    add("--questions", type=Path, help="questions to train the tokenizer on, beside the corpus")
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write the model to")
+    add("--seed", type=count, default=0, help="number that the weights are drawn from")
     for option, value, text in (
         ("--vocabulary", shape.vocabulary, "tokens of the vocabulary"),
         ("--hidden-size", shape.hidden_size, "width of the model; a multiple of 64"),
         ("--layers", shape.num_layers, "layers of the model"),
         ("--max-tokens", shape.max_tokens, "tokens of the longest episode"),
     ):
-        parser.add_argument(option, type=positive, default=value, metavar="N", help=text)
+        add(option, type=positive, default=value, help=text)
 
 
 def run(args: Namespace) -> int:

@@ -57,14 +57,15 @@ class Rescored:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     text = "episodes of Forage, rollout dumps of veRL, or lines with a text and its golden answers"
-    parser.add_argument("file", type=Path, metavar="FILE.jsonl", help=text)
+    add("file", type=Path, metavar="FILE.jsonl", help=text)
     text = "the published system whose reward rule scores the lines"
-    parser.add_argument("--rule", choices=RULES, required=True, help=text)
+    add("--rule", choices=RULES, required=True, help=text)
     text = "settings of that rule, for example structure_format_score=0.2"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="name=value", help=text)
+    add("overrides", nargs="*", default=[], metavar="name=value", help=text)
     text = "file to write the scores to, line by line"
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help=text)
+    add("--out", type=Path, metavar="FILE.jsonl", help=text)
 
 
 def run(args: Namespace) -> int:
@@ -82,11 +83,12 @@ def run_rescore(path: Path, rule: Rule, settings: OriginalSettings, out: Path | 
         rows = "".join(json.dumps(asdict(one)) + "\n" for one in rescored)
         out.write_text(rows, encoding="utf-8")
     console = Console()
-    console.print(f"{len(rescored)} episodes, mean score as {rule}: {_mean(rescored):.4f}")
-    compared = [one for one in rescored if one.recorded is not None]
+    mean = fmean(one.original for one in rescored)
+    console.print(f"{len(rescored)} episodes, mean score as {rule}: {mean:.4f}")
+    compared = [(one, one.recorded) for one in rescored if one.recorded is not None]
     if compared:
-        different = [one for one in compared if _differs(one)]
-        recorded = fmean(one.recorded for one in compared if one.recorded is not None)
+        different = [one for one, recorded in compared if abs(recorded - one.original) > 1e-6]
+        recorded = fmean(recorded for _, recorded in compared)
         console.print(
             f"{len(compared)} have a recorded score, mean {recorded:.4f}; "
             f"{len(different)} of them differ"
@@ -176,11 +178,3 @@ def _golden(row: Mapping[str, Any]) -> Golden:
     ):
         return value
     raise ValueError(f"it has no golden answers under any of {', '.join(_GOLDEN)}")
-
-
-def _mean(rescored: Sequence[Rescored]) -> float:
-    return fmean(one.original for one in rescored)
-
-
-def _differs(one: Rescored) -> bool:
-    return one.recorded is not None and abs(one.recorded - one.original) > 1e-6

@@ -7,20 +7,20 @@ another text are refused, and so are evaluations without a common question.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from forage.errors import UserError
 from forage.evaluation.fingerprint import Protocol
 from forage.evaluation.intervals import Bootstrap, Difference, bootstrap, macro_bootstrap
 from forage.evaluation.result import EvaluationResult
-from forage.evaluation.scores import QuestionScore
+from forage.evaluation.scores import MEANS, QuestionScore
 
-METRICS = ("em", "cover_em", "f1", "searches", "sampled_tokens", "seconds")
 NUM_RESAMPLES = 10_000
 """More than an interval needs: a p-value of 0.001 takes thousands of resamples."""
 
 Pair = tuple[QuestionScore, QuestionScore]
+Means = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,6 @@ class Comparison:
     arms: tuple[ComparedArm, ...]
     differing: tuple[tuple[str, str, str], ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def compare(
     first: EvaluationResult,
@@ -89,16 +86,12 @@ def compare(
         )
     settings = sorted({*first.fingerprint, *second.fingerprint})
     pairs = [(n, first.fingerprint.get(n, "–"), second.fingerprint.get(n, "–")) for n in settings]
-    return Comparison(
-        first=names[0],
-        second=names[1],
-        protocols=(first.protocol, second.protocol),
-        arms=tuple(
-            _compare_arm(arm, first.scores[arm], second.scores[arm], names, num_resamples, seed)
-            for arm in arms
-        ),
-        differing=tuple((name, one, other) for name, one, other in pairs if one != other),
+    compared = tuple(
+        _compare_arm(arm, first.scores[arm], second.scores[arm], names, num_resamples, seed)
+        for arm in arms
     )
+    differing = tuple((name, one, other) for name, one, other in pairs if one != other)
+    return Comparison(*names, (first.protocol, second.protocol), compared, differing)
 
 
 def _compare_arm(
@@ -120,21 +113,17 @@ def _compare_arm(
     }
     macro = None
     if len(parts) > 1:
-        means = [_means(those) for those in by_source.values()]
-        macro = ComparedSlice(
-            len(pairs), _figures(_average(means), macro_bootstrap(list(parts.values())))
-        )
+        means = _average([_means(those) for those in by_source.values()])
+        macro = ComparedSlice(len(pairs), _figures(means, macro_bootstrap(list(parts.values()))))
+    of_hops = {n: [pair for pair in pairs if pair[0].num_hops == n] for n in hops}
     return ComparedArm(
         arm=arm,
         overall=_slice(pairs, _resample(pairs, num_resamples, seed)),
         macro=macro,
-        by_source=tuple(
-            _slice(those, parts[source], source=source) for source, those in by_source.items()
-        ),
+        by_source=tuple(_slice(those, parts[s], source=s) for s, those in by_source.items()),
         by_hops=tuple(
             _slice(those, _resample(those, num_resamples, seed), num_hops=n)
-            for n in hops
-            if (those := [pair for pair in pairs if pair[0].num_hops == n])
+            for n, those in of_hops.items()
         ),
         num_only_first=len(first) - len(pairs),
         num_only_second=len(second) - len(pairs),
@@ -167,47 +156,32 @@ def _pair(
 
 def _resample(pairs: Sequence[Pair], num_resamples: int, seed: int) -> Bootstrap:
     rows = [
-        [getattr(other, metric) - getattr(one, metric) for metric in METRICS]
-        for one, other in pairs
+        [getattr(other, metric) - getattr(one, metric) for metric in MEANS] for one, other in pairs
     ]
     return bootstrap(rows, num_resamples, seed)
 
 
-def _slice(
-    pairs: Sequence[Pair],
-    resampled: Bootstrap,
-    source: str | None = None,
-    num_hops: int | None = None,
-) -> ComparedSlice:
-    return ComparedSlice(len(pairs), _figures(_means(pairs), resampled), source, num_hops)
+def _slice(pairs: Sequence[Pair], resampled: Bootstrap, **of: Any) -> ComparedSlice:
+    return ComparedSlice(len(pairs), _figures(_means(pairs), resampled), **of)
 
 
-def _means(pairs: Sequence[Pair]) -> list[tuple[float, float]]:
+def _means(pairs: Sequence[Pair]) -> list[Means]:
     """The means (first, second) of each metric."""
-    size = len(pairs)
-    return [
-        (
-            sum(getattr(one, metric) for one, _ in pairs) / size,
-            sum(getattr(other, metric) for _, other in pairs) / size,
-        )
-        for metric in METRICS
-    ]
+    rows = [[(getattr(one, m), getattr(other, m)) for m in MEANS] for one, other in pairs]
+    return _average(rows)
 
 
-def _average(means: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The plain mean over parts, for each metric."""
-    return [
-        (sum(one for one, _ in column) / len(means), sum(other for _, other in column) / len(means))
-        for column in zip(*means, strict=True)
-    ]
+def _average(rows: Sequence[Sequence[Means]]) -> list[Means]:
+    """The plain mean over rows, for each metric."""
+    columns = zip(*rows, strict=True)
+    sums = [(sum(one for one, _ in c), sum(other for _, other in c)) for c in columns]
+    return [(one / len(rows), other / len(rows)) for one, other in sums]
 
 
-def _figures(
-    means: Sequence[tuple[float, float]], resampled: Bootstrap
-) -> tuple[ComparedFigure, ...]:
+def _figures(means: Sequence[Means], resampled: Bootstrap) -> tuple[ComparedFigure, ...]:
     return tuple(
         ComparedFigure(
             metric, one, other, Difference(resampled.interval(column), resampled.p_value(column))
         )
-        for column, (metric, (one, other)) in enumerate(zip(METRICS, means, strict=True))
+        for column, (metric, (one, other)) in enumerate(zip(MEANS, means, strict=True))
     )

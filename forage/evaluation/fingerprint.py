@@ -10,18 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
-
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 from forage.config.run_config import RunConfig
 from forage.environment.template import PromptTemplate
 from forage.evaluation.methods.methods import PROMPTS
 from forage.evaluation.methods.rejection_sampling import num_candidates
 from forage.retrieval.client.servers import Served
-from forage.training.model import tokenizer_digest, weights_digest
 from forage.types import SEARCH_TOOL
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 # What only some arms depend on. (The seed is also that of noise, which the temperature gives away.)
 _OF_ARMS = frozenset(
@@ -90,14 +90,6 @@ class Protocol:
             num_candidates=num_candidates(config) if is_best_of_many else 1,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``; raises ``TypeError``."""
-        return cls(**row)
-
 
 def answers_text(protocol: Protocol) -> str:
     """How many answers each question got, how they were sampled, and which one counts."""
@@ -118,6 +110,8 @@ def facts_of_policy(
 
     Where the weights lie makes no difference; a server's cannot be seen from here.
     """
+    from forage.training.model import tokenizer_digest, weights_digest
+
     facts = {"the tokenizer": tokenizer_digest(tokenizer)}
     if model is not None:
         return {"the weights": weights_digest(model)} | facts

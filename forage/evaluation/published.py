@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from forage.data.published.benchmarks import published
 from forage.evaluation.fingerprint import Protocol, answers_text
@@ -81,22 +82,9 @@ def literature() -> Literature:
     """The content of ``published.yaml``."""
     text = (resources.files("forage.evaluation") / "published.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.safe_load(text)
-    names: dict[str, str] = tree["names"]
-    return Literature(
-        names=names,
-        protocol=SharedProtocol(**tree["protocol"]),
-        origins={key: ResultOrigin(**row) for key, row in tree["origins"].items()},
-        results=tuple(
-            PublishedResult(
-                model=row["model"],
-                method=row["method"],
-                origin=row["origin"],
-                em=dict(zip(names, row["em"], strict=True)),
-                average=row["average"],
-            )
-            for row in tree["results"]
-        ),
-    )
+    for row in tree["results"]:
+        row["em"] = dict(zip(tree["names"], row["em"], strict=True))
+    return TypeAdapter(Literature).validate_python(tree)
 
 
 def shared_sources(arm: ArmSummary) -> list[str]:
@@ -108,15 +96,11 @@ def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
     """How the published figures were made, and how these, point by point."""
     there = literature().protocol
     retriever = protocol.retriever or "the server does not say"
-    passages = "size unknown"
-    if protocol.num_passages is not None:
-        passages = f"{protocol.num_passages:,} passages"
-    topk = str(protocol.topk)
+    size, topk = protocol.num_passages, str(protocol.topk)
+    passages = "size unknown" if size is None else f"{size:,} passages"
     if not protocol.searches:
         retriever = passages = topk = "none"
-    is_corpus_alike = protocol.num_passages is not None and (
-        abs(protocol.num_passages / there.num_passages - 1) < 0.01
-    )
+    is_corpus_alike = size is not None and abs(size / there.num_passages - 1) < 0.01
     template = "search-r1 (its rules in other words)"
     return [
         ProtocolRow(
@@ -150,22 +134,17 @@ def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
             answers_text(protocol),
             protocol.num_samples > 1 or protocol.num_candidates > 1,
         ),
-        *_method_rows(protocol),
+        *(
+            [ProtocolRow("method", "that of each row", protocol.method, True)]
+            if protocol.method != "search"
+            else []
+        ),
         _questions_row(arm),
     ]
 
 
-def _method_rows(protocol: Protocol) -> list[ProtocolRow]:
-    if protocol.method == "search":
-        return []
-    return [ProtocolRow("method", "that of each row", protocol.method, True)]
-
-
 def _questions_row(arm: ArmSummary) -> ProtocolRow:
-    names = literature().names
-    there: list[str] = []
-    here: list[str] = []
-    for source in shared_sources(arm):
-        there.append(f"{names[source]} {published(source, 'test').counts[source]:,}")
-        here.append(f"{names[source]} {arm.by_source[source].num_questions:,}")
+    names, sources = literature().names, shared_sources(arm)
+    there = [f"{names[s]} {published(s, 'test').counts[s]:,}" for s in sources]
+    here = [f"{names[s]} {arm.by_source[s].num_questions:,}" for s in sources]
     return ProtocolRow("questions", ", ".join(there), ", ".join(here), there != here)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def write_result(path: Path, result: EvaluationResult) -> None:
     head = {
         "name": result.name,
         "note": result.note,
-        "protocol": result.protocol.to_json(),
+        "protocol": asdict(result.protocol),
         "fingerprint": result.fingerprint,
         **result.summary.to_json(),
     }
@@ -76,16 +76,16 @@ def read_result(path: Path) -> EvaluationResult:
 
 
 def _from_json(row: Mapping[str, Any]) -> EvaluationResult:
-    columns = row["scores"]["columns"]
+    columns, scores = row["scores"]["columns"], row["scores"]["rows"].items()
     return EvaluationResult(
         name=row["name"],
         note=row["note"],
-        protocol=Protocol.from_json(row["protocol"]),
+        protocol=Protocol(**row["protocol"]),
         fingerprint=dict(row["fingerprint"]),
         summary=EvaluationSummary.from_json(row),
         scores={
             arm: [_score(dict(zip(columns, values, strict=True))) for values in rows]
-            for arm, rows in row["scores"]["rows"].items()
+            for arm, rows in scores
         },
     )
 

@@ -15,6 +15,9 @@ from statistics import fmean
 from forage.algorithms.credit.pass_at_k import pass_at_k
 from forage.types import Episode, Question, Status
 
+MEANS = ("em", "cover_em", "f1", "searches", "sampled_tokens", "seconds")
+"""The figures of an episode that a question, and then a slice of questions, has means of."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeScore:
@@ -77,12 +80,7 @@ class QuestionScore:
             source=question.source,
             num_hops=question.num_hops,
             digest=digest_of(question),
-            em=fmean(ems_K),
-            cover_em=fmean(score.cover_em for score in samples_K),
-            f1=fmean(score.f1 for score in samples_K),
-            searches=fmean(score.searches for score in samples_K),
-            sampled_tokens=fmean(score.sampled_tokens for score in samples_K),
-            seconds=fmean(score.seconds for score in samples_K),
+            **{name: fmean(getattr(score, name) for score in samples_K) for name in MEANS},
             answered=fmean(score.is_answered for score in samples_K),
             gold_recall=fmean(recalls) if recalls else None,
             pass_at={k: pass_at_k(ems_K, k) for k in ks_of(len(ems_K))},

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from statistics import fmean
 from typing import Annotated, Any, Self
 
@@ -23,7 +24,7 @@ from forage.evaluation.intervals import (
     macro_bootstrap,
     paired_difference,
 )
-from forage.evaluation.scores import QuestionScore
+from forage.evaluation.scores import MEANS, QuestionScore
 
 ListedInterval = Annotated[
     Interval, PlainSerializer(astuple), PlainValidator(lambda row: Interval(*row))
@@ -120,17 +121,13 @@ def summarise(
         for score in scores:
             by_source.setdefault(score.source, []).append(score)
         hops = sorted({score.num_hops for score in scores if score.num_hops is not None})
+        by_hops = {n: [score for score in scores if score.num_hops == n] for n in hops}
+        summarised = partial(_summarise_slice, num_resamples=num_resamples, seed=seed)
         arms[arm] = ArmSummary(
-            overall=_summarise_slice(scores, num_resamples, seed),
+            overall=summarised(scores),
             macro=_macro(by_source, num_resamples, seed),
-            by_source={
-                source: _summarise_slice(rows, num_resamples, seed)
-                for source, rows in by_source.items()
-            },
-            by_hops={
-                n: _summarise_slice([s for s in scores if s.num_hops == n], num_resamples, seed)
-                for n in hops
-            },
+            by_source={source: summarised(rows) for source, rows in by_source.items()},
+            by_hops={n: summarised(rows) for n, rows in by_hops.items()},
         )
     return EvaluationSummary(arms)
 
@@ -157,16 +154,11 @@ def em_gain(
     ids = [score.question_id for score in after]
     if len(by_id) != len(before) or set(ids) != set(by_id) or len(ids) != len(by_id):
         raise ValueError("a gain needs the same questions before and after, each once")
-    return paired_difference(
-        [by_id[question_id] for question_id in ids],
-        [score.em for score in after],
-        num_resamples,
-        seed,
-    )
+    ems = [by_id[question_id] for question_id in ids], [score.em for score in after]
+    return paired_difference(*ems, num_resamples, seed)
 
 
 _MACRO_COLUMNS = ("em", "cover_em", "f1")
-_COLUMNS = (*_MACRO_COLUMNS, "searches", "sampled_tokens", "seconds")
 
 
 def _resample(
@@ -179,12 +171,12 @@ def _resample(
 def _summarise_slice(
     scores: Sequence[QuestionScore], num_resamples: int, seed: int
 ) -> SliceSummary:
-    resampled = _resample(scores, num_resamples, seed, _COLUMNS)
+    resampled = _resample(scores, num_resamples, seed, MEANS)
     recalls = [score.gold_recall for score in scores if score.gold_recall is not None]
     failures = Counter(kind for score in scores for kind in score.failures)
     return SliceSummary(
         num_questions=len(scores),
-        **{name: resampled.interval(column) for column, name in enumerate(_COLUMNS)},
+        **{name: resampled.interval(column) for column, name in enumerate(MEANS)},
         answered=fmean(score.answered for score in scores),
         gold_recall=bootstrap_interval(recalls, num_resamples, seed) if recalls else None,
         pass_at={

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forage.evaluation.intervals import Interval
 from forage.viewer.axes import Axis, Tick, number_text, round_axis
@@ -35,16 +35,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Corners joined by a line, in SVG's form of ``points``."""
+    """Corners joined by a line, in SVG's form of ``points``; without a weight, around an area."""
 
     style: str
     weight: str
-    points: str
-
-
-@dataclass(frozen=True, slots=True)
-class Area:
-    style: str
     points: str
 
 
@@ -70,7 +64,7 @@ class Chart:
     hover_json: str
     right: int
     lines: tuple[Line, ...] = ()
-    areas: tuple[Area, ...] = ()
+    areas: tuple[Line, ...] = ()
     labels: tuple[Label, ...] = ()
     legend: tuple[tuple[str, str], ...] = ()
     reference: Label | None = None
@@ -155,21 +149,13 @@ def line_chart(
         lines += _lines(one, mean_T, x_axis, y_axis, "thick")
         last = next(y for y in reversed(mean_T) if math.isfinite(y))
         ends.append(Label(right + 7, y_axis.place(last), one.name, one.style))
-    return Chart(
-        title=title,
-        y_label=y_label,
-        x_label=x_label,
-        note=note,
-        summary=_summary(title, drawn),
-        x_ticks=x_axis.ticks(6, is_whole=True),
-        y_ticks=y_axis.ticks(5),
+    return replace(
+        _frame(title, note, drawn, x_axis, y_axis, x_label, y_label),
         lines=tuple(lines),
         labels=_spread(ends) if len(drawn) > 1 else (),
         reference=None
         if reference is None
         else Label(right, y_axis.place(reference[0]), reference[1], "reference"),
-        hover_json=_hover_json(drawn, x_axis, x_label),
-        right=right,
     )
 
 
@@ -188,39 +174,39 @@ def stacked_chart(
     x_T = drawn[0].x_T
     assert all(s.x_T == x_T for s in drawn), "stacked series must share their steps"
     floor_T = [0.0] * len(x_T)
-    layers: list[tuple[Series, list[float], list[float]]] = []
+    corners: list[list[tuple[float, float]]] = []
     for one in drawn:
-        top_T = [
-            f + (y if math.isfinite(y) else 0.0) for f, y in zip(floor_T, one.y_T, strict=True)
-        ]
-        layers.append((one, floor_T, top_T))
+        added_T = [y if math.isfinite(y) else 0.0 for y in one.y_T]
+        top_T = [floor + added for floor, added in zip(floor_T, added_T, strict=True)]
+        back = zip(reversed(x_T), reversed(floor_T), strict=True)
+        corners.append([*zip(x_T, top_T, strict=True), *back])
         floor_T = top_T
-    right = WIDTH - _BARE_ROOM
-    x_axis = Axis(min(x_T), max(x_T), LEFT, right)
+    x_axis = Axis(min(x_T), max(x_T), LEFT, WIDTH - _BARE_ROOM)
     y_axis = round_axis(floor_T, (0.0, None), False, HEIGHT - BOTTOM, TOP)
-    areas = tuple(
-        Area(
-            one.style,
-            _points(
-                [*zip(x_T, top_T, strict=True), *zip(reversed(x_T), reversed(low_T), strict=True)],
-                x_axis,
-                y_axis,
-            ),
-        )
-        for one, low_T, top_T in layers
+    return replace(
+        _frame(title, note, drawn, x_axis, y_axis, x_label, y_label),
+        areas=tuple(
+            Line(one.style, "", _points(around, x_axis, y_axis))
+            for one, around in zip(drawn, corners, strict=True)
+        ),
+        legend=tuple((one.style, one.name) for one in drawn),
     )
+
+
+def _frame(
+    title: str, note: str, drawn: Sequence[Series], x_axis: Axis, y_axis: Axis, x: str, y: str
+) -> Chart:
+    """A chart with its axes, labelled ``x`` and ``y``, and its texts, but nothing drawn in it."""
     return Chart(
         title=title,
-        y_label=y_label,
-        x_label=x_label,
+        y_label=y,
+        x_label=x,
         note=note,
         summary=_summary(title, drawn),
         x_ticks=x_axis.ticks(6, is_whole=True),
         y_ticks=y_axis.ticks(5),
-        areas=areas,
-        legend=tuple((one.style, one.name) for one in drawn),
-        hover_json=_hover_json(drawn, x_axis, x_label),
-        right=right,
+        hover_json=_hover_json(drawn, x_axis, x),
+        right=round(x_axis.end),
     )
 
 
@@ -249,12 +235,11 @@ def interval_chart(
                 y = middle + (offset if both else 0)
                 whiskers.append(_whisker(style, f"{row.label}, {name}", interval, axis, y))
     bottom = top + _ROW_HEIGHT * len(rows)
+    ticks = (low + (high - low) * n / 4 for n in range(5))
     return IntervalChart(
         summary="; ".join(w.text for w in whiskers),
         x_label=x_label,
-        x_ticks=tuple(
-            Tick(axis.place(x), f"{x:.2g}") for x in (low + (high - low) * n / 4 for n in range(5))
-        ),
+        x_ticks=tuple(Tick(axis.place(x), f"{x:.2g}") for x in ticks),
         rows=tuple(labels),
         whiskers=tuple(whiskers),
         width=_INTERVALS_WIDTH,
@@ -331,19 +316,11 @@ def _hover_json(series: Sequence[Series], x_axis: Axis, x_label: str) -> str:
     for one in series:
         for x, y in zip(one.x_T, one.y_T, strict=True):
             texts.setdefault(x, []).append(f"{one.name}: {number_text(y)}")
-    return json.dumps(
-        [[x_axis.place(x), [f"{x_label} {x:g}", *texts[x]]] for x in sorted(texts)],
-        separators=(",", ":"),
-        ensure_ascii=False,
-    )
+    steps = [[x_axis.place(x), [f"{x_label} {x:g}", *texts[x]]] for x in sorted(texts)]
+    return json.dumps(steps, separators=(",", ":"), ensure_ascii=False)
 
 
 def _whisker(style: str, label: str, interval: Interval, axis: Axis, y: float) -> Whisker:
-    return Whisker(
-        style=style,
-        low=axis.place(interval.low),
-        high=axis.place(interval.high),
-        mean=axis.place(interval.mean),
-        y=y,
-        text=f"{label}: {interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
-    )
+    low, high, mean = interval.low, interval.high, interval.mean
+    text = f"{label}: {mean:.3f} [{low:.3f}, {high:.3f}]"
+    return Whisker(style, axis.place(low), axis.place(high), axis.place(mean), y, text)

@@ -131,14 +131,9 @@ def _evaluation_cards(result: EvaluationResult) -> list[Card]:
         if arm != first_name and arm in ("closed_book", "gold")
     ]
     searches, recall = first.overall.searches, first.overall.gold_recall
-    cards.append(
-        Card(
-            "Searches a question",
-            figure_text(searches.mean),
-            f"{figure_text(first.overall.sampled_tokens.mean, 0)} tokens, "
-            f"{figure_text(first.overall.seconds.mean)} s an episode",
-        )
-    )
+    tokens = figure_text(first.overall.sampled_tokens.mean, 0)
+    detail = f"{tokens} tokens, {figure_text(first.overall.seconds.mean)} s an episode"
+    cards.append(Card("Searches a question", figure_text(searches.mean), detail))
     if recall is not None and len(cards) < _MAX_CARDS:
         cards.append(Card("Gold recall", figure_text(recall.mean), "of the passages needed"))
     return cards

@@ -22,21 +22,13 @@ from forage.viewer.transcripts import Decode, QuestionView, view_question
 
 
 @dataclass(frozen=True, slots=True)
-class ShownEpisode:
-    """An episode for the report, under a label such as "Before" or "After"."""
-
-    label: str
-    episode: Episode
-
-
-@dataclass(frozen=True, slots=True)
 class ReportInput:
     """All that a report shows; the page leaves out what is None or empty.
 
     ``metrics`` are the rows of ``metrics.jsonl``; ``warm_start`` holds (step, loss) points;
     ``decode`` gives the text of one token id; ``environment`` is a line such as "2 cores, torch
     2.13.0"; ``total_seconds`` is the wall-clock time of the whole run; ``em_gain`` is the paired
-    difference after - before in the normal arm.
+    difference after - before in the normal arm; ``episodes`` stand under labels ("Before").
     """
 
     name: str
@@ -49,7 +41,7 @@ class ReportInput:
     after: EvaluationSummary | None = None
     em_gain: Difference | None = None
     warm_start: Sequence[tuple[int, float]] = ()
-    episodes: Sequence[ShownEpisode] = ()
+    episodes: Sequence[tuple[str, Episode]] = ()
     decode: Decode | None = None
 
 
@@ -103,7 +95,7 @@ def render_report(run: ReportInput) -> str:
 
 def choose_episodes(
     before: Sequence[Episode], after: Sequence[Episode], num_questions: int = 6
-) -> tuple[ShownEpisode, ...]:
+) -> tuple[tuple[str, Episode], ...]:
     """Episodes of the most telling questions, before and after side by side.
 
     Questions alternate by number of hops, most hops first. Of the same number, questions that were
@@ -127,11 +119,11 @@ def choose_episodes(
     wrong = next((episode for episode in after if not _is_right(episode)), None)
     if wrong is not None and chosen and all(_is_right(episode) for episode in chosen):
         chosen[-1] = wrong
-    shown: list[ShownEpisode] = []
+    shown: list[tuple[str, Episode]] = []
     for episode in chosen:
         if episode.question.id in earlier:
-            shown.append(ShownEpisode("Before", earlier[episode.question.id]))
-        shown.append(ShownEpisode("After", episode))
+            shown.append(("Before", earlier[episode.question.id]))
+        shown.append(("After", episode))
     return tuple(shown)
 
 
@@ -173,22 +165,21 @@ def _cards(run: ReportInput) -> list[Card]:
             cards.append(Card("Searches per question", searches, f"on questions that need {hops}"))
     closed = run.after.arms.get("closed_book") if run.after else None
     if closed is not None:
-        cards.append(
-            Card("Closed book, after", f"{closed.overall.em.mean:.2f}", "exact match, no search")
-        )
-    cards.append(
-        Card("Whole run", duration_text(run.total_seconds), f"{len(run.metrics)} optimizer steps")
-    )
-    return cards
+        em = f"{closed.overall.em.mean:.2f}"
+        cards.append(Card("Closed book, after", em, "exact match, no search"))
+    steps = f"{len(run.metrics)} optimizer steps"
+    return [*cards, Card("Whole run", duration_text(run.total_seconds), steps)]
 
 
 def _slice_rows(
     before: EvaluationSummary | None, after: EvaluationSummary | None
 ) -> list[SliceRow]:
     """Every slice of both evaluations, in the order of the later one."""
-    then = {(arm, hops): part for arm, hops, part in before.slices()} if before else {}
-    now = {(arm, hops): part for arm, hops, part in after.slices()} if after else {}
-    arms = [*(after.arms if after else ()), *(before.arms if before else ())]
+    then, now = (
+        {(arm, hops): part for arm, hops, part in summary.slices()} if summary else {}
+        for summary in (before, after)
+    )
+    arms = [arm for summary in (after, before) if summary for arm in summary.arms]
     keys = sorted({*then, *now}, key=lambda key: (arms.index(key[0]), key[1] or 0))
     return [
         SliceRow(
@@ -206,23 +197,16 @@ def _interval_chart(rows: Sequence[SliceRow]) -> IntervalChart:
     """The first arm by hops and the others as a whole."""
     second_head = next((i for i, row in enumerate(rows) if row.is_head and i), len(rows))
     glance = [row for i, row in enumerate(rows) if i < second_head or row.is_head]
-    return interval_chart(
-        [
-            IntervalRow(
-                row.label,
-                row.before.em if row.before else None,
-                row.after.em if row.after else None,
-                row.is_head,
-            )
-            for row in glance
-        ],
-        x_label="exact match",
-    )
+    shown: list[IntervalRow] = []
+    for row in glance:
+        before, after = (part.em if part else None for part in (row.before, row.after))
+        shown.append(IntervalRow(row.label, before, after, row.is_head))
+    return interval_chart(shown, x_label="exact match")
 
 
 def _questions(run: ReportInput) -> list[QuestionView]:
     """The shown episodes by question, in the order of first appearance."""
     by_id: dict[str, list[tuple[str, Episode]]] = {}
-    for shown in run.episodes:
-        by_id.setdefault(shown.episode.question.id, []).append((shown.label, shown.episode))
+    for label, episode in run.episodes:
+        by_id.setdefault(episode.question.id, []).append((label, episode))
     return [view_question(labelled, run.decode) for labelled in by_id.values()]

@@ -111,10 +111,8 @@ class EpisodeIndex:
             path = self._run_dir / file
             stat = path.stat()
             # A resumed run cuts its files, and an evaluation replaces its own: read those again.
-            if (
-                stat.st_size < self._read_to.get(file, 0)
-                or self._inodes.get(file, stat.st_ino) != stat.st_ino
-            ):
+            is_cut = stat.st_size < self._read_to.get(file, 0)
+            if is_cut or self._inodes.get(file, stat.st_ino) != stat.st_ino:
                 self._rows.pop(file, None)
                 self._read_to.pop(file, None)
             self._inodes[file] = stat.st_ino

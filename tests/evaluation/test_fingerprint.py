@@ -1,5 +1,7 @@
 """What tells two evaluations apart, for a file of episodes and for a reader."""
 
+import json
+from dataclasses import asdict
 from typing import Any, get_args
 
 import pytest
@@ -97,7 +99,7 @@ def test_a_reader_is_told_how_often_was_searched_and_how_answers_were_sampled(
     assert (protocol.max_turns, protocol.searches) == (max_turns, max_turns > 0)
     assert answers_text(protocol) == answers
     assert (protocol.prompt == "the method's own") == (method in PROMPTS)
-    assert Protocol.from_json(protocol.to_json()) == protocol
+    assert Protocol(**json.loads(json.dumps(asdict(protocol)))) == protocol
 
 
 def test_samples_of_a_question_are_told_with_their_temperature():

@@ -10,7 +10,6 @@ import pytest
 from forage.types import Reward
 from forage.viewer.report import (
     ReportInput,
-    ShownEpisode,
     choose_episodes,
     duration_text,
     render_report,
@@ -97,9 +96,9 @@ def test_an_evaluation_alone_has_no_before(run: ReportInput) -> None:
 
 def test_shown_episodes_hold_every_token_of_theirs(run: ReportInput) -> None:
     page = render_report(run)
-    num_tokens = sum(shown.episode.num_tokens for shown in run.episodes)
+    num_tokens = sum(episode.num_tokens for _, episode in run.episodes)
     assert len(re.findall(r"<i data-t=", page)) == num_tokens
-    sampled = sum(shown.episode.num_sampled_tokens for shown in run.episodes)
+    sampled = sum(episode.num_sampled_tokens for _, episode in run.episodes)
     assert len(re.findall(r'<i data-t="\d+ \S+ \d+"', page)) == sampled
 
 
@@ -111,12 +110,13 @@ def test_chosen_episodes_pair_before_with_after_and_keep_a_failure() -> None:
     after = [replace(e, reward=Reward(1.0, {"em": 1.0})) for e in after]
     after[29] = replace(after[29], reward=Reward(0.0, {"em": 0.0}))
     shown = choose_episodes(before, after, 5)
-    labels = [episode.label for episode in shown]
+    labels = [label for label, _ in shown]
     assert labels == ["Before", "After"] * 5
-    pairs = list(zip(shown[::2], shown[1::2], strict=True))
-    assert all(b.episode.question == a.episode.question for b, a in pairs)
-    assert {a.episode.question.num_hops for _, a in pairs} == {1, 2, 3}
-    assert any(not a.episode.reward.value for _, a in pairs if a.episode.reward)
+    episodes = [episode for _, episode in shown]
+    pairs = list(zip(episodes[::2], episodes[1::2], strict=True))
+    assert all(b.question == a.question for b, a in pairs)
+    assert {a.question.num_hops for _, a in pairs} == {1, 2, 3}
+    assert any(not a.reward.value for _, a in pairs if a.reward)
     assert choose_episodes([], [], 5) == ()
 
 
@@ -192,8 +192,8 @@ document.body.dataset.nothing = tipAt("h1");
 @needs_chromium
 def test_pointing_at_a_token_or_a_curve_tells_its_figures(tmp_path: Path) -> None:
     run = make_report_input(num_questions=6)
-    episode = run.episodes[-1].episode
-    run = replace(run, episodes=[ShownEpisode("After", episode)])
+    _, episode = run.episodes[-1]
+    run = replace(run, episodes=[("After", episode)])
     page = re.sub(r"<meta http-equiv[^>]*>", "", render_report(run), count=1)
     path = tmp_path / "report.html"
     path.write_text(page.replace("</body>", _POINT_AT + "</body>"), encoding="utf-8")

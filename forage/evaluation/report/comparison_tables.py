@@ -34,10 +34,7 @@ def comparison_table(arm: ComparedArm, comparison: Comparison, is_wide: bool) ->
             *(("F1 difference", "p") if is_wide else ()),
             "searches",
         ),
-        tuple(
-            Row(label, _cells(part, is_wide), is_head)
-            for label, part, is_head in compared_slices(arm)
-        ),
+        tuple(Row(name, _cells(part, is_wide), head) for name, part, head in compared_slices(arm)),
         P_VALUES_NOTE,
     )
 
@@ -62,11 +59,8 @@ def compared_arm_name(arm: ComparedArm, comparison: Comparison) -> str:
 
 def played_lines(comparison: Comparison) -> tuple[str, str]:
     """How each of the two was played, after its name."""
-    first, second = comparison.protocols
-    return (
-        f"{comparison.first}: {how_played(first)}",
-        f"{comparison.second}: {how_played(second)}",
-    )
+    first, second = map(how_played, comparison.protocols)
+    return f"{comparison.first}: {first}", f"{comparison.second}: {second}"
 
 
 def settings_table(comparison: Comparison) -> FigureTable | None:
@@ -74,13 +68,8 @@ def settings_table(comparison: Comparison) -> FigureTable | None:
     if not comparison.differing:
         return None
     rows = [Row(name, (Cell(one), Cell(other))) for name, one, other in comparison.differing]
-    return FigureTable(
-        "What differs in how they were played",
-        "",
-        (comparison.first, comparison.second),
-        tuple(rows),
-        has_words=True,
-    )
+    title, columns = "What differs in how they were played", (comparison.first, comparison.second)
+    return FigureTable(title, "", columns, tuple(rows), has_words=True)
 
 
 def left_out_text(arm: ComparedArm, comparison: Comparison) -> str:

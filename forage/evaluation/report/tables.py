@@ -68,22 +68,11 @@ def summary_tables(
 def em_table(summary: EvaluationSummary, searches: bool = True) -> FigureTable:
     """Exact match alone: a row for each arm, a column for each source."""
     sources = list(dict.fromkeys(s for arm in summary.arms.values() for s in arm.by_source))
-    rows = [
-        Row(
-            arm_name(name, searches),
-            (
-                interval_cell(arm.headline),
-                *(
-                    interval_cell(arm.by_source[source].em)
-                    if source in arm.by_source
-                    else Cell("–")
-                    for source in sources
-                ),
-            ),
-            is_head=True,
-        )
-        for name, arm in summary.arms.items()
-    ]
+    rows: list[Row] = []
+    for name, arm in summary.arms.items():
+        ems = [arm.by_source[s].em if s in arm.by_source else None for s in sources]
+        cells = [Cell("–") if em is None else interval_cell(em) for em in (arm.headline, *ems)]
+        rows.append(Row(arm_name(name, searches), tuple(cells), is_head=True))
     columns = ("mean of sources", *(source_name(source) for source in sources))
     return FigureTable(
         "Exact match by arm and data source", "arm", columns, tuple(rows), _MEAN_NOTE
@@ -151,9 +140,8 @@ def published_table(result: EvaluationResult) -> FigureTable | None:
     if arm is None or not sources:
         return None
     own = [interval_cell(arm.by_source[source].em, 3) for source in sources]
-    average = Cell("")
-    if len(sources) == len(arm.by_source):
-        average = interval_cell(arm.headline, 3)
+    is_whole = len(sources) == len(arm.by_source)
+    average = interval_cell(arm.headline, 3) if is_whole else Cell("")
     method = "" if result.protocol.method == "search" else f", {result.protocol.method}"
     rows = [Row(f"{result.name} (yours{method})", (*own, average), is_head=True, is_own=True)]
     for other in literature().results:
@@ -217,24 +205,19 @@ def render_markdown(result: EvaluationResult) -> str:
 
 def _columns(summary: EvaluationSummary, is_wide: bool) -> list[_Column]:
     ks = list(next(iter(summary.arms.values())).overall.pass_at)
+
+    def match(name: str, field: str, has_bounds: bool = is_wide) -> _Column:
+        def cell(part: SliceSummary | MacroAverage) -> Cell:
+            return interval_cell(getattr(part, field), has_bounds=has_bounds)
+
+        return _Column(name, cell, cell)
+
     columns = [
         _Column("questions", lambda s: Cell(f"{s.num_questions:,}")),
-        _Column(
-            f"EM (avg@{max(ks)})" if ks else "EM",
-            lambda s: interval_cell(s.em),
-            lambda m: interval_cell(m.em),
-        ),
+        match(f"EM (avg@{max(ks)})" if ks else "EM", "em", has_bounds=True),
         *(_pass_column(k, is_wide) for k in ks),
-        _Column(
-            "cover EM",
-            lambda s: interval_cell(s.cover_em, has_bounds=is_wide),
-            lambda m: interval_cell(m.cover_em, has_bounds=is_wide),
-        ),
-        _Column(
-            "F1",
-            lambda s: interval_cell(s.f1, has_bounds=is_wide),
-            lambda m: interval_cell(m.f1, has_bounds=is_wide),
-        ),
+        match("cover EM", "cover_em"),
+        match("F1", "f1"),
         _Column("searches", lambda s: interval_cell(s.searches, has_bounds=is_wide)),
         _Column("tokens", lambda s: interval_cell(s.sampled_tokens, 0), is_wide=True),
         _Column("seconds", lambda s: interval_cell(s.seconds), is_wide=True),
