@@ -34,8 +34,10 @@ from forage.config.run_config import RunConfig, load_config  # noqa: E402
 from forage.data.questions import read_questions  # noqa: E402
 from forage.environment import actions  # noqa: E402
 from forage.environment.codec import Codec  # noqa: E402
-from forage.environment.observation import build_observation, invalid_observation  # noqa: E402
-from forage.environment.prompt import PromptTemplate, encode_prompt  # noqa: E402
+from forage.environment.observation import build_observation, message_observation  # noqa: E402
+from forage.environment.prompt import encode_prompt  # noqa: E402
+from forage.environment.protocol import TagsProtocol  # noqa: E402
+from forage.environment.template import PromptTemplate  # noqa: E402
 from forage.retrieval.index.index import Index, open_index  # noqa: E402
 from forage.rollout.engines.torch.stopping import StopTable  # noqa: E402
 from forage.rollout.engines.torch.torch_engine import TorchEngine  # noqa: E402
@@ -197,10 +199,10 @@ def generate(work: Work, batch_size: int) -> Result:
     environment = config.environment
     codec = Codec(tokenizer)
     template = PromptTemplate.load(environment.prompt)
+    invalid = TagsProtocol(codec).invalid_message
     stop_ids = [*codec.eos_ids, *(codec.encode_trusted(tag)[0] for tag in actions.STOP_STRINGS)]
     prompts = [
-        encode_prompt(q, codec, tokenizer, template, environment.max_tokens - 1)
-        for q in work.questions
+        encode_prompt(q, codec, template, environment.max_tokens - 1) for q in work.questions
     ]
     num_tokens = 0
     torch.manual_seed(config.seed)
@@ -220,7 +222,9 @@ def generate(work: Work, batch_size: int) -> Result:
                     hits = work.search.reply(action.query).hits_K
                     seen = build_observation(hits, codec, environment.max_observation_tokens)
                 else:
-                    seen = invalid_observation(codec, environment.max_observation_tokens)
+                    seen = message_observation(
+                        invalid, codec, environment.max_observation_tokens, None
+                    )
                 ids = [*ids, *new, *seen.token_ids]
                 if len(ids) + environment.max_turn_tokens < environment.max_tokens:
                     still.append(ids)

@@ -7,8 +7,8 @@ they are written, are ``records``'s.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from forage.types import (
@@ -54,33 +54,16 @@ def record_to_json(record: EpisodeRecord) -> dict[str, Any]:
     return {
         "step": record.step,
         "arm": record.arm,
-        "tokenizer": None
-        if tokenizer is None
-        else {"name": tokenizer.name, "sha256": tokenizer.sha256},
+        "tokenizer": None if tokenizer is None else asdict(tokenizer),
         **episode_to_json(record.episode),
     }
 
 
 def episode_to_json(episode: Episode) -> dict[str, Any]:
     """An episode with everything in it."""
-    question, reward = episode.question, episode.reward
+    reward = episode.reward
     return {
-        "question": {
-            "id": question.id,
-            "text": question.text,
-            "golden_answers": list(question.golden_answers),
-            "source": question.source,
-            "gold_passage_ids": list(question.gold_passage_ids),
-            "hops": [
-                {
-                    "subject": hop.subject,
-                    "relation": hop.relation,
-                    "value": hop.value,
-                    "passage_id": hop.passage_id,
-                }
-                for hop in question.hops
-            ],
-        },
+        "question": asdict(episode.question),
         "member": episode.member,
         "status": episode.status.value,
         "reward": None if reward is None else _reward_to_json(reward),
@@ -169,27 +152,23 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
 
 
 def _turn_from_json(row: Mapping[str, Any]) -> Turn:
-    calls = _calls_from_json(row["calls"]) if "calls" in row else _calls_before(row)
     return Turn(
         sampled=row["sampled"],
         kind=ActionKind(row["kind"]),
         argument=row["argument"],
         observation=row["observation"],
-        calls=calls,
+        calls=tuple(map(_call_from_json, row["calls"])) if "calls" in row else _calls_before(row),
         generate_s=float(row["generate_s"]),
     )
 
 
-def _calls_from_json(rows: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
-    return tuple(
-        ToolCall(
-            tool=row["tool"],
-            arguments=row["arguments"],
-            result_ids_K=tuple(row["result_ids"]),
-            failure=FailureKind(row["failure"]) if row["failure"] else None,
-            seconds=float(row["seconds"]),
-        )
-        for row in rows
+def _call_from_json(row: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(
+        tool=row["tool"],
+        arguments=row["arguments"],
+        result_ids_K=tuple(row["result_ids"]),
+        failure=FailureKind(row["failure"]) if row["failure"] else None,
+        seconds=float(row["seconds"]),
     )
 
 

@@ -242,3 +242,9 @@ def line_group(*lines: str, version: int = 0) -> Group:
 def oldest_version(episode: Episode) -> int:
     """The oldest policy version that sampled a token of this episode; -1 if none did."""
     return min((v for s in episode.segments for v in s.versions_T), default=-1)
+
+
+INVALID_ACTION_MESSAGE = (
+    "\n\nThat was no valid action. To search, write <search> query </search>. "
+    "To answer, write <answer> answer </answer>. Try again.\n\n"
+)

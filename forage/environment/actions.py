@@ -12,24 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forage.types import SEARCH_TOOL, Tag
+from forage.types import SEARCH_TOOL, TAGS_PROTOCOL, Tag
 
 SEARCH_OPEN, SEARCH_CLOSE = Tag.SEARCH.opening, Tag.SEARCH.closing
 ANSWER_OPEN, ANSWER_CLOSE = Tag.ANSWER.opening, Tag.ANSWER.closing
 THINK_OPEN, THINK_CLOSE = Tag.THINK.opening, Tag.THINK.closing
 INFORMATION_OPEN, INFORMATION_CLOSE = Tag.INFORMATION.opening, Tag.INFORMATION.closing
 
-PROTOCOL_TAGS = (
-    *(THINK_OPEN, THINK_CLOSE, SEARCH_OPEN, SEARCH_CLOSE),
-    *(INFORMATION_OPEN, INFORMATION_CLOSE, ANSWER_OPEN, ANSWER_CLOSE),
-)
+PROTOCOL_TAGS = tuple(side for tag in TAGS_PROTOCOL for side in (tag.opening, tag.closing))
 
 STOP_STRINGS = (SEARCH_CLOSE, ANSWER_CLOSE)
-
-INVALID_ACTION_MESSAGE = (
-    f"\n\nThat was no valid action. To search, write {SEARCH_OPEN} query {SEARCH_CLOSE}. "
-    f"To answer, write {ANSWER_OPEN} answer {ANSWER_CLOSE}. Try again.\n\n"
-)
 
 
 @dataclass(frozen=True, slots=True)

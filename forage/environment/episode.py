@@ -12,15 +12,15 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from forage.config.environment_config import EnvironmentConfig
 from forage.environment import actions
 from forage.environment.codec import Codec
 from forage.environment.observation import (
+    NOTHING_FOUND,
     Frame,
     Observation,
-    empty_observation,
     fixed_observation,
     message_observation,
     texts_observation,
@@ -57,6 +57,13 @@ class EpisodeSetting:
     top_p: float
     deadline_s: float
 
+    def sampling(
+        self, max_tokens: int, stop: tuple[str, ...], stop_ids: tuple[int, ...], key: str = ""
+    ) -> Sampling:
+        """How one turn is sampled; ``key`` instead of the episode's own for another context."""
+        noise = (key or self.key, self.seed)
+        return Sampling(max_tokens, stop, stop_ids, *noise, self.temperature, self.top_p)
+
 
 class Environment:
     """The rules, the tools, and the tokenizer they are written with."""
@@ -70,9 +77,8 @@ class Environment:
         self.protocol = make_protocol(config.protocol, codec, tools)
         self.tools = {tool.name: tool for tool in tools}
         for frame in self.protocol.frames():
-            empty_observation(codec, config.max_observation_tokens, frame)
-            for tool in tools:
-                empty_observation(codec, self.observation_tokens(tool), frame)
+            for budget in (config.max_observation_tokens, *map(self.observation_tokens, tools)):
+                fixed_observation(NOTHING_FOUND, codec, budget, frame)
 
     def observation_tokens(self, tool: Tool) -> int:
         """The most tokens that the observation of a call may have, what frames it included."""
@@ -96,42 +102,31 @@ class Environment:
             engine.release(setting.key)
 
 
+@dataclass(slots=True)
 class _EpisodeInFlight:
     """The state of one episode in flight."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        question: Question,
-        transcript: Transcript,
-        setting: EpisodeSetting,
-        engine: Generate,
-        search: Retriever,
-    ) -> None:
-        self._environment = environment
-        self._config = environment.config
-        self._codec = environment.codec
-        self._protocol = environment.protocol
-        self._question = question
-        self._transcript = transcript
-        self._setting = setting
-        self._engine = engine
-        self._search = search
-        self._turns: list[Turn] = []
-        self._started = time.monotonic()
+    environment: Environment
+    question: Question
+    transcript: Transcript
+    setting: EpisodeSetting
+    engine: Generate
+    search: Retriever
+    turns: list[Turn] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
 
     def ended(self, status: Status) -> Episode:
         return Episode(
-            question=self._question,
-            member=self._setting.member,
-            segments=self._transcript.segments,
-            turns=tuple(self._turns),
-            status=status_after(self._turns, status),
-            seconds=time.monotonic() - self._started,
+            question=self.question,
+            member=self.setting.member,
+            segments=self.transcript.segments,
+            turns=tuple(self.turns),
+            status=status_after(self.turns, status),
+            seconds=time.monotonic() - self.started,
         )
 
     async def play_turns(self) -> Status:
-        config = self._config
+        config = self.environment.config
         for index in range(config.max_turns + config.has_final_turn):
             max_turn_tokens = min(config.max_turn_tokens, self._tokens_left())
             if max_turn_tokens < 1:
@@ -143,42 +138,34 @@ class _EpisodeInFlight:
             except (EngineError, TimeoutError):
                 return Status.ENGINE_FAILED
             if turn.kind is ActionKind.ANSWER:
-                self._turns.append(turn)
+                self.turns.append(turn)
                 return Status.ANSWERED
             is_last = index == config.max_turns + config.has_final_turn - 1
             if is_last:
-                self._turns.append(turn)
+                self.turns.append(turn)
                 return Status.OUT_OF_TURNS if self._tokens_left() else Status.OUT_OF_TOKENS
             turn, observation = await self._observe(turn, action)
             if len(observation.token_ids) >= self._tokens_left():
                 # What the policy could not answer after is not worth showing.
-                self._turns.append(_unseen(turn))
+                self.turns.append(_unseen(turn))
                 return Status.OUT_OF_TOKENS
-            self._turns.append(turn)
-            self._transcript.append_observation(observation.token_ids)
+            self.turns.append(turn)
+            self.transcript.append_observation(observation.token_ids)
             if turn.failure and self._seconds_left() <= 0:
                 # Not the engine's fault, which would be given no time at all.
-                return status_after(self._turns, Status.OUT_OF_TURNS)
+                return status_after(self.turns, Status.OUT_OF_TURNS)
         raise AssertionError("the last turn ends the episode")
 
     async def _sample_turn(self, max_tokens: int) -> tuple[Turn, actions.Action]:
-        setting = self._setting
-        sampling = Sampling(
-            max_tokens=max_tokens,
-            stop=self._protocol.stop,
-            stop_ids=self._codec.eos_ids,
-            episode_key=setting.key,
-            seed=setting.seed,
-            temperature=setting.temperature,
-            top_p=setting.top_p,
-        )
+        stop, stop_ids = self.environment.protocol.stop, self.environment.codec.eos_ids
+        sampling = self.setting.sampling(max_tokens, stop, stop_ids)
         started = time.monotonic()
         async with asyncio.timeout(self._seconds_left()):
-            completion = await self._engine.generate(self._transcript.token_ids, sampling)
-        self._transcript.append_sampled(completion)
-        sampled = self._codec.decode(completion.token_ids_T)
+            completion = await self.engine.generate(self.transcript.token_ids, sampling)
+        self.transcript.append_sampled(completion)
+        sampled = self.environment.codec.decode(completion.token_ids_T)
         seconds = time.monotonic() - started
-        action = self._protocol.parse(sampled)
+        action = self.environment.protocol.parse(sampled)
         match action:
             case actions.Search():
                 kind, argument = ActionKind.SEARCH, action.text
@@ -192,30 +179,32 @@ class _EpisodeInFlight:
 
     async def _observe(self, turn: Turn, action: actions.Action) -> tuple[Turn, Observation]:
         """The observation that ``turn`` earns, and the turn with it written in."""
-        last_id = self._transcript.last_id
+        last_id = self.transcript.last_id
         if isinstance(action, actions.Search | actions.Call):
-            call, observation = await self._call(action, self._protocol.results_frame(last_id))
+            call, observation = await self._call(
+                action, self.environment.protocol.results_frame(last_id)
+            )
             return replace(turn, observation=observation.text, calls=(call,)), observation
-        frame = self._protocol.message_frame(last_id)
-        message = self._protocol.invalid_message
+        frame = self.environment.protocol.message_frame(last_id)
+        message = self.environment.protocol.invalid_message
         message = message if frame is None else message.strip()
-        budget = self._config.max_observation_tokens
-        observation = message_observation(message, self._codec, budget, frame)
+        budget = self.environment.config.max_observation_tokens
+        observation = message_observation(message, self.environment.codec, budget, frame)
         return replace(turn, observation=observation.text), observation
 
     async def _call(
         self, action: actions.Search | actions.Call, frame: Frame
     ) -> tuple[ToolCall, Observation]:
         """Run the tool; what it gave back is shown in ``frame``, within its budget."""
-        tool = self._environment.tools[action.tool]
-        budget = self._environment.observation_tokens(tool)
+        tool = self.environment.tools[action.tool]
+        budget = self.environment.observation_tokens(tool)
         started = time.monotonic()
         reply = await self._reply_of(tool, action)
         note = reply.note if reply.failure is None else tool.failed_note
         if note:
-            observation = fixed_observation(note, self._codec, budget, frame)
+            observation = fixed_observation(note, self.environment.codec, budget, frame)
         else:
-            observation = texts_observation(reply.texts_K, self._codec, budget, frame)
+            observation = texts_observation(reply.texts_K, self.environment.codec, budget, frame)
         seconds = time.monotonic() - started
         shown = observation.passage_ids
         return ToolCall(tool.name, action.arguments, shown, reply.failure, seconds), observation
@@ -225,15 +214,15 @@ class _EpisodeInFlight:
         seconds = min(self._seconds_left(), tool.timeout_s or math.inf)
         try:
             async with asyncio.timeout(seconds):
-                return await tool.run(action.arguments, self._search)
+                return await tool.run(action.arguments, self.search)
         except TimeoutError:
             return ToolReply(failure=FailureKind.TIMEOUT, detail=f"no reply in {seconds:.3g} s")
 
     def _tokens_left(self) -> int:
-        return self._config.max_tokens - len(self._transcript)
+        return self.environment.config.max_tokens - len(self.transcript)
 
     def _seconds_left(self) -> float:
-        return self._setting.deadline_s - (time.monotonic() - self._started)
+        return self.setting.deadline_s - (time.monotonic() - self.started)
 
 
 def _unseen(turn: Turn) -> Turn:

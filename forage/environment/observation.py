@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forage.environment.actions import INFORMATION_CLOSE, INFORMATION_OPEN, INVALID_ACTION_MESSAGE
+from forage.environment.actions import INFORMATION_CLOSE, INFORMATION_OPEN
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.types import Hit
@@ -19,8 +19,11 @@ from forage.types import Hit
 _OPENING = f"\n\n{INFORMATION_OPEN}"
 _CLOSING = f"{INFORMATION_CLOSE}\n\n"
 NOTHING_FOUND = "Nothing was found.\n"
+"""What a search that found nothing shows; the arm ``empty`` shows nothing else."""
 SEARCH_FAILED = "The search failed.\n"
+"""What a search that failed for good shows, whatever the reason."""
 SWITCHED_OFF = "There is no search here. Answer from what you know.\n"
+"""What a search shows in an episode that is played without one (the arm ``closed_book``)."""
 # A remnant shorter than this holds a passage's head and nothing to read: it is left out.
 _MIN_REMNANT_TOKENS = 16
 
@@ -82,7 +85,7 @@ def build_observation(
     """
     frame = frame or information_frame(codec)
     if not hits:
-        return empty_observation(codec, max_tokens, frame)
+        return fixed_observation(NOTHING_FOUND, codec, max_tokens, frame)
     return texts_observation(passage_texts(hits), codec, max_tokens, frame)
 
 
@@ -123,26 +126,15 @@ def texts_observation(
     return _framed(body, is_whole, codec, frame, tuple(i for i in shown if i is not None))
 
 
-def empty_observation(codec: Codec, max_tokens: int, frame: Frame | None = None) -> Observation:
-    """What a search that found nothing shows; the arm ``empty`` shows nothing else."""
-    return _fixed(NOTHING_FOUND, codec, max_tokens, frame)
-
-
-def failed_observation(codec: Codec, max_tokens: int, frame: Frame | None = None) -> Observation:
-    """What a search that failed for good shows, whatever the reason."""
-    return _fixed(SEARCH_FAILED, codec, max_tokens, frame)
-
-
-def switched_off_observation(
-    codec: Codec, max_tokens: int, frame: Frame | None = None
+def fixed_observation(
+    note: str, codec: Codec, max_tokens: int, frame: Frame | None = None
 ) -> Observation:
-    """What a search shows in an episode that is played without one (the arm ``closed_book``)."""
-    return _fixed(SWITCHED_OFF, codec, max_tokens, frame)
-
-
-def fixed_observation(note: str, codec: Codec, max_tokens: int, frame: Frame) -> Observation:
-    """A sentence of ours in the place of results."""
-    return _fixed(note, codec, max_tokens, frame)
+    """A sentence of ours in the place of results, inside ``frame`` (the information tags)."""
+    frame = frame or information_frame(codec)
+    ids = codec.encode_trusted(_escaped(note, frame))
+    body = codec.cut(ids, _room(frame, max_tokens))
+    ends_line = note.endswith("\n") and len(body) == len(ids) and not frame.is_json
+    return _framed(body, ends_line, codec, frame, ())
 
 
 def message_observation(
@@ -150,7 +142,7 @@ def message_observation(
 ) -> Observation:
     """Our fixed message after a turn without an action, cut where the budget ends."""
     if frame is not None:
-        return _fixed(message, codec, max_tokens, frame)
+        return fixed_observation(message, codec, max_tokens, frame)
     ids = codec.cut(codec.encode_trusted(message), max_tokens)
     return Observation(tuple(ids), codec.decode(ids))
 
@@ -160,19 +152,6 @@ def note_observation(note: str, codec: Codec, max_tokens: int) -> Observation:
     frame = information_frame(codec)
     body = codec.encode_untrusted(note, _room(frame, max_tokens))
     return _framed(body, False, codec, frame, ())
-
-
-def invalid_observation(codec: Codec, max_tokens: int) -> Observation:
-    """The message of the tags protocol, which goes on in the assistant's own message."""
-    return message_observation(INVALID_ACTION_MESSAGE, codec, max_tokens, None)
-
-
-def _fixed(text: str, codec: Codec, max_tokens: int, frame: Frame | None) -> Observation:
-    frame = frame or information_frame(codec)
-    ids = codec.encode_trusted(_escaped(text, frame))
-    body = codec.cut(ids, _room(frame, max_tokens))
-    ends_line = text.endswith("\n") and len(body) == len(ids) and not frame.is_json
-    return _framed(body, ends_line, codec, frame, ())
 
 
 def _framed(

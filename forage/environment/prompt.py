@@ -26,21 +26,18 @@ _PLACE = re.compile(r"PLACEx7Kq29GOES([a-z]+)xHERE")
 
 
 def fill(
-    template: str,
-    fillings: Mapping[str, Filling],
-    codec: Codec,
-    tokenizer: PreTrainedTokenizerFast,
-    tools: Sequence[ToolSchema] = (),
+    template: str, fillings: Mapping[str, Filling], codec: Codec, tools: Sequence[ToolSchema] = ()
 ) -> list[int]:
     """``template`` with each ``{name}`` of ``fillings`` filled in, as one message of the user.
 
-    Without a chat template it is the text itself. The white space on both sides of a text is
-    encoded with it: most tokenizers join a space to the word that follows and a line break to the
-    mark before it, and apart from the text they would give tokens that the model has rarely seen.
+    ``tools`` are described in the chat format; without one it is the text itself. The white space
+    on both sides of a text is encoded with it: most tokenizers join a space to the word that
+    follows and a line break to the mark before it, and apart from the text they would give tokens
+    that the model has rarely seen.
     Raises ``UserError`` for a chat template that does not show the message once.
     """
-    ours, *rest = _PLACE.split(_with_places(template, fillings, tokenizer, tools))
-    ids = _leading_ids(tokenizer)
+    ours, *rest = _PLACE.split(_with_places(template, fillings, codec.tokenizer, tools))
+    ids = _leading_ids(codec.tokenizer)
     for name, after in zip(rest[0::2], rest[1::2], strict=True):
         filling = fillings[name]
         if isinstance(filling, str):
@@ -88,17 +85,15 @@ def _leading_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 def encode_prompt(
     question: Question,
     codec: Codec,
-    tokenizer: PreTrainedTokenizerFast,
     template: PromptTemplate,
     max_tokens: int,
     tools: Sequence[ToolSchema] = (),
 ) -> list[int]:
-    """The prompt's tokens, in the tokenizer's chat format where it has one, ``tools`` described.
+    """The template with the question in it, as tokens; one without a question mark gets one.
 
-    A question without a question mark gets one. Raises ``UserError`` for a prompt of more than
-    ``max_tokens`` tokens: cutting it would ask something else.
+    Raises ``UserError`` for more than ``max_tokens`` tokens: cutting would ask something else.
     """
-    ids = fill(template.text, {"question": asked(question.text)}, codec, tokenizer, tools)
+    ids = fill(template.text, {"question": asked(question.text)}, codec, tools)
     check_length(ids, question, max_tokens)
     return ids
 

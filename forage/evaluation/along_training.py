@@ -40,7 +40,7 @@ class TrainingEvaluation:
         is_asked = bool(config.evaluation.every) or config.evaluation.at_end
         self._questions = questions_to_evaluate(config) if is_asked else []
         player.check_prompts(self._questions)
-        self._corpus = open_passages(config) if is_asked else None
+        self._passages, self._digest = open_passages(config) if is_asked else (None, None)
         self._evaluator: Evaluator | None = None
 
     async def open(self, engine: Generate, search: SearchClient, stack: AsyncExitStack) -> None:
@@ -50,9 +50,8 @@ class TrainingEvaluation:
         self._search = search
         settings = self._config.evaluation
         other = await open_other_search(settings.other_search, stack)
-        passages = self._corpus.store if self._corpus else None
         self._evaluator = Evaluator(
-            self._config, self._player, engine, search, passages, self._score, other
+            self._config, self._player, engine, search, self._passages, self._score, other
         )
         self._evaluator.searches.check(settings.arms, self._questions)
 
@@ -82,7 +81,7 @@ class TrainingEvaluation:
             destination,
             facts_of_policy(self._config, tokenizer, model),
             await self._search.what_is_served(),
-            self._corpus.digest if self._corpus else None,
+            self._digest,
         )
         return destination.out
 

@@ -41,29 +41,13 @@ class Passages(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedBookSearch:
-    """No search is run, and the policy is told so: it answers from memory, or guesses."""
+class FixedReply:
+    """Every search gets the same reply, whatever the query."""
+
+    reply: SearchReply
 
     async def search(self, query: str) -> SearchReply:
-        return SearchReply(is_switched_off=True)
-
-
-@dataclass(frozen=True, slots=True)
-class EmptySearch:
-    """Every search succeeds and finds nothing."""
-
-    async def search(self, query: str) -> SearchReply:
-        return SearchReply()
-
-
-@dataclass(frozen=True, slots=True)
-class GoldSearch:
-    """Every search returns the question's gold passages, whatever the query: reading alone."""
-
-    passages_K: tuple[Passage, ...]
-
-    async def search(self, query: str) -> SearchReply:
-        return SearchReply(tuple(Hit(passage, 1.0) for passage in self.passages_K))
+        return self.reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +82,12 @@ class Searches:
             case "normal":
                 return self.normal
             case "closed_book":
-                return ClosedBookSearch()
+                return FixedReply(SearchReply(is_switched_off=True))
             case "empty":
-                return EmptySearch()
+                return FixedReply(SearchReply())
             case "gold":
-                return GoldSearch(_gold_passages(question, self._corpus(arm)))
+                gold = _gold_passages(question, self._corpus(arm))
+                return FixedReply(SearchReply(tuple(Hit(passage, 1.0) for passage in gold)))
             case "random":
                 return RandomSearch(question.id, self._corpus(arm), self.topk, self.seed)
             case "other_retriever":

@@ -143,12 +143,9 @@ async def evaluate(
         jobs: list[tuple[Arm, Job]] = list(evaluator.jobs(questions, settings.arms))
         missing = [each for each in jobs if not journal.has(each[0], each[1])]
         if len(missing) < len(jobs):
-            LOG.info(
-                "%s holds %d of %d episodes already",
-                destination.episodes,
-                len(jobs) - len(missing),
-                len(jobs),
-            )
+            num_played = len(jobs) - len(missing)
+            message = "%s holds %d of %d episodes already"
+            LOG.info(message, destination.episodes, num_played, len(jobs))
         with progress_bar(destination.label, len(jobs)) as bar:
             bar.progress.update(bar.task, completed=len(jobs) - len(missing))
 
@@ -174,20 +171,15 @@ async def evaluate(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class KnownCorpus:
-    """The passages that the arms gold and random show, and the digest that tells them apart."""
+def open_passages(config: RunConfig) -> tuple[CorpusStore, str] | tuple[None, None]:
+    """The passages that the arms gold and random show, of ``data.index``, and their digest.
 
-    store: CorpusStore
-    digest: str
-
-
-def open_passages(config: RunConfig) -> KnownCorpus | None:
-    """The corpus of the index that ``data.index`` names; raises ``UserError``."""
+    Raises ``UserError``.
+    """
     directory = config.data.index
     if directory is None:
-        return None
-    return KnownCorpus(open_corpus(directory), read_manifest(directory).corpus_sha256)
+        return None, None
+    return open_corpus(directory), read_manifest(directory).corpus_sha256
 
 
 def run_evaluation(
@@ -238,8 +230,7 @@ async def evaluate_model(
             await search.wait_until_ready()
             served = await search.what_is_served()
         other = await open_other_search(config.evaluation.other_search, stack)
-        corpus = open_passages(config)
-        passages, digest = (corpus.store, corpus.digest) if corpus else (None, None)
+        passages, digest = open_passages(config)
         evaluator = Evaluator(config, player, engine, search, passages, scorer, other)
         policy = facts_of_policy(config, tokenizer, model)
         return await evaluate(evaluator, questions, destination, policy, served, digest)

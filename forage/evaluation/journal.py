@@ -14,7 +14,6 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from forage.episode_json import EpisodeRecord, record_to_json
@@ -71,10 +70,6 @@ class Journal:
     def _fingerprint_path(self) -> Path:
         return self._path.with_suffix(".fingerprint.json")
 
-    @property
-    def num_episodes(self) -> int:
-        return len(self._scores)
-
     def has(self, arm: str, job: Job) -> bool:
         """Whether that episode has been played."""
         return (arm, job.question.id, job.member) in self._scores
@@ -100,12 +95,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

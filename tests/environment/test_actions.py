@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.environment.actions import (
-    INVALID_ACTION_MESSAGE,
     PROTOCOL_TAGS,
     STOP_STRINGS,
     Answer,
@@ -13,6 +12,7 @@ from forage.environment.actions import (
     Search,
     parse_action,
 )
+from tests.fakes import INVALID_ACTION_MESSAGE
 
 PUBLISHED = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 tagged_text = st.lists(st.sampled_from([*PROTOCOL_TAGS, "a", " ", "\n", "<", ">"])).map("".join)

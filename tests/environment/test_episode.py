@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage.config.environment_config import EnvironmentConfig
-from forage.environment.actions import INVALID_ACTION_MESSAGE, PROTOCOL_TAGS
+from forage.environment.actions import PROTOCOL_TAGS
 from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
 from forage.types import ActionKind, Origin, Passage, SearchReply, Status
@@ -22,6 +22,7 @@ from tests.environment.playing import (
 from tests.environment.test_codec import CODECS, HOSTILE, added_ids
 from tests.environment.tiny_tokenizers import SHAPES, make_tokenizer
 from tests.fakes import (
+    INVALID_ACTION_MESSAGE,
     ScriptedEngine,
     ScriptedSearch,
     logprob_at,

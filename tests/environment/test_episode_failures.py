@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from forage.environment.observation import failed_observation
+from forage.environment.observation import SEARCH_FAILED, fixed_observation
 from forage.types import FailureKind, Origin, SearchReply, Status
 from tests.environment.playing import (
     ANSWER,
@@ -52,7 +52,7 @@ async def test_a_failed_search_shows_a_fixed_observation_and_the_episode_goes_on
     assert episode.status is Status.SEARCH_FAILED
     assert episode.answer == "Tiber"
     assert origins(episode) == "psos"
-    fixed = failed_observation(tiny_codec(), ROOMY.max_observation_tokens)
+    fixed = fixed_observation(SEARCH_FAILED, tiny_codec(), ROOMY.max_observation_tokens)
     assert episode.segments[2].token_ids_T == fixed.token_ids
     turn = episode.turns[0]
     assert (turn.search_failure, turn.observation) == (kind, fixed.text)
@@ -77,7 +77,7 @@ async def test_a_search_that_finds_nothing_is_no_failure():
     episode = await play(script(SEARCH, ANSWER), ScriptedSearch(SearchReply()))
     assert episode.status is Status.ANSWERED
     assert episode.turns[0].search_failure is None
-    assert episode.turns[0].observation != failed_observation(tiny_codec(), 150).text
+    assert episode.turns[0].observation != fixed_observation(SEARCH_FAILED, tiny_codec(), 150).text
 
 
 async def test_an_engine_that_fails_after_a_failed_search_is_what_ended_the_episode():

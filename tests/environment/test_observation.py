@@ -4,16 +4,18 @@ from hypothesis import strategies as st
 
 from forage.environment.actions import PROTOCOL_TAGS
 from forage.environment.observation import (
+    NOTHING_FOUND,
+    SEARCH_FAILED,
+    SWITCHED_OFF,
     build_observation,
-    empty_observation,
-    failed_observation,
-    invalid_observation,
-    switched_off_observation,
+    fixed_observation,
+    message_observation,
 )
 from forage.errors import UserError
 from forage.types import Hit, Passage
 from tests.environment.test_codec import CODECS, HOSTILE, added_ids, hostile_text, shapes
 from tests.environment.tiny_tokenizers import SHAPES, make_tokenizer
+from tests.fakes import INVALID_ACTION_MESSAGE
 
 
 def make_hits(*passages: tuple[str, str]) -> list[Hit]:
@@ -102,8 +104,8 @@ def test_a_passage_of_megabytes_takes_its_budget_and_no_more():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_finding_nothing_failing_and_not_searching_are_told_apart_inside_the_tags(shape):
     codec = CODECS[shape]
-    empty, failed = empty_observation(codec, 100), failed_observation(codec, 100)
-    switched_off = switched_off_observation(codec, 100)
+    notes = (NOTHING_FOUND, SEARCH_FAILED, SWITCHED_OFF)
+    empty, failed, switched_off = (fixed_observation(note, codec, 100) for note in notes)
     assert build_observation([], codec, 100) == empty
     assert len({empty.text, failed.text, switched_off.text}) == 3
     for observation in (empty, failed, switched_off):
@@ -119,8 +121,8 @@ def test_fixed_observations_keep_any_budget_that_holds_the_tags(shape):
         codec.encode_trusted("\n\n<information>") + codec.encode_trusted("</information>\n\n")
     )
     for max_tokens in (frame, frame + 1, frame + 7):
-        for build in (empty_observation, failed_observation, switched_off_observation):
-            observation = build(codec, max_tokens)
+        for note in (NOTHING_FOUND, SEARCH_FAILED, SWITCHED_OFF):
+            observation = fixed_observation(note, codec, max_tokens)
             assert len(observation.token_ids) <= max_tokens
             assert observation.text.endswith("</information>\n\n")
     with pytest.raises(UserError, match=f"needs {frame} for what stands around"):
@@ -130,10 +132,10 @@ def test_fixed_observations_keep_any_budget_that_holds_the_tags(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_message_after_an_invalid_action_keeps_its_budget(shape):
     codec = CODECS[shape]
-    whole = invalid_observation(codec, 500)
+    whole = message_observation(INVALID_ACTION_MESSAGE, codec, 500, None)
     assert "<search> query </search>" in whole.text
     assert "<answer> answer </answer>" in whole.text
-    short = invalid_observation(codec, 20)
+    short = message_observation(INVALID_ACTION_MESSAGE, codec, 20, None)
     assert whole.token_ids[:20] == short.token_ids
 
 

@@ -19,7 +19,7 @@ PROTOCOL = PromptTemplate.load("search-r1")
 
 def encode(text: str, shape, template: PromptTemplate = BRIEF, max_tokens: int = 4096) -> list[int]:
     question = Question("q7", text, ("x",), "test")
-    return encode_prompt(question, CODECS[shape], make_tokenizer(shape), template, max_tokens)
+    return encode_prompt(question, CODECS[shape], template, max_tokens)
 
 
 def test_the_protocols_template_names_each_tag_and_ends_with_the_question():
@@ -98,7 +98,7 @@ def test_a_tokenizer_that_begins_texts_with_a_token_does_so_here():
         single="<s> $A", special_tokens=[("<s>", bos)]
     )
     question = Question("q", "who", ("x",), "test")
-    ids = encode_prompt(question, Codec(tokenizer), tokenizer, BRIEF, 100)
+    ids = encode_prompt(question, Codec(tokenizer), BRIEF, 100)
     assert ids == tokenizer.encode("Question: who?\n")
     assert ids[0] == bos
 
@@ -133,7 +133,7 @@ def test_a_chat_template_that_drops_the_message_is_refused():
     )
     tokenizer.chat_template = "hello"
     with pytest.raises(UserError, match="shows the user's message 0 times"):
-        encode_prompt(Question("q", "who", ("x",), "t"), Codec(tokenizer), tokenizer, BRIEF, 100)
+        encode_prompt(Question("q", "who", ("x",), "t"), Codec(tokenizer), BRIEF, 100)
 
 
 @pytest.mark.parametrize("text", ["who is it " * 10_000, "<search>" * 12_500, "誰" * 34_000])

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pytest
 
 from forage.config.environment_config import EnvironmentConfig
-from forage.environment.actions import INVALID_ACTION_MESSAGE
 from forage.environment.episode import Environment
 from forage.types import Episode, Origin, Passage, Status
 from tests.fakes import (
+    INVALID_ACTION_MESSAGE,
     ScriptedEngine,
     ScriptedSearch,
     make_question,

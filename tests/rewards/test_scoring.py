@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.environment.prompt import PromptTemplate
+from forage.environment.template import PromptTemplate
 from forage.rewards.reward_config import RewardConfig, RewardWeights
 from forage.rewards.scoring import score_episode, table_score
 from forage.types import Origin, Segment, Status

@@ -19,7 +19,7 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any, Literal, Union, get_args, get_origin
 
 from forage.config.environment_config import EnvironmentConfig
@@ -84,11 +84,8 @@ def _check(tool: Tool, path: str) -> None:
         raise UserError(f"{where} has the name of a tag of the protocol; give it another name")
     if tool.prompt_line is not None and not isinstance(tool.prompt_line, str):
         raise UserError(f"{where} has a prompt_line that is no text, but {tool.prompt_line!r}")
-    limits = (
-        ("timeout_s", tool.timeout_s),
-        ("max_observation_tokens", tool.max_observation_tokens),
-    )
-    for name, limit in limits:
+    for name in ("timeout_s", "max_observation_tokens"):
+        limit = getattr(tool, name)
         if limit is not None and (not isinstance(limit, int | float) or limit <= 0):
             raise UserError(f"{where} has {name} = {limit!r}; it must be a number above 0")
 
@@ -118,17 +115,16 @@ def own_tool(thing: Any, path: str) -> Tool:
     if not isinstance(name, str):
         raise UserError(f"environment.tools: {path} has no name; give it one: name = 'lookup'")
     parameters = getattr(thing, "parameters", None)
-    if parameters is None:
+    takes_names = parameters is None
+    if takes_names:
         parameters = _schema_of(function, path)
-        run = _by_name(function)
     else:
         _check_parameters(parameters, path)
-        run = _by_mapping(function)
     return Tool(
         name=name,
         description=_description(thing, function, path),
         parameters=parameters,
-        run=_answering(name, run),
+        run=_answering(name, _run_of(function, takes_names)),
         prompt_line=getattr(thing, "prompt_line", None),
         timeout_s=getattr(thing, "timeout_s", _TIMEOUT_S),
         max_observation_tokens=getattr(thing, "max_observation_tokens", None),
@@ -214,16 +210,10 @@ def _is_typed(schema: Any) -> bool:
     return isinstance(schema, Mapping) and bool({"type", "anyOf", "enum"} & set(schema))
 
 
-def _by_name(function: Any) -> Run:
-    """``run(**arguments)``, whether the function is async or not."""
-    if inspect.iscoroutinefunction(function):
-        return lambda arguments: function(**arguments)
-    return _in_threads(lambda arguments: function(**arguments))
-
-
-def _by_mapping(function: Any) -> Run:
-    """``run(arguments)``, whether the function is async or not."""
-    return function if inspect.iscoroutinefunction(function) else _in_threads(function)
+def _run_of(function: Any, takes_names: bool) -> Run:
+    """``function(**arguments)`` or ``function(arguments)``, whether it is async or not."""
+    run = (lambda arguments: function(**arguments)) if takes_names else function
+    return run if inspect.iscoroutinefunction(function) else _in_threads(run)
 
 
 def _in_threads(function: Callable[[Arguments], Any]) -> Run:
@@ -237,16 +227,8 @@ def _in_threads(function: Callable[[Arguments], Any]) -> Run:
     async def run(arguments: Arguments) -> Any:
         if len(under_way) >= _MAX_HUNG_THREADS:
             return ToolReply(failure=FailureKind.UNAVAILABLE, detail="too many calls hang")
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[Any] = loop.create_future()
-
-        def settle(value: Any, error: BaseException | None) -> None:
-            if result.done():  # nobody waits any more
-                return
-            if error is None:
-                result.set_result(value)
-            else:
-                result.set_exception(error)
+        result: Future[Any] = Future()
+        result.set_running_or_notify_cancel()  # so that a call given up can still end
 
         def work() -> None:
             value, error = None, None
@@ -255,13 +237,15 @@ def _in_threads(function: Callable[[Arguments], Any]) -> Run:
             except Exception as raised:
                 error = raised
             under_way.discard(thread)
-            with suppress(RuntimeError):  # the run is over, and its loop closed
-                loop.call_soon_threadsafe(settle, value, error)
+            if error is None:
+                result.set_result(value)
+            else:
+                result.set_exception(error)
 
         thread = threading.Thread(target=work, name="tool", daemon=True)
         under_way.add(thread)
         thread.start()
-        return await result
+        return await asyncio.wrap_future(result)
 
     return run
 

@@ -15,12 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from transformers import PreTrainedTokenizerFast
-
 from forage.config.environment_config import EnvironmentConfig
 from forage.environment.actions import ANSWER_CLOSE, ANSWER_OPEN, first_block
 from forage.environment.codec import Codec
-from forage.environment.observation import Frame, Observation, build_observation, failed_observation
+from forage.environment.episode import EpisodeSetting
+from forage.environment.observation import (
+    SEARCH_FAILED,
+    Frame,
+    Observation,
+    build_observation,
+    fixed_observation,
+)
 from forage.environment.prompt import Filling, fill
 from forage.environment.transcript import Transcript
 from forage.rollout.play.player import Job
@@ -34,7 +39,6 @@ from forage.types import (
     Hit,
     Origin,
     Retriever,
-    Sampling,
     SearchReply,
     Segment,
     Status,
@@ -55,15 +59,11 @@ def read_template(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all questions of a run are asked with."""
+    """What a question is asked with."""
 
     environment: EnvironmentConfig
     codec: Codec
-    tokenizer: PreTrainedTokenizerFast
-    seed: int
-    temperature: float
-    top_p: float
-    deadline_s: float
+    episode: EpisodeSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,7 @@ class Context:
         room = min(wanted, environment.max_tokens - len(self.transcript))
         if room < 1:
             raise ContextOverflow(f"the prompt leaves no room in {environment.max_tokens} tokens")
-        sampling = Sampling(
-            max_tokens=room,
-            stop=stop,
-            stop_ids=setting.codec.eos_ids,
-            episode_key=self._key,
-            seed=setting.seed,
-            temperature=setting.temperature,
-            top_p=setting.top_p,
-        )
+        sampling = setting.episode.sampling(room, stop, setting.codec.eos_ids, self._key)
         seconds_left = asking.seconds_left()
         if seconds_left <= 0:
             raise TimeoutError("the episode's deadline passed")
@@ -169,7 +161,7 @@ class Asking:
 
     def prompt(self, template: str, fillings: Mapping[str, Filling]) -> list[int]:
         """A template filled in, as tokens."""
-        return fill(template, fillings, self.setting.codec, self.setting.tokenizer)
+        return fill(template, fillings, self.setting.codec)
 
     def room_beside(self, prompt_ids: Sequence[int]) -> int:
         """Tokens that may be added to a prompt so that a turn still fits after it."""
@@ -181,7 +173,7 @@ class Asking:
         codec = self.setting.codec
         budget = min(max_tokens, self.setting.environment.max_observation_tokens)
         if found.failure is not None:
-            return failed_observation(codec, budget, _BARE)
+            return fixed_observation(SEARCH_FAILED, codec, budget, _BARE)
         return self.gather(found.hits_K, budget)
 
     def gather(self, hits: Sequence[Hit], max_tokens: int) -> Observation:
@@ -223,7 +215,7 @@ class Asking:
         return status
 
     def seconds_left(self) -> float:
-        return self.setting.deadline_s - (time.monotonic() - self._started)
+        return self.setting.episode.deadline_s - (time.monotonic() - self._started)
 
     @property
     def was_late_for_a_search(self) -> bool:

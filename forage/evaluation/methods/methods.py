@@ -18,7 +18,7 @@ from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.environment.prompt import asked, check_length, fill
 from forage.errors import UserError
-from forage.evaluation.methods import chain_of_thought, direct, ircot, rag, search_o1
+from forage.evaluation.methods import ircot, search_o1, single_prompt
 from forage.evaluation.methods.asking import Asking, Setting
 from forage.evaluation.methods.rejection_sampling import RejectionSampler, num_candidates
 from forage.rollout.play.player import Job, Player
@@ -38,13 +38,21 @@ Ask = Callable[[Asking], Awaitable[Status]]
 
 
 PROMPTS: dict[Method, tuple[str, ...]] = {
-    "direct": (direct.TEMPLATE,),
-    "chain_of_thought": (chain_of_thought.TEMPLATE,),
-    "rag": (rag.TEMPLATE,),
+    "direct": (single_prompt.DIRECT,),
+    "chain_of_thought": (single_prompt.CHAIN_OF_THOUGHT,),
+    "rag": (single_prompt.RAG,),
     "ircot": (ircot.CHAIN_TEMPLATE, ircot.READER_TEMPLATE),
     "search_o1": (search_o1.TEMPLATE, search_o1.READER_TEMPLATE),
 }
 """What each baseline asks with, the first prompt first. The others ask as the environment does."""
+
+_ASKS: dict[Method, Ask] = {
+    "direct": single_prompt.ask_directly,
+    "chain_of_thought": single_prompt.ask_for_reasons,
+    "rag": single_prompt.ask_with_passages,
+    "ircot": ircot.interleave,
+    "search_o1": search_o1.reason_with_searches,
+}
 
 
 class Plays(Protocol):
@@ -74,33 +82,20 @@ def make_player(
     ``score`` is what rejection sampling chooses by: None where questions have no golden answers.
     """
     method = config.evaluation.method
-    match method:
-        case "search" | "rejection_sampling":
-            player = Player(config.environment, config.rollout, tokenizer, config.seed)
-            if method == "search":
-                return player
-            if score is None:
-                raise UserError(
-                    "evaluation.method: rejection_sampling chooses by the golden answers, which a "
-                    "question that is asked here has not; use another method"
-                )
-            return RejectionSampler(player, score, num_candidates(config))
-        case "direct":
-            return BaselinePlayer(config, tokenizer, direct.ask_directly, direct.TEMPLATE)
-        case "chain_of_thought":
-            ask = chain_of_thought.ask_for_reasons
-            return BaselinePlayer(config, tokenizer, ask, chain_of_thought.TEMPLATE)
-        case "rag":
-            return BaselinePlayer(config, tokenizer, rag.ask_with_passages, rag.TEMPLATE)
-        case "ircot":
-            return BaselinePlayer(config, tokenizer, ircot.interleave, ircot.CHAIN_TEMPLATE)
-        case "search_o1":
-            ask = search_o1.reason_with_searches
-            # Each chain holds its place in the engine while its passages are read in another.
-            room = None
-            if config.model.endpoint is None:
-                room = _half_of_the_slots(config.rollout.engine.num_slots)
-            return BaselinePlayer(config, tokenizer, ask, search_o1.TEMPLATE, room)
+    if method in PROMPTS:
+        # Each chain holds its place in the engine while its passages are read in another.
+        has_two_contexts = method == "search_o1" and config.model.endpoint is None
+        room = _half_of_the_slots(config.rollout.engine.num_slots) if has_two_contexts else None
+        return BaselinePlayer(config, tokenizer, _ASKS[method], PROMPTS[method][0], room)
+    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    if method == "search":
+        return player
+    if score is None:
+        raise UserError(
+            "evaluation.method: rejection_sampling chooses by the golden answers, which a question "
+            "that is asked here has not; use another method"
+        )
+    return RejectionSampler(player, score, num_candidates(config))
 
 
 class BaselinePlayer:
@@ -117,7 +112,6 @@ class BaselinePlayer:
         """``template`` is the first prompt; ``room`` bounds how many questions are under way."""
         self.codec = Codec(tokenizer)
         self._config = config
-        self._tokenizer = tokenizer
         self._ask = ask
         self._template = template
         self._room = room
@@ -135,14 +129,17 @@ class BaselinePlayer:
             longest = environment.max_tokens - reserved
         for question in questions:
             fillings = {"question": asked(question.text), **empty}
-            ids = fill(self._template, fillings, self.codec, self._tokenizer)
+            ids = fill(self._template, fillings, self.codec)
             check_length(ids, question, longest)
 
     async def play(
         self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
     ) -> Episode:
         """Play one job; failures of the engine or of searches end up in the status."""
-        asking = Asking(self._setting(job, temperature), job, engine, search)
+        config = self._config
+        episode = job.setting(config.rollout, config.seed, temperature)
+        setting = Setting(config.environment, self.codec, episode)
+        asking = Asking(setting, job, engine, search)
         async with AsyncExitStack() as stack:
             if self._room is not None:
                 await stack.enter_async_context(self._room)
@@ -156,19 +153,6 @@ class BaselinePlayer:
             finally:
                 asking.close()
         return asking.episode(status)
-
-    def _setting(self, job: Job, temperature: float | None) -> Setting:
-        rollout = self._config.rollout
-        temperature = 0.0 if job.is_greedy else temperature
-        return Setting(
-            environment=self._config.environment,
-            codec=self.codec,
-            tokenizer=self._tokenizer,
-            seed=self._config.seed,
-            temperature=rollout.temperature if temperature is None else temperature,
-            top_p=rollout.top_p if temperature != 0 else 1.0,
-            deadline_s=rollout.episode_deadline_s,
-        )
 
 
 def _half_of_the_slots(num_slots: int) -> asyncio.Semaphore:

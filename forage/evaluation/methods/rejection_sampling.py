@@ -15,13 +15,11 @@ episodes are ordinary ones, for ``forage sft``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import replace
 
 from forage.config.run_config import RunConfig
-from forage.environment.codec import Codec
 from forage.rollout.play.player import Job, Player
-from forage.types import Episode, Generate, Question, Retriever, Score
+from forage.types import Episode, Generate, Retriever, Score
 
 _NUM_CANDIDATES = 5
 
@@ -31,17 +29,10 @@ class RejectionSampler:
 
     def __init__(self, player: Player, score: Score, num_candidates: int) -> None:
         self._player = player
+        self.codec = player.codec
+        self.check_prompts = player.check_prompts
         self._score = score
         self._num_candidates = num_candidates
-
-    @property
-    def codec(self) -> Codec:
-        """The tokenizer that its transcripts are written with."""
-        return self._player.codec
-
-    def check_prompts(self, questions: Iterable[Question]) -> None:
-        """Encode every prompt now; raises ``UserError`` for the first that is too long."""
-        self._player.check_prompts(questions)
 
     async def play(
         self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None

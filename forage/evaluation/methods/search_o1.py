@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from forage.environment.actions import STOP_STRINGS, Search, parse_action
 from forage.environment.observation import (
+    NOTHING_FOUND,
+    SEARCH_FAILED,
     Observation,
-    empty_observation,
-    failed_observation,
+    fixed_observation,
     note_observation,
 )
 from forage.environment.prompt import asked
@@ -65,8 +66,9 @@ async def _condense(
     codec = asking.setting.codec
     budget = asking.setting.environment.max_observation_tokens
     if found.failure is not None or not found.hits_K:
-        fixed = failed_observation if found.failure is not None else empty_observation
-        return fixed(codec, budget), fixed(codec, budget)
+        note = SEARCH_FAILED if found.failure is not None else NOTHING_FOUND
+        fixed = fixed_observation(note, codec, budget)
+        return fixed, fixed
     shown = asking.show(found, budget)
     texts = {"query": found.query, "passages": shown.token_ids}
     room = asking.room_beside(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": ()}))

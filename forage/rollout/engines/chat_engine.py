@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from forage.environment import actions
@@ -28,22 +27,17 @@ _PROBE = "Answer with one word: which city is the capital of Italy?"
 _PROBE_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """An episode so far: its tokens as the environment knows them, and as messages."""
-
-    token_ids: tuple[int, ...]
-    messages: tuple[Message, ...]
-
-
 class ChatEngine:
     """Samples turns over HTTP as messages; ``codec``'s tokenizer must have no chat template."""
+
+    counters = EngineCounters()  # nothing is counted here
 
     def __init__(self, client: EndpointClient, codec: Codec) -> None:
         assert not codec.tokenizer.chat_template, "the server writes the chat format, not we"
         self._client = client
         self._codec = codec
-        self._conversations: dict[str, _Conversation] = {}
+        # Episodes so far: their tokens as the environment knows them, and as messages.
+        self._conversations: dict[str, tuple[tuple[int, ...], tuple[Message, ...]]] = {}
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Ask for one turn; raises ``EngineError``."""
@@ -56,9 +50,7 @@ class ChatEngine:
         ids = self._transcribe(text)
         kept = tuple(self._codec.cut(ids, sampling.max_tokens))
         written: Message = {"role": "assistant", "content": self._codec.decode(kept)}
-        self._conversations[sampling.episode_key] = _Conversation(
-            (*seen, *kept), (*messages, written)
-        )
+        self._conversations[sampling.episode_key] = (*seen, *kept), (*messages, written)
         end = end if len(kept) == len(ids) else FinishReason.LENGTH
         return Completion(kept, (), (), end, is_transcribed=True)
 
@@ -82,11 +74,6 @@ class ChatEngine:
         except EngineError as failure:
             raise await self._client.explain(failure) from failure
 
-    @property
-    def counters(self) -> EngineCounters:
-        """Zeros: nothing is counted here."""
-        return EngineCounters()
-
     def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
         """Refused: the weights are the server's own."""
         raise NotImplementedError("the weights behind model.endpoint cannot be replaced")
@@ -97,9 +84,9 @@ class ChatEngine:
 
     def _messages(self, token_ids: tuple[int, ...], episode_key: str) -> tuple[Message, ...]:
         """The conversation that these tokens are, as they continue it or begin a new one."""
-        known = self._conversations.get(episode_key)
-        if known is not None and token_ids[: len(known.token_ids)] == known.token_ids:
-            added, before = token_ids[len(known.token_ids) :], known.messages
+        known, before = self._conversations.get(episode_key, ((), ()))
+        if known and token_ids[: len(known)] == known:
+            added = token_ids[len(known) :]
         else:
             is_bos = token_ids[:1] == (self._codec.tokenizer.bos_token_id,)
             added, before = token_ids[is_bos:], ()

@@ -28,6 +28,8 @@ _PROBE_TOKENS = 8
 class CompletionsEngine:
     """Samples turns over HTTP; the server holds the weights, which are never replaced."""
 
+    counters = EngineCounters()  # nothing is counted here
+
     def __init__(self, client: EndpointClient, codec: Codec) -> None:
         self._client = client
         self._codec = codec
@@ -68,11 +70,6 @@ class CompletionsEngine:
                 f"model.path, and the endpoint reads {text!r}: name the served model's own "
                 "tokenizer with model.path"
             )
-
-    @property
-    def counters(self) -> EngineCounters:
-        """Zeros: nothing is counted here."""
-        return EngineCounters()
 
     def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
         """Refused: the weights are the server's own."""

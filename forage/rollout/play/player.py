@@ -34,6 +34,20 @@ class Job:
     key: str
     is_greedy: bool = False
 
+    def setting(
+        self, rollout: RolloutConfig, seed: int, temperature: float | None
+    ) -> EpisodeSetting:
+        """What it is played with; ``temperature`` overrides the config's."""
+        temperature = 0.0 if self.is_greedy else temperature
+        return EpisodeSetting(
+            member=self.member,
+            key=self.key,
+            seed=seed,
+            temperature=rollout.temperature if temperature is None else temperature,
+            top_p=rollout.top_p if temperature != 0 else 1.0,
+            deadline_s=rollout.episode_deadline_s,
+        )
+
 
 class Player:
     """Turns a job into an episode."""
@@ -48,7 +62,6 @@ class Player:
         """Raises ``UserError`` for a tool, a template or a budget that cannot work."""
         tools = load_tools(environment)
         self.codec = Codec(tokenizer, [tool.name for tool in tools])
-        self._tokenizer = tokenizer
         self._environment = Environment(environment, self.codec, tools)
         self._rollout = rollout
         protocol = self._environment.protocol
@@ -70,29 +83,16 @@ class Player:
         self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
     ) -> Episode:
         """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
-        rollout = self._rollout
-        temperature = 0.0 if job.is_greedy else temperature
-        setting = EpisodeSetting(
-            member=job.member,
-            key=job.key,
-            seed=self._seed,
-            temperature=rollout.temperature if temperature is None else temperature,
-            top_p=rollout.top_p if temperature != 0 else 1.0,
-            deadline_s=rollout.episode_deadline_s,
-        )
+        setting = job.setting(self._rollout, self._seed, temperature)
         prompt_ids = self._prompt(job.question)
         return await self._environment.play(job.question, prompt_ids, setting, engine, search)
 
     def _prompt(self, question: Question) -> list[int]:
         if question.id not in self._prompts:
-            environment = self._environment.config
+            schemas = self._environment.protocol.schemas
+            most = self._environment.config.max_tokens - 1
             self._prompts[question.id] = encode_prompt(
-                question,
-                self.codec,
-                self._tokenizer,
-                self._template,
-                environment.max_tokens - 1,
-                self._environment.protocol.schemas,
+                question, self.codec, self._template, most, schemas
             )
         return self._prompts[question.id]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forage.data.forms.chat_rows import bare_question, search_r1_row
 from forage.data.questions import read_questions, write_search_r1
-from forage.environment.prompt import PromptTemplate
+from forage.environment.template import PromptTemplate
 from forage.errors import UserError
 from forage.types import Hop, Question
 

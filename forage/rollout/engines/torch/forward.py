@@ -124,6 +124,9 @@ def _attend_to_itself(
 class FixedForward:
     """A ``Forward`` in several passes, each of a shape that is always the same."""
 
+    # A shape has one row for each slot, and no room for drafts.
+    overhead_tokens = None
+
     def __init__(self, model: PreTrainedModel, cache: SlotCache, config: EngineConfig) -> None:
         assert cache.num_slots % config.tile_rows == 0, "tiles of neighbouring slots fill the cache"
         self._model = model
@@ -144,11 +147,6 @@ class FixedForward:
             logits_RV = self._decode(tile * self._tile_rows, rows)
             logits |= {s.slot: logits_RV[s.slot % self._tile_rows] for s in rows}
         return torch.stack([logits[stretch.slot] for stretch in stretches])
-
-    @property
-    def overhead_tokens(self) -> None:
-        """None: a shape has one row for each slot, and no room for drafts."""
-        return None
 
     def close(self) -> None:
         """It has no threads."""

@@ -46,6 +46,8 @@ OVERHEAD_TOKENS = 24
 class PackedForward:
     """A ``Forward`` over the tokens of all stretches at once."""
 
+    overhead_tokens = OVERHEAD_TOKENS
+
     def __init__(
         self, model: PreTrainedModel, cache: SlotCache, config: EngineConfig, num_threads: int
     ) -> None:
@@ -72,11 +74,6 @@ class PackedForward:
         out_BV = torch.empty(len(places), logits[0].shape[1])
         out_BV[places] = torch.cat(logits)
         return out_BV
-
-    @property
-    def overhead_tokens(self) -> int:
-        """What a pass costs besides its tokens, in tokens."""
-        return OVERHEAD_TOKENS
 
     def close(self) -> None:
         """End the threads."""

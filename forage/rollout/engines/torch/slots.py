@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -123,10 +124,10 @@ class PendingTurn:
         completion = Completion(
             tuple(self.sampled), tuple(self.logprobs), tuple(self.versions), reason
         )
-        self.loop.call_soon_threadsafe(_resolve, self.future, completion)
+        self.loop.call_soon_threadsafe(settle, self.future, completion)
 
     def reject(self, error: BaseException) -> None:
-        self.loop.call_soon_threadsafe(_reject, self.future, error)
+        self.loop.call_soon_threadsafe(settle, self.future, error)
 
 
 @dataclass(slots=True)
@@ -194,11 +195,11 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _resolve(future: asyncio.Future[Completion], completion: Completion) -> None:
-    if not future.done():
-        future.set_result(completion)
-
-
-def _reject(future: asyncio.Future[Completion], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+def settle(future: asyncio.Future[Any], outcome: object) -> None:
+    """Give a future its result or its exception, unless nobody waits any more."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

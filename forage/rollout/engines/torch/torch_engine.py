@@ -18,7 +18,7 @@ from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.engine_thread import EngineThread
 from forage.rollout.engines.torch.sampling import noise_key
-from forage.rollout.engines.torch.slots import CacheShape, PendingTurn, SlotCache, round_up
+from forage.rollout.engines.torch.slots import CacheShape, PendingTurn, SlotCache, round_up, settle
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.types import Completion, EngineError, Sampling
 
@@ -105,7 +105,7 @@ class TorchEngine:
 
         def run() -> None:
             command()
-            loop.call_soon_threadsafe(_finish, done)
+            loop.call_soon_threadsafe(settle, done, None)
 
         self._worker.put(run)
         self._raise_if_stopped()
@@ -124,8 +124,3 @@ def _cache_shape(model: PreTrainedModel) -> CacheShape:
         config.hidden_size // config.num_attention_heads
     )
     return CacheShape(config.num_hidden_layers, config.num_key_value_heads, head_dim)
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
