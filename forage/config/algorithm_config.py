@@ -21,7 +21,7 @@ from forage.algorithms.credit.reinforce_plus_plus import ReinforcePlusPlus
 from forage.algorithms.credit.remax import Remax
 from forage.algorithms.credit.rloo import Rloo
 from forage.algorithms.credit.turn_level import TurnLevel
-from forage.algorithms.dynamic_sampling import DynamicSamplingConfig
+from forage.algorithms.dapo import DynamicSamplingConfig, OverlongConfig
 from forage.algorithms.loss.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
 from forage.algorithms.loss.cispo_loss import CispoLoss
 from forage.algorithms.loss.clipped_loss import ClippedLoss
@@ -30,7 +30,6 @@ from forage.algorithms.loss.gspo_loss import GspoLoss
 from forage.algorithms.loss.kl import KlConfig
 from forage.algorithms.loss.protection import LikelihoodProtectionConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
-from forage.algorithms.overlong import OverlongConfig
 from forage.settings import Frozen, kind_or
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from forage.settings import kinds_of, models_at, models_in
+from forage.config.settings_text import all_paths
+from forage.settings import kinds_of, models_at
 
 _TYPE_NAME = re.compile(r"(function|lax|nullable)-.*|(tuple|list|dict)\[.*|str|int|float|bool|path")
 """How pydantic calls the members of a union in a location, where they are no keys."""
@@ -97,7 +98,7 @@ def _hint(root: type[BaseModel], place: _Place) -> str:
     holders = [kind for kind, model in place.kinds.items() if name in model.model_fields]
     if holders:
         return f": {section} has it with kind: {' or '.join(holders)}"
-    keys = _all_keys(root, "")
+    keys = all_paths(root)
     # The right name in the wrong place is likelier than another name in the same place.
     close = [key for key in keys if key.rsplit(".", 1)[-1] == name]
     close = close or [
@@ -106,15 +107,6 @@ def _hint(root: type[BaseModel], place: _Place) -> str:
     ]
     close = close or difflib.get_close_matches(place.path, keys, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _all_keys(model: type[BaseModel], prefix: str) -> list[str]:
-    keys: list[str] = []
-    for name, field in model.model_fields.items():
-        keys.append(prefix + name)
-        for section in models_in(field.annotation):
-            keys.extend(_all_keys(section, f"{prefix}{name}."))
-    return keys
 
 
 # Keys that recipes once had. Delete a line when nobody is left who could have such a recipe.

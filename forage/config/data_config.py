@@ -1,7 +1,4 @@
-"""The settings of ``data``: files of questions, their order, and the index that some arms read.
-
-``run_config.py`` hangs them under its root; ``data/`` reads the files.
-"""
+"""The settings of ``data``: files of questions, their order, and the index that some arms read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The settings of ``environment``: the protocol of an episode and its budgets.
-
-``run_config.py`` hangs them under its root and checks the budgets against the trainer's.
-"""
+"""The settings of ``environment``: the protocol of an episode and its budgets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The settings of ``evaluation``: which questions, arms and method, how sampled, and how often.
 
-``run_config.py`` hangs them under its root; docs/evaluation.md has their use.
+docs/evaluation.md has their use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The settings of ``model``: the policy's weights, adapters beside them, or a server that has them.
-
-``run_config.py`` hangs them under its root, and refuses a server's policy to what needs weights.
-"""
+"""The settings of ``model``: the policy's weights and adapters, or a server that has them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The settings of ``placement``: machines, GPUs, what samples, and what rests in host memory.
 
-``run_config.py`` hangs them under its root. ``forage train --dry-run`` plans with every key (see
-``plan/``); training goes on in one process and on one device so far, and ``not_yet`` says what it
-refuses. Engines and sharding themselves are not here.
+``forage train --dry-run`` plans with every key (see ``plan/``); training goes on in one process and
+on one device so far, and ``not_yet`` says what it refuses.
 """
 
 from __future__ import annotations

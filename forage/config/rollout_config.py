@@ -1,7 +1,4 @@
-"""The settings of ``rollout``: how episodes are sampled, and the slots of the in-process engine.
-
-``run_config.py`` hangs them under its root, and refuses the slots where another engine samples.
-"""
+"""The settings of ``rollout``: how episodes are sampled, and the slots of the in-process engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The settings of ``search``: the retriever's address and how patient its client is.
 
-``run_config.py`` hangs them under its root, and ``evaluation_config.py`` once more for the arm
-other_retriever. ``forage.retrieval.client`` is that client.
+``forage.retrieval.client`` is that client; the arm other_retriever has them once more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The settings of ``sentinel``: what an alarm does, and the thresholds of the signs of a collapse.
 
-``run_config.py`` hangs them under its root; ``watch/sentinel.py`` watches. docs/sentinel.md
-explains each sign.
+``watch/sentinel.py`` watches. docs/sentinel.md explains each sign.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The settings of ``trainer``: the shape of a step, the optimizer and the cadence of the loop.
-
-``run_config.py`` hangs them under its root; the loss is ``algorithm``'s.
-"""
+"""The settings of ``trainer``: the shape of a step, the optimizer and the cadence of the loop."""
 
 from __future__ import annotations
 

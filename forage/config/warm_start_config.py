@@ -1,6 +1,6 @@
 """The settings of ``warm_start``: what ``forage sft`` learns from, and how.
 
-``run_config.py`` hangs them under its root. docs/warm_starts.md says which of them suit which use.
+docs/warm_starts.md says which of them suit which use.
 """
 
 from __future__ import annotations

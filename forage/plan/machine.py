@@ -73,25 +73,16 @@ class Need:
 
 def needs(config: RunConfig, model: ModelSize | None) -> list[Need]:
     """Everything that a run reads, in the order in which a user would fetch it."""
-    found = [_model(path, model) for path in model_paths(config)]
-    data = config.data
+    algorithm, data = config.algorithm, config.data
+    paths = [config.model.path, algorithm.kl and algorithm.kl.reference]
+    paths.append(algorithm.critic and algorithm.critic.path)
+    found = [_model(path, model) for path in dict.fromkeys(paths) if path]
     if data.train is not None:
         found.append(_questions(data.train, data.train_sets, "train", blocks=True))
     if data.test is not None:
         is_read = config.evaluation.every > 0 or config.evaluation.at_end
         found.append(_questions(data.test, data.test_sets, "test", blocks=is_read))
     return found + [_corpus(name) for name in config.search.corpora]
-
-
-def model_paths(config: RunConfig) -> list[str]:
-    """The models of a run, each once: the policy, and others that its algorithm names."""
-    algorithm = config.algorithm
-    paths = [config.model.path]
-    if algorithm.kl is not None and algorithm.kl.reference:
-        paths.append(algorithm.kl.reference)
-    if algorithm.critic is not None and algorithm.critic.path:
-        paths.append(algorithm.critic.path)
-    return list(dict.fromkeys(paths))
 
 
 def num_train_questions(config: RunConfig) -> int | None:
@@ -110,10 +101,8 @@ def _model(path: str, size: ModelSize | None) -> Need:
         return Need(f"model {path}", "a directory on this machine", 0)
     if _is_cached(path):
         return Need(f"model {path}", "in the hub's cache on this machine", 0)
-    state = "from the hub, when the run starts"
-    if size is None:
-        return Need(f"model {path}", state, None)
-    return Need(f"model {path}", state, size.num_parameters * CHECKPOINT_BYTES)
+    num_bytes = None if size is None else size.num_parameters * CHECKPOINT_BYTES
+    return Need(f"model {path}", "from the hub, when the run starts", num_bytes)
 
 
 def _is_cached(hub_id: str) -> bool:

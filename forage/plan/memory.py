@@ -173,7 +173,8 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
         MemoryPart("logits", logits, f"{_LOGIT_COPIES} chunks of {LOGITS_PER_CHUNK:,} x 4 B"),
     ]
     if gpus > 1:
-        numbers = max(model.num_embedding_parameters, _layer_parameters(model))
+        embedding = model.num_embedding_parameters
+        numbers = max(embedding, (model.num_base_parameters - embedding) // model.num_layers)
         text = f"largest part, whole: {_millions(numbers)} x {size} B"
         parts.append(MemoryPart("gathered weights", numbers * size, text))
     return parts
@@ -189,25 +190,15 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     stays = not placement.engine.offload
     tensor_parallel, gpus = placement.engine.tensor_parallel, placement.num_gpus
     weights = ceil(model.num_parameters * SERVER_BYTES / tensor_parallel)
+    numbers, each = _millions(model.num_parameters), f"{SERVER_BYTES} B"
+    whole = f"{numbers} x {each} / {tensor_parallel} (tensor_parallel)"
     tokens = config.rollout.max_concurrent_episodes * config.environment.max_tokens
-    cache = ceil(tokens * model.kv_numbers_per_token * SERVER_BYTES / gpus)
+    per_token = model.kv_numbers_per_token
+    cache = ceil(tokens * per_token * SERVER_BYTES / gpus)
+    at_most = f"at most {tokens:,} tokens x {per_token:,} x {each} / {gpus} GPUs"
     return [
-        MemoryPart(
-            f"engine: weights ({placement.engine.kind})",
-            weights,
-            f"{_millions(model.num_parameters)} x {SERVER_BYTES} B / {tensor_parallel} "
-            "(tensor_parallel)",
-            True,
-            stays,
-        ),
-        MemoryPart(
-            "engine: KV cache",
-            cache,
-            f"at most {tokens:,} tokens x {model.kv_numbers_per_token:,} x {SERVER_BYTES} B / "
-            f"{gpus} GPUs",
-            True,
-            stays,
-        ),
+        MemoryPart(f"engine: weights ({placement.engine.kind})", weights, whole, True, stays),
+        MemoryPart("engine: KV cache", cache, at_most, True, stays),
     ]
 
 
@@ -265,10 +256,6 @@ def _attention_numbers(config: RunConfig, model: ModelSize) -> int:
     width = (longest + QUERY_BLOCK) / 2
     copies = 2 * queries * ceil(longest / QUERY_BLOCK) * width / longest
     return 2 * queries + round(copies + model.num_heads * width)
-
-
-def _layer_parameters(model: ModelSize) -> int:
-    return (model.num_base_parameters - model.num_embedding_parameters) // model.num_layers
 
 
 def _millions(count: int) -> str:

@@ -1,12 +1,12 @@
 """``forage train --dry-run``: what a recipe would take, and what keeps it from running here.
 
 It makes the checks that training makes before its first step, and compares the plan with this
-machine. It uses no network, loads no weights, and starts and changes nothing. It does not judge
-whether the plan fits a cluster other than this machine.
+machine alone. It uses no network, loads no weights, and starts and changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -177,22 +177,18 @@ def _obstacles(
     return obstacles
 
 
-def _too_little_memory(config: RunConfig, machine: Machine, memory: Memory) -> list[str]:
-    found: list[str] = []
+def _too_little_memory(config: RunConfig, machine: Machine, memory: Memory) -> Iterator[str]:
     on_gpu = config.model.device != "cpu"
     room = (machine.gpu_bytes[0] if machine.gpu_bytes else None) if on_gpu else machine.memory_bytes
     if room is not None and memory.peak_bytes > room:
         where = "on each GPU" if on_gpu else "of memory"
-        found.append(
-            f"{memory.peak_bytes / 1e9:,.1f} GB {where} are needed, this machine has "
-            f"{room / 1e9:,.1f} GB"
-        )
+        needed, there = memory.peak_bytes / 1e9, room / 1e9
+        yield f"{needed:,.1f} GB {where} are needed, this machine has {there:,.1f} GB"
     if memory.host_bytes_per_node > machine.memory_bytes:
-        found.append(
+        yield (
             f"placement.engine.offload keeps {memory.host_bytes_per_node / 1e9:,.1f} GB in the "
             f"memory of each machine, this one has {machine.memory_bytes / 1e9:,.1f} GB"
         )
-    return found
 
 
 def count_work(config: RunConfig, num_questions: int | None) -> Work:

@@ -66,7 +66,11 @@ class Scorer:
             parts[name] = reward.value
             parts |= {f"{name}/{part}": value for part, value in reward.parts.items()}
         if self._judge is not None:
-            verdict = await self._verdict(self._judge, episode)
+            question, verdict = episode.question, False
+            if (answer := episode.answer) is not None:
+                verdict = await self._judge.is_correct(
+                    question.text, question.golden_answers, answer
+                )
             if isinstance(verdict, RemoteFailure):
                 failure = failure or verdict.kind
             else:
@@ -74,12 +78,6 @@ class Scorer:
         if failure is not None:
             return Reward(0.0, rule_parts(episode, config, self._protocol) | parts, failure)
         return score_episode(episode, config, parts, self._protocol)
-
-    async def _verdict(self, judge: Judge, episode: Episode) -> bool | RemoteFailure:
-        if episode.answer is None:
-            return False
-        question = episode.question
-        return await judge.is_correct(question.text, question.golden_answers, episode.answer)
 
 
 class RewardFunctionError(RuntimeError):

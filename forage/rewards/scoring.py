@@ -35,7 +35,15 @@ def score_episode(
         return Reward(0.0, parts)
     parts |= _charges(episode, config)
     if config.weights.table:
-        parts["table"] = _table_part(episode, parts, config)
+        assert config.answer in parts, f"the part {config.answer} is missing"
+        parts["table"] = table_score(
+            correctness=parts[config.answer],
+            has_answer=bool(parts["has_answer"]),
+            is_format_valid=bool(parts["format_valid"]),
+            is_retrieved=bool(parts.get("retrieved", 0.0)),
+            config=config,
+            num_answer_tags=num_answer_tags(episode),
+        )
     return Reward(_weighted_sum(parts, config), parts)
 
 
@@ -89,18 +97,6 @@ def _charges(episode: Episode, config: RewardConfig) -> dict[str, float]:
     if config.no_search_penalty:
         charges["no_search_penalty"] = 0.0 if episode.num_searches else -config.no_search_penalty
     return charges
-
-
-def _table_part(episode: Episode, parts: dict[str, float], config: RewardConfig) -> float:
-    assert config.answer in parts, f"the part {config.answer} is missing"
-    return table_score(
-        correctness=parts[config.answer],
-        has_answer=bool(parts["has_answer"]),
-        is_format_valid=bool(parts["format_valid"]),
-        is_retrieved=bool(parts.get("retrieved", 0.0)),
-        config=config,
-        num_answer_tags=num_answer_tags(episode),
-    )
 
 
 def _weighted_sum(parts: dict[str, float], config: RewardConfig) -> float:

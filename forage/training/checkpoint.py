@@ -102,7 +102,10 @@ def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
     """Restore weights and optimizers; raises ``UserError`` if files are damaged."""
     try:
         row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-        weights = _read_weights(checkpoint)
+        has_adapters = (checkpoint / lora.ADAPTER_CONFIG).exists()
+        weights = (
+            lora.read_adapters(checkpoint) if has_adapters else load_file(checkpoint / _WEIGHTS)
+        )
         trainer_state = torch.load(checkpoint / _TRAINER, weights_only=True)
         has_critic = trainer.critic is not None and (checkpoint / _CRITIC).exists()
         critic_weights = load_file(checkpoint / _CRITIC) if has_critic else None
@@ -120,20 +123,13 @@ def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
     return state
 
 
-def _read_weights(checkpoint: Path) -> dict[str, torch.Tensor] | lora.Adapters:
-    if (checkpoint / lora.ADAPTER_CONFIG).exists():
-        return lora.read_adapters(checkpoint)
-    return load_file(checkpoint / _WEIGHTS)
-
-
 def _load_weights(
     checkpoint: Path, model: PreTrainedModel, weights: dict[str, torch.Tensor] | lora.Adapters
 ) -> None:
     """Restore all weights, or the adapters; raises ``UserError`` for those of another model."""
     if isinstance(weights, lora.Adapters) != lora.has_adapters(model):
-        had, has = (
-            ("with", "without") if isinstance(weights, lora.Adapters) else ("without", "with")
-        )
+        words = ("with", "without")
+        had, has = words if isinstance(weights, lora.Adapters) else words[::-1]
         raise UserError(
             f"the checkpoint {checkpoint} is of a run {had} model.lora, the config is {has} it: "
             "set model.lora as in that run, or train into a new output_dir"

@@ -17,7 +17,7 @@ import torch
 from forage.algorithms.credit.baselines import next_baseline, whiten
 from forage.algorithms.credit.estimator import Earned, EarnedByGroup
 from forage.algorithms.credit.turn_credit import TurnRewards, turn_lengths, turn_rewards
-from forage.algorithms.dynamic_sampling import is_flat
+from forage.algorithms.dapo import is_flat
 from forage.algorithms.packing import unweighed
 from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig

@@ -73,11 +73,16 @@ class CriticTrainer:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
+        explained = 0.0  # how well the values from before the step predicted the returns
+        if batch.rows:
+            values = [rows.values_N[rows.is_sampled_N] for rows in batch.rows]
+            returns = [rows.returns_N[rows.is_sampled_N] for rows in batch.rows]
+            explained = explained_variance(torch.cat(values), torch.cat(returns))
         return {
             "critic/loss": sum(loss for loss, _ in shares),
             "critic/grad_norm": grad_norm,
             "critic/learning_rate": rate,
-            "critic/explained_variance": _explained_variance(batch),
+            "critic/explained_variance": explained,
             **means([report for _, report in shares], batch.num_sampled_tokens),
         }
 
@@ -88,12 +93,3 @@ class CriticTrainer:
         returns_M = rows.returns_N[chosen].to(values_M.device)
         loss_M, metrics = value_loss(values_M, old_values_M, returns_M, self.config.value_clip)
         return token_mean(loss_M, batch.num_sampled_tokens), metrics
-
-
-def _explained_variance(batch: Batch) -> float:
-    """How well the values from before the step predicted the returns."""
-    if not batch.rows:
-        return 0.0
-    values_M = torch.cat([rows.values_N[rows.is_sampled_N] for rows in batch.rows])
-    returns_M = torch.cat([rows.returns_N[rows.is_sampled_N] for rows in batch.rows])
-    return explained_variance(values_M, returns_M)

@@ -133,10 +133,8 @@ class Trainer:
     def pack(self, weighed_P: Sequence[Sequence[Weighed]]) -> tuple[list[Batch], dict[str, float]]:
         """One batch an optimizer step, of what ``unmask_observations`` gives; and its metrics."""
         weighed_P, metrics = self.unmask_observations(weighed_P)
-        config = self._config
-        max_tokens = config.max_tokens_per_micro_batch
-        batches = pack_mini_batches(weighed_P, config.num_mini_batches, max_tokens, self.cost_of)
-        return batches, metrics
+        sizes = (self._config.num_mini_batches, self._config.max_tokens_per_micro_batch)
+        return pack_mini_batches(weighed_P, *sizes, self.cost_of), metrics
 
     def learn(
         self, batches: Sequence[Batch], changing: AbstractContextManager[object]
@@ -160,12 +158,9 @@ class Trainer:
         kl = self._algorithm.kl
         if kl is not None and kl.adaptive is not None and "kl/reference" in merged:
             num_episodes = sum(batch.num_sequences for batch in batches)
+            target, horizon = kl.adaptive.target, kl.adaptive.horizon
             self.kl_coefficient = next_coefficient(
-                self.kl_coefficient,
-                merged["kl/reference"],
-                kl.adaptive.target,
-                num_episodes,
-                kl.adaptive.horizon,
+                self.kl_coefficient, merged["kl/reference"], target, num_episodes, horizon
             )
         if kl is not None:
             merged["kl/coefficient"] = self.kl_coefficient
@@ -177,7 +172,8 @@ class Trainer:
         Losses are divided by the batch's global counts, so micro-batches change nothing. Returns
         metrics by name; a batch without rows updates nothing.
         """
-        learning_rate = self._learning_rate()
+        warmup = min(1.0, (self.version + 1) / max(self._config.warmup_steps, 1))
+        learning_rate = self._config.learning_rate * self.rate_factor * warmup
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         shares = accumulate(self.model, [partial(self._loss, rows, batch) for rows in batch.rows])
@@ -194,12 +190,9 @@ class Trainer:
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
-        compared = _compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
-        return (
-            metrics
-            | compared
-            | {"optimizer/grad_norm": grad_norm.item(), "optimizer/learning_rate": learning_rate}
-        )
+        metrics |= _compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
+        metrics |= {"optimizer/grad_norm": grad_norm.item()}
+        return metrics | {"optimizer/learning_rate": learning_rate}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything besides weights that the next step depends on, for ``torch.save``."""
@@ -216,27 +209,20 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned; raises ``KeyError`` for a missing part."""
-        critic = self.critic
-        critic_state = (
-            None if critic is None else (state["critic_optimizer"], state["critic_updates"])
-        )
+        parts = ("critic_optimizer", "critic_updates") if self.critic is not None else ()
+        critic_state = [state[part] for part in parts]
         self.version, self._num_learnt = state["version"], state["num_learnt"]
         kl = self._algorithm.kl
         if kl is not None and kl.adaptive is not None:
             self.kl_coefficient = state["kl_coefficient"]
         self.optimizer.load_state_dict(state["optimizer"])
-        if critic is not None and critic_state is not None:
-            optimizer, critic.num_updates = critic_state
-            critic.optimizer.load_state_dict(optimizer)
+        if self.critic is not None:
+            optimizer, self.critic.num_updates = critic_state
+            self.critic.optimizer.load_state_dict(optimizer)
 
     @property
     def _is_critic_alone(self) -> bool:
         return self.critic is not None and (self._num_learnt < self.critic.config.num_warmup_steps)
-
-    def _learning_rate(self) -> float:
-        warmup = self._config.warmup_steps
-        rate = self._config.learning_rate * self.rate_factor
-        return rate * min(1.0, (self.version + 1) / max(warmup, 1))
 
     def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
         """A micro-batch's share of the loss, its metrics per token, and its log-probabilities."""
@@ -266,18 +252,13 @@ def _regrouped(
     return [[next(in_order) for _ in weighed] for weighed in weighed_P]
 
 
-def _no_mismatch() -> dict[str, float]:
-    empty = torch.zeros(0)
-    return mismatch(empty, empty, empty.long(), 0)
-
-
-_COMPARED = frozenset(_no_mismatch())
+_NO_MISMATCH = mismatch(torch.zeros(0), torch.zeros(0), torch.zeros(0).long(), 0)
 
 
 def _compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
     """How the trainer's log-probabilities differ from the sampler's, over the whole batch."""
     if not batch.rows:
-        return _no_mismatch()
+        return _NO_MISMATCH
     tokens = [Tokens.of(rows, logprobs[0].device) for rows in batch.rows]
     sequences: list[Tensor] = []
     num_sequences = 0
@@ -293,7 +274,7 @@ def _merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for metrics in updates for name in metrics)
     return {
         name: updates[0][name]
-        if name in _COMPARED
+        if name in _NO_MISMATCH
         else fmean(metrics[name] for metrics in updates if name in metrics)
         for name in names
     }

@@ -1,5 +1,4 @@
-from forage.algorithms.dynamic_sampling import choose, is_flat
-from forage.algorithms.overlong import overlong_penalty
+from forage.algorithms.dapo import choose, is_flat, overlong_penalty
 
 
 def test_a_group_that_earned_the_same_everywhere_is_flat():

@@ -16,7 +16,7 @@ from forage.algorithms.credit.grpo import grpo_advantages
 from forage.algorithms.credit.pass_at_k import pass_at_k_advantages
 from forage.algorithms.credit.rloo import rloo_advantages
 from forage.algorithms.credit.turn_level import turn_level_advantages
-from forage.algorithms.overlong import overlong_penalty
+from forage.algorithms.dapo import overlong_penalty
 
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:

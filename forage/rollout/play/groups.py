@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from forage.algorithms.dynamic_sampling import DynamicSamplingConfig, choose, oversampled
+from forage.algorithms.dapo import DynamicSamplingConfig, choose, oversampled
 from forage.config.run_config import RunConfig
 from forage.data.order import StepQuestions
 from forage.errors import UserError

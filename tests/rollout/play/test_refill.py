@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from forage.algorithms.dynamic_sampling import DynamicSamplingConfig
+from forage.algorithms.dapo import DynamicSamplingConfig
 from forage.config.run_config import build_config
 from forage.data.order import StepQuestions
 from forage.rollout.play.groups import GroupsInFlight, NothingToLearn, num_oversampled, refill
