@@ -1,8 +1,7 @@
 """How far sampler and trainer disagree about the tokens that were sampled, in several measures.
 
 Computed on the log-probabilities of a whole step's batch, before its first update. At staleness 0
-with the in-process engine all divergences are 0 and all ratios 1, but for rounding. Nothing here
-changes a loss: that is ``corrections``'s.
+with the in-process engine all divergences are 0 and all ratios 1, but for rounding.
 """
 
 from __future__ import annotations

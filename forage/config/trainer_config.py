@@ -8,10 +8,7 @@ from forage.settings import Frozen
 
 
 class TrainerConfig(Frozen):
-    """Batch shape, optimizer and cadence of the loop.
-
-    A step's groups are learnt in ``num_mini_batches`` optimizer steps, ``num_epochs`` times over.
-    """
+    """Batch shape, optimizer and cadence of the loop."""
 
     num_steps: int = Field(default=100, ge=1)
     """Steps of the loop."""

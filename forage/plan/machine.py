@@ -1,7 +1,6 @@
 """What a machine has for a run, and what the run needs on it: the model, questions, corpora.
 
 It looks at this machine and at the tables of published files, asks nobody, and changes nothing.
-Fetching is done by ``forage data`` and by the model loader. ``plan.py`` compares the two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How large a model is, counted without its weights: torch's meta device holds no numbers.
 
 The shape comes from a local directory, from the hub's cache, or from the table below, so that a
-plan needs no network. ``memory.py`` turns the counts into bytes.
+plan needs no network.
 """
 
 from __future__ import annotations

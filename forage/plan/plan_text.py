@@ -1,7 +1,4 @@
-"""A plan as text on the terminal, section by section.
-
-It does the wording and the layout; every figure comes from ``plan.py``.
-"""
+"""A plan as text on the terminal, section by section."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Answer matching by the published SQuAD rules: normalise, exact match, cover match, token F1.
 
-Pure functions of strings: ``reward_config.py`` makes rewards of them, ``evaluation`` reports them.
-Nothing here knows about episodes, tags or passages.
+Pure functions of strings; nothing here knows about episodes, tags or passages.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A call of another tool may stand where a search does. Judged on what the policy wrote, turn by turn;
 an observation counts only through its place (it stands after each call), never through its text.
-``scoring`` turns the verdict into points.
 """
 
 from __future__ import annotations

@@ -62,10 +62,7 @@ Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class RewardWeights(Frozen):
-    """The factors of the sum that is the reward, by part.
-
-    ``table`` is the published table and ``judge`` the judge's verdict; the others are the terms.
-    """
+    """The factors of the sum that is the reward, by part."""
 
     table: Weight = 1.0
     """The factor of the published table."""

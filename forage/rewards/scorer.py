@@ -1,10 +1,8 @@
 """The rewards of a run, put together once: rules, the user's functions, the judge.
 
 The scheduler and the evaluation call ``Scorer`` on each finished episode (``Score``). It computes
-nothing itself: ``scoring.py`` has the rules and the sum, ``judge.py`` the verdicts. A function of
-the user's own is found by its import path and called with the Episode. An error in it is neither a
-score nor a mistake in the settings: it is a bug in the function, and ends the run with its name and
-the episode's.
+nothing itself: ``scoring.py`` has the rules and the sum, ``judge.py`` the verdicts. An error in a
+function of the user's is a bug there, and ends the run with its name and the episode's.
 """
 
 from __future__ import annotations

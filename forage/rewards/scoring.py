@@ -1,10 +1,8 @@
 """The reward of an episode by rules: the published outcome table, the terms around it, their sum.
 
-``scorer.py`` calls it on each finished episode; the verdict of a judge and the values of the user's
-own functions are further parts. It reads what the policy wrote. Prompts are never read, and
-observations with one published exception: the retrieval term asks whether a search brought up a
-golden answer, so it reads the passages that the environment showed. It is computed only when
-``retrieval_score`` or ``weights.retrieved`` asks for it.
+It reads what the policy wrote. Prompts are never read, and observations with one published
+exception: the retrieval term asks whether a search brought up a golden answer. It is computed only
+when ``retrieval_score`` or ``weights.retrieved`` asks for it.
 """
 
 from __future__ import annotations

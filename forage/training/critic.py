@@ -1,8 +1,7 @@
 """The critic of PPO: a model of the policy's family with a head of one number, and its optimizer.
 
 Its value at a sampled token is the return that it expects before that token is chosen, computed at
-the position that predicts the token. The trainer takes values from it before a step and trains it
-on the returns. Estimators and losses are in ``algorithms``.
+the position that predicts the token.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@ The policy's own log-probabilities where the algorithm needs them apart from the
 the reference model, the critic's values, and the weights that correct for the sampler. All are
 computed over the whole step, so they do not depend on micro-batches. No gradients, no update.
 
-Below is an ablation, ``algorithm.train_observations``: episodes whose observations are trained as
-if the policy had written them. It shows what masking is good for. By default only sampled tokens
-are trained, and nothing of it runs. A worked example: prompt 1 2, sampled 3 4, observation 5,
-sampled 6, advantage 0.5::
+Below is an ablation, off by default, ``algorithm.train_observations``: observations are trained as
+if the policy had written them. Prompt 1 2, sampled 3 4, observation 5, sampled 6, advantage 0.5::
 
     token_ids        1    2    3    4    5    6
     trained          .    .    x    x    x    x

@@ -1,13 +1,11 @@
 """A short supervised start on recorded episodes, for models that cannot read or act yet.
 
 Sampled tokens are learnt, and weigh more where they repeat what was read (the action's argument);
-observations carry a small language-model weight or none; the prompt carries none. The model learns
-the protocol and to read. Reinforcement learning comes after.
+observations carry a small language-model weight or none; the prompt carries none.
 
-``reading_accuracy`` measures how well it reads: whether it would have written what it had to find
-in a passage. That takes held-out demonstrations, teacher forcing and a second, and no engine. A
-start that does not teach reading shows here after minutes; the loss alone does not tell, for most
-of it is the protocol.
+``reading_accuracy`` measures on held-out demonstrations, in a second and without an engine, whether
+the model would have written what it had to find in a passage. The loss does not tell: most of it is
+the protocol.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Returns and advantages token by token, and what the critic learns from them.
+"""GAE: returns and advantages token by token, and what the critic learns from them.
 
 The tokens here are the sampled ones of one episode in their order: an observation is no step of
 the policy, so the value after a turn's last token is that of the next turn's first.
