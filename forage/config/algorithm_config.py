@@ -33,9 +33,7 @@ from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.settings import Frozen, kind_or
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from forage.algorithms.loss.tokens import Metrics, Tokens
+    pass
 
 Advantage = Annotated[
     Grpo | DrGrpo | Rloo | Reinforce | ReinforcePlusPlus | Remax | PassAtK | TurnLevel | Gae,
@@ -89,25 +87,6 @@ class AlgorithmConfig(Frozen):
     def needs_recomputed_logprobs(self) -> bool:
         """Whether the trainer's log-probabilities are needed before the first update."""
         return self.decoupled or self.correction.is_on
-
-    def token_losses(
-        self, logprobs_M: Tensor, entropy_M: Tensor, tokens: Tokens, kl_coefficient: float
-    ) -> tuple[Tensor, Metrics]:
-        """Every term of the loss, a token each [M]; the correction's weights go to the policy's."""
-        loss_M, metrics = self.loss.policy_loss(logprobs_M, tokens)
-        loss_M = loss_M * tokens.weights_M
-        if self.entropy_coefficient:
-            loss_M = loss_M - self.entropy_coefficient * entropy_M
-        if (kl := self.kl) is not None:
-            kl_M = kl.estimate(logprobs_M, tokens.reference_logprobs_M)
-            metrics["kl/reference"] = kl_M.detach()
-            if kl.place == "loss":
-                loss_M = loss_M + kl_coefficient * kl_M
-        if (protection := self.likelihood_protection) is not None:
-            lost_M, more = protection.protect(logprobs_M, tokens)
-            loss_M = loss_M + protection.coefficient * lost_M
-            metrics |= more
-        return loss_M, metrics
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:

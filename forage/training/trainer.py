@@ -33,6 +33,7 @@ from forage.training.forward_passes import ForwardPasses
 from forage.training.gradients import accumulate, means
 from forage.training.logprobs import token_logprobs
 from forage.training.model import load_critic_base, load_reference
+from forage.training.objective import token_losses
 
 LOG = logging.getLogger(__name__)
 
@@ -235,7 +236,9 @@ class Trainer:
             has_entropy_gradient=algorithm.entropy_coefficient > 0,
         )
         tokens = Tokens.of(rows, logprobs_M.device)
-        loss_M, metrics = algorithm.token_losses(logprobs_M, entropy_M, tokens, self.kl_coefficient)
+        loss_M, metrics = token_losses(
+            algorithm, logprobs_M, entropy_M, tokens, self.kl_coefficient
+        )
         metrics |= {
             "policy/entropy": entropy_M.detach(),
             "policy/staleness": self.version - tokens.versions_M.float(),

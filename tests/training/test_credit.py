@@ -22,6 +22,7 @@ from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.credit import Credit
 from forage.training.forward_passes import correct
+from forage.training.objective import token_losses
 from forage.types import (
     ActionKind,
     Episode,
@@ -302,8 +303,8 @@ def learn(
         tokens = Tokens.of(rows, torch.device("cpu"))
         ids_M = rows.packed.token_ids_N[rows.is_sampled_N]
         logprobs_M = tokens.sampler_logprobs_M - 0.4 + made_up(ids_M, 2)
-        loss_M, _ = algorithm.token_losses(
-            logprobs_M.double(), made_up(ids_M, 3), tokens, kl_coefficient(algorithm)
+        loss_M, _ = token_losses(
+            algorithm, logprobs_M.double(), made_up(ids_M, 3), tokens, kl_coefficient(algorithm)
         )
         total += algorithm.aggregate.share(loss_M, tokens, batch).item()
     return [each.advantages_M.tolist() for each in weighed], total
