@@ -29,7 +29,7 @@ class _Entry(BaseModel):
     micro_usd: int
 
 
-class Spending:
+class Budget:
     """The account of one provider: pays until the cap is reached."""
 
     def __init__(self, provider: str, cap_usd: float, ledger: Path | None = None) -> None:

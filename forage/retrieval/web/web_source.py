@@ -20,7 +20,7 @@ from forage.remote.request import BadReply, HttpSender, RemoteFailure
 from forage.remote.retry import Patience, retry
 from forage.retrieval.cache import LruCache
 from forage.retrieval.source import SourceError
-from forage.retrieval.web.budget import RateLimit, Spending
+from forage.retrieval.web.budget import Budget, RateLimit
 from forage.retrieval.web.loop_thread import LoopThread
 from forage.retrieval.web.providers.provider import WebResult, fit_query
 from forage.retrieval.web.public_addresses import AddressGuard
@@ -67,7 +67,7 @@ class WebSource:
         """Start the thread that asks; raises ``UserError`` where the ledger is damaged."""
         self._settings = settings
         self._key = key
-        self._spending = Spending(settings.provider, settings.max_spend_usd, settings.ledger)
+        self._budget = Budget(settings.provider, settings.max_spend_usd, settings.ledger)
         self._rate = RateLimit(settings.rate_per_s)
         self._room = asyncio.Semaphore(settings.max_concurrent)
         self._answers: LruCache[str, tuple[WebResult, ...]] = LruCache(settings.cache_size)
@@ -102,7 +102,7 @@ class WebSource:
     @property
     def spent_usd(self) -> float:
         """What this provider cost so far (over all that share the ledger, where there is one)."""
-        return self._spending.spent_usd
+        return self._budget.spent_usd
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """For each query at most ``topk`` hits, best first; raises ``SourceError``.
@@ -213,13 +213,13 @@ class WebSource:
         await asyncio.sleep(turn - loop.time())
         timeout_s = min(settings.timeout_s, deadline - loop.time())
         try:
-            self._spending.pay(settings.price_usd)
+            self._budget.pay(settings.price_usd)
             outcome = await self._send(query, timeout_s)
             is_billed = not isinstance(outcome, RemoteFailure) or (
                 outcome.status == 0 and outcome.kind is not FailureKind.UNAVAILABLE
             )
             if not is_billed:
-                self._spending.refund(settings.price_usd)
+                self._budget.refund(settings.price_usd)
         except SourceError as error:
             return error
         return outcome

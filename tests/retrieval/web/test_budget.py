@@ -7,41 +7,41 @@ import pytest
 
 from forage.errors import UserError
 from forage.retrieval.source import SourceError
-from forage.retrieval.web.budget import RateLimit, Spending
+from forage.retrieval.web.budget import Budget, RateLimit
 
 
 def test_the_cap_is_reached_exactly_and_never_passed():
-    spending = Spending("serper", cap_usd=0.3)
+    budget = Budget("serper", cap_usd=0.3)
     for _ in range(3):
-        spending.pay(0.1)  # three times 0.1 is more than 0.3 in floating point
+        budget.pay(0.1)  # three times 0.1 is more than 0.3 in floating point
     with pytest.raises(SourceError, match=r"cap for serper is reached: 0.3000 of 0.3000") as error:
-        spending.pay(0.1)
+        budget.pay(0.1)
     assert not error.value.is_temporary
-    assert spending.spent_usd == 0.3
+    assert budget.spent_usd == 0.3
 
 
 def test_a_cap_of_nothing_lets_only_free_requests_through():
-    spending = Spending("serper", cap_usd=0)
-    spending.pay(0)
+    budget = Budget("serper", cap_usd=0)
+    budget.pay(0)
     with pytest.raises(SourceError, match="cap"):
-        spending.pay(0.000001)
+        budget.pay(0.000001)
 
 
 def test_a_refund_makes_room_again():
-    spending = Spending("serper", cap_usd=0.1)
-    spending.pay(0.1)
-    spending.refund(0.1)
-    spending.pay(0.1)
-    assert spending.spent_usd == 0.1
+    budget = Budget("serper", cap_usd=0.1)
+    budget.pay(0.1)
+    budget.refund(0.1)
+    budget.pay(0.1)
+    assert budget.spent_usd == 0.1
 
 
 def test_a_ledger_remembers_across_restarts_and_keeps_providers_apart(tmp_path: Path):
     ledger = tmp_path / "deep" / "ledger.jsonl"
-    first = Spending("serper", 1, ledger)
+    first = Budget("serper", 1, ledger)
     first.pay(0.4)
     first.refund(0.1)
-    Spending("brave", 1, ledger).pay(0.9)
-    again = Spending("serper", 1, ledger)
+    Budget("brave", 1, ledger).pay(0.9)
+    again = Budget("serper", 1, ledger)
     assert again.spent_usd == 0.3
     again.pay(0.7)
     with pytest.raises(SourceError, match="cap for serper is reached"):
@@ -49,8 +49,8 @@ def test_a_ledger_remembers_across_restarts_and_keeps_providers_apart(tmp_path: 
 
 
 def test_two_that_share_a_ledger_share_the_cap(tmp_path: Path):
-    one = Spending("serper", 1, tmp_path / "l.jsonl")
-    two = Spending("serper", 1, tmp_path / "l.jsonl")
+    one = Budget("serper", 1, tmp_path / "l.jsonl")
+    two = Budget("serper", 1, tmp_path / "l.jsonl")
     one.pay(0.6)
     with pytest.raises(SourceError, match="0.6000 of 1.0000 USD are spent"):
         two.pay(0.6)
@@ -63,12 +63,12 @@ PAYS = """
 import sys
 from pathlib import Path
 from forage.retrieval.source import SourceError
-from forage.retrieval.web.budget import Spending
+from forage.retrieval.web.budget import Budget
 
-spending = Spending("serper", 1.0, Path(sys.argv[1]))
+budget = Budget("serper", 1.0, Path(sys.argv[1]))
 try:
     while True:
-        spending.pay(0.01)
+        budget.pay(0.01)
 except SourceError:
     pass
 """
@@ -85,31 +85,31 @@ def test_processes_that_pay_at_the_same_time_keep_one_cap(tmp_path: Path):
 
 def test_a_line_torn_by_a_kill_was_not_paid_and_is_taken_away(tmp_path: Path):
     ledger = tmp_path / "l.jsonl"
-    Spending("serper", 1, ledger).pay(0.5)
+    Budget("serper", 1, ledger).pay(0.5)
     whole = ledger.read_bytes()
     ledger.write_bytes(whole + whole[:20])
-    again = Spending("serper", 1, ledger)
+    again = Budget("serper", 1, ledger)
     assert again.spent_usd == 0.5
     again.pay(0.5)
-    assert Spending("serper", 1, ledger).spent_usd == 1.0
+    assert Budget("serper", 1, ledger).spent_usd == 1.0
 
 
 def test_a_damaged_ledger_and_a_place_that_cannot_be_written_are_told(tmp_path: Path):
     ledger = tmp_path / "l.jsonl"
     ledger.write_text("hello\n")
     with pytest.raises(UserError, match="is damaged at byte 0"):
-        Spending("serper", 1, ledger)
+        Budget("serper", 1, ledger)
     with pytest.raises(UserError, match="cannot write the ledger"):
-        Spending("serper", 1, tmp_path)
+        Budget("serper", 1, tmp_path)
 
 
 def test_what_cannot_be_counted_is_not_spent(tmp_path: Path):
     ledger = tmp_path / "l.jsonl"
-    spending = Spending("serper", 1, ledger)
+    budget = Budget("serper", 1, ledger)
     ledger.unlink(missing_ok=True)
     ledger.mkdir()
     with pytest.raises(SourceError, match="cannot count what serper costs"):
-        spending.pay(0.1)
+        budget.pay(0.1)
 
 
 def test_requests_leave_at_an_even_rate():
