@@ -50,6 +50,7 @@ def measure(path: Path, language: str) -> str:
     spec = builder.analyzer
     added_s = time.process_time() - started
     seconds: list[float] = []
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         builder.write(Path(folder))
         engine = BM25(Path(folder), spec)

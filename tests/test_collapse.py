@@ -131,6 +131,7 @@ def fall_of(values: Sequence[float]) -> int:
 
 def alarms_of(config: RunConfig) -> list[Alarm]:
     """What the sentinel says of the recorded metrics, as it did while they were made."""
+    assert config.sentinel is not None
     sentinel = Sentinel(config.sentinel, config.trainer.max_grad_norm)
     rows = read_metrics(config.output_dir)
     return [alarm for row in rows for alarm in sentinel.see(int(row["step"]), row)]
