@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from forage import train
+from forage.commands import train_command
 from forage.commands.cli import main
 from forage.config import config_file
 from forage.config.run_config import RunConfig, load_config
@@ -84,7 +85,7 @@ def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[type, 
     with monkeypatch.context() as patch:
         patch.setattr(BaseModel, "__getattribute__", spy)
         patch.setattr(train, "to_yaml", unseen(train.to_yaml))
-        patch.setattr("forage.config.run_config.load_config", unseen(load_config))
+        patch.setattr(train_command, "load_config", unseen(load_config))
         yield reads
 
 
