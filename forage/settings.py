@@ -23,6 +23,12 @@ IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """How a recipe names something of the user's own: ``module:name``."""
 
 
+class Strict(BaseModel):
+    """A record that never changes once read; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class Frozen(BaseModel):
     """Settings that never change once read; an unknown key is an error."""
 

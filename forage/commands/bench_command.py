@@ -25,7 +25,7 @@ from forage.commands.arguments import made_of, positive, seconds
 from forage.data.questions import read_questions
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
-from forage.remote.bearer_token import read_token
+from forage.remote.secret import read_token
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
 MAX_SHOWN = 120

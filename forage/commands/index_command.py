@@ -1,6 +1,6 @@
 """``forage index``: its arguments, and what they ask for: an index built, imported or estimated.
 
-The options of the backends come from their settings (``forage.retrieval.index.backends``). An
+The options of the backends come from their settings (``forage.retrieval.index.index``). An
 option that the chosen backend does not read is an error that says which backends do.
 """
 
@@ -30,7 +30,7 @@ _OPTION = {"query_model": "--query-encoder", "onnx_file": "--onnx"}
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Everything ``forage index`` takes; None stands for "not given"."""
-    from forage.retrieval.index.backends import BACKENDS
+    from forage.retrieval.index.index import BACKENDS
 
     add = parser.add_argument
     add("--corpus", type=Path, required=True, help="passages as JSON lines, plain or gzip")
@@ -133,7 +133,7 @@ def run(args: Namespace) -> int:
 
 
 def _build(args: Namespace) -> None:
-    from forage.retrieval.index.backends import build_backend
+    from forage.retrieval.index.index import build_backend
     from forage.retrieval.vectors.encoded_corpus import DenseBuild
 
     backend = args.backend or "bm25"
@@ -185,7 +185,7 @@ def _settings(args: Namespace, backend: str, may_read_less: bool = False) -> Any
     """
     from pydantic import ValidationError
 
-    from forage.retrieval.index.backends import BACKENDS
+    from forage.retrieval.index.index import BACKENDS
 
     [own] = [models for models in BACKENDS.values() if backend in models]
     given: dict[str, Any] = {}
@@ -213,7 +213,7 @@ def _settings(args: Namespace, backend: str, may_read_less: bool = False) -> Any
 
 def _fields(*groups: str) -> list[str]:
     """The names of all settings in some groups of backends."""
-    from forage.retrieval.index.backends import BACKENDS
+    from forage.retrieval.index.index import BACKENDS
 
     models = [model for group in groups for model in BACKENDS[group].values()]
     return [name for model in models for name in model.model_fields if name != "kind"]
@@ -240,8 +240,8 @@ def _print_estimates(args: Namespace) -> None:
 
 
 def _dense_estimates(args: Namespace, look: CorpusLook) -> list[Estimate]:
-    from forage.retrieval.index.backends import BACKENDS
     from forage.retrieval.index.estimate import estimate_dense, index_seconds, measure_encoder
+    from forage.retrieval.index.index import BACKENDS
     from forage.retrieval.vectors.probes import missing_extra
 
     choice = _encoder_choice(args)

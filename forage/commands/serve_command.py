@@ -95,7 +95,7 @@ def _add_rerank_arguments(group: _ArgumentGroup) -> None:
 
 def run(args: Namespace) -> int:
     """Serve until a stop; raises ``UserError``."""
-    from forage.remote.bearer_token import read_token
+    from forage.remote.secret import read_token
     from forage.retrieval.backend import OpenOptions
     from forage.retrieval.serve.middleware import Limits
     from forage.retrieval.serve.server import serve

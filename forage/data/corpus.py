@@ -118,7 +118,7 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
 
     ASearcher's rows have ``url`` and no ``id``; their id is the address and the row's index.
     """
-    row = _parse_object(line, path, number)
+    row = parse_object(line, path, number)
     identity = row.get("id")
     if "id" not in row and isinstance(row.get("url"), str):
         identity = f"{row['url']}#{index}"
@@ -141,7 +141,8 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
     )
 
 
-def _parse_object(line: bytes, path: Path, number: int) -> dict[str, Any]:
+def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """The JSON object on a line; raises ``UserError`` that names the line."""
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:

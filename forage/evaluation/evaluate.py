@@ -34,8 +34,7 @@ from forage.evaluation.summary import summarise
 from forage.progress import progress_bar
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.client.servers import Served
-from forage.retrieval.index.backends import read_manifest
-from forage.retrieval.index.index import open_corpus
+from forage.retrieval.index.index import open_corpus, read_manifest
 from forage.rewards.scorer import Scorer
 from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.play.player import Job, play_all

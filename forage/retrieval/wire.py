@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from forage.data.corpus import format_contents, parse_contents
+from forage.data.corpus import format_contents, parse_contents, replace_surrogates
 from forage.remote.request import BadReply
 from forage.types import Hit, PageText, Passage
 
@@ -204,8 +204,3 @@ def _hit(document: ScoredDocument | Document) -> Hit:
         document, score = document.document, document.score
     title, text = parse_contents(document.contents)
     return Hit(Passage(str(document.id), title, text), score)
-
-
-def replace_surrogates(text: str) -> str:
-    """``text`` with lone surrogates (legal in JSON, not in UTF-8) replaced by U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -4,7 +4,7 @@ import pytest
 from pydantic import SecretStr
 
 from forage.errors import UserError
-from forage.remote.bearer_token import is_token, read_token
+from forage.remote.secret import is_token, read_token
 
 
 def token_file(directory: Path, text: str, mode: int = 0o600) -> Path:

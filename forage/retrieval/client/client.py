@@ -17,11 +17,12 @@ from functools import partial
 from typing import Self
 
 from forage.config.search_config import SearchConfig
+from forage.data.corpus import replace_surrogates
 from forage.remote.request import RemoteFailure
 from forage.retrieval.cache import LruCache
 from forage.retrieval.client.dispatch import Blame, Dispatcher, blame_of
 from forage.retrieval.client.servers import Served
-from forage.retrieval.wire import AccessRequest, normalise_query, replace_surrogates
+from forage.retrieval.wire import AccessRequest, normalise_query
 from forage.types import FailureKind, Hit, PageReply, SearchReply
 
 

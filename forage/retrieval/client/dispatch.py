@@ -19,19 +19,13 @@ from functools import partial
 from typing import TypeVar
 
 from forage.config.search_config import SearchConfig
+from forage.data.corpus import replace_surrogates
 from forage.errors import UserError
-from forage.remote.bearer_token import read_token
 from forage.remote.request import BadReply, HttpReply, HttpRequest, HttpSender, RemoteFailure
 from forage.remote.retry import Patience, retry
+from forage.remote.secret import read_token
 from forage.retrieval.client.servers import Served, Server, Servers
-from forage.retrieval.wire import (
-    AccessRequest,
-    RetrieveRequest,
-    Wire,
-    read_page,
-    read_reply,
-    replace_surrogates,
-)
+from forage.retrieval.wire import AccessRequest, RetrieveRequest, Wire, read_page, read_reply
 from forage.types import FailureKind, Hit, PageText
 
 logger = logging.getLogger(__name__)
@@ -217,9 +211,8 @@ class Dispatcher:
     ) -> T | RemoteFailure:
         """Send once: what ``read`` makes of the reply, or why there is none."""
         body = request.model_dump(exclude_none=True)
-        reply = await self._sender.send(
-            HttpRequest("POST", server.url + path, body=body), timeout_s
-        )
+        sent = HttpRequest("POST", server.url + path, body=body)
+        reply = await self._sender.send(sent, timeout_s)
         if isinstance(reply, RemoteFailure):
             return reply
         try:

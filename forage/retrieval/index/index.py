@@ -1,26 +1,53 @@
-"""An index directory, opened: its parts checked against its manifest, searched for passages.
+"""An index directory: the backends that there are; an index built, opened, and searched.
 
-This is where rows become passages. How rows are found and how an index is built is its backend's
-(``forage.retrieval.index.backends`` lists them).
+A new backend is a file with four things (its settings, its manifest, how it is built, how it is
+opened), and its lines here; ``forage index`` makes its options of the settings. (FAISS's kinds
+share ``forage.retrieval.vectors.dense``.) This is where rows become passages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.retrieval.backend import Backend, OpenOptions
-from forage.retrieval.index.backends import AnyManifest, open_backend, read_manifest
-from forage.retrieval.index.manifest import check_corpus, require_same
-from forage.retrieval.words.bm25_index import build_index
+from forage.retrieval.index.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    check_corpus,
+    require_same,
+)
+from forage.retrieval.vectors.dense import DenseManifest, build_dense_index, open_dense
+from forage.retrieval.vectors.encoded_corpus import DenseBuild
+from forage.retrieval.vectors.faiss_settings import BUILT_KINDS
+from forage.retrieval.vectors.qdrant import (
+    QdrantManifest,
+    QdrantOptions,
+    build_qdrant_index,
+    open_qdrant,
+)
+from forage.retrieval.words.bm25_index import BM25Manifest, BM25Settings, build_index, open_bm25
 from forage.types import Hit
 
-__all__ = ["Index", "OpenOptions", "build_index", "open_corpus", "open_index"]
+# By group of options and name: the settings that a backend is built with.
+BACKENDS: Mapping[str, Mapping[str, type[BaseModel]]] = {
+    "bm25": {"bm25": BM25Settings},
+    "vectors": BUILT_KINDS,
+    "qdrant": {"qdrant": QdrantOptions},
+}
+
+AnyManifest = BM25Manifest | DenseManifest | QdrantManifest
+
+_ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(
+    Annotated[AnyManifest, Field(discriminator="backend")]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +122,55 @@ def open_corpus(directory: Path) -> CorpusStore:
         store.close()
         raise
     return store
+
+
+def build_backend(corpus: Path, out: Path, settings: BaseModel, vectors: DenseBuild | None) -> None:
+    """Build the index that ``settings`` (of ``BACKENDS``) ask for in ``out``; raises ``UserError``.
+
+    ``vectors`` says how passages are encoded, None for an index of words.
+    """
+    if isinstance(settings, BM25Settings):
+        build_index(corpus, out, k1=settings.k1, b=settings.b, language=settings.language)
+        return
+    assert vectors is not None, "only an index of words needs no encoder"
+    if isinstance(settings, QdrantOptions):
+        build_qdrant_index(corpus, out, vectors, settings)
+    else:
+        build_dense_index(corpus, out, replace(vectors, faiss=settings))
+
+
+def open_backend(
+    directory: Path, manifest: AnyManifest, store: CorpusStore, options: OpenOptions
+) -> Backend:
+    """The backend of an index directory; raises ``UserError`` where its parts do not fit."""
+    match manifest:
+        case BM25Manifest():
+            return open_bm25(directory, manifest)
+        case DenseManifest():
+            return open_dense(directory, manifest, store, options)
+        case QdrantManifest():
+            return open_qdrant(directory, manifest, store, options)
+
+
+def read_manifest(directory: Path) -> AnyManifest:
+    """The manifest of an index directory; raises ``UserError`` that names what is wrong."""
+    path = directory / MANIFEST_FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{directory} is not an index (it has no {MANIFEST_FILE}); make one with "
+            f"`forage index --corpus FILE --out {directory}`"
+        ) from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        manifest = _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(str(part) for part in wrong["loc"]) or "the file"
+        raise UserError(f"{path}: {where}: {wrong['msg']}; build the index again") from error
+    require_same(
+        directory, "format version", manifest.format_version, "this Forage reads", FORMAT_VERSION
+    )
+    return manifest

@@ -2,7 +2,7 @@
 
 It is written last when an index is built and read first when it is opened. Here are the fields that
 all backends share; each backend's file has a model of its own over them, and
-``forage.retrieval.index.backends`` lists these.
+``forage.retrieval.index.index`` lists these.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from hashlib import file_digest
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from forage.data.corpus import LINES_FILE, StoredCorpus
 from forage.errors import UserError
+from forage.settings import Strict
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -22,10 +23,8 @@ MANIFEST_FILE = "manifest.json"
 _MAX_HASHED_BYTES = 256 * 2**20
 
 
-class CommonManifest(BaseModel):
+class CommonManifest(Strict):
     """What every manifest says; ``library`` names the packages that built it, with versions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: int = FORMAT_VERSION
     num_passages: int = Field(ge=1)

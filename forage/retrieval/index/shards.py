@@ -17,7 +17,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from forage.data.corpus import LINES_FILE, OFFSETS_FILE, CorpusStore, StoredCorpus, build_store
 from forage.errors import UserError
@@ -25,6 +25,7 @@ from forage.retrieval.index.atomic_directory import built_beside, refuse_other_c
 from forage.retrieval.index.index import Index, open_index
 from forage.retrieval.index.manifest import common_fields, write_manifest
 from forage.retrieval.words.bm25_index import BM25Manifest, cut_rows
+from forage.settings import Strict
 from forage.types import Hit
 
 logger = logging.getLogger(__name__)
@@ -32,10 +33,8 @@ logger = logging.getLogger(__name__)
 MARK_FILE = "shard.json"
 
 
-class ShardMark(BaseModel):
+class ShardMark(Strict):
     """Which shard of what: written beside a manifest when a whole index is cut."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     parent: str
     number: int = Field(ge=0)

@@ -33,16 +33,7 @@ from forage.retrieval.wire import (
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-_MODELS = (
-    RetrieveRequest,
-    ScoredReply,
-    PlainReply,
-    AccessRequest,
-    AccessReply,
-    Page,
-    PageChunk,
-    Problem,
-)
+_MODELS = (RetrieveRequest, ScoredReply, PlainReply, AccessRequest, AccessReply, Page, PageChunk)
 
 _PROBLEMS = {
     400: "topk is above the limit",
@@ -61,7 +52,7 @@ _PROBLEMS = {
 def describe_api(limits: Limits, has_token: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document of this server."""
     _, definitions = models_json_schema(
-        [(model, "serialization") for model in _MODELS],
+        [(model, "serialization") for model in (*_MODELS, Problem)],
         ref_template="#/components/schemas/{model}",
     )
     schemas: dict[str, Any] = definitions["$defs"]
@@ -117,14 +108,8 @@ def _post(
         "operationId": name,
         "summary": summary,
         "description": description,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _ref(request)}},
-        },
-        "responses": {
-            "200": {"description": "Answered", "content": {"application/json": {"schema": reply}}},
-            **{str(status): _problem(status) for status in problems},
-        },
+        "requestBody": {"required": True, "content": _content(_ref(request))},
+        "responses": _responses("Answered", _content(reply), problems),
     }
 
 
@@ -132,21 +117,27 @@ def _get(
     name: str, summary: str, media_type: str, problems: tuple[int, ...] = ()
 ) -> dict[str, Any]:
     schema = {"type": "object"} if media_type == "application/json" else {"type": "string"}
+    content = _content(schema, media_type)
     return {
         "operationId": name,
         "summary": summary,
-        "responses": {
-            "200": {"description": summary, "content": {media_type: {"schema": schema}}},
-            **{str(status): _problem(status) for status in problems},
-        },
+        "responses": _responses(summary, content, problems),
     }
+
+
+def _responses(
+    description: str, content: dict[str, Any], problems: tuple[int, ...]
+) -> dict[str, Any]:
+    answered = {"200": {"description": description, "content": content}}
+    return answered | {str(status): _problem(status) for status in problems}
 
 
 def _problem(status: int) -> dict[str, Any]:
-    return {
-        "description": _PROBLEMS[status],
-        "content": {"application/json": {"schema": _ref("Problem")}},
-    }
+    return {"description": _PROBLEMS[status], "content": _content(_ref("Problem"))}
+
+
+def _content(schema: dict[str, Any], media_type: str = "application/json") -> dict[str, Any]:
+    return {media_type: {"schema": schema}}
 
 
 def _ref(model: str) -> dict[str, str]:

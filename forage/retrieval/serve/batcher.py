@@ -3,7 +3,7 @@
 While one search runs in the search thread, queries that arrive queue up; when it ends, all of them
 are the next search. Nothing waits on a clock, so a lone caller is served at once, and the busier
 the server, the larger its batches. Identical queries in flight are searched once, and results are
-cached. HTTP, limits and formats are ``forage.retrieval.serve.app``'s.
+cached. HTTP, limits and formats are ``forage.retrieval.serve.server``'s.
 """
 
 from __future__ import annotations

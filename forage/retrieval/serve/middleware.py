@@ -12,14 +12,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forage.remote.bearer_token import is_token
-from forage.retrieval.serve.metrics import Figure, Figures
+from forage.remote.secret import is_token
+from forage.retrieval.serve.metrics import Figures
+from forage.settings import Strict
 
 # Paths that need no token; every other path does, however it is spelt.
 _OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
@@ -34,13 +35,11 @@ class OverLimit(Exception):
         self.detail = detail
 
 
-class Limits(BaseModel):
+class Limits(Strict):
     """What one request may ask for; a request beyond a limit is refused, never cut.
 
     Each limit is an option of ``forage serve``.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_queries: int = Field(default=1024, ge=1)
     max_topk: int = Field(default=1000, ge=1)
@@ -95,11 +94,8 @@ class RequestMiddleware:
         figures: Figures,
         traffic: Traffic,
     ) -> None:
-        self._app = app
-        self._limits = limits
-        self._token = token
-        self._figures = figures
-        self._traffic = traffic
+        self._app, self._limits, self._token = app, limits, token
+        self._figures, self._traffic = figures, traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -131,7 +127,7 @@ class RequestMiddleware:
         if scope["method"] != "POST":
             await self._app(scope, receive, send_noting_status)
             return
-        self._count_in_flight(1)
+        self._traffic.in_flight += 1
         deadline = asyncio.timeout(self._limits.deadline_s)
         try:
             async with deadline:
@@ -146,7 +142,7 @@ class RequestMiddleware:
             late = problem(504, f"not answered within {self._limits.deadline_s:g} s")
             await late(scope, receive, send_noting_status)
         finally:
-            self._count_in_flight(-1)
+            self._traffic.in_flight -= 1
         if path == "/retrieve" and status == 200:
             self._figures.observe_retrieve(time.perf_counter() - started)
 
@@ -172,10 +168,6 @@ class RequestMiddleware:
         if length.isdecimal() and int(length) > limits.max_body_bytes:
             return self._too_large()
         return None
-
-    def _count_in_flight(self, change: int) -> None:
-        self._traffic.in_flight += change
-        self._figures.add(Figure.IN_FLIGHT, change)
 
     def _too_large(self) -> Response:
         detail = f"the body is larger than {self._limits.max_body_bytes} bytes; send fewer queries"

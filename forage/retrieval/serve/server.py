@@ -1,33 +1,49 @@
-"""``forage serve``: opens what is to be served and answers over HTTP until it is told to stop.
+"""``forage serve``: a source, and pages where there are some, over HTTP until it is told to stop.
 
-A stop drains: readiness turns to 503, new searches are refused (the middleware does both), those in
-flight are answered, then the socket is closed. A second Ctrl-C ends at once. What is answered is
-``forage.retrieval.serve.app``'s.
+``RequestMiddleware`` stands before every route, and a ``Batcher`` owns the source. A stop drains:
+readiness turns to 503, new searches are refused (the middleware does both), those in flight are
+answered, then the socket is closed. A second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
+import json
 import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from types import FrameType
+from typing import TypeVar
 
 import uvicorn
+from pydantic import SecretStr, ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
 
 from forage.errors import UserError
 from forage.hardware import in_passing_thread
-from forage.retrieval.serve.app import AppSettings, create_app
+from forage.retrieval.serve.api_pages import describe_api, docs_page, page_headers, search_page
 from forage.retrieval.serve.batcher import Batcher
-from forage.retrieval.serve.middleware import Traffic
+from forage.retrieval.serve.metrics import Figures, prometheus_text
+from forage.retrieval.serve.middleware import Limits, OverLimit, RequestMiddleware, Traffic, problem
 from forage.retrieval.serve.port import bind_port, explain_bind_error
+from forage.retrieval.source import Source, SourceError
 from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
+from forage.retrieval.sources.stored_pages import Pages, read_pages
+from forage.retrieval.wire import AccessRequest, RetrieveRequest, Wire, write_reply
 
 logger = logging.getLogger(__name__)
+
+W = TypeVar("W", bound=Wire)
 
 # Longer than clients keep idle connections, so that it is they who close them.
 _KEEP_ALIVE_S = 75
@@ -124,3 +140,171 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    """How an application answers; ``topk`` holds where a request names none."""
+
+    topk: int = 3
+    token: SecretStr | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def create_app(
+    source: Source,
+    pages: Pages | None = None,
+    settings: AppSettings | None = None,
+    cache_size: int = 100_000,
+) -> Starlette:
+    """The application over an open source; ``cache_size``: passages kept in the cache (0: none).
+
+    Its ``state`` holds the ``batcher``, which owns the source, and the ``traffic``.
+    """
+    service = _Service(source, pages, settings or AppSettings(), cache_size)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await service.batcher.close()
+
+    app = Starlette(
+        routes=[
+            Route("/retrieve", service.retrieve, methods=["POST"]),
+            Route("/access", service.access, methods=["POST"]),
+            Route("/healthz", service.healthz),
+            Route("/readyz", service.readyz),
+            Route("/metrics", service.metrics),
+            Route("/openapi.json", service.openapi),
+            Route("/docs", service.docs),
+            Route("/", service.search_page),
+        ],
+        middleware=[
+            Middleware(
+                RequestMiddleware,
+                service.settings.limits,
+                service.settings.token,
+                service.figures,
+                service.traffic,
+            )
+        ],
+        exception_handlers={
+            HTTPException: _answer_http_error,
+            OverLimit: _answer_over_limit,
+            SourceError: _answer_source_error,
+            Exception: service.answer_bug,
+        },
+        lifespan=lifespan,
+    )
+    app.state.batcher, app.state.traffic = service.batcher, service.traffic
+    return app
+
+
+class _Service:
+    """The routes, and what they share."""
+
+    def __init__(
+        self, source: Source, pages: Pages | None, settings: AppSettings, cache_size: int
+    ) -> None:
+        self.settings = settings
+        self.figures = Figures()
+        self.traffic = Traffic()
+        self.batcher = Batcher(source, self.figures, cache_size=cache_size)
+        self._source = source
+        self._pages = pages
+        self._description = describe_api(settings.limits, has_token=settings.token is not None)
+
+    async def retrieve(self, request: Request) -> Response:
+        asked = _read(RetrieveRequest, await request.body())
+        topk = self.settings.topk if asked.topk is None else asked.topk
+        self.settings.limits.check(asked.queries, "queries", topk)
+        hits_by_query = await self.batcher.search(asked.queries, topk)
+        return _json(write_reply(hits_by_query, asked.return_scores))
+
+    async def access(self, request: Request) -> Response:
+        asked = _read(AccessRequest, await request.body())
+        self.settings.limits.check(asked.urls, "urls")
+        if self._pages is None:
+            return problem(404, "this server has no pages; start it with --pages FILE")
+        reply = await asyncio.to_thread(read_pages, self._pages, asked)
+        return _json(reply.model_dump_json().encode("utf-8"))
+
+    async def healthz(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, _: Request) -> Response:
+        if self.traffic.is_draining:
+            return problem(503, "the server is stopping")
+        source = self._source
+        return JSONResponse(
+            {"status": "ready", "backend": source.name, "passages": source.num_passages}
+        )
+
+    async def metrics(self, _: Request) -> Response:
+        text = prometheus_text(self.figures, self._source, self.traffic.in_flight)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(self._description)
+
+    async def docs(self, request: Request) -> Response:
+        page = docs_page(self._description, str(request.base_url))
+        return HTMLResponse(page, headers=page_headers())
+
+    async def search_page(self, _: Request) -> Response:
+        return HTMLResponse(search_page(), headers=page_headers())
+
+    async def answer_bug(self, request: Request, error: Exception) -> Response:
+        """Starlette raises ``error`` again behind this reply, so that its traceback is logged."""
+        self.figures.count_request(request.url.path, 500)
+        return problem(500, f"a fault of the server ({type(error).__name__}); its log says more")
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _read(model: type[W], body: bytes) -> W:
+    """The request in a body; raises ``HTTPException`` (422) that says what is wrong with it.
+
+    The request's own text is not sent back.
+    """
+    try:
+        # Not model_validate_json: Python's reader takes the lone surrogates that clients send.
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(422, f"the body is not JSON: {_reason(error)}") from None
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_input=False, include_context=False)[:5]
+        reasons = (
+            f"{'.'.join(str(part) for part in ('body', *w['loc']))}: {w['msg']}" for w in wrong
+        )
+        raise HTTPException(422, "; ".join(reasons)) from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos}"
+    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else "too deep or too large"
+
+
+async def _answer_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for this error alone"
+    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+
+
+async def _answer_over_limit(_: Request, error: Exception) -> Response:
+    assert isinstance(error, OverLimit), "registered for this error alone"
+    return problem(error.status, error.detail)
+
+
+async def _answer_source_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, SourceError), "registered for this error alone"
+    logger.warning("the source could not answer: %s", error.reason)
+    if error.is_temporary:
+        return problem(503, error.reason, Retry_After="1")
+    return problem(502, error.reason)

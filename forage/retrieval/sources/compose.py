@@ -13,11 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 
 from forage.errors import UserError
-from forage.retrieval.index.backends import read_manifest
-from forage.retrieval.index.index import Index, OpenOptions, open_index
+from forage.retrieval.index.index import Index, OpenOptions, open_index, read_manifest
 from forage.retrieval.serve.middleware import Limits
 from forage.retrieval.source import Source
 from forage.retrieval.sources.fusion import RRF_K, Fused
@@ -31,23 +30,20 @@ from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import read_web_settings
 from forage.retrieval.web.web_source import open_web_source
 from forage.retrieval.words.bm25_index import BM25Manifest
+from forage.settings import Strict
 
 # Passages of one index that are looked up by id in another before the two are fused.
 _NUM_COMPARED = 64
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FusionSettings(_Settings):
+class FusionSettings(Strict):
     """How several sources become one; see ``forage.retrieval.sources.fusion``."""
 
     depth: int = Field(default=100, ge=1)
     k: int = Field(default=RRF_K, ge=0)
 
 
-class RerankSettings(_Settings):
+class RerankSettings(Strict):
     """A cross-encoder before the source; see ``forage.retrieval.sources.reranker``."""
 
     model: str = PUBLISHED_MODEL
@@ -60,14 +56,14 @@ class RerankSettings(_Settings):
     trust_remote_code: bool = False
 
 
-class LuceneSettings(_Settings):
+class LuceneSettings(Strict):
     """The parameters of Lucene's BM25, which are chosen when an index is searched."""
 
     k1: float = Field(default=0.9, ge=0)
     b: float = Field(default=0.4, ge=0, le=1)
 
 
-class ServeSettings(_Settings):
+class ServeSettings(Strict):
     """Everything that ``forage serve`` reads from its command line.
 
     ``sources`` are directories of indexes, ``lucene:DIR``, ``ray:APP``, ``web:PROVIDER`` or

@@ -37,24 +37,15 @@ class Fused:
             raise UserError(f"the fusion's depth is {depth}; it must be 1 or more (100 is common)")
         if k < 0:
             raise UserError(f"the fusion's k is {k}; it must be 0 or more ({RRF_K} is common)")
+        self.name = "+".join(source.name for source in sources)
+        parts = "\n".join([f"rrf {depth} {k}", *(source.id for source in sources)])
+        self.id = f"{self.name}-{sha256(parts.encode()).hexdigest()[:16]}"
+        # Those of the largest part: the others are expected to hold the same corpus.
+        known = [source.num_passages for source in sources if source.num_passages is not None]
+        self.num_passages = max(known) if len(known) == len(sources) else None
         self._sources = tuple(sources)
         self._depth, self._k = depth, k
         self._threads = ThreadPoolExecutor(len(sources), thread_name_prefix="fusion")
-
-    @property
-    def name(self) -> str:
-        return "+".join(source.name for source in self._sources)
-
-    @property
-    def id(self) -> str:
-        parts = "\n".join([f"rrf {self._depth} {self._k}", *(part.id for part in self._sources)])
-        return f"{self.name}-{sha256(parts.encode()).hexdigest()[:16]}"
-
-    @property
-    def num_passages(self) -> int | None:
-        """Those of the largest part: the others are expected to hold the same corpus."""
-        known = [part.num_passages for part in self._sources if part.num_passages is not None]
-        return max(known) if len(known) == len(self._sources) else None
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """The parts search at the same time; raises the ``SourceError`` of the first that failed.

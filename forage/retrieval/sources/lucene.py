@@ -45,8 +45,8 @@ class Lucene:
         try:
             self._searcher: Any = self._java("io.anserini.search.SimpleSearcher")(str(directory))
             self._searcher.set_bm25(k1, b)
-            self._num_passages = int(self._searcher.get_total_num_docs())
-            is_readable = self._num_passages == 0 or self._searcher.doc_raw(0) is not None
+            self.num_passages = int(self._searcher.get_total_num_docs())
+            is_readable = self.num_passages == 0 or self._searcher.doc_raw(0) is not None
         except _java_exception() as error:
             raise UserError(
                 f"pyserini cannot open the Lucene index {directory}: {_first_line(error)}; see "
@@ -63,10 +63,6 @@ class Lucene:
         digest.update(max(commits, key=_generation).read_bytes())
         self.id = f"lucene-{digest.hexdigest()[:16]}"
 
-    @property
-    def num_passages(self) -> int:
-        return self._num_passages
-
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """For each query at most ``topk`` passages, ties as Anserini breaks them."""
         if not queries:
@@ -78,7 +74,7 @@ class Lucene:
         try:
             found = self._searcher.batch_search(texts, numbers, topk, self._num_threads)
             return [
-                [self._hit(document) for document in found.get(str(number)) or ()]
+                [Hit(self._passage(d), float(d.score)) for d in found.get(str(number)) or ()]
                 for number in range(len(queries))
             ]
         except _java_exception() as error:
@@ -86,9 +82,6 @@ class Lucene:
 
     def close(self) -> None:
         self._searcher.close()
-
-    def _hit(self, document: Any) -> Hit:
-        return Hit(self._passage(document), float(document.score))
 
     def _passage(self, document: Any) -> Passage:
         """The passage of the stored JSON: ``{"id", "contents"}``, as in a corpus file."""

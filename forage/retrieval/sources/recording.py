@@ -17,19 +17,18 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from forage.errors import UserError
 from forage.retrieval.source import Source, SourceError
+from forage.settings import Strict
 from forage.types import Hit, Passage
 
 FORMAT_VERSION = 1
 
 
-class RecordingHeader(BaseModel):
+class RecordingHeader(Strict):
     """The first line of a recording: which source it is of."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     forage_recording: int = FORMAT_VERSION
     name: str
@@ -48,6 +47,7 @@ class Recorder:
         """Start or continue ``path``; raises ``UserError`` where it is of another source."""
         self._source = source
         self._path = path
+        self.name, self.id, self.num_passages = source.name, source.id, source.num_passages
         self._out = _open_alone(path)
         self._file = path.open("rb")
         try:
@@ -55,18 +55,6 @@ class Recorder:
         except BaseException:
             self._close_file()
             raise
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def id(self) -> str:
-        return self._source.id
-
-    @property
-    def num_passages(self) -> int | None:
-        return self._source.num_passages
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """The recorded answers, and the source's to what is new; raises ``SourceError``.
@@ -92,9 +80,7 @@ class Recorder:
 
     def _continue(self) -> _Answers:
         """The answers of an earlier run; a new file gets its header, a torn last line goes."""
-        header = RecordingHeader(
-            name=self._source.name, id=self._source.id, num_passages=self._source.num_passages
-        )
+        header = RecordingHeader(name=self.name, id=self.id, num_passages=self.num_passages)
         if not self._file.readline().endswith(b"\n"):  # new, or killed while it wrote the header
             self._out.truncate(0)
             self._write(header.model_dump_json().encode() + b"\n")
@@ -138,23 +124,12 @@ class Replay:
         except OSError as error:
             raise UserError(f"cannot read the recording {path}: {error.strerror}") from error
         try:
-            self._header, self._answers, _ = _read(path, self._file)
+            header, self._answers, _ = _read(path, self._file)
         except BaseException:
             self._file.close()
             raise
-
-    @property
-    def name(self) -> str:
-        return f"replay of {self._header.name}"
-
-    @property
-    def id(self) -> str:
-        """The recorded source's: a cache cannot tell the two apart."""
-        return self._header.id
-
-    @property
-    def num_passages(self) -> int | None:
-        return self._header.num_passages
+        self.name, self.num_passages = f"replay of {header.name}", header.num_passages
+        self.id = header.id  # the recorded source's: a cache cannot tell the two apart
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """The hits as recorded; raises ``SourceError`` for a query (or a topk) that was not."""

@@ -45,19 +45,9 @@ class Reranked:
         if depth < 1:
             raise UserError(f"the reranker's depth is {depth}; it must be 1 or more (10 is common)")
         self._source, self._model, self._depth = source, model, depth
-
-    @property
-    def name(self) -> str:
-        return f"{self._source.name}+rerank"
-
-    @property
-    def id(self) -> str:
-        parts = f"rerank {self._depth}\n{self._model.id}\n{self._source.id}"
-        return f"{self.name}-{sha256(parts.encode()).hexdigest()[:16]}"
-
-    @property
-    def num_passages(self) -> int | None:
-        return self._source.num_passages
+        self.name, self.num_passages = f"{source.name}+rerank", source.num_passages
+        parts = f"rerank {depth}\n{model.id}\n{source.id}"
+        self.id = f"{self.name}-{sha256(parts.encode()).hexdigest()[:16]}"
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """Hits with the model's scores, ties in the order retrieved; raises ``SourceError``."""

@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from forage.data.corpus import parse_object
 from forage.errors import UserError
 from forage.retrieval.wire import AccessReply, AccessRequest, Page, PageChunk
+from forage.settings import Strict
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +46,8 @@ _LOG_EVERY = 1_000_000
 class Pages(Protocol):
     """Somewhere to look pages up; may be called from several threads."""
 
-    def page(self, url: str) -> Page | None:
-        """The page behind ``url``, or None where there is none; raises ``SourceError``."""
-        ...
-
     def pages(self, urls: Sequence[str]) -> list[Page | None]:
-        """``page`` of each address, in the order asked; raises ``SourceError``."""
+        """The page behind each address, None where there is none; raises ``SourceError``."""
         ...
 
     def close(self) -> None:
@@ -84,10 +82,8 @@ def page_key(url: str) -> str:
     return url.strip().replace("index.php/", "index.php?title=", 1)
 
 
-class PagesManifest(BaseModel):
+class PagesManifest(Strict):
     """Which file an offset index was made of, so that a changed file is indexed anew."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: int = FORMAT_VERSION
     source_bytes: int
@@ -287,23 +283,14 @@ def _read_lines(path: Path, is_gzip: bool) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}:{number}: not UTF-8 at byte {error.start}; convert the file to UTF-8"
-        ) from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path}:{number}: not valid JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{path}:{number}: holds a {type(row).__name__}; an object is needed")
+    row = parse_object(line, path, number)
     for key in ("url", "contents"):
         if not isinstance(row.get(key), str):
             raise UserError(
                 f'{path}:{number}: "{key}" is {str(row.get(key, "missing"))[:40]}; each line needs '
                 '"url" and "contents", both texts'
             )
-    return cast(dict[str, Any], row)
+    return row
 
 
 def _hash(key: str) -> int:

@@ -30,12 +30,7 @@ from forage.retrieval.index.manifest import (
     write_manifest,
 )
 from forage.retrieval.source import SourceError
-from forage.retrieval.vectors.encoded_corpus import (
-    VECTORS_DIR,
-    DenseBuild,
-    Encoded,
-    encoded_corpus,
-)
+from forage.retrieval.vectors.encoded_corpus import VECTORS_DIR, DenseBuild, Encoded, encoded_corpus
 from forage.retrieval.vectors.encoder import Encoder, EncoderSpec, bad_rows
 from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
@@ -141,10 +136,7 @@ class DenseBackend:
             )
         self._encoder, self._index = encoder, index
         self._settings, self._vectors = settings, vectors
-
-    @property
-    def name(self) -> str:
-        return self._settings.kind
+        self.name = settings.kind
 
     def __len__(self) -> int:
         return len(self._index)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from forage.data.corpus import CorpusStore, StoredCorpus, build_store
 from forage.errors import UserError
@@ -34,15 +34,15 @@ from forage.retrieval.vectors.encoder import (
     passage_text,
     require_finite,
 )
-from forage.retrieval.vectors.encoder_scripts import unread_scripts
 from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
     FlatSettings,
     fit_to,
     stored_dtype,
 )
-from forage.retrieval.vectors.probes import write_probes
+from forage.retrieval.vectors.probes import unread_scripts, write_probes
 from forage.retrieval.vectors.vector_shards import ShardLayout, VectorShards, create_vectors
+from forage.settings import Strict
 
 if TYPE_CHECKING:
     from forage.retrieval.vectors.sentence_encoder import SentenceEncoder
@@ -80,20 +80,16 @@ class Encoded:
     vectors: VectorShards
 
 
-class _CorpusFile(BaseModel):
+class _CorpusFile(Strict):
     """Tells without reading it whether a corpus file is still the same."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
     num_bytes: int
     mtime_ns: int
 
 
-class _State(BaseModel):
+class _State(Strict):
     """What the finished shards of an unfinished build depend on; ``source`` None: no plain file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: _CorpusFile | None
     num_passages: int

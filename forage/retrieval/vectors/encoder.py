@@ -1,22 +1,30 @@
 """What turns texts into vectors: the protocol, and the settings that belong to an index.
 
 Pooling, prefixes and normalisation are part of what an index is made of. They are decided once,
-when it is built (``forage.retrieval.vectors.sentence_encoder``), written into its manifest as an
-``EncoderSpec``, and taken from there when it is served. Nothing here loads a model.
+when it is built (``settle``: the user's word comes first, then the model's own files, then the
+published settings of its family), written into its manifest as an ``EncoderSpec``, and taken from
+there when it is served. ``forage.retrieval.vectors.sentence_encoder`` loads models.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from forage.errors import UserError
+from forage.settings import Strict
 from forage.types import Passage
+
+if TYPE_CHECKING:
+    from forage.retrieval.vectors.model_files import ModelFiles
+
+logger = logging.getLogger(__name__)
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Pooling = Literal["mean", "cls", "lasttoken", "max", "own"]
@@ -26,16 +34,26 @@ QUOTED_TITLE = '"{title}"\n{text}'
 _PLACEHOLDER = re.compile(r"\{(title|text)\}")  # not str.format: braces in a title are text
 _NAMED_IDS = 5
 
+# Longer inputs cost time and passages have about 100 words; --max-length raises it.
+MAX_LENGTH = 512
 
-class EncoderSpec(BaseModel):
+Task = Literal["query", "document"]
+
+_PROMPT_NAMES: dict[Task, tuple[str, ...]] = {
+    "query": ("query", "search_query", "s2p_query"),
+    "document": ("document", "passage", "corpus", "search_document"),
+}
+
+_ASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+class EncoderSpec(Strict):
     """A model and everything that decides which vector it gives a text.
 
     ``pooling`` is "own" where the model's modules do something that no option describes.
     ``fingerprint`` is a digest of the model's files, ``revision`` a commit of the hub (None for a
     local directory). ``query_model`` is the encoder of queries where it is another one (DPR).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     revision: str | None
@@ -135,3 +153,134 @@ def require_finite(vectors_BD: np.ndarray, ids: Sequence[str], spec: EncoderSpec
         f"{spec.model} in {spec.dtype} gave vectors with NaN or infinity for the passages {named}"
         f"{more}; float16 overflows in some models: try --dtype bfloat16 or --dtype float32"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the models of a family were trained to be used."""
+
+    name: str
+    pattern: str
+    pooling: Pooling
+    normalise: bool
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    passage_template: str = QUOTED_TITLE
+
+
+# The first pattern that is found decides, so the special stands before the general.
+_FAMILIES = (
+    # https://huggingface.co/intfloat/e5-mistral-7b-instruct
+    Family("E5 Mistral", r"e5-mistral", "lasttoken", True, f"Instruct: {_ASK}\nQuery: "),
+    # https://huggingface.co/intfloat/multilingual-e5-large-instruct
+    Family("E5 instruct", r"\be5-.*instruct", "mean", True, f"Instruct: {_ASK}\nQuery: "),
+    # https://huggingface.co/intfloat/e5-base-v2
+    Family("E5", r"\be5-", "mean", True, "query: ", "passage: "),
+    # https://huggingface.co/BAAI/bge-m3
+    Family("BGE M3", r"\bbge-m3", "cls", True),
+    # https://huggingface.co/BAAI/bge-base-zh-v1.5
+    Family("BGE zh", r"\bbge-.*-zh", "cls", True, "为这个句子生成表示以用于检索相关文章："),
+    # https://huggingface.co/BAAI/bge-base-en-v1.5
+    Family(
+        "BGE", r"\bbge-", "cls", True, "Represent this sentence for searching relevant passages: "
+    ),
+    # https://huggingface.co/facebook/contriever
+    Family("Contriever", r"contriever", "mean", False),
+    # https://arxiv.org/abs/2004.04906: [CLS] of "title [SEP] text", inner product
+    Family("DPR", r"\bdpr-(ctx|question)", "cls", False, passage_template="{title} [SEP] {text}"),
+    # https://huggingface.co/Qwen/Qwen3-Embedding-0.6B
+    Family("Qwen3", r"qwen3-embedding", "lasttoken", True, f"Instruct: {_ASK}\nQuery:"),
+    # https://huggingface.co/Alibaba-NLP/gte-Qwen2-7B-instruct
+    Family("GTE Qwen", r"\bgte-qwen", "lasttoken", True, f"Instruct: {_ASK}\nQuery: "),
+    # https://huggingface.co/Alibaba-NLP/gte-base-en-v1.5 and gte-modernbert-base
+    Family("GTE v1.5", r"\bgte-(modernbert|.*-v1\.5|multilingual)", "cls", True),
+    # https://huggingface.co/thenlper/gte-base
+    Family("GTE", r"\bgte-", "mean", True),
+    # https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2
+    Family("MiniLM", r"minilm", "mean", True),
+)
+
+_QUESTION_ENCODERS = (
+    ("dpr-ctx_encoder", "dpr-question_encoder"),
+    ("dpr-ctx-encoder", "dpr-question-encoder"),
+)
+
+
+def family_of(model: str) -> Family | None:
+    """The family of a model, by its id or its directory's name; None where none is known."""
+    name = model.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    for family in _FAMILIES:
+        if re.search(family.pattern, name):
+            return family
+    return None
+
+
+def question_encoder_of(model: str) -> str | None:
+    """The id of the encoder that a passage encoder of DPR was trained with, else None."""
+    for passages, queries in _QUESTION_ENCODERS:
+        if passages in model:
+            return model.replace(passages, queries)
+    return None
+
+
+def settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:
+    """The spec of a chosen encoder; the loaded model completes dimension, length and numbers."""
+    family = family_of(choice.model)
+    own = files.read_json("config_sentence_transformers.json") or {}
+    modules = files.read_json("modules.json")
+    template = choice.passage_template or (family.passage_template if family else QUOTED_TITLE)
+    check_template(template)
+    if modules is None and family is None and choice.pooling is None:
+        logger.warning(
+            "%s says nothing of its pooling and belongs to no family known here: "
+            "mean pooling and unit length are used; see --pooling and --no-normalise",
+            choice.model,
+        )
+    return EncoderSpec(
+        model=choice.model,
+        revision=files.commit,
+        fingerprint=files.fingerprint(),
+        query_model=choice.query_model or question_encoder_of(choice.model),
+        query_revision=choice.query_revision,
+        pooling=_first(choice.pooling, None if modules or not family else family.pooling, "own"),
+        query_prefix=_prefix(choice.query_prefix, own, "query", family),
+        passage_prefix=_prefix(choice.passage_prefix, own, "document", family),
+        passage_template=template,
+        normalise=_normalises(choice, own, modules, family),
+        max_length=choice.max_length or MAX_LENGTH,
+        dimension=1,
+        dtype=choice.dtype or "float32",
+        onnx_file=choice.onnx_file,
+        trust_remote_code=choice.trust_remote_code,
+    )
+
+
+def _first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next(value for value in values if value is not None)
+
+
+def _prefix(said: str | None, own: dict[str, Any], task: Task, family: Family | None) -> str:
+    if said is not None:
+        return said
+    prompts = own.get("prompts") or {}
+    # "" for both sides is what the library writes where nobody set any: it says nothing.
+    if any(prompts.values()):
+        return next((prompts[name] for name in _PROMPT_NAMES[task] if prompts.get(name)), "")
+    if family is None:
+        return ""
+    return family.query_prefix if task == "query" else family.passage_prefix
+
+
+def _normalises(
+    choice: EncoderChoice, own: dict[str, Any], modules: Any, family: Family | None
+) -> bool:
+    """Unit length by the user's word, a Normalize module, the model's similarity, or the family."""
+    if choice.normalise is not None:
+        return choice.normalise
+    if modules and any(module["type"].endswith("Normalize") for module in modules):
+        return True
+    similarity = own.get("similarity_fn_name")
+    if modules and similarity is not None:
+        return similarity == "cosine"
+    return family.normalise if family else True

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from forage.errors import UserError
 from forage.retrieval.vectors.vector_shards import VectorDtype
+from forage.settings import Strict
 
 Storage = Literal["float32", "float16", "int8"]
 RescoreDtype = Literal["float16", "int8"]
@@ -32,10 +33,8 @@ _PROBES_HELP = "lists that a search reads"
 _CODE_BYTES_HELP = "bytes that a vector is compressed to (one for 8 dimensions)"
 
 
-class FaissKind(BaseModel):
+class FaissKind(Strict):
     """The settings of one kind of FAISS index; each description is the help of its option."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class FlatSettings(FaissKind):

@@ -1,6 +1,6 @@
 """The files of an encoder, in a directory or on the hub: found, read and fingerprinted.
 
-``forage.retrieval.vectors.encoder_defaults`` asks here what a model says about itself. Files of the
+``forage.retrieval.vectors.encoder`` asks here what a model says about itself. Files of the
 hub are downloaded once into its own cache; with ``HF_HUB_OFFLINE=1`` nothing is asked for. Many
 published encoders carry ``onnx/model.onnx``, which can take the place of the torch model: tokens,
 pooling and prefixes stay what they are. Nothing is exported or optimised here.

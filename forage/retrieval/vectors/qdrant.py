@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -66,49 +65,30 @@ class QdrantOptions(QdrantSettings):
         default="forage", description="what the collection's name on the server begins with"
     )
 
-    def place(self) -> QdrantPlace:
-        """Where the collection is to be; raises ``UserError`` for what does nothing there."""
-        settings = self.model_dump(exclude={"qdrant_url", "collection"})
+    def on_server(self) -> QdrantSettings | None:
+        """A server's settings, None without one; raises ``UserError`` for those that do nothing."""
         if self.qdrant_url is not None:
-            return QdrantPlace(self.qdrant_url, self.collection, QdrantSettings(**settings))
+            return QdrantSettings(**self.model_dump(exclude={"qdrant_url", "collection"}))
         for name in self.model_fields_set - {"qdrant_url"}:
             raise UserError(
                 f"--{name.replace('_', '-')} has no effect here: Qdrant's embedded mode compares "
                 "with every vector; give --qdrant-url"
             )
-        return QdrantPlace()
-
-
-@dataclass(frozen=True, slots=True)
-class QdrantPlace:
-    """Where the collection is to be: ``url`` None is the embedded mode, without ``settings``.
-
-    On a server it is named ``name`` and a digest of what it is made of, so that another build
-    never meets its points.
-    """
-
-    url: str | None = None
-    name: str = "forage"
-    settings: QdrantSettings | None = None
+        return None
 
 
 def build_qdrant_index(
-    corpus: Path, out: Path, build: DenseBuild, place: QdrantPlace, show_progress: bool = True
+    corpus: Path, out: Path, build: DenseBuild, options: QdrantOptions, show_progress: bool = True
 ) -> QdrantManifest:
     """Build the index, or go on with one that was cut short; raises ``UserError``.
 
     ``build.faiss`` decides in which numbers the vectors wait on disk.
     """
-    require_qdrant(place.url)
+    settings = options.on_server()
+    require_qdrant(options.qdrant_url)
     with encoded_corpus(corpus, out, build, show_progress) as encoded:
-        manifest = _manifest(encoded, place)
-        collection = QdrantCollection(
-            encoded.directory / QDRANT_DIR if place.url is None else place.url,
-            manifest.collection,
-            manifest.encoder.dimension,
-            manifest.distance,
-            place.settings,
-        )
+        manifest = _manifest(encoded, options, settings)
+        collection = _collection(encoded.directory, manifest)
         try:
             _store_vectors(encoded, collection, show_progress)
         finally:
@@ -126,13 +106,7 @@ def open_qdrant(
     if options.gpus:
         raise UserError("--gpus is for FAISS; the vectors of this index are in Qdrant")
     encoder = open_same_encoder(directory, manifest.encoder, manifest.library, store, options)
-    collection = QdrantCollection(
-        directory / QDRANT_DIR if manifest.url is None else manifest.url,
-        manifest.collection,
-        manifest.encoder.dimension,
-        manifest.distance,
-        manifest.settings,
-    )
+    collection = _collection(directory, manifest)
     try:
         return Qdrant(collection, encoder)
     except BaseException:
@@ -208,33 +182,36 @@ def _store_vectors(encoded: Encoded, collection: QdrantCollection, show_progress
         )
 
 
-def _manifest(encoded: Encoded, place: QdrantPlace) -> QdrantManifest:
-    settings = place.settings
-    if place.url is not None and settings is None:
-        settings = QdrantSettings()
+def _collection(directory: Path, manifest: QdrantManifest) -> QdrantCollection:
+    return QdrantCollection(
+        directory / QDRANT_DIR if manifest.url is None else manifest.url,
+        manifest.collection,
+        manifest.encoder.dimension,
+        manifest.distance,
+        manifest.settings,
+    )
+
+
+def _manifest(
+    encoded: Encoded, options: QdrantOptions, settings: QdrantSettings | None
+) -> QdrantManifest:
+    name = options.collection
+    if settings is not None:
+        # A digest of what it is made of, so that another build never meets its points. hnsw_ef is
+        # how a search looks, not what it finds: it may change without a new collection.
+        graph = settings.model_dump_json(exclude={"hnsw_ef"})
+        made_of = "\n".join([encoded.stored.sha256, encoded.spec.model_dump_json(), graph])
+        name = f"{name}-{sha256(made_of.encode()).hexdigest()[:12]}"
+    packages = ("qdrant-client", "sentence-transformers", "torch")
     return QdrantManifest.model_validate(
         common_fields(encoded.stored)
         | {
             "encoder": encoded.spec,
-            "collection": _collection_name(encoded, place, settings),
+            "collection": name,
             # Unit vectors: the cosine is the inner product. Others were trained for the latter.
             "distance": "cosine" if encoded.spec.normalise else "dot",
-            "url": place.url,
+            "url": options.qdrant_url,
             "settings": settings,
-            "library": _versions(),
+            "library": ", ".join(f"{package} {version(package)}" for package in packages),
         }
     )
-
-
-def _collection_name(encoded: Encoded, place: QdrantPlace, settings: QdrantSettings | None) -> str:
-    if settings is None:
-        return place.name
-    # hnsw_ef is how a search looks, not what it finds: it may change without a new collection.
-    graph = settings.model_dump_json(exclude={"hnsw_ef"})
-    made_of = "\n".join([encoded.stored.sha256, encoded.spec.model_dump_json(), graph])
-    return f"{place.name}-{sha256(made_of.encode()).hexdigest()[:12]}"
-
-
-def _versions() -> str:
-    names = ("qdrant-client", "sentence-transformers", "torch")
-    return ", ".join(f"{name} {version(name)}" for name in names)

@@ -19,11 +19,12 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
 from forage.retrieval.source import SourceError
+from forage.settings import Strict
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,8 @@ Distance = Literal["cosine", "dot"]
 T = TypeVar("T")
 
 
-class QdrantSettings(BaseModel):
+class QdrantSettings(Strict):
     """A server's graph and storage; the defaults are those of the published runs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     m: int = Field(default=32, ge=2, description="edges of each point in the graph")
     ef_construct: int = Field(

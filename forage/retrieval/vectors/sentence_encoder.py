@@ -1,7 +1,7 @@
 """Encoders through sentence-transformers: the only file that imports it for vectors.
 
 ``open_encoder`` settles every setting of an encoder into a spec
-(``forage.retrieval.vectors.encoder_defaults``) and loads the model by it. The spec of a manifest
+(``forage.retrieval.vectors.encoder``) and loads the model by it. The spec of a manifest
 comes back as a choice with nothing left open, so building and serving go the same way. Vectors
 leave as float32, normalised in float32 whatever the model computes in.
 """
@@ -23,14 +23,16 @@ from transformers import PreTrainedTokenizerBase
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel, keep_freed_memory
 from forage.retrieval.vectors.encoder import (
+    MAX_LENGTH,
     Dtype,
     EncoderChoice,
     EncoderSpec,
     Pooling,
+    Task,
+    settle,
 )
-from forage.retrieval.vectors.encoder_defaults import MAX_LENGTH, Task, settle
 from forage.retrieval.vectors.model_files import ModelFiles, OnnxModel, unwrap_dpr
-from forage.retrieval.vectors.precision import is_bfloat16_better
+from forage.retrieval.vectors.probes import is_bfloat16_better
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +49,8 @@ class SentenceEncoder:
         self, spec: EncoderSpec, passages: SentenceTransformer | None, queries: SentenceTransformer
     ) -> None:
         """``passages`` may be None where only queries are encoded; use ``open_encoder``."""
-        self._spec, self._passages, self._queries = spec, passages, queries
-
-    @property
-    def spec(self) -> EncoderSpec:
-        return self._spec
-
-    @property
-    def dimension(self) -> int:
-        return self._spec.dimension
+        self.spec, self.dimension = spec, spec.dimension
+        self._passages, self._queries = passages, queries
 
     @property
     def device(self) -> str:
@@ -63,12 +58,12 @@ class SentenceEncoder:
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [B, D]; rows may hold NaN where the model gives it (see ``bad_rows``)."""
-        return self._encode(self._queries, texts, self._spec.query_prefix, "query")
+        return self._encode(self._queries, texts, self.spec.query_prefix, "query")
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [B, D]; rows may hold NaN where the model gives it (see ``require_finite``)."""
         assert self._passages is not None, "this encoder was opened for queries only"
-        return self._encode(self._passages, texts, self._spec.passage_prefix, "document")
+        return self._encode(self._passages, texts, self.spec.passage_prefix, "document")
 
     def try_settings(self, texts: Sequence[str], pooling: Pooling, prefix: str) -> np.ndarray:
         """The passages' vectors, float32 [B, D], under another pooling and prefix, once."""
@@ -77,7 +72,7 @@ class SentenceEncoder:
         try:
             return self._encode(self._passages, texts, prefix, "document")
         finally:
-            _set_pooling(self._passages, self._spec.pooling)
+            _set_pooling(self._passages, self.spec.pooling)
 
     def count_tokens(self, texts: Sequence[str]) -> tuple[int, int]:
         """The tokens of the texts, and how many of them stand for what the tokenizer cannot read.
@@ -98,7 +93,7 @@ class SentenceEncoder:
         budget = _CPU_BATCH_CHARS if model.device.type == "cpu" else _GPU_BATCH_CHARS
         for rows in batches_by_length([len(text) for text in texts], budget):
             vectors[rows] = _forward(model, [texts[row] for row in rows], prefix, task)
-        if self._spec.normalise:
+        if self.spec.normalise:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors /= np.maximum(lengths, 1e-12)
         return vectors

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from forage.errors import UserError
+from forage.settings import Strict
 
 VectorDtype = Literal["float32", "float16", "int8"]
 
@@ -26,10 +27,8 @@ SHARDS_FILE = "shards.json"
 _DIGEST_CHARS = 16
 
 
-class ShardLayout(BaseModel):
+class ShardLayout(Strict):
     """How many vectors of which kind, and how many of them lie in a shard (the last: the rest)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_rows: int = Field(ge=1)
     dimension: int = Field(ge=1)

@@ -3,8 +3,7 @@ import random
 import pytest
 
 from forage.errors import UserError
-from forage.retrieval.client.breaker import FAILURES_TO_OPEN, Breaker
-from forage.retrieval.client.servers import Servers
+from forage.retrieval.client.servers import FAILURES_TO_OPEN, Breaker, Servers
 
 BACKOFF_S = 1.0
 LONGEST_FIRST_EJECTION_S = 2.5

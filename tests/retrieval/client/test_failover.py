@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from forage.errors import UserError
-from forage.retrieval.client.breaker import FAILURES_TO_OPEN
+from forage.retrieval.client.servers import FAILURES_TO_OPEN
 from forage.types import FailureKind
 from tests.retrieval import faults
 from tests.retrieval.client.test_client import client_of, echoed

@@ -16,7 +16,7 @@ from forage.retrieval.vectors.dense import build_dense_index
 from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
 from forage.retrieval.vectors.faiss_settings import FlatSettings
-from forage.retrieval.vectors.qdrant import QdrantManifest, QdrantPlace, build_qdrant_index
+from forage.retrieval.vectors.qdrant import QdrantManifest, QdrantOptions, build_qdrant_index
 from forage.retrieval.vectors.qdrant_collection import QdrantSettings
 from forage.retrieval.vectors.sentence_encoder import SentenceEncoder
 from tests.retrieval.conftest import PASSAGES
@@ -45,8 +45,8 @@ def fake() -> Iterator[FakeQdrant]:
         yield server
 
 
-def make(corpus: Path, out: Path, build: DenseBuild, place: QdrantPlace) -> QdrantManifest:
-    return build_qdrant_index(corpus, out, build, place, show_progress=False)
+def make(corpus: Path, out: Path, build: DenseBuild, options: QdrantOptions) -> QdrantManifest:
+    return build_qdrant_index(corpus, out, build, options, show_progress=False)
 
 
 def change_manifest(index_dir: Path, key: str, value: object) -> None:
@@ -57,7 +57,7 @@ def change_manifest(index_dir: Path, key: str, value: object) -> None:
 def test_an_embedded_index_finds_what_a_flat_one_finds(
     corpus: Path, tmp_path: Path, build: DenseBuild
 ):
-    manifest = make(corpus, tmp_path / "qdrant", build, QdrantPlace())
+    manifest = make(corpus, tmp_path / "qdrant", build, QdrantOptions())
     build_dense_index(corpus, tmp_path / "flat", build, show_progress=False)
     assert (manifest.distance, manifest.url, manifest.settings) == ("cosine", None, None)
     with (
@@ -75,7 +75,7 @@ def test_an_embedded_index_finds_what_a_flat_one_finds(
 def test_an_embedded_index_can_be_moved_and_opened_again(
     corpus: Path, tmp_path: Path, build: DenseBuild
 ):
-    make(corpus, tmp_path / "here", build, QdrantPlace())
+    make(corpus, tmp_path / "here", build, QdrantOptions())
     moved = (tmp_path / "here").rename(tmp_path / "there")
     for _ in range(2):  # a collection that was not closed would be locked
         with open_index(moved, EXACT) as index:
@@ -88,7 +88,7 @@ def test_vectors_that_are_not_of_unit_length_are_compared_by_inner_product(
 ):
     choice = EncoderChoice(str(encoder_dir), pooling="mean", normalise=False, dtype="float32")
     build = DenseBuild(choice, FlatSettings(), devices=("cpu",))
-    assert make(corpus, tmp_path / "dot", build, QdrantPlace()).distance == "dot"
+    assert make(corpus, tmp_path / "dot", build, QdrantOptions()).distance == "dot"
     build_dense_index(corpus, tmp_path / "flat", build, show_progress=False)
     with open_index(tmp_path / "dot", EXACT) as index, open_index(tmp_path / "flat", EXACT) as flat:
         found = [[hit.passage.id for hit in hits] for hits in index.search(QUERIES, 9)]
@@ -102,7 +102,9 @@ def test_on_a_server_the_collection_is_named_after_what_it_is_made_of(
     for number, settings in enumerate(
         [None, QdrantSettings(hnsw_ef=64), QdrantSettings(m=16), QdrantSettings(quantise=True)]
     ):
-        place = QdrantPlace(fake.url, "wiki", settings)
+        place = QdrantOptions(
+            qdrant_url=fake.url, collection="wiki", **(settings or QdrantSettings()).model_dump()
+        )
         manifest = make(corpus, tmp_path / str(number), build, place)
         names.append(manifest.collection)
         assert manifest.settings == (settings or QdrantSettings())
@@ -124,7 +126,7 @@ def test_a_build_that_lost_its_server_goes_on_without_encoding_again(
     fake: FakeQdrant,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    place = QdrantPlace(fake.url, "wiki")
+    place = QdrantOptions(qdrant_url=fake.url, collection="wiki")
     fake.failures_of = {proto.UpsertPoints: grpc.StatusCode.PERMISSION_DENIED}
     with pytest.raises(UserError, match="PERMISSION_DENIED.*goes on where it stopped"):
         make(corpus, tmp_path / "index", build, place)
@@ -146,7 +148,7 @@ def test_a_server_that_is_not_there_is_noticed_before_anything_is_encoded(
 ):
     monkeypatch.setattr("forage.retrieval.vectors.qdrant_collection.time.sleep", lambda _: None)
     with pytest.raises(UserError, match="UNAVAILABLE"):
-        make(corpus, tmp_path / "index", build, QdrantPlace("http://127.0.0.1:9"))
+        make(corpus, tmp_path / "index", build, QdrantOptions(qdrant_url="http://127.0.0.1:9"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,7 +156,7 @@ def test_an_index_and_a_collection_that_do_not_fit_are_refused(
     corpus: Path, tmp_path: Path, build: DenseBuild
 ):
     out = tmp_path / "index"
-    make(corpus, out, build, QdrantPlace())
+    make(corpus, out, build, QdrantOptions())
     with pytest.raises(UserError, match="--gpus is for FAISS"):
         open_index(out, OpenOptions(gpus=(0,)))
     change_manifest(out, "distance", "dot")

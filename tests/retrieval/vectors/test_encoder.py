@@ -11,11 +11,12 @@ from forage.retrieval.vectors.encoder import (
     EncoderSpec,
     check_template,
     choice_of,
+    family_of,
     passage_text,
+    question_encoder_of,
     require_finite,
 )
-from forage.retrieval.vectors.encoder_defaults import family_of, question_encoder_of
-from forage.retrieval.vectors.precision import closeness, is_bfloat16_better
+from forage.retrieval.vectors.probes import closeness, is_bfloat16_better
 from forage.types import Passage
 
 SPEC = EncoderSpec(

@@ -8,7 +8,7 @@ from forage.data.corpus import write_corpus
 from forage.retrieval.vectors.dense import build_dense_index
 from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
-from forage.retrieval.vectors.encoder_scripts import unread_scripts
+from forage.retrieval.vectors.probes import unread_scripts
 from forage.types import Passage
 from tests.retrieval.tiny_encoders import write_plain
 from tests.retrieval.words.questions_by_language import QUESTIONS
