@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from pydantic import SecretStr
 
 from forage.data.corpus import write_corpus
 from forage.retrieval.index.index import Index, build_index, open_index
 from forage.retrieval.serve.middleware import Limits
 from forage.retrieval.serve.port import bind_port
-from forage.retrieval.serve.server import AppSettings, create_app
+from forage.retrieval.serve.server import AppSettings, HttpServer, create_app
 from forage.retrieval.source import Source
 from forage.retrieval.sources.stored_pages import Pages
 from forage.types import Passage
@@ -53,7 +52,7 @@ StartServer = Callable[..., str]
 @pytest.fixture
 def start_server(index: Index) -> Iterator[StartServer]:
     """Start a server over the small index (or another source) and return its address."""
-    started: list[tuple[uvicorn.Server, threading.Thread]] = []
+    started: list[tuple[HttpServer, threading.Thread]] = []
 
     def start(
         limits: Limits | None = None,
@@ -65,7 +64,7 @@ def start_server(index: Index) -> Iterator[StartServer]:
         sock = bind_port("127.0.0.1", 0)
         settings = AppSettings(token=SecretStr(token) if token else None, limits=limits or Limits())
         app = create_app(source or index, pages, settings, cache_size)
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        server = HttpServer(app, drain_s=0, on_ready=_nothing)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         started.append((server, thread))
         thread.start()
@@ -78,3 +77,7 @@ def start_server(index: Index) -> Iterator[StartServer]:
     for server, thread in started:
         server.should_exit = True
         thread.join()
+
+
+async def _nothing() -> None:
+    """Nobody waits to hear that the server is ready."""

@@ -1,9 +1,10 @@
 """Joins the queries of concurrent requests into one search, on the server's event loop.
 
-While one search runs in the search thread, queries that arrive queue up; when it ends, all of them
-are the next search. Nothing waits on a clock, so a lone caller is served at once, and the busier
-the server, the larger its batches. Identical queries in flight are searched once, and results are
-cached. HTTP, limits and formats are ``forage.retrieval.serve.server``'s.
+While one search runs in the search thread, requests stand in line; when it ends, the next search
+takes one query of each in turn (``forage.retrieval.serve.turns``), until it is full. Nothing waits
+on a clock, so a lone caller is served at once, and the busier the server, the larger its batches.
+Identical queries of one search are searched once, and results are cached. HTTP, limits and formats
+are ``forage.retrieval.serve.server``'s.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ import contextlib
 import math
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from forage.retrieval.cache import LruCache
 from forage.retrieval.serve.metrics import Figure, Figures
+from forage.retrieval.serve.turns import Asked, Speed, Turns, weight_of
 from forage.retrieval.source import Source, SourceError
 from forage.retrieval.wire import normalise_query
 from forage.types import Hit
@@ -31,13 +31,8 @@ T = TypeVar("T")
 # A normalised query, the number of hits wanted, and the id of the source.
 _Key = tuple[str, int, str]
 
-
-@dataclass(slots=True)
-class _Wanted:
-    """Hits on their way, and how many callers still wait for them."""
-
-    hits: asyncio.Future[list[Hit]]
-    num_waiting: int = 0
+# Queries of one request that are looked up in the cache before another request has its turn.
+_LOOK_UPS = 32
 
 
 class Batcher:
@@ -58,9 +53,10 @@ class Batcher:
         self._cache: LruCache[_Key, list[Hit]] = LruCache(
             cache_size, weigh=lambda hits: max(1, len(hits))
         )
-        self._in_flight: dict[_Key, _Wanted] = {}
-        # By topk: a search for ten need not begin with the hits of a search for three.
-        self._queues: OrderedDict[int, deque[_Key]] = OrderedDict()
+        self._turns = Turns()
+        # The search under way: who waits for each of its queries, and for which place.
+        self._in_flight: dict[_Key, list[tuple[Asked, int]]] = {}
+        self._speed = Speed()
         self._thread = SearchThread("search")
         self._draining: asyncio.Task[None] | None = None
 
@@ -69,25 +65,24 @@ class Batcher:
         """Closed, and no search runs any more: the source may be closed."""
         return not self._thread.is_alive
 
-    async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+    async def search(self, queries: Sequence[str], topk: int, address: str = "") -> list[list[Hit]]:
         """The hits of each query, in the order asked; raises what the source raised.
 
-        An empty query has no hits, whatever the source. A caller that is cancelled takes nothing
-        from the others, and what nobody waits for any more is not searched.
+        An empty query has no hits, whatever the source. Requests of other addresses, and other
+        requests of this one, take turns with it. A caller that is cancelled takes nothing from the
+        others, and what nobody waits for any more is not searched.
         """
-        source_id = self._source.id
-        found = [self._find((normalise_query(query), topk, source_id)) for query in queries]
-        waiting = [outcome for outcome in found if isinstance(outcome, _Wanted)]
-        if waiting:
-            try:
-                # wait(), not gather(): it leaves the shared futures alone when cancelled.
-                await asyncio.wait([wanted.hits for wanted in waiting])
-            finally:
-                for wanted in waiting:
-                    wanted.num_waiting -= 1
-        return [
-            outcome.hits.result() if isinstance(outcome, _Wanted) else outcome for outcome in found
-        ]
+        self._figures.add(Figure.QUERIES, len(queries))
+        asked = Asked([normalise_query(query) for query in queries], topk)
+        while self._next_key(asked) is None and not asked.is_over:
+            await asyncio.sleep(0)
+        if not asked.is_over:
+            self._turns.add(asked, address)
+            if self._draining is None or self._draining.done():
+                self._draining = asyncio.create_task(self._drain())
+        if asked.num_missing:
+            await asked.done
+        return asked.hits
 
     async def close(self, timeout_s: float = 2.0) -> None:
         """Finish the searches under way and queued, or give up on them after ``timeout_s``."""
@@ -96,49 +91,56 @@ class Batcher:
             timeout_s = 0.0 if unfinished else timeout_s
         await self._thread.close(timeout_s)
 
-    def _find(self, key: _Key) -> list[Hit] | _Wanted:
-        """The hits where they are known, else a future of them."""
-        self._figures.add(Figure.QUERIES)
-        if not key[0]:
-            return []
-        cached = self._cache.get(key)
-        if cached is not None:
-            self._figures.add(Figure.CACHE_HITS)
-            return cached
-        wanted = self._in_flight.get(key)
-        if wanted is None:
-            wanted = self._in_flight[key] = _Wanted(asyncio.get_running_loop().create_future())
-            self._queues.setdefault(key[1], deque()).append(key)
-            if self._draining is None or self._draining.done():
-                self._draining = asyncio.create_task(self._drain())
-        else:
-            self._figures.add(Figure.JOINED)
-        wanted.num_waiting += 1
-        return wanted
+    def _next_key(self, asked: Asked) -> _Key | None:
+        """The next query of a request that must be searched; what is known before it is answered.
+
+        None at the end of the request, and after ``_LOOK_UPS`` queries that were known.
+        """
+        source_id = self._source.id
+        for _ in range(_LOOK_UPS):
+            if asked.is_over:
+                return None
+            key = (asked.queries[asked.place], asked.topk, source_id)
+            if not key[0]:
+                asked.answer(asked.place, [])
+            elif (hits := self._cache.get(key)) is not None:
+                self._figures.add(Figure.CACHE_HITS)
+                asked.answer(asked.place, hits)
+            elif (waiting := self._in_flight.get(key)) is not None:
+                self._figures.add(Figure.JOINED)
+                waiting.append((asked, asked.place))
+            else:
+                return key
+            asked.place += 1
+        return None
 
     async def _drain(self) -> None:
-        """Search until the queues are empty: what queued during a search is the next one."""
-        while self._queues:
-            # Keys of one topk, oldest first; each topk in its turn.
-            topk, queue = self._queues.popitem(last=False)
-            keys: list[_Key] = []
-            while queue and len(keys) < self._max_batch:
-                key = queue.popleft()
-                if self._in_flight[key].num_waiting:
-                    keys.append(key)
-                else:  # its callers ran out of time
-                    self._in_flight.pop(key).hits.cancel()
-            if queue:
-                self._queues[topk] = queue
-            if keys:
+        """Search until nobody stands in line."""
+        while self._turns:
+            if keys := self._next_batch():
                 await self._search(keys)
+            else:
+                await asyncio.sleep(0)
+
+    def _next_batch(self) -> list[_Key]:
+        """The queries of the next search, in turns, and all that is known before they are."""
+        keys: list[_Key] = []
+        weight, limit = 0.0, self._speed.batch_weight
+        for number, asked in enumerate(self._turns.of_one_topk()):
+            key = self._next_key(asked)
+            if key is not None:
+                self._in_flight[key] = [(asked, asked.place)]
+                asked.place += 1
+                keys.append(key)
+                weight += weight_of(1, len(key[0]), key[1])
+            if len(keys) == self._max_batch or weight >= limit or number == 4 * self._max_batch:
+                break
+        return keys
 
     async def _search(self, keys: Sequence[_Key]) -> None:
         started = time.perf_counter()
         try:
-            queries, topk = [query for query, _, _ in keys], keys[0][1]
-            hits_by_key = await self._thread.run(self._source.search, queries, topk)
-            self._require_hits(hits_by_key, len(keys))
+            hits_by_key = await self._thread.run(self._searched, keys)
         except Exception as error:  # the boundary of the source: its callers get the error
             self._count(keys, started)
             is_passing = isinstance(error, SourceError) and error.is_temporary
@@ -147,37 +149,52 @@ class Batcher:
             else:
                 # One query that the source cannot take must not fail those that travel with it.
                 half = len(keys) // 2
-                await self._search(keys[:half])
-                await self._search(keys[half:])
+                await self._search_wanted(keys[:half])
+                await self._search_wanted(keys[half:])
         else:
             self._count(keys, started)
             for key, hits in zip(keys, hits_by_key, strict=True):
                 self._cache.put(key, hits)
-                self._in_flight.pop(key).hits.set_result(hits)
+                for asked, place in self._in_flight.pop(key):
+                    asked.answer(place, hits)
 
-    def _require_hits(self, hits_by_key: Sequence[Sequence[Hit]], num_queries: int) -> None:
-        """Raise ``SourceError`` for hits that no source may give."""
-        if len(hits_by_key) != num_queries:
+    async def _search_wanted(self, keys: Sequence[_Key]) -> None:
+        """Search what somebody still waits for."""
+        wanted: list[_Key] = []
+        for key in keys:
+            if all(asked.done.done() for asked, _ in self._in_flight[key]):
+                del self._in_flight[key]
+            else:
+                wanted.append(key)
+        if wanted:
+            await self._search(wanted)
+
+    def _searched(self, keys: Sequence[_Key]) -> list[list[Hit]]:
+        """The source's hits, in the search thread; ``SourceError`` for what no source may give."""
+        hits_by_key = self._source.search([query for query, _, _ in keys], keys[0][1])
+        if len(hits_by_key) != len(keys):
             raise SourceError(
-                f"{self._source.name} gave {len(hits_by_key)} results for {num_queries} queries",
+                f"{self._source.name} gave {len(hits_by_key)} results for {len(keys)} queries",
                 is_temporary=False,
             )
         if not all(math.isfinite(hit.score) for hits in hits_by_key for hit in hits):
             raise SourceError(
                 f"{self._source.name} gave a score that is not a number", is_temporary=False
             )
+        return hits_by_key
 
     def _fail(self, keys: Sequence[_Key], error: Exception) -> None:
         self._figures.add(Figure.FAILED_QUERIES, len(keys))
         for key in keys:
-            future = self._in_flight.pop(key).hits
-            future.set_exception(error)
-            future.exception()  # seen: no complaint if every caller has gone
+            for asked, _ in self._in_flight.pop(key):
+                asked.fail(error)
 
     def _count(self, keys: Sequence[_Key], started: float) -> None:
+        seconds = time.perf_counter() - started
         self._figures.add(Figure.SEARCHES)
         self._figures.add(Figure.SEARCHED_QUERIES, len(keys))
-        self._figures.add(Figure.SEARCH_SECONDS, time.perf_counter() - started)
+        self._figures.add(Figure.SEARCH_SECONDS, seconds)
+        self._speed.add(sum(weight_of(1, len(query), topk) for query, topk, _ in keys), seconds)
 
 
 class SearchThread:

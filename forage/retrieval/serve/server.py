@@ -33,6 +33,7 @@ from forage.errors import UserError
 from forage.hardware import in_passing_thread
 from forage.retrieval.serve.api_pages import describe_api, docs_page, page_headers, search_page
 from forage.retrieval.serve.batcher import Batcher
+from forage.retrieval.serve.connection import Connection
 from forage.retrieval.serve.metrics import Figures, prometheus_text
 from forage.retrieval.serve.middleware import Limits, OverLimit, RequestMiddleware, Traffic, problem
 from forage.retrieval.serve.port import bind_port, explain_bind_error
@@ -101,6 +102,7 @@ class HttpServer(uvicorn.Server):
         """``drain_s``: how long requests in flight are waited for at a stop."""
         config = uvicorn.Config(
             app,
+            http=Connection,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -220,7 +222,8 @@ class _Service:
         asked = _read(RetrieveRequest, await request.body())
         topk = self.settings.topk if asked.topk is None else asked.topk
         self.settings.limits.check(asked.queries, "queries", topk)
-        hits_by_query = await self.batcher.search(asked.queries, topk)
+        address = request.client.host if request.client else ""
+        hits_by_query = await self.batcher.search(asked.queries, topk, address)
         return _json(write_reply(hits_by_query, asked.return_scores))
 
     async def access(self, request: Request) -> Response:

@@ -1,0 +1,129 @@
+"""Whose query is searched next, and how many of them at once.
+
+Addresses take turns, and so do the requests of an address: one query each. A request of a thousand
+queries therefore delays the single query of another client by one batch, not by a thousand
+searches. Batches are as large as the measured speed allows within ``_BATCH_S``. Searching is
+``forage.retrieval.serve.batcher``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from forage.types import Hit
+
+# What a search is to take at most, so that whoever comes next waits no longer.
+_BATCH_S = 0.5
+# Smaller batches would waste what encoders and indexes gain by searching many queries at once.
+_LEAST_WEIGHT = 32.0
+# How soon earlier batches stop counting.
+_KEPT = 0.9
+
+
+def weight_of(num_queries: int, num_chars: int, topk: int) -> float:
+    """Roughly how many ordinary queries these cost: long ones and many hits take longer."""
+    return num_queries * (1 + topk / 128) + num_chars / 256
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """One request: its queries, the hits found so far, and the next query that needs a turn."""
+
+    queries: Sequence[str]
+    topk: int
+    hits: list[list[Hit]] = field(init=False)
+    done: asyncio.Future[None] = field(init=False)
+    place: int = 0
+    num_missing: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_missing = len(self.queries)
+        self.hits = [[]] * self.num_missing
+        self.done = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_over(self) -> bool:
+        """It needs no more turns: all its queries had theirs, it has failed, or its caller left."""
+        return self.place == len(self.queries) or self.done.done()
+
+    def answer(self, place: int, hits: list[Hit]) -> None:
+        """The hits of one query."""
+        self.hits[place] = hits
+        self.num_missing -= 1
+        if not self.num_missing and not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """One of its queries could not be searched, so none of the others is."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Turns:
+    """Requests in line, by address and ``topk``: one search has one ``topk``."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, OrderedDict[int, deque[Asked]]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def add(self, asked: Asked, address: str) -> None:
+        """Stand in line behind the other requests of this address."""
+        line = self._lines.setdefault(address, OrderedDict())
+        line.setdefault(asked.topk, deque()).append(asked)
+
+    def of_one_topk(self) -> Iterator[Asked]:
+        """Requests in their turns, each as often as it has queries; stop when a search is full.
+
+        The address that has waited longest begins, and decides the ``topk``.
+        """
+        first = next(iter(self._lines))
+        self._lines.move_to_end(first)
+        topk = next(iter(self._lines[first]))
+        self._lines[first].move_to_end(topk)
+        others = (name for name, line in self._lines.items() if name != first and topk in line)
+        addresses = deque([first, *others])
+        while addresses:
+            address = addresses.popleft()
+            asked = self._next(address, topk)
+            if asked is not None:
+                addresses.append(address)
+                yield asked
+
+    def _next(self, address: str, topk: int) -> Asked | None:
+        """The first in line, who goes to its end; None where nobody is left."""
+        line = self._lines[address]
+        requests = line[topk]
+        while requests:
+            asked = requests.popleft()
+            if not asked.is_over:
+                requests.append(asked)
+                return asked
+        del line[topk]
+        if not line:
+            del self._lines[address]
+        return None
+
+
+class Speed:
+    """How fast this source searches when there is much to do, measured from its last batches."""
+
+    def __init__(self) -> None:
+        self._weight = self._seconds = 0.0
+
+    def add(self, weight: float, seconds: float) -> None:
+        """A batch that was searched; a small one says nothing about large ones."""
+        if weight >= _LEAST_WEIGHT / 2:
+            self._weight = _KEPT * self._weight + weight
+            self._seconds = _KEPT * self._seconds + seconds
+
+    @property
+    def batch_weight(self) -> float:
+        """What a batch may weigh."""
+        if not self._seconds:
+            return _LEAST_WEIGHT
+        return max(_LEAST_WEIGHT, _BATCH_S * self._weight / self._seconds)

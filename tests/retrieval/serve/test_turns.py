@@ -1,0 +1,75 @@
+from itertools import islice
+
+import pytest
+
+from forage.retrieval.serve.turns import Asked, Speed, Turns, weight_of
+
+
+def turns_of(turns: Turns, number: int) -> str:
+    """The names of the next requests, each of which has one query less then."""
+    names: list[str] = []
+    for asked in islice(turns.of_one_topk(), number):
+        names.append(asked.queries[0])
+        asked.place += 1
+    return " ".join(names)
+
+
+async def test_addresses_take_turns_and_so_do_the_requests_of_an_address():
+    turns = Turns()
+    for name, address, num_queries in (("a1", "A", 4), ("a2", "A", 1), ("b", "B", 3)):
+        turns.add(Asked([name] * num_queries, 3), address)
+    #                              A  B  A  B  A  B  A  A
+    assert turns_of(turns, 100) == "a1 b a2 b a1 b a1 a1"
+    assert not turns
+
+
+async def test_a_search_has_one_topk_and_the_next_begins_with_another_address():
+    turns = Turns()
+    for name, address, topk in (("a3", "A", 3), ("b9", "B", 9), ("c3", "C", 3), ("a9", "A", 9)):
+        turns.add(Asked([name] * 2, topk), address)
+    assert turns_of(turns, 3) == "a3 c3 a3"
+    assert turns_of(turns, 3) == "b9 a9 b9"
+    assert turns_of(turns, 3) == "c3"
+    assert turns_of(turns, 3) == "a9"
+    assert not turns
+
+
+async def test_who_has_gone_or_failed_has_no_turn():
+    turns = Turns()
+    gone, failed, kept = (Asked([name] * 2, 3) for name in ("gone", "failed", "kept"))
+    for asked in (gone, failed, kept):
+        turns.add(asked, "A")
+    gone.done.cancel()
+    failed.fail(RuntimeError("broken"))
+    assert turns_of(turns, 100) == "kept kept"
+    assert isinstance(failed.done.exception(), RuntimeError)
+
+
+async def test_a_request_is_done_when_every_query_is_answered():
+    asked = Asked(["a", "b"], 3)
+    asked.answer(1, [])
+    assert not asked.done.done()
+    asked.answer(0, [])
+    assert asked.done.done()
+
+
+def test_a_batch_weighs_what_half_a_second_searches():
+    speed = Speed()
+    assert speed.batch_weight == 32
+    speed.add(100, 0.1)
+    assert speed.batch_weight == pytest.approx(500)
+    for _ in range(100):
+        speed.add(64, 2)  # the source has become slow
+    assert speed.batch_weight == 32
+
+
+def test_a_lone_query_says_nothing_about_the_speed_of_many():
+    speed = Speed()
+    speed.add(1.2, 10)
+    assert speed.batch_weight == 32
+
+
+def test_long_queries_and_many_hits_weigh_more():
+    assert weight_of(10, 10 * 64, topk=3) == pytest.approx(12.7, abs=0.1)
+    assert weight_of(1, 20_000, topk=3) > 75
+    assert weight_of(1, 64, topk=1000) > 8
