@@ -22,7 +22,6 @@ from forage.retrieval.cache import LruCache
 from forage.retrieval.serve.metrics import Figure, Figures
 from forage.retrieval.serve.turns import Asked, Speed, Turns, weight_of
 from forage.retrieval.source import Source, SourceError
-from forage.retrieval.wire import normalise_query
 from forage.types import Hit
 
 P = ParamSpec("P")
@@ -57,7 +56,7 @@ class Batcher:
         # The search under way: who waits for each of its queries, and for which place.
         self._in_flight: dict[_Key, list[tuple[Asked, int]]] = {}
         self._speed = Speed()
-        self._thread = SearchThread("search")
+        self._thread = WorkThread("search")
         self._draining: asyncio.Task[None] | None = None
 
     @property
@@ -68,12 +67,13 @@ class Batcher:
     async def search(self, queries: Sequence[str], topk: int, address: str = "") -> list[list[Hit]]:
         """The hits of each query, in the order asked; raises what the source raised.
 
-        An empty query has no hits, whatever the source. Requests of other addresses, and other
-        requests of this one, take turns with it. A caller that is cancelled takes nothing from the
-        others, and what nobody waits for any more is not searched.
+        ``queries`` are normalised (``wire.normalise_query``); an empty one has no hits, whatever
+        the source. Requests of other addresses, and other requests of this one, take turns with
+        it. A caller that is cancelled takes nothing from the others, and what nobody waits for any
+        more is not searched.
         """
         self._figures.add(Figure.QUERIES, len(queries))
-        asked = Asked([normalise_query(query) for query in queries], topk)
+        asked = Asked(queries, topk)
         while self._next_key(asked) is None and not asked.is_over:
             await asyncio.sleep(0)
         if not asked.is_over:
@@ -197,7 +197,7 @@ class Batcher:
         self._speed.add(sum(weight_of(1, len(query), topk) for query, topk, _ in keys), seconds)
 
 
-class SearchThread:
+class WorkThread:
     """One thread that calls are sent to from an event loop, in order, one at a time.
 
     A daemon, unlike the threads of an executor: a search that never returns must not keep a server

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import json
 import logging
 import signal
 import socket
@@ -18,10 +17,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TypeVar
 
 import uvicorn
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -33,6 +31,7 @@ from forage.errors import UserError
 from forage.hardware import in_passing_thread
 from forage.retrieval.serve.api_pages import describe_api, docs_page, page_headers, search_page
 from forage.retrieval.serve.batcher import Batcher
+from forage.retrieval.serve.bodies import BodyReader, read_json
 from forage.retrieval.serve.connection import Connection
 from forage.retrieval.serve.metrics import Figures, prometheus_text
 from forage.retrieval.serve.middleware import Limits, OverLimit, RequestMiddleware, Traffic, problem
@@ -40,11 +39,9 @@ from forage.retrieval.serve.port import bind_port, explain_bind_error
 from forage.retrieval.source import Source, SourceError
 from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
 from forage.retrieval.sources.stored_pages import Pages, read_pages
-from forage.retrieval.wire import AccessRequest, RetrieveRequest, Wire, write_reply
+from forage.retrieval.wire import AccessRequest, RetrieveRequest, normalise_query, write_reply
 
 logger = logging.getLogger(__name__)
-
-W = TypeVar("W", bound=Wire)
 
 # Longer than clients keep idle connections, so that it is they who close them.
 _KEEP_ALIVE_S = 75
@@ -171,6 +168,7 @@ def create_app(
             yield
         finally:
             await service.batcher.close()
+            await service.bodies.close()
 
     app = Starlette(
         routes=[
@@ -213,26 +211,37 @@ class _Service:
         self.settings = settings
         self.figures = Figures()
         self.traffic = Traffic()
+        self.bodies = BodyReader()
         self.batcher = Batcher(source, self.figures, cache_size=cache_size)
         self._source = source
         self._pages = pages
         self._description = describe_api(settings.limits, has_token=settings.token is not None)
 
     async def retrieve(self, request: Request) -> Response:
-        asked = _read(RetrieveRequest, await request.body())
+        address = _address(request)
+        asked = await self.bodies.read(self._read_retrieve, await request.body(), address)
         topk = self.settings.topk if asked.topk is None else asked.topk
-        self.settings.limits.check(asked.queries, "queries", topk)
-        address = request.client.host if request.client else ""
         hits_by_query = await self.batcher.search(asked.queries, topk, address)
         return _json(write_reply(hits_by_query, asked.return_scores))
 
+    def _read_retrieve(self, body: bytes) -> RetrieveRequest:
+        """A request within the limits, its queries normalised."""
+        asked = read_json(RetrieveRequest, body)
+        self.settings.limits.check(asked.queries, "queries", asked.topk or 1)
+        queries = [normalise_query(query) for query in asked.queries]
+        return asked.model_copy(update={"queries": queries})
+
     async def access(self, request: Request) -> Response:
-        asked = _read(AccessRequest, await request.body())
-        self.settings.limits.check(asked.urls, "urls")
+        asked = await self.bodies.read(self._read_access, await request.body(), _address(request))
         if self._pages is None:
             return problem(404, "this server has no pages; start it with --pages FILE")
         reply = await asyncio.to_thread(read_pages, self._pages, asked)
         return _json(reply.model_dump_json().encode("utf-8"))
+
+    def _read_access(self, body: bytes) -> AccessRequest:
+        asked = read_json(AccessRequest, body)
+        self.settings.limits.check(asked.urls, "urls")
+        return asked
 
     async def healthz(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -265,34 +274,13 @@ class _Service:
         return problem(500, f"a fault of the server ({type(error).__name__}); its log says more")
 
 
+def _address(request: Request) -> str:
+    """Where a request comes from: addresses take turns."""
+    return request.client.host if request.client else ""
+
+
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
-
-
-def _read(model: type[W], body: bytes) -> W:
-    """The request in a body; raises ``HTTPException`` (422) that says what is wrong with it.
-
-    The request's own text is not sent back.
-    """
-    try:
-        # Not model_validate_json: Python's reader takes the lone surrogates that clients send.
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise HTTPException(422, f"the body is not JSON: {_reason(error)}") from None
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        wrong = error.errors(include_url=False, include_input=False, include_context=False)[:5]
-        reasons = (
-            f"{'.'.join(str(part) for part in ('body', *w['loc']))}: {w['msg']}" for w in wrong
-        )
-        raise HTTPException(422, "; ".join(reasons)) from None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.pos}"
-    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else "too deep or too large"
 
 
 async def _answer_http_error(_: Request, error: Exception) -> Response:

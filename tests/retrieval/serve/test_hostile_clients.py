@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from forage.retrieval.serve.middleware import Limits
 from forage.types import Hit
 from tests.retrieval.conftest import StartServer
@@ -111,3 +113,41 @@ async def test_a_deadline_counts_while_searches_run(start_server: StartServer):
     assert await ask(url, {"queries": [f"query {n}" for n in range(256)]}) == 504
     await ask(url, {"queries": ["next"]})
     assert sum(len(queries) for queries, _ in source.searches) < 128
+
+
+async def longest_silence(url: str, asked: asyncio.Task[int]) -> float:
+    """The longest time in which /healthz did not answer while a request was, as a share of it."""
+    started = last = time.perf_counter()
+    longest = 0.0
+    async with connected(url, "127.0.0.2") as (reader, writer):
+        while not asked.done():
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b'{"status":"ok"}')
+            longest = max(longest, time.perf_counter() - last)
+            last = time.perf_counter()
+    return longest / (last - started)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"queries": [f"{n}" + "\u0301\u0316" * 9_000 for n in range(12)]}, 200),
+        ({"queries": [f"{n}" for n in range(100_000)], "topk": 5000}, 400),
+    ],
+    ids=["marks", "queries"],
+)
+async def test_the_others_are_answered_while_a_large_body_is_read(
+    start_server: StartServer, body: dict[str, Any], status: int
+):
+    """Reading and normalising held the event loop: 16 MB of marks kept /healthz silent for 94 s."""
+    url = start_server(Limits(max_queries=100_000), GatedSource())
+    asked = asyncio.create_task(ask(url, body))
+    assert await longest_silence(url, asked) < 0.5
+    assert await asked == status
+
+
+async def test_a_large_body_of_too_many_values_is_refused(start_server: StartServer):
+    url = start_server()
+    assert await ask(url, {"queries": [], "unknown": [0] * 600_000}) == 413
+    assert await ask(url, {"queries": [], "unknown": [[]] * 300_000}) == 413
+    assert await ask(url, {"queries": ["engine"], "unknown": [0] * 100_000}) == 200

@@ -167,6 +167,17 @@ async def test_queries_of_control_characters_and_broken_unicode_are_answered(
     assert await post(start_server(), body) == (200, {"result": [[document(2)], [], []]})
 
 
+async def test_spellings_of_one_query_are_one_query_and_an_empty_one_reaches_no_source(
+    start_server: StartServer,
+):
+    source = GatedSource()
+    spellings = ["who wrote it", "  who wrote it", "who\twrote \n it\x00", "who wrote\u00a0it"]
+    body = {"queries": [*spellings, "", " \n\x00"], "topk": 1}
+    _, reply = await post(start_server(source=source), body)
+    assert [len(found) for found in reply["result"]] == [1, 1, 1, 1, 0, 0]
+    assert source.searches == [(["who wrote it"], 1)]
+
+
 async def test_requests_beyond_those_in_flight_get_429_and_when_to_return(
     start_server: StartServer,
 ):
