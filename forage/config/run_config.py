@@ -283,6 +283,14 @@ def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfi
         raise UserError(f"{source}:\n  " + "\n  ".join(lines)) from None
 
 
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """``config`` with ``key.sub=value`` overrides, checked as a whole; raises ``UserError``."""
+    tree = yaml.safe_load(to_yaml(config))
+    for override in overrides:
+        tree = apply_override(tree, override, (RunConfig,))
+    return build_config(tree)
+
+
 def to_yaml(config: RunConfig) -> str:
     """The whole config, defaults included, as YAML that ``load_config`` reads back equal."""
     tree = config.model_dump(mode="json", exclude_defaults=False)

@@ -16,6 +16,9 @@ from forage.data.order import training_questions
 from forage.environment.template import PromptTemplate
 from forage.environment.tools.search import MAX_QUERIES
 from forage.errors import UserError
+from forage.plan.accelerators import Hardware
+from forage.plan.duration import Duration, estimate_duration
+from forage.plan.fitting import Fit, judge_fit
 from forage.plan.machine import Machine, Need, look_at_machine, needs, num_train_questions
 from forage.plan.memory import Memory, plan_memory
 from forage.plan.models import ModelSize, measure
@@ -70,6 +73,8 @@ class Plan:
     checks: tuple[str, ...]
     warnings: tuple[str, ...]
     obstacles: tuple[str, ...]
+    verdict: Fit | None = None
+    duration: Duration | None = None
 
     @property
     def download_bytes(self) -> int:
@@ -77,8 +82,13 @@ class Plan:
         return sum(need.num_bytes or 0 for need in self.needs)
 
 
-def make_plan(config: RunConfig, machine: Machine | None = None) -> Plan:
-    """The plan of a recipe on ``machine`` (None: this one); raises the errors of training."""
+def make_plan(
+    config: RunConfig, machine: Machine | None = None, hardware: Hardware | None = None
+) -> Plan:
+    """The plan of a recipe on ``machine`` (None: this one); raises the errors of training.
+
+    With ``hardware`` it also says whether the recipe fits that, and how long it would take.
+    """
     config.check_trainable()
     machine = machine or look_at_machine(Path.cwd())
     model = measure(config.model.path)
@@ -89,6 +99,16 @@ def make_plan(config: RunConfig, machine: Machine | None = None) -> Plan:
         memory = plan_memory(config, model, critic, machine.num_cores)
     checks, num_questions = _check(config)
     work = count_work(config, num_questions or num_train_questions(config))
+    verdict = duration = None
+    if hardware is not None:
+        if model is None or memory is None:
+            raise UserError(
+                f"--hardware: the size of {config.model.path} is not known here; fetch the model, "
+                "or name a local directory in model.path"
+            )
+        verdict = judge_fit(config, hardware, lambda c: plan_memory(c, model, critic, 1))
+        config, memory = verdict.config, verdict.memory
+        duration = estimate_duration(config, model, work.episodes_per_step, hardware)
     needed = tuple(needs(config, model))
     return Plan(
         config=config,
@@ -101,6 +121,8 @@ def make_plan(config: RunConfig, machine: Machine | None = None) -> Plan:
         checks=tuple(checks),
         warnings=tuple(_warnings(config)),
         obstacles=tuple(_obstacles(config, machine, memory, needed)),
+        verdict=verdict,
+        duration=duration,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
+from forage.plan.duration import assumptions
 from forage.plan.plan import Plan
 
 
@@ -21,7 +22,9 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         "what runs where": _places(plan),
         "what has to be there": _needs(plan),
         "look at": iter(plan.warnings),
-        "this machine": _verdict(plan),
+        "this machine": _on_this_machine(plan),
+        "hardware": _on_hardware(plan),
+        "time": _time(plan),
     }
     for title, lines in sections.items():
         texts = list(lines)
@@ -114,7 +117,49 @@ def _needs(plan: Plan) -> Iterator[str]:
         yield f"{_gb(plan.download_bytes)} to fetch, as far as sizes are known"
 
 
-def _verdict(plan: Plan) -> Iterator[str]:
+def _on_hardware(plan: Plan) -> Iterator[str]:
+    """The verdict on named hardware, and what to change."""
+    verdict = plan.verdict
+    if verdict is None:
+        return
+    hardware, peak = verdict.hardware, verdict.memory.peak_bytes
+    yield hardware.describe()
+    host = verdict.memory.host_bytes_per_node
+    if host:
+        yield f"each machine needs {_gb(host)} of its own memory besides; it is not checked"
+    if verdict.fits:
+        yield f"FITS: {_gb(peak)} of {_gb(hardware.gpu_bytes)} on each GPU"
+        return
+    yield f"DOES NOT FIT: {_gb(peak)} on each GPU, which has {_gb(hardware.gpu_bytes)}"
+    if verdict.changed_bytes is None:
+        yield "no setting that is known here makes it fit; take a smaller model or larger GPUs"
+        return
+    if verdict.num_nodes is not None:
+        yield f"it would need {verdict.num_nodes} such machines, and:"
+    yield f"it fits ({_gb(verdict.changed_bytes)}) with: {' '.join(verdict.changes) or 'no change'}"
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    """The hours of the run on named hardware, with what they rest on."""
+    duration, verdict = plan.duration, plan.verdict
+    if duration is None or verdict is None:
+        return
+    how = "the longer of" if duration.overlaps else "that is"
+    evaluations = f", {duration.evaluation_hours:,.1f} of them evaluations"
+    yield (
+        f"about {duration.hours:,.0f} hours{evaluations if duration.evaluation_hours else ''}: "
+        f"{duration.num_steps:,} steps of {duration.step_s:,.0f} s, {how} sampling "
+        f"{duration.sampling_s:,.0f} s and learning {duration.learning_s:,.0f} s, with publishing "
+        f"{duration.publishing_s:,.1f} s"
+    )
+    yield "it is arithmetic and not a measurement; it assumes that"
+    for sentence in assumptions(verdict.config):
+        yield f"- {sentence}"
+
+
+def _on_this_machine(plan: Plan) -> Iterator[str]:
+    if plan.verdict is not None:
+        return
     yield plan.machine.describe()
     if not plan.obstacles:
         yield "it can run this recipe"

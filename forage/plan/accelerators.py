@@ -1,0 +1,93 @@
+"""Hardware by name: ``4x8xH100-80GB`` is four machines of eight GPUs of 80 GB.
+
+The figures of each GPU are its maker's: arithmetic in bfloat16 without sparsity, with sums in
+float32, and the bandwidth of its memory. A memory of 80 GB counts as 80e9 bytes; what a GPU has
+above that (an H100 has 85.0e9) is left to the CUDA context and to fragmentation.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from forage.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One GPU: its memory in GB, and its peaks."""
+
+    memory_gb: int
+    teraflops: float
+    terabytes_per_s: float
+
+
+ACCELERATORS = {
+    "A10-24GB": Accelerator(24, 125, 0.6),
+    "L4-24GB": Accelerator(24, 121, 0.3),
+    "RTX4090-24GB": Accelerator(24, 165, 1.008),
+    "L40S-48GB": Accelerator(48, 362, 0.864),
+    "A100-40GB": Accelerator(40, 312, 1.555),
+    "A100-80GB": Accelerator(80, 312, 2.039),
+    "H20-96GB": Accelerator(96, 148, 4.0),
+    "H100-80GB": Accelerator(80, 989, 3.35),
+    "H200-141GB": Accelerator(141, 989, 4.8),
+    "B200-180GB": Accelerator(180, 2250, 8.0),
+}
+"""The GPUs that a plan knows, by name and memory."""
+
+_SPELLING = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<name>[a-z]\w*(?:-\w+)?)", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Machines of one kind, each with GPUs of one kind."""
+
+    num_nodes: int
+    gpus_per_node: int
+    name: str
+    gpu: Accelerator
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def gpu_bytes(self) -> int:
+        """The memory of one GPU."""
+        return self.gpu.memory_gb * 10**9
+
+    def describe(self) -> str:
+        """One line for people."""
+        machines = f"{self.num_nodes} machines of " if self.num_nodes > 1 else ""
+        gpu = f"{self.gpu.teraflops:,g} Tflop/s in bfloat16, {self.gpu.terabytes_per_s:g} TB/s"
+        return f"{machines}{self.gpus_per_node} x {self.name}: {gpu}"
+
+
+def parse_hardware(text: str) -> Hardware:
+    """``[MACHINESx]GPUSxNAME[-MEMORY]``; raises ``UserError`` with the names that are known.
+
+    >>> parse_hardware("2x8xh200").num_gpus
+    16
+    """
+    known = ", ".join(ACCELERATORS)
+    match = _SPELLING.fullmatch(text.strip())
+    if match is None:
+        raise UserError(
+            f"--hardware is {text!r}: write [MACHINESx]GPUSxNAME, such as 8xH100-80GB or "
+            f"4x8xH100-80GB; known are {known}"
+        )
+    num_nodes, gpus_per_node = int(match["nodes"] or 1), int(match["gpus"])
+    if not num_nodes or not gpus_per_node:
+        raise UserError(f"--hardware is {text!r}: there has to be one machine and one GPU at least")
+    asked = match["name"].lower()
+    names = [n for n in ACCELERATORS if asked in (n.lower(), n.rpartition("-")[0].lower())]
+    if not names:
+        raise UserError(
+            f"--hardware names {match['name']!r}, which is not known; known are {known}"
+        )
+    if len(names) > 1:
+        raise UserError(
+            f"--hardware names {match['name']!r}, which comes as {' and '.join(names)}; name one"
+        )
+    return Hardware(num_nodes, gpus_per_node, names[0], ACCELERATORS[names[0]])

@@ -1,0 +1,125 @@
+"""Whether a recipe fits named hardware, and which settings would make it fit.
+
+The search for a change is greedy: the cheapest change that lowers the peak is taken until the
+recipe fits, then each that turns out not to be needed is dropped again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import gcd
+
+from forage.config.run_config import RunConfig, with_overrides
+from forage.errors import UserError
+from forage.plan.accelerators import Hardware
+from forage.plan.memory import Memory
+
+_MOST_NODES = 64
+_LEAST_IN_FLIGHT = 64
+
+MemoryOf = Callable[[RunConfig], Memory]
+"""The memory of each device that a config takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """``changes`` are overrides after which it fits; ``num_nodes`` machines where none do.
+
+    ``config`` is the recipe placed on the hardware, without the changes.
+    """
+
+    config: RunConfig
+    hardware: Hardware
+    memory: Memory
+    changes: tuple[str, ...] = ()
+    changed_bytes: int | None = None
+    num_nodes: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak_bytes <= self.hardware.gpu_bytes
+
+
+def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit:
+    """The verdict on a recipe; raises ``UserError`` where it cannot be placed there at all."""
+    placed = with_overrides(config, _placement(config, hardware, hardware.num_nodes))
+    memory, room = memory_of(placed), hardware.gpu_bytes
+    if memory.peak_bytes <= room:
+        return Fit(placed, hardware, memory)
+    changes = _changes_that_fit(placed, memory_of, room)
+    if changes:
+        peak = memory_of(with_overrides(placed, changes)).peak_bytes
+        return Fit(placed, hardware, memory, tuple(changes), peak)
+    num_nodes = hardware.num_nodes
+    while (num_nodes := 2 * num_nodes) <= _MOST_NODES:
+        spread = with_overrides(config, _placement(config, hardware, num_nodes))
+        changes = _changes_that_fit(spread, memory_of, room)
+        if changes is not None:
+            peak = memory_of(with_overrides(spread, changes)).peak_bytes
+            return Fit(placed, hardware, memory, tuple(changes), peak, num_nodes)
+    return Fit(placed, hardware, memory)
+
+
+def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[str]:
+    """The recipe on so many machines; an engine is cut over no more GPUs than one of them has."""
+    gpus = hardware.gpus_per_node
+    overrides = [
+        "model.device=cuda",
+        f"placement.num_nodes={num_nodes}",
+        f"placement.gpus_per_node={gpus}",
+    ]
+    if config.placement.has_server:
+        parallel = gcd(config.placement.engine.tensor_parallel, gpus)
+        overrides.append(f"placement.engine.tensor_parallel={parallel}")
+    return overrides
+
+
+def _changes_that_fit(config: RunConfig, memory_of: MemoryOf, room: int) -> list[str] | None:
+    """Overrides after which the peak is within ``room``; None where none are found."""
+    taken: dict[str, str] = {}
+
+    def peak(changes: dict[str, str]) -> int:
+        overrides = [f"{key}={value}" for key, value in changes.items()]
+        return memory_of(with_overrides(config, overrides)).peak_bytes
+
+    now = peak(taken)
+    while now > room:
+        for key, value in _cheaper(config, taken):
+            changed = {**taken, key: value}
+            try:
+                lower = peak(changed)
+            except UserError:  # this change contradicts another setting of the recipe
+                continue
+            if lower < now:
+                taken, now = changed, lower
+                break
+        else:
+            return None
+    for key in list(taken):
+        without = {name: value for name, value in taken.items() if name != key}
+        if peak(without) <= room:
+            taken = without
+    return [f"{key}={value}" for key, value in taken.items()]
+
+
+def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Settings that take less memory than those of ``config`` and ``taken``, cheapest first."""
+    placement = config.placement
+    if not config.model.gradient_checkpointing:
+        yield "model.gradient_checkpointing", "true"
+    key = "trainer.max_tokens_per_micro_batch"
+    tokens = int(taken.get(key, config.trainer.max_tokens_per_micro_batch))
+    if tokens > config.environment.max_tokens:
+        yield key, str(max(tokens // 2, config.environment.max_tokens))
+    if placement.has_server:
+        if not placement.engine.offload:
+            yield "placement.engine.offload", "true"
+        key = "placement.engine.tensor_parallel"
+        parallel = 2 * int(taken.get(key, placement.engine.tensor_parallel))
+        if parallel <= placement.gpus_per_node:
+            yield key, str(parallel)
+    key = "rollout.max_concurrent_episodes"
+    in_flight = int(taken.get(key, config.rollout.max_concurrent_episodes)) // 2
+    if in_flight >= _LEAST_IN_FLIGHT:
+        yield key, str(in_flight)

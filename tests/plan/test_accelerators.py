@@ -1,0 +1,33 @@
+"""Hardware by name."""
+
+import pytest
+
+from forage.errors import UserError
+from forage.plan.accelerators import parse_hardware
+
+
+def test_machines_gpus_and_memory_are_read_in_any_case() -> None:
+    hardware = parse_hardware("4x8xh100-80gb")
+    assert (hardware.num_nodes, hardware.gpus_per_node, hardware.num_gpus) == (4, 8, 32)
+    assert (hardware.name, hardware.gpu_bytes) == ("H100-80GB", 80 * 10**9)
+
+
+def test_a_gpu_of_one_memory_needs_none_in_its_name() -> None:
+    assert parse_hardware("1xH200").name == "H200-141GB"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("H100-80GB", "write [MACHINESx]GPUSxNAME"),
+        ("8xV100", "'V100', which is not known; known are A10-24GB"),
+        ("8xH100-96GB", "'H100-96GB', which is not known"),
+        ("8xA100", "comes as A100-40GB and A100-80GB; name one"),
+        ("0x8xH100", "one machine and one GPU at least"),
+        ("", "write [MACHINESx]GPUSxNAME"),
+    ],
+)
+def test_what_is_not_known_is_an_error_that_says_what_is(text: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_hardware(text)
+    assert said in str(error.value)

@@ -1,0 +1,67 @@
+"""The hours of a run: against floors worked out elsewhere, and against published steps."""
+
+from pathlib import Path
+
+import pytest
+
+from forage.config.run_config import RunConfig, load_config
+from forage.plan import duration
+from forage.plan.accelerators import parse_hardware
+from forage.plan.duration import estimate_duration, learning_operations, sampling_seconds
+from forage.plan.models import ModelSize, measure
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture(scope="module")
+def size() -> ModelSize:
+    found = measure("Qwen/Qwen2.5-3B")
+    assert found is not None
+    return found
+
+
+def recipe(*overrides: str) -> RunConfig:
+    return load_config(CONFIGS / "rlinf-3b.yaml", overrides)
+
+
+def test_decoding_is_the_floor_of_the_bandwidth_times_the_stated_shares(size: ModelSize) -> None:
+    """256 episodes at context 1,500 on one H100: 42 thousand tokens/s at most for 3B."""
+    # An episode of 3,000 tokens holds 1,500 on average while it is decoded.
+    tokens = round(3000 / duration.LENGTH_SHARE)
+    config = recipe(f"environment.max_tokens={tokens}", "rollout.max_concurrent_episodes=256")
+    hardware = parse_hardware("1xH100")
+    seconds = sampling_seconds(config, size, 256, hardware)
+    prefill = 2 * size.num_parameters * 256 * 3000 * (1 - duration.SAMPLED_SHARE)
+    prefill /= hardware.gpu.teraflops * 1e12 * duration.LEARN_SHARE
+    decoding = (seconds - prefill) / duration.TAIL * duration.DECODE_SHARE
+    assert 256 * 3000 * duration.SAMPLED_SHARE / decoding == pytest.approx(42_000, rel=0.02)
+
+
+def test_learning_takes_six_operations_a_weight_and_token_and_two_for_each_scoring(
+    size: ModelSize,
+) -> None:
+    config = recipe("model.gradient_checkpointing=false", "algorithm.kl=null")
+    operations = learning_operations(config, size, 10)
+    assert operations == (6 + 2) * size.num_parameters * 10
+    assert learning_operations(recipe(), size, 10) == (8 + 2 + 2) * size.num_parameters * 10
+
+
+def test_a_published_step_took_as_long_as_the_page_says_it_may(size: ModelSize) -> None:
+    """RLinf: 133 s in the original and 55 % faster there; SkyRL: 305 s for 2,560 episodes."""
+    hardware = parse_hardware("8xH100")
+    step = estimate_duration(recipe(), size, 512 * 4, hardware).step_s
+    least, most = duration.PUBLISHED_RATIOS
+    assert 133 / 1.55 / step == pytest.approx(least, rel=0.05)
+    skyrl = recipe("environment.max_turns=4", "trainer.group_size=5")
+    step = estimate_duration(skyrl, size, 512 * 5, hardware).step_s
+    assert 305 / step == pytest.approx(most, rel=0.05)
+
+
+def test_with_staleness_the_longer_phase_alone_counts(size: ModelSize) -> None:
+    hardware = parse_hardware("8xH100")
+    alone = estimate_duration(recipe(), size, 2048, hardware)
+    both = estimate_duration(recipe("rollout.max_staleness=1"), size, 2048, hardware)
+    assert alone.step_s == pytest.approx(
+        alone.sampling_s + alone.learning_s + alone.publishing_s, rel=1e-9
+    )
+    assert both.step_s == pytest.approx(both.learning_s + both.publishing_s, rel=1e-9)

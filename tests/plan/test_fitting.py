@@ -1,0 +1,83 @@
+"""Whether a recipe fits named hardware, and what makes it fit."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from forage.commands.cli import main
+from forage.config.run_config import RunConfig, load_config, with_overrides
+from forage.plan.accelerators import parse_hardware
+from forage.plan.fitting import Fit, judge_fit
+from forage.plan.memory import Memory, plan_memory
+from forage.plan.models import measure
+from forage.plan.plan import Plan, make_plan
+from tests.plan.test_plan import NODE, said
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TWO_NODES = ("search-r1-grpo-32b.yaml", "search-r1-grpo-72b.yaml")
+RECIPES = sorted(path.name for path in CONFIGS.glob("*-*.yaml"))
+size_of = cache(measure)
+
+
+def memory_of(config: RunConfig) -> Memory:
+    size, asked = size_of(config.model.path), config.algorithm.critic
+    assert size is not None
+    return plan_memory(config, size, size if asked is not None else None, 1)
+
+
+def verdict_on(recipe: str, hardware: str, *overrides: str) -> Fit:
+    return judge_fit(load_config(CONFIGS / recipe, overrides), parse_hardware(hardware), memory_of)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_recipe_fits_the_machines_that_it_was_published_for(recipe: str) -> None:
+    """The plans of 32B and 72B took 127.8 and 88.2 GB of a GPU of 80 GB."""
+    hardware = "4x8xH100-80GB" if recipe in TWO_NODES else "8xH100-80GB"
+    assert verdict_on(recipe, hardware).fits
+
+
+def test_the_changes_that_are_named_make_it_fit_and_each_of_them_is_needed() -> None:
+    verdict = verdict_on("search-r1-grpo-v0.2.yaml", "2xA100-40GB")
+    assert not verdict.fits
+    assert verdict.num_nodes is not None
+    spread = with_overrides(verdict.config, [f"placement.num_nodes={verdict.num_nodes}"])
+    room, changes = verdict.hardware.gpu_bytes, list(verdict.changes)
+    assert memory_of(with_overrides(spread, changes)).peak_bytes == verdict.changed_bytes
+    assert verdict.changed_bytes is not None
+    assert verdict.changed_bytes <= room
+    for change in changes:
+        without = [other for other in changes if other != change]
+        assert memory_of(with_overrides(spread, without)).peak_bytes > room
+
+
+def test_a_change_is_preferred_to_more_machines() -> None:
+    recipe = "search-r1-grpo-32b.yaml"
+    verdict = verdict_on(recipe, "4x8xH100-80GB", "placement.engine.offload=false")
+    assert (verdict.fits, verdict.num_nodes) == (False, None)
+    assert verdict.changes == ("placement.engine.offload=true",)
+
+
+def test_what_fits_nowhere_is_said() -> None:
+    # One layer of 72B alone is above the memory of an L4, whatever is cut over however many.
+    verdict = verdict_on("search-r1-grpo-72b.yaml", "1xL4")
+    assert (verdict.fits, verdict.changes, verdict.changed_bytes) == (False, (), None)
+
+
+def plan_of(recipe: str, hardware: str, *overrides: str) -> Plan:
+    config = load_config(CONFIGS / recipe, overrides)
+    return make_plan(config, NODE, parse_hardware(hardware))
+
+
+def test_the_page_says_whether_it_fits_and_leaves_this_machine_out() -> None:
+    page = said(plan_of("rlinf-3b.yaml", "8xH100"))
+    assert "FITS: " in page
+    assert "this machine" not in page
+    page = said(plan_of("search-r1-grpo-32b.yaml", "4x8xH100", "placement.engine.offload=false"))
+    assert "DOES NOT FIT: 127.76 GB on each GPU, which has 80.00 GB" in page
+    assert "with: placement.engine.offload=true" in page
+
+
+def test_hardware_without_a_plan_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(CONFIGS / "rlinf-3b.yaml"), "--hardware", "8xH100"]) == 2
+    assert "add --dry-run" in capsys.readouterr().err
