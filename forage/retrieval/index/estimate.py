@@ -213,14 +213,11 @@ def estimate_bm25(look: CorpusLook, language: str = PLAIN) -> Estimate:
     with tempfile.TemporaryDirectory() as directory:
         builder.write(Path(directory))
     seconds = time.perf_counter() - started
-    num_words = num_pairs = 0
     analyzer = Analyzer(builder.analyzer)
-    for text in texts:
-        words = analyzer.words(text)
-        num_words, num_pairs = num_words + len(words), num_pairs + len(set(words))
+    num_pairs = sum(len(set(analyzer.words(text))) for text in texts)
     scale = look.num_passages / len(look.sample)
     index = round(8 * num_pairs * scale)
     corpus = look.num_bytes + look.num_passages * _STORE_BYTES
-    # While it scores, bm25s holds every word's id and, of each pair, row, word and score thrice.
-    build_memory = round((4 * num_words + 36 * num_pairs) * scale)
+    # While it scores, each pair is held as term and count, and as row and score.
+    build_memory = round(13 * num_pairs * scale)
     return Estimate("bm25", index, index + corpus, build_memory, index + corpus, seconds * scale)

@@ -86,15 +86,27 @@ class Analyzer:
 
     def words(self, text: str) -> list[str]:
         """The words of a text that count, in its order."""
+        words = self.cut(text)
+        return words if self._stems is None else [term for term in self.terms(words) if term]
+
+    def cut(self, text: str) -> list[str]:
+        """The words of a text before stop words and stems."""
         if self.spec.language == PLAIN:
             return tokenize(text)
         if self.spec.language == "tr":
             text = text.translate(_TURKISH_CAPITALS)
-        words = words_by_script(text)
+        return words_by_script(text)
+
+    def terms(self, words: list[str]) -> list[str]:
+        """What words that were cut count as, one by one; empty for a stop word."""
         if self._stems is None:
             return words
         stems = self._stems
-        return [stem for word in words if (stem := stems[word])]
+        return [stems[word] for word in words]
+
+    def cuts_as_ascii(self, text: str) -> bool:
+        """Whether the words of this text are its runs of ASCII letters and digits, made small."""
+        return text.isascii() and self.spec.language != "tr"
 
 
 def tokenize(text: str) -> list[str]:

@@ -1,21 +1,21 @@
-"""An index of words: its manifest, how it is built (by bm25s), cut into shards and opened.
+"""An index of words: its manifest, how it is built, cut into shards and opened.
 
-bm25s computes every term's share of every passage's score when the index is built (a sparse matrix,
-one column a term). The score is ``sum_t ln(1 + (N - df + 0.5) / (df + 0.5)) * tf /
-(tf + k1 (1 - b + b len / mean_len))`` (Kamphuis et al. 2020,
-https://cs.uwaterloo.ca/~jimmylin/publications/Kamphuis_etal_ECIR2020_preprint.pdf).
-``forage.retrieval.words.bm25`` searches it, so a server starts without bm25s and its compiler.
+Every term's share of every passage's score is computed when the index is built (a sparse matrix,
+one column a term), in the files of bm25s and to their last bit. The score is
+``sum_t ln(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 (1 - b + b len / mean_len))`` (Kamphuis
+et al. 2020, https://cs.uwaterloo.ca/~jimmylin/publications/Kamphuis_etal_ECIR2020_preprint.pdf).
+``forage.retrieval.words.word_counts`` counts the words; ``forage.retrieval.words.bm25`` searches.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
-from array import array
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import (
@@ -49,9 +49,12 @@ from forage.retrieval.words.bm25 import (
 from forage.retrieval.words.languages import AUTO, PLAIN, main_language, misfit
 from forage.types import Passage
 
+if TYPE_CHECKING:
+    from forage.retrieval.words.word_counts import WordCounts
+
 logger = logging.getLogger(__name__)
 
-_BLOCK_PAIRS = 2**24
+_BLOCK_PAIRS, _BLOCK_CHARS = 2**24, 2**22
 # The first passages choose the language; some spread over the corpus are held against it.
 _NUM_CHOOSING, _NUM_COMPARED = 256, 512
 
@@ -166,8 +169,10 @@ class BM25Builder:
         self._analyzer = None if language == AUTO else Analyzer(AnalyzerSpec.of(language))
         self._waiting: list[str] = []
         self._sample = _Sample()
-        self._words: dict[str, int] = {}
-        self._word_ids: list[array[int]] = []
+        self._numbers: dict[str, int] = {}
+        self._texts: list[str] = []
+        self._num_chars = 0
+        self._blocks: list[WordCounts] = []
 
     @property
     def analyzer(self) -> AnalyzerSpec:
@@ -177,12 +182,11 @@ class BM25Builder:
     def add(self, text: str) -> None:
         """Add the text of the next row."""
         self._sample.add(text)
-        if self._analyzer is None:
-            self._waiting.append(text)
-            if len(self._waiting) >= _NUM_CHOOSING:
-                self._chosen()
-        else:
-            self._add_words(self._analyzer.words(text))
+        self._texts.append(text)
+        self._num_chars += len(text)
+        is_told = self._analyzer is not None or len(self._texts) >= _NUM_CHOOSING
+        if is_told and self._num_chars >= _BLOCK_CHARS:
+            self._count()
 
     def misfit(self) -> str | None:
         """A sentence about the texts so far where the language does not fit them."""
@@ -190,31 +194,75 @@ class BM25Builder:
 
     def _chosen(self) -> Analyzer:
         if self._analyzer is None:
-            self._analyzer = Analyzer(AnalyzerSpec.of(main_language(self._waiting)))
-            for text in self._waiting:
-                self._add_words(self._analyzer.words(text))
-            self._waiting.clear()
+            self._analyzer = Analyzer(AnalyzerSpec.of(main_language(self._texts[:_NUM_CHOOSING])))
         return self._analyzer
 
-    def _add_words(self, found: list[str]) -> None:
-        words = self._words
-        self._word_ids.append(array("i", [words.setdefault(word, len(words)) for word in found]))
+    def _count(self) -> None:
+        """Count the words of the texts that wait."""
+        from forage.retrieval.words.word_counts import count_words  # a compiler: building pays
+
+        self._blocks.append(count_words(self._texts, self._chosen(), self._numbers))
+        self._texts, self._num_chars = [], 0
 
     def write(self, directory: Path) -> None:
         """Score every term of every text and save the matrix into ``directory``."""
-        import bm25s  # pulls in a compiler: a second that only building pays
+        from forage.retrieval.words.word_counts import score_pairs
 
-        self._chosen()
-        engine = bm25s.BM25(method="lucene", k1=self._k1, b=self._b, backend="numpy")
-        if not self._words:
+        self._count()
+        if not self._numbers:
             # Texts without a single word: one word that occurs nowhere keeps the matrix legal.
-            self._words[""] = 0
-        with np.errstate(invalid="ignore"):  # texts without any word have a mean length of 0
-            engine.index(
-                (self._word_ids, self._words), create_empty_token=False, show_progress=False
-            )
-        engine.save(directory, show_progress=False)
-        _save_maxima(directory)
+            self._numbers[""] = 0
+        dfs = np.zeros(len(self._numbers), dtype=np.int64)
+        for block in self._blocks:
+            dfs += np.bincount(block.terms_P, minlength=len(dfs))
+        starts = np.concatenate(([0], np.cumsum(dfs)))
+        rows = np.empty(starts[-1], dtype=np.int32)
+        scores = np.empty(starts[-1], dtype=np.float32)
+        lengths = np.concatenate([block.lengths_D for block in self._blocks])
+        idf, norms = _idf(dfs, len(lengths)), self._norms(lengths)
+        heads, first_row = starts[:-1].copy(), 0
+        while self._blocks:  # each goes when it is written
+            block = self._blocks.pop(0)
+            block_norms = norms[first_row : first_row + len(block.ends_D)]
+            score_pairs(block, first_row, block_norms, idf, heads, (rows, scores))
+            first_row += len(block.ends_D)
+        np.save(directory / VALUES_FILE, scores)
+        np.save(directory / ROWS_FILE, rows)
+        np.save(directory / STARTS_FILE, starts)
+        np.save(directory / MAXIMA_FILE, _maxima(scores, starts))
+        numbers = json.dumps(self._numbers, ensure_ascii=False)
+        (directory / WORDS_FILE).write_text(numbers, encoding="utf-8")
+        self._write_params(directory, len(lengths))
+
+    def _norms(self, lengths_N: np.ndarray) -> np.ndarray:
+        """``k1 (1 - b + b len / mean_len)`` of each text, float64."""
+        if not lengths_N.any():
+            return np.zeros(len(lengths_N))  # and no pair to score
+        return self._k1 * ((1 - self._b) + self._b * lengths_N / lengths_N.mean())
+
+    def _write_params(self, directory: Path, num_texts: int) -> None:
+        """What bm25s writes of an index and reads again; Forage reads the number of texts."""
+        params = {
+            "k1": self._k1,
+            "b": self._b,
+            "delta": 0.5,
+            "method": "lucene",
+            "idf_method": "lucene",
+            "dtype": "float32",
+            "int_dtype": "int32",
+            "num_docs": num_texts,
+            "version": version("bm25s"),
+            "backend": "numpy",
+        }
+        (directory / PARAMS_FILE).write_text(json.dumps(params, indent=4), encoding="utf-8")
+
+
+def _idf(dfs_V: np.ndarray, num_texts: int) -> np.ndarray:
+    """``ln(1 + (N - df + 0.5) / (df + 0.5))`` of each term, float32."""
+    known, places = np.unique(dfs_V, return_inverse=True)
+    # math.log, as in bm25s: the last bit of numpy's depends on the processor.
+    values = [math.log(1 + (num_texts - df + 0.5) / (df + 0.5)) for df in known.tolist()]
+    return np.array(values, dtype=np.float32)[places]
 
 
 class _Sample:
@@ -261,24 +309,22 @@ def cut_rows(directory: Path, rows: range, out: Path) -> None:
         new_rows[done:end] = pair_rows[block][is_kept] - rows.start
         done = end
     np.save(out / STARTS_FILE, new_starts)
+    np.save(out / MAXIMA_FILE, _maxima(new_values, new_starts))
     del new_values, new_rows
-    _save_maxima(out)
     shutil.copyfile(directory / WORDS_FILE, out / WORDS_FILE)
     params = json.loads((directory / PARAMS_FILE).read_text(encoding="utf-8"))
     params["num_docs"] = len(rows)
     (out / PARAMS_FILE).write_text(json.dumps(params), encoding="utf-8")
 
 
-def _save_maxima(directory: Path) -> None:
-    """The highest score of each column, float32 [V], beside the columns; 0 for an empty one."""
-    values = np.load(directory / VALUES_FILE, mmap_mode="r")
-    starts = np.load(directory / STARTS_FILE)
+def _maxima(scores: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The highest score of each column, float32 [V]; 0 for an empty one."""
     maxima = np.zeros(len(starts) - 1, dtype=np.float32)
     # reduceat gives the next column's first score for an empty one: leave those out.
     is_filled = starts[1:] > starts[:-1]
     if is_filled.any():
-        maxima[is_filled] = np.maximum.reduceat(values, starts[:-1][is_filled])
-    np.save(directory / MAXIMA_FILE, maxima)
+        maxima[is_filled] = np.maximum.reduceat(scores, starts[:-1][is_filled])
+    return maxima
 
 
 def _lies_in(pair_rows: np.ndarray, rows: range) -> np.ndarray:

@@ -110,15 +110,18 @@ def test_auto_asks_the_first_passages_and_a_later_language_is_said(
         assert index.search(["Ada's programs"], 1)[0][0].passage.id == "p0"
 
 
-def test_texts_that_wait_for_the_choice_keep_their_rows():
+def test_texts_that_wait_for_the_choice_keep_their_rows(tmp_path: Path):
     builder = BM25Builder(0.9, 0.4, "auto")
     early = BM25Builder(0.9, 0.4, "en")
     for number in range(700):
         for one in (builder, early):
             one.add(f"The engine number {number} was built for the engineers of the town.")
     assert builder.analyzer == early.analyzer
-    assert builder._word_ids == early._word_ids
-    assert builder._words == early._words
+    for name, one in (("builder", builder), ("early", early)):
+        (tmp_path / name).mkdir()
+        one.write(tmp_path / name)
+    for file in (tmp_path / "early").iterdir():
+        assert file.read_bytes() == (tmp_path / "builder" / file.name).read_bytes()
     assert 256 <= len(builder._sample.texts) <= 512
     assert builder.misfit() is None
 

@@ -1,0 +1,214 @@
+"""The words of a block of texts, numbered and counted by compiled loops.
+
+Python meets each distinct word of a block once, to find its term; each single word is cut, found
+and counted by machine code, on bytes. A text that is not cut as plain ASCII is cut by the analyzer
+first and comes here as its words with spaces between them. Building loads this; searching does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from forage.retrieval.words.analyzer import Analyzer
+
+# Each byte as it stands in a word: letters small, 0 for what parts words, UTF-8 as it is.
+_IN_WORDS = np.array(
+    [ord(chr(byte).lower()) if byte >= 0x80 or chr(byte).isalnum() else 0 for byte in range(0x80)]
+    + list(range(0x80, 0x100)),
+    dtype=np.uint8,
+)
+_FIRST_SLOTS = 2**15
+_FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+
+
+@dataclass(frozen=True, slots=True)
+class WordCounts:
+    """How often each text has each of its terms: pairs, those of a text together.
+
+    ``lengths_D`` int32 are words that count, ``ends_D`` int32 the end of each text's pairs,
+    ``terms_P`` int32 and ``counts_P`` uint8, or uint32 where one does not fit.
+    """
+
+    lengths_D: np.ndarray
+    ends_D: np.ndarray
+    terms_P: np.ndarray
+    counts_P: np.ndarray
+
+
+def count_words(texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int]) -> WordCounts:
+    """Cut and count texts; a term that has no number gets the next one, in order of appearance."""
+    parts = [_bytes_of(text, analyzer) for text in texts]
+    ends_D = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    cut = np.frombuffer(bytearray(b"".join(parts)), dtype=np.uint8)
+    word_ids, word_ends_D, firsts, lasts = _cut(cut, ends_D, _IN_WORDS)
+    lowered = cut.tobytes()
+    places = zip(firsts.tolist(), lasts.tolist(), strict=True)
+    words = b" ".join([lowered[first:last] for first, last in places]).decode("utf-8").split()
+    terms = [
+        numbers.setdefault(term, len(numbers)) if term else -1 for term in analyzer.terms(words)
+    ]
+    lengths_D, pair_ends_D, terms_P, counts_P = _pair(
+        word_ids, word_ends_D, np.array(terms, dtype=np.int32), max(terms, default=-1) + 1
+    )
+    # A word is rarely in a text so often, and all pairs of a corpus wait to be scored.
+    smallest = np.uint8 if counts_P.max(initial=0) < 256 else np.uint32
+    return WordCounts(lengths_D, pair_ends_D, terms_P, counts_P.astype(smallest))
+
+
+def score_pairs(
+    block: WordCounts,
+    first_row: int,
+    norms_D: np.ndarray,
+    idf_V: np.ndarray,
+    heads_V: np.ndarray,
+    columns: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Write each pair of a block behind those of its term: its row, and its score in float32.
+
+    ``columns`` are rows and scores; ``heads_V`` is the next free place of each term's column.
+    """
+    _score(
+        block.ends_D, block.terms_P, block.counts_P, first_row, norms_D, idf_V, heads_V, *columns
+    )
+
+
+def _bytes_of(text: str, analyzer: Analyzer) -> bytes:
+    if not analyzer.cuts_as_ascii(text):
+        text = " ".join(analyzer.cut(text))
+    return text.encode("utf-8")
+
+
+@njit(nogil=True, cache=True)
+def _cut(text: Any, ends_D: Any, in_words: Any) -> Any:
+    """Number the words of texts laid end to end, lowering them in place.
+
+    Gives each word's number int32, the end of each text's words, and where each number's word
+    first stood. Numbers are found in a table of slots: a word begins to look at its hash's.
+    """
+    word_ids = np.empty(len(text) // 2 + len(ends_D), dtype=np.int32)
+    word_ends_D = np.empty(len(ends_D), dtype=np.int64)
+    firsts = np.empty(_FIRST_SLOTS, dtype=np.int64)
+    lasts = np.empty(_FIRST_SLOTS, dtype=np.int64)
+    hashes = np.empty(_FIRST_SLOTS, dtype=np.uint64)
+    slots = np.full(2 * _FIRST_SLOTS, -1, dtype=np.int32)
+    num_words = num_ids = at = 0
+    for row in range(len(ends_D)):
+        end = ends_D[row]
+        while at < end:
+            letter = in_words[text[at]]
+            if letter == 0:
+                at += 1
+                continue
+            first = at
+            code = _FNV_START
+            while letter != 0:
+                text[at] = letter
+                code = (code ^ np.uint64(letter)) * _FNV_PRIME
+                at += 1
+                letter = in_words[text[at]] if at < end else np.uint8(0)
+            slot = _slot_of(code, slots)
+            while slots[slot] >= 0:
+                known = slots[slot]
+                if hashes[known] == code and _are_same(
+                    text, firsts[known], lasts[known], first, at
+                ):
+                    break
+                slot = (slot + 1) & (len(slots) - 1)
+            if slots[slot] < 0:
+                if num_ids == len(firsts):
+                    firsts = np.concatenate((firsts, np.empty_like(firsts)))
+                    lasts = np.concatenate((lasts, np.empty_like(lasts)))
+                    hashes = np.concatenate((hashes, np.empty_like(hashes)))
+                    slots = _more_slots(hashes[:num_ids], 2 * len(slots))
+                    slot = _slot_of(code, slots)
+                    while slots[slot] >= 0:
+                        slot = (slot + 1) & (len(slots) - 1)
+                slots[slot] = num_ids
+                firsts[num_ids], lasts[num_ids], hashes[num_ids] = first, at, code
+                num_ids += 1
+            word_ids[num_words] = slots[slot]
+            num_words += 1
+        word_ends_D[row] = num_words
+    return word_ids[:num_words], word_ends_D, firsts[:num_ids], lasts[:num_ids]
+
+
+@njit(nogil=True, cache=True)
+def _slot_of(code: Any, slots: Any) -> Any:
+    return np.int64((code ^ (code >> np.uint64(29))) & np.uint64(len(slots) - 1))
+
+
+@njit(nogil=True, cache=True)
+def _more_slots(hashes: Any, num_slots: Any) -> Any:
+    slots = np.full(num_slots, -1, dtype=np.int32)
+    for number in range(len(hashes)):
+        slot = _slot_of(hashes[number], slots)
+        while slots[slot] >= 0:
+            slot = (slot + 1) & (num_slots - 1)
+        slots[slot] = number
+    return slots
+
+
+@njit(nogil=True, cache=True)
+def _are_same(text: Any, first: Any, last: Any, other: Any, other_last: Any) -> Any:
+    if last - first != other_last - other:
+        return False
+    for step in range(last - first):  # noqa: SIM110  # compiled, a generator would not be
+        if text[first + step] != text[other + step]:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _pair(word_ids: Any, word_ends_D: Any, terms: Any, num_terms: Any) -> Any:
+    """Count the terms of each text; a word of term -1 does not count."""
+    lengths_D = np.zeros(len(word_ends_D), dtype=np.int32)
+    pair_ends_D = np.empty(len(word_ends_D), dtype=np.int32)
+    terms_P = np.empty(len(word_ids), dtype=np.int32)
+    counts_P = np.empty(len(word_ids), dtype=np.uint32)
+    last_row = np.full(num_terms, -1, dtype=np.int32)
+    pair_of = np.empty(num_terms, dtype=np.int32)
+    num_pairs = at = 0
+    for row in range(len(word_ends_D)):
+        while at < word_ends_D[row]:
+            term = terms[word_ids[at]]
+            at += 1
+            if term < 0:
+                continue
+            lengths_D[row] += 1
+            if last_row[term] == row:
+                counts_P[pair_of[term]] += 1
+            else:
+                last_row[term], pair_of[term] = row, num_pairs
+                terms_P[num_pairs], counts_P[num_pairs] = term, 1
+                num_pairs += 1
+        pair_ends_D[row] = num_pairs
+    return lengths_D, pair_ends_D, terms_P[:num_pairs].copy(), counts_P[:num_pairs]
+
+
+@njit(nogil=True, cache=True)
+def _score(
+    ends_D: Any,
+    terms_P: Any,
+    counts_P: Any,
+    first_row: Any,
+    norms_D: Any,
+    idf_V: Any,
+    heads_V: Any,
+    rows: Any,
+    scores: Any,
+) -> None:
+    at = 0
+    for row in range(len(ends_D)):
+        while at < ends_D[row]:
+            term, tf = terms_P[at], np.float64(counts_P[at])
+            place = heads_V[term]
+            heads_V[term] = place + 1
+            rows[place] = first_row + row
+            # In float64 and rounded once, as bm25s does.
+            scores[place] = np.float64(idf_V[term]) * (tf / (norms_D[row] + tf))
+            at += 1
