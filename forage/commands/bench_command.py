@@ -121,12 +121,16 @@ async def _ask_all(
         {"queries": [queries[number % len(queries)]], "topk": settings.topk, "return_scores": True}
         for number in range(settings.num_requests)
     )
+    timeout = aiohttp.ClientTimeout(settings.timeout_s)
+    # A session of its own: a server that has no reply to the probe may hang up behind its error,
+    # and the first request of the load would be sent into that connection.
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        await _check_address(session, url)
     async with aiohttp.ClientSession(
         headers=headers,
         connector=aiohttp.TCPConnector(limit=settings.num_clients),
-        timeout=aiohttp.ClientTimeout(settings.timeout_s),
+        timeout=timeout,
     ) as session:
-        await _check_address(session, url)
         started = time.perf_counter()
         clients = range(settings.num_clients)
         await asyncio.gather(*(_ask(session, url, bodies, outcome, bar) for _ in clients))

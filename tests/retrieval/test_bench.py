@@ -1,14 +1,17 @@
 """``forage bench`` against real servers: what it counts, what it says, and its exit code."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from forage.commands.bench_command import Outcome
 from forage.commands.cli import main
 from forage.retrieval.serve.middleware import Limits
 from tests.retrieval.conftest import StartServer
+from tests.retrieval.web_servers import serving
 
 NUM_QUESTIONS = 40
 
@@ -57,6 +60,27 @@ def test_refusals_are_counted_with_the_servers_words_and_end_with_1(
     said = capsys.readouterr().out
     assert "20 x status 400" in said
     assert "topk" in said
+
+
+def test_a_server_that_answers_no_queries_with_an_error_costs_no_failure(
+    questions: Path, tmp_path: Path
+):
+    """Search-R1's own server does, and hangs up behind it; the load then began with a failure."""
+
+    async def like_the_original(request: web.Request) -> web.Response:
+        queries = (await request.json())["queries"]
+        if queries:
+            return web.json_response({"result": [[] for _ in queries]})
+        assert request.transport is not None, "the request has a connection"
+        asyncio.get_running_loop().call_later(0.05, request.transport.close)
+        return web.Response(status=500, text="Internal Server Error")
+
+    out = tmp_path / "bench.json"
+    asked = ["--questions", str(questions), "--clients", "1", "--requests", "30"]
+    with serving(like_the_original) as server:
+        assert main(["bench", server.url, *asked, "--out", str(out)]) == 0
+    figures = json.loads(out.read_text())
+    assert (figures["num_answered"], figures["failures"]) == (30, {})
 
 
 @pytest.mark.parametrize(
