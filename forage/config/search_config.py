@@ -33,8 +33,8 @@ class SearchConfig(Frozen):
     """Seconds after which one try of a request is given up."""
     deadline_s: float = Field(default=30.0, gt=0)
     """Seconds after which a search has failed, retries included."""
-    max_retries: int = Field(default=3, ge=0)
-    """How often a failed request is sent again."""
+    max_retries: int | None = Field(default=None, ge=0)
+    """How often a failed request is sent again; null: until deadline_s."""
     max_concurrent_requests: int = Field(default=32, ge=1)
     """Requests at the same time at most."""
     max_queries_per_request: int = Field(default=64, ge=1)

@@ -22,10 +22,13 @@ _JITTER = random.Random()  # its own: a run's seeded generators stay untouched
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How patiently a server is asked: ``timeout_s`` is for one try."""
+    """How patiently a server is asked: ``timeout_s`` is for one try.
+
+    Without ``max_retries`` a deadline alone ends it.
+    """
 
     timeout_s: float
-    max_retries: int
+    max_retries: int | None
     first_pause_s: float
     longest_pause_s: float = 8.0
 
@@ -47,8 +50,9 @@ async def retry(
     """What ``attempt(0)``, ``attempt(1)``, ... gives, or the last failure.
 
     Ends with a failure that will not pass, when the retries are used up, and where the next try
-    would begin after ``deadline`` (the loop's time). Without ``needs_pause()`` (there is another
-    server) the next try follows at once.
+    would begin after ``deadline`` (the loop's time). A server's wish to be left alone is granted
+    as long as one more try fits behind it: its word alone must not end a search that has time left.
+    Without ``needs_pause()`` (there is another server) the next try follows at once.
     """
     loop = asyncio.get_running_loop()
     tries = 0
@@ -60,7 +64,8 @@ async def retry(
             return outcome
         pause_s = 0.0
         if needs_pause():
-            pause_s = max(patience.pause_s(tries), outcome.retry_after_s)
+            room_s = deadline - patience.timeout_s - loop.time()
+            pause_s = max(patience.pause_s(tries), min(outcome.retry_after_s, room_s))
         if loop.time() + pause_s >= deadline:
             return outcome
         await asyncio.sleep(pause_s)

@@ -73,6 +73,8 @@ class WebSource:
         self._answers: LruCache[str, tuple[WebResult, ...]] = LruCache(settings.cache_size)
         self._refusals: LruCache[str, tuple[float, SourceError]] = LruCache(settings.cache_size)
         self._patience = Patience(settings.timeout_s, settings.max_retries, _FIRST_BACKOFF_S)
+        # A query that comes when a pause begins must still be asked by its deadline.
+        self._longest_pause_s = settings.deadline_s - settings.timeout_s
         self._sender = HttpSender(settings.max_concurrent, _MAX_REPLY_BYTES, secrets=[key])
         self._is_closed = False
         self._thread = LoopThread(f"web-{settings.provider}")
@@ -140,7 +142,7 @@ class WebSource:
         texts = await self._read_pages([result for found in results for result in found])
         return [
             [
-                Hit(Passage(r.url, r.title, texts.get(r, r.snippet)), 1 / rank)
+                Hit(Passage(r.url, r.title, texts.get(r, r.snippet), {"url": r.url}), 1 / rank)
                 for rank, r in enumerate(found, start=1)
             ]
             for found in results
@@ -185,7 +187,8 @@ class WebSource:
             if isinstance(outcome, RemoteFailure):
                 last = outcome
                 if outcome.retry_after_s:
-                    self._rate.pause_until(loop.time() + outcome.retry_after_s)
+                    pause_s = min(outcome.retry_after_s, self._longest_pause_s)
+                    self._rate.pause_until(loop.time() + pause_s)
             return outcome
 
         outcome = await retry(attempt, self._patience, deadline)

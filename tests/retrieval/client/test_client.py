@@ -215,11 +215,33 @@ async def test_retry_after_is_honoured_within_the_deadline():
         assert asked[1] - asked[0] >= 0.3
 
 
-async def test_a_retry_after_beyond_the_deadline_is_not_waited_for():
-    fault = faults.replies("busy", status=429, Retry_After="3600")
-    async with faults.running(fault) as server, client_of(server.url) as client:
-        assert (await client.search("q")).failure is FailureKind.REFUSED
-        assert server.requests == [["q"]]
+async def test_a_retry_after_beyond_the_deadline_leaves_room_for_another_try():
+    """A server that asked for 99999999 s had ended the search, whatever time it had left."""
+    fault = faults.replies("busy", status=429, Retry_After="99999999")
+    settings = {"timeout_s": 1.8, "deadline_s": 2}
+    async with (
+        faults.running(faults.fails_first(1, fault)) as server,
+        client_of(server.url, **settings) as client,
+    ):
+        assert await client.search("q") == echoed("q")
+        server.behaviour = fault
+        assert (await client.search("r")).failure is FailureKind.REFUSED
+        assert len(server.requests) > 4
+
+
+async def test_searches_outlast_a_server_that_is_away_for_a_while():
+    """Three retries were used up long before the deadline: 16 of 16 searches failed."""
+    server = faults.FaultServer(faults.answers)
+    await server.start()
+    await server.stop()
+    async with client_of(server.url, max_queries_per_request=1) as client:
+        waiting = [asyncio.create_task(client.search(f"q{i}")) for i in range(16)]
+        while client.counts.requests < 16 * 5:
+            await asyncio.sleep(0.001)
+        await server.start()
+        assert await asyncio.gather(*waiting) == [echoed(f"q{i}") for i in range(16)]
+        assert client.counts.failures == {}
+    await server.stop()
 
 
 async def test_the_deadline_ends_a_search_that_only_waits_for_a_slot():
@@ -235,7 +257,10 @@ async def test_the_deadline_ends_a_search_that_only_waits_for_a_slot():
 
 async def test_a_server_that_dies_gives_failures_until_it_is_back():
     """They were once counted as refused, though nobody was there to refuse."""
-    async with faults.running(faults.answers) as server, client_of(server.url) as client:
+    async with (
+        faults.running(faults.answers) as server,
+        client_of(server.url, timeout_s=0.5, deadline_s=0.5) as client,
+    ):
         assert await client.search("a") == echoed("a")
         await server.stop()
         assert (await client.search("b")).failure is FailureKind.UNAVAILABLE
@@ -279,7 +304,7 @@ async def test_the_jitter_leaves_the_global_random_state_alone():
     random.seed(7)
     before = random.getstate()
     fault = faults.replies("oops", status=500)
-    async with faults.running(fault) as server, client_of(server.url) as client:
+    async with faults.running(fault) as server, client_of(server.url, max_retries=3) as client:
         await client.search("q")
         assert client.counts.retries == 3
     assert random.getstate() == before

@@ -252,12 +252,16 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_not(
 
 
 def test_a_provider_that_asks_for_time_gets_it(open_source: OpenSource, provider: WebServer):
-    """Until then nobody's query leaves, so a batch does not hammer a provider that is full."""
-    provider.behaviour = replies("", 429, Retry_After="3600")
-    source = open_source("max_retries=5")
-    assert failure_of(source, "a").reason == "serper: failed: HTTP 429"
-    assert "no turn within" in failure_of(source, "b").reason
-    assert len(provider.seen) == 1
+    """Until then nobody's query leaves, so a batch does not hammer a provider that is full.
+
+    It gets no more than leaves each query a turn: a word of 99999999 s once ended all searches.
+    """
+    provider.behaviour = replies("", 429, Retry_After="99999999")
+    source = open_source("max_concurrent=1", "timeout_s=1", "deadline_s=1.5", "max_retries=9")
+    assert failure_of(source, "a", "b").reason == "serper: 2 of 2 queries failed: HTTP 429"
+    assert 2 <= len(provider.seen) <= 4
+    provider.behaviour = answers
+    assert len(texts(source, "c")[0]) == 3
 
 
 def test_a_rate_that_leaves_no_turn_before_the_deadline_is_told(

@@ -60,7 +60,7 @@ class WebSettings(Frozen):
 
     ``url`` is another address that speaks the provider's API. ``requests_per_s`` and
     ``usd_per_request`` are those of the provider's ``plan`` unless given. ``ledger`` makes the cap
-    outlive the process.
+    outlive the process. Without ``max_retries`` a query is asked again until ``deadline_s``.
     """
 
     provider: ClassVar[str]
@@ -73,7 +73,7 @@ class WebSettings(Frozen):
     pages: PageSettings = PageSettings()
     timeout_s: float = Field(default=10.0, gt=0)
     deadline_s: float = Field(default=25.0, gt=0)
-    max_retries: int = Field(default=2, ge=0)
+    max_retries: int | None = Field(default=None, ge=0)
     max_concurrent: int = Field(default=32, ge=1)
     requests_per_s: float | None = Field(default=None, gt=0)
     max_spend_usd: float = Field(default=10.0, ge=0)
