@@ -46,11 +46,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One unit of the corpus."""
+    """One unit of the corpus.
+
+    ``fields`` are what else its corpus line holds, by name: they travel with it and mean nothing
+    here, so two passages that differ in them alone are equal.
+    """
 
     id: str
     title: str
     text: str
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

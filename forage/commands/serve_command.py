@@ -5,7 +5,7 @@ An argument that nothing would read is an error. Opening and serving are ``forag
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Of forage.retrieval.sources.reranker, which takes seconds to import.
 _RERANKER = "cross-encoder/ms-marco-MiniLM-L12-v2"
+# Of forage.retrieval.wire, which imports pydantic.
+_WIKIPEDIA_PAGE = "https://en.wikipedia.org/w/index.php?title={title}"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,6 +43,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "pages that /access opens: a jsonl file, or live for those of the web"
     add("--pages", type=Path, help=text)
     add("--topk", type=positive, default=3, help="passages for a request that names no topk")
+    text = "address of a title's page, for passages whose line has no url; '': they get none"
+    add("--page-url", type=_page_url, default=_WIKIPEDIA_PAGE, metavar="ADDRESS", help=text)
     _add_service_arguments(parser.add_argument_group("service"))
     add_vector_options(parser.add_argument_group("an index of vectors"))
     add = parser.add_argument_group("several sources").add_argument
@@ -56,6 +60,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--ray-address", metavar="HOST:PORT", help=text)
 
 
+def _page_url(text: str) -> str:
+    """An address with ``{title}`` in it, or nothing."""
+    if text and "{title}" not in text:
+        raise ArgumentTypeError(f"{text!r} lacks {{title}}, the place of the page's title")
+    return text
+
+
 def _add_service_arguments(group: _ArgumentGroup) -> None:
     def add(name: str, kind: Callable[[str], Any], text: str, **how: Any) -> None:
         group.add_argument(name, type=kind, help=text, **how)
@@ -64,7 +75,8 @@ def _add_service_arguments(group: _ArgumentGroup) -> None:
     add("--token-file", Path, text)
     add("--token", str, "the token itself; other users can see it in ps")
     add("--cache-size", count, "passages kept in the cache of results; 0: none", default=100_000)
-    add("--max-queries", positive, "queries that one request may hold", default=1024)
+    text = "queries that one request may hold (default: as many as --max-body-bytes allows)"
+    add("--max-queries", positive, text)
     add("--max-topk", positive, "topk that a request may ask for", default=1000)
     add("--max-query-chars", positive, "characters that a query may have", default=20_000)
     add("--max-body-bytes", positive, "bytes that a request may have", default=16 * 2**20)

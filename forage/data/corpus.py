@@ -71,7 +71,7 @@ def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
                     f"passage {passage.id!r}: its title holds a line break ({passage.title!r}), "
                     "which a corpus line cannot express; put the title on one line"
                 )
-            row = {"id": passage.id, "contents": format_contents(passage)}
+            row = {"id": passage.id, "contents": format_contents(passage), **passage.fields}
             out.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
 
 
@@ -116,7 +116,8 @@ def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
     """The passage on a line: ``id`` and ``contents``, or ``id`` and ``text`` with a ``title``.
 
-    ASearcher's rows have ``url`` and no ``id``; their id is the address and the row's index.
+    ASearcher's rows have ``url`` and no ``id``; their id is the address and the row's index. What
+    a line holds beside ``id`` and ``contents`` are the passage's fields.
     """
     row = parse_object(line, path, number)
     identity = row.get("id")
@@ -136,8 +137,10 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
             f"{path}:{number}: {_what_is_wrong(row, 'contents', 'a text')}; each line needs "
             '"id" and "contents" (or "title" and "text")'
         )
+    row.pop("id", None)
+    row.pop("contents", None)
     return Passage(
-        replace_surrogates(str(identity)), replace_surrogates(title), replace_surrogates(text)
+        replace_surrogates(str(identity)), replace_surrogates(title), replace_surrogates(text), row
     )
 
 

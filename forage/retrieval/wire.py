@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Annotated, Any, Self, TypeVar
 from unicodedata import combining
+from urllib.parse import quote
 
 from pydantic import (
     BaseModel,
@@ -31,6 +32,9 @@ from pydantic import (
 from forage.data.corpus import format_contents, parse_contents, replace_surrogates
 from forage.remote.request import BadReply
 from forage.types import Hit, PageText, Passage
+
+WIKIPEDIA_PAGE = "https://en.wikipedia.org/w/index.php?title={title}"
+"""Where a title's page is, as RLinf's and ASearcher's pages spell it."""
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # In a shorter text no run of marks is long enough to take time.
@@ -51,15 +55,29 @@ W = TypeVar("W", bound=Wire)
 
 
 class RetrieveRequest(Wire):
-    """``POST /retrieve``: any number of queries, none included."""
+    """``POST /retrieve``: any number of queries, none included; ``topk`` 0 or null: the default.
+
+    SkyRL's ``query``, one text, is read as ``queries`` of one where there is no ``queries``.
+    """
 
     queries: list[StrictStr]
-    topk: Annotated[int, Field(ge=1)] | None = None
+    topk: Annotated[int, Field(ge=0)] | None = None
     return_scores: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_query_is_a_list_of_one(cls, body: Any) -> Any:
+        if isinstance(body, dict) and "query" in body and "queries" not in body:
+            return body | {"queries": [body["query"]]}
+        return body
 
 
 class Document(Wire):
-    """A passage as it travels; ``contents`` is ``'"Title"\\ntext'``."""
+    """A passage as it travels; ``contents`` is ``'"Title"\\ntext'``.
+
+    Ours also hold every other field of the corpus line, and ``url``, made of the title where the
+    line has none ("" without a title).
+    """
 
     id: str | int = ""
     contents: str
@@ -128,16 +146,25 @@ class Problem(Wire):
     detail: str
 
 
-def write_reply(hits_by_query: Sequence[Sequence[Hit]], return_scores: bool) -> bytes:
-    """Hits as JSON: ``ScoredReply`` with scores, ``PlainReply`` without."""
-    if return_scores:
-        return _to_json(
+def write_reply(
+    hits_by_query: Sequence[Sequence[Hit]], return_scores: bool, page_url: str = WIKIPEDIA_PAGE
+) -> bytes:
+    """Hits as JSON: ``ScoredReply`` with scores, ``PlainReply`` without.
+
+    ``page_url``: the address of a title's page, with ``{title}`` in it ("": there is none).
+    """
+    documents = [[_document(hit.passage, page_url) for hit in hits] for hits in hits_by_query]
+    if not return_scores:
+        return _to_json(documents)
+    return _to_json(
+        [
             [
-                [{"document": _document(hit), "score": hit.score} for hit in hits]
-                for hits in hits_by_query
+                {"document": document, "score": hit.score}
+                for document, hit in zip(found, hits, strict=True)
             ]
-        )
-    return _to_json([[_document(hit) for hit in hits] for hits in hits_by_query])
+            for found, hits in zip(documents, hits_by_query, strict=True)
+        ]
+    )
 
 
 def read_reply(payload: bytes, num_queries: int, topk: int) -> list[tuple[Hit, ...]]:
@@ -205,8 +232,13 @@ class _AnyReply(Wire):
     result: list[list[Annotated[ScoredDocument | Document, Field(union_mode="left_to_right")]]]
 
 
-def _document(hit: Hit) -> dict[str, str]:
-    return {"id": hit.passage.id, "contents": format_contents(hit.passage)}
+def _document(passage: Passage, page_url: str) -> dict[str, Any]:
+    document = {"id": passage.id, "contents": format_contents(passage), **passage.fields}
+    url = document.get("url")
+    if not isinstance(url, str) or not url:
+        title = quote(replace_surrogates(passage.title), safe="")
+        document["url"] = title and page_url.replace("{title}", title)
+    return document
 
 
 _JSON = TypeAdapter(Any)

@@ -1,5 +1,6 @@
 """A small real index, and a real server over it on a loopback port."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,29 +53,42 @@ StartServer = Callable[..., str]
 @pytest.fixture
 def start_server(index: Index) -> Iterator[StartServer]:
     """Start a server over the small index (or another source) and return its address."""
-    started: list[tuple[HttpServer, threading.Thread]] = []
+    with contextlib.ExitStack() as started:
 
-    def start(
-        limits: Limits | None = None,
-        source: Source | None = None,
-        pages: Pages | None = None,
-        token: str | None = None,
-        cache_size: int = 100_000,
-    ) -> str:
-        sock = bind_port("127.0.0.1", 0)
-        settings = AppSettings(token=SecretStr(token) if token else None, limits=limits or Limits())
-        app = create_app(source or index, pages, settings, cache_size)
-        server = HttpServer(app, drain_s=0, on_ready=_nothing)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-        started.append((server, thread))
-        thread.start()
+        def start(
+            limits: Limits | None = None,
+            source: Source | None = None,
+            pages: Pages | None = None,
+            token: str | None = None,
+            cache_size: int = 100_000,
+        ) -> str:
+            secret = SecretStr(token) if token else None
+            settings = AppSettings(token=secret, limits=limits or Limits())
+            server = running_server(source or index, pages, settings, cache_size)
+            return started.enter_context(server)
+
+        yield start
+
+
+@contextlib.contextmanager
+def running_server(
+    source: Source,
+    pages: Pages | None = None,
+    settings: AppSettings | None = None,
+    cache_size: int = 100_000,
+) -> Iterator[str]:
+    """A real server on a loopback port; gives its address."""
+    sock = bind_port("127.0.0.1", 0)
+    app = create_app(source, pages, settings, cache_size)
+    server = HttpServer(app, drain_s=0, on_ready=_nothing)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+    thread.start()
+    try:
         while not server.started:
             assert thread.is_alive(), "the server ended before it was ready"
             time.sleep(0.005)
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
-
-    yield start
-    for server, thread in started:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
         server.should_exit = True
         thread.join()
 

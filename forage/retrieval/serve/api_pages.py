@@ -146,10 +146,14 @@ def _ref(model: str) -> dict[str, str]:
 
 def _set_limits(schemas: dict[str, Any], limits: Limits) -> None:
     """Write the limits of this server into the schemas of what it is asked."""
-    for model, field in (("RetrieveRequest", "queries"), ("AccessRequest", "urls")):
+    for model, field, most in (
+        ("RetrieveRequest", "queries", limits.max_queries),
+        ("AccessRequest", "urls", limits.max_urls),
+    ):
         texts = schemas[model]["properties"][field]
-        texts["maxItems"] = limits.max_queries
         texts["items"]["maxLength"] = limits.max_query_chars
+        if most is not None:
+            texts["maxItems"] = most
     topk = schemas["RetrieveRequest"]["properties"]["topk"]
     next(kind for kind in topk["anyOf"] if kind.get("type") == "integer")["maximum"] = (
         limits.max_topk

@@ -26,6 +26,10 @@ from forage.settings import Strict
 _OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 
 
+# Pages are large: a body full of short addresses could ask for terabytes.
+_MAX_URLS = 1024
+
+
 class OverLimit(Exception):
     """A request beyond a limit: the HTTP status and a sentence that names the limit."""
 
@@ -38,23 +42,30 @@ class OverLimit(Exception):
 class Limits(Strict):
     """What one request may ask for; a request beyond a limit is refused, never cut.
 
-    Each limit is an option of ``forage serve``.
+    Each limit is an option of ``forage serve``. Without ``max_queries`` a request may hold as many
+    queries as its body's size allows.
     """
 
-    max_queries: int = Field(default=1024, ge=1)
+    max_queries: int | None = Field(default=None, ge=1)
     max_topk: int = Field(default=1000, ge=1)
     max_query_chars: int = Field(default=20_000, ge=1)
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
     max_in_flight: int = Field(default=1024, ge=1)
     deadline_s: float = Field(default=30.0, gt=0)
 
+    @property
+    def max_urls(self) -> int:
+        """Addresses of one request to ``/access``."""
+        return self.max_queries or _MAX_URLS
+
     def check(self, texts: Sequence[str], name: str, topk: int = 1) -> None:
         """Raise ``OverLimit`` for too many texts, one too long, or too large a ``topk``.
 
         ``name``: what the texts are called in the request, ``queries`` or ``urls``.
         """
-        if len(texts) > self.max_queries:
-            raise OverLimit(413, f"{len(texts)} {name} in one request; at most {self.max_queries}")
+        most = self.max_urls if name == "urls" else self.max_queries
+        if most is not None and len(texts) > most:
+            raise OverLimit(413, f"{len(texts)} {name} in one request; at most {most}")
         if topk > self.max_topk:
             raise OverLimit(400, f"topk is {topk}; at most {self.max_topk}")
         for number, text in enumerate(texts):

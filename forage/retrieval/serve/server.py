@@ -39,7 +39,13 @@ from forage.retrieval.serve.port import bind_port, explain_bind_error
 from forage.retrieval.source import Source, SourceError
 from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
 from forage.retrieval.sources.stored_pages import Pages, read_pages
-from forage.retrieval.wire import AccessRequest, RetrieveRequest, normalise_query, write_reply
+from forage.retrieval.wire import (
+    WIKIPEDIA_PAGE,
+    AccessRequest,
+    RetrieveRequest,
+    normalise_query,
+    write_reply,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +84,9 @@ def serve(settings: ServeSettings) -> None:
             pages = open_page_store(settings)
             if pages is not None:
                 stack.callback(pages.close)
-            app_settings = AppSettings(settings.topk, settings.token, settings.limits)
+            app_settings = AppSettings(
+                settings.topk, settings.page_url, settings.token, settings.limits
+            )
             app = create_app(source, pages, app_settings, settings.cache_size)
             HttpServer(app, settings.drain_s, say_ready).run(sockets=[sock])
             batcher: Batcher = app.state.batcher
@@ -143,9 +151,13 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
-    """How an application answers; ``topk`` holds where a request names none."""
+    """How an application answers; ``topk`` holds where a request names none.
+
+    ``page_url``: where the page of a passage is whose corpus line has no ``url``.
+    """
 
     topk: int = 3
+    page_url: str = WIKIPEDIA_PAGE
     token: SecretStr | None = None
     limits: Limits = field(default_factory=Limits)
 
@@ -220,9 +232,9 @@ class _Service:
     async def retrieve(self, request: Request) -> Response:
         address = _address(request)
         asked = await self.bodies.read(self._read_retrieve, await request.body(), address)
-        topk = self.settings.topk if asked.topk is None else asked.topk
+        topk = asked.topk or self.settings.topk
         hits_by_query = await self.batcher.search(asked.queries, topk, address)
-        return _json(write_reply(hits_by_query, asked.return_scores))
+        return _json(write_reply(hits_by_query, asked.return_scores, self.settings.page_url))
 
     def _read_retrieve(self, body: bytes) -> RetrieveRequest:
         """A request within the limits, its queries normalised."""

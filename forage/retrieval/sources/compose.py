@@ -29,6 +29,7 @@ from forage.retrieval.vectors.encoder import Dtype
 from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import read_web_settings
 from forage.retrieval.web.web_source import open_web_source
+from forage.retrieval.wire import WIKIPEDIA_PAGE
 from forage.retrieval.words.bm25_index import BM25Manifest
 from forage.settings import Strict
 
@@ -84,6 +85,7 @@ class ServeSettings(Strict):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65_535)
     topk: int = Field(default=3, ge=1)
+    page_url: str = WIKIPEDIA_PAGE
     token: SecretStr | None = None
     cache_size: int = Field(default=100_000, ge=0)
     drain_s: float = Field(default=10.0, ge=0)

@@ -230,7 +230,7 @@ def _to_line(query: str, topk: int, hits: Sequence[Hit]) -> bytes:
     row: dict[str, Any] = {
         "query": query,
         "topk": topk,
-        "hits": [[h.passage.id, h.passage.title, h.passage.text, float(h.score)] for h in hits],
+        "hits": [_row(hit.passage, hit.score) for hit in hits],
     }
     # Not escaped: two lone surrogates side by side would be read back as one character.
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
@@ -241,4 +241,13 @@ def _decode(line: bytes) -> str:
 
 
 def _hits(row: dict[str, Any]) -> list[Hit]:
-    return [Hit(Passage(str(i), str(t), str(x)), float(s)) for i, t, x, s in row["hits"]]
+    return [
+        Hit(Passage(str(identity), str(title), str(text), *map(dict, fields)), float(score))
+        for identity, title, text, score, *fields in row["hits"]
+    ]
+
+
+def _row(passage: Passage, score: float) -> list[Any]:
+    """A hit as it is recorded; the fields of its corpus line where it has some."""
+    row = [passage.id, passage.title, passage.text, float(score)]
+    return [*row, passage.fields] if passage.fields else row

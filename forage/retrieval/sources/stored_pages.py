@@ -13,6 +13,7 @@ import json
 import logging
 import mmap
 import os
+import re
 import shutil
 import tempfile
 import zlib
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, cast
+from urllib.parse import unquote
 
 import numpy as np
 from pydantic import ValidationError
@@ -32,13 +34,14 @@ from forage.settings import Strict
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 HASHES_FILE = "hashes.npy"
 OFFSETS_FILE = "offsets.npy"
 COPY_FILE = "pages.jsonl"
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_TITLE_FOLLOWS = re.compile(r"(?:/w)?/index\.php(?:/|\?title=)|/wiki/")
 _BOM = b"\xef\xbb\xbf"
 _LOG_EVERY = 1_000_000
 
@@ -78,8 +81,13 @@ def cut_page(page: Page, chunk: int, max_chars: int) -> PageChunk:
 
 
 def page_key(url: str) -> str:
-    """What two addresses of one page share: ``index.php/X`` is ``index.php?title=X``."""
-    return url.strip().replace("index.php/", "index.php?title=", 1)
+    """What the spellings of one page's address share.
+
+    MediaWiki's ``w/index.php/X``, ``w/index.php?title=X`` and ``wiki/X`` are one page, and in X
+    ``%20``, ``_`` and a blank are one character.
+    """
+    wiki, *title = _TITLE_FOLLOWS.split(url.strip(), maxsplit=1)
+    return f"{wiki}/wiki/{unquote(title[0]).replace('_', ' ')}" if title else wiki
 
 
 class PagesManifest(Strict):

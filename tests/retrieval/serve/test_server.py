@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -48,7 +49,10 @@ async def get(url: str) -> tuple[int, str]:
 
 
 def document(row: int) -> dict[str, str]:
-    return {"id": PASSAGES[row].id, "contents": format_contents(PASSAGES[row])}
+    """A hit; the lines of the corpus have no ``url``, so it is made of the title."""
+    passage = PASSAGES[row]
+    url = f"https://en.wikipedia.org/w/index.php?title={quote(passage.title, safe='')}"
+    return {"id": passage.id, "contents": format_contents(passage), "url": url}
 
 
 async def test_with_scores_each_document_stands_beside_its_score(start_server: StartServer):
@@ -82,7 +86,7 @@ async def test_any_number_of_queries_gets_as_many_results(
 async def test_topk_is_three_unless_asked_and_may_pass_the_corpus_size(start_server: StartServer):
     url = start_server()
     query = "ada babbage hopper zürich"
-    for topk, expected in ((None, 3), (1, 1), (1000, 4)):
+    for topk, expected in ((None, 3), (0, 3), (1, 1), (1000, 4)):
         _, reply = await post(url, {"queries": [query], "topk": topk, "extra": "ignored"})
         assert len(reply["result"][0]) == expected
 
@@ -97,7 +101,8 @@ DEEP = b"[" * 200_000
         ({"queries": ["a"] * 5}, 413, "5 queries in one request; at most 4"),
         ({"queries": ["a"], "topk": 11}, 400, "topk is 11; at most 10"),
         ({"queries": ["a", "b" * 21]}, 413, "queries[1] has 21 characters; at most 20"),
-        ({"queries": ["a"], "topk": 0}, 422, "body.topk: Input should be greater than"),
+        ({"queries": ["a"], "topk": -1}, 422, "body.topk: Input should be greater than"),
+        ({"query": 5}, 422, "body.queries.0: Input should be a valid string"),
         ({"queries": "a"}, 422, "body.queries: Input should be a valid list"),
         ({"queries": [5]}, 422, "body.queries.0: Input should be a valid string"),
         ({}, 422, "body.queries: Field required"),
@@ -372,9 +377,42 @@ async def test_a_wrong_path_or_method_is_told_in_the_wire_format(start_server: S
 
 def test_passages_with_characters_that_utf8_lacks_are_mended_on_the_way():
     assert json.loads(write_reply([[hit_with("\ud800 a")]], return_scores=True)) == {
-        "result": [[{"document": {"id": "p", "contents": '"T"\n\ufffd a'}, "score": 1.0}]]
+        "result": [
+            [
+                {
+                    "document": {"id": "p", "contents": '"T"\n\ufffd a', "url": "u\ufffd"},
+                    "score": 1.0,
+                }
+            ]
+        ]
     }
 
 
 def hit_with(text: str) -> Hit:
-    return Hit(Passage("p", "T", text), 1.0)
+    return Hit(Passage("p", "T", text, {"url": "u\ud800"}), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("page_url", "url"),
+    [("https://wiki.me/{title}?{x}", "https://wiki.me/%22A%2FB%22?{x}"), ("", "")],
+)
+def test_an_address_is_made_as_the_settings_say(page_url: str, url: str):
+    reply = json.loads(write_reply([[Hit(Passage("p", '"A/B"', ""), 1.0)]], False, page_url))
+    assert reply["result"][0][0]["url"] == url
+
+
+async def test_a_request_holds_as_many_queries_as_its_body_and_addresses_as_are_read(
+    start_server: StartServer, tmp_path: Path
+):
+    """Pages are large, so addresses are limited even where queries are not."""
+    path = tmp_path / "pages.jsonl"
+    path.write_text(json.dumps({"url": "a", "contents": ""}) + "\n")
+    with open_pages(path) as pages:
+        url = start_server(Limits(max_body_bytes=100_000), pages=pages)
+        status, reply = await post(url, {"queries": ["engine"] * 9_000})
+        assert (status, len(reply["result"])) == (200, 9_000)
+        status, reply = await post(url, {"queries": ["engine"] * 10_000})
+        assert (status, "larger than 100000 bytes" in reply["detail"]) == (413, True)
+        assert (await post(url, {"urls": ["a"] * 1024}, "/access"))[0] == 200
+        status, reply = await post(url, {"urls": ["a"] * 1025}, "/access")
+        assert (status, reply["detail"]) == (413, "1025 urls in one request; at most 1024")

@@ -17,10 +17,11 @@ from forage.retrieval.sources.recording import Recorder, Replay
 from forage.types import Hit, Passage
 
 ANY_TEXT = st.text(st.characters())  # lone surrogates too
+FIELDS = st.dictionaries(ANY_TEXT, ANY_TEXT | st.none() | st.lists(ANY_TEXT), max_size=2)
 HITS = st.lists(
     st.builds(
         Hit,
-        st.builds(Passage, id=ANY_TEXT, title=ANY_TEXT, text=ANY_TEXT),
+        st.builds(Passage, id=ANY_TEXT, title=ANY_TEXT, text=ANY_TEXT, fields=FIELDS),
         st.floats(allow_nan=False),
     ),
     max_size=4,
@@ -53,9 +54,11 @@ def hit(text: str, score: float = 0.1) -> Hit:
     return Hit(Passage("id", "Title", text), score)
 
 
-def bits(found: list[list[Hit]]) -> list[list[tuple[Passage, bytes]]]:
-    """Hits with the bits of their scores, so that 0.0 is not -0.0."""
-    return [[(h.passage, struct.pack("<d", h.score)) for h in hits] for hits in found]
+def bits(found: list[list[Hit]]) -> list[list[tuple[Passage, object, bytes]]]:
+    """Hits with the fields of their lines, and the bits of their scores: 0.0 is not -0.0."""
+    return [
+        [(h.passage, h.passage.fields, struct.pack("<d", h.score)) for h in hits] for hits in found
+    ]
 
 
 @settings(max_examples=40)  # each writes a file

@@ -16,7 +16,7 @@ from forage.retrieval.wire import AccessRequest, Page
 WIKI = "https://en.wikipedia.org/w/index.php"
 
 URLS = st.sampled_from(
-    ["a", "b", " b", f"{WIKI}/X", f"{WIKI}?title=X", f"{WIKI}/Y", "u#f", "u", "é", "\ud800"]
+    ["a", "b", " b", f"{WIKI}/X", f"{WIKI}?title=X", f"{WIKI}/%59", "u#f", "u", "é", "\ud800"]
 )
 ROWS = st.lists(st.tuples(URLS, st.text()), min_size=1, max_size=12)
 
@@ -54,6 +54,22 @@ def test_every_address_gives_the_last_page_that_stands_under_it(
             for url, _ in rows:
                 assert store.page(url) == expected[page_key(url)]
             assert store.page("nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (f"{WIKI}?title=A%20%28b%29", "https://en.wikipedia.org/wiki/A_(b)"),
+        (f"{WIKI}/Z%C3%BCrich", f"{WIKI}?title=Zürich"),
+        ("https://w.org/index.php/A b", "https://w.org/wiki/A_b"),
+    ],
+)
+def test_a_title_names_its_page_in_every_spelling(tmp_path: Path, one: str, other: str):
+    for stored, asked in ((one, other), (other, one)):
+        with open_pages(write(tmp_path / "p.jsonl", page(stored), page("x"))) as store:
+            assert store.page(asked) == Page(url=stored, contents="text")
+            assert store.page(asked.replace("https", "http")) is None
+    assert page_key("https://w.org/a_b%20") == "https://w.org/a_b%20"
 
 
 @pytest.mark.parametrize("stored", [f"{WIKI}/Ada", f"{WIKI}?title=Ada"])

@@ -1,0 +1,56 @@
+"""RLinf's wideseek worker: search, then access to the address of a hit; topk is the policy's."""
+
+from typing import Any
+
+import pytest
+
+from tests.retrieval.clients.conftest import TOPK, WIKI, Served, Session, contents_of
+from tests.retrieval.clients.odd_queries import ODD_QUERIES
+
+
+async def search(session: Session, query: str, topk: Any = TOPK) -> tuple[list[str], list[str]]:
+    """Documents and addresses."""
+    asked = {"queries": [query], "topk": topk, "return_scores": False}
+    [hits] = await session.post("/retrieve", asked)
+    return [hit["contents"] for hit in hits], [hit["url"] for hit in hits]
+
+
+async def access(session: Session, url: str) -> str:
+    """The page, "" where there is none."""
+    [page] = await session.post("/access", {"urls": [url]})
+    return "" if page is None else page["contents"]
+
+
+async def test_documents_and_addresses_stand_side_by_side(session: Session, served: Served):
+    for query in ODD_QUERIES:
+        documents, urls = await search(session, query)
+        assert documents == [contents_of(identity) for identity in served.found[query]]
+        assert len(urls) == len(documents)
+
+
+@pytest.mark.parametrize("topk", [0, None])
+async def test_without_a_number_of_its_own_the_servers_topk_holds(session: Session, topk: Any):
+    documents, _ = await search(session, "engine", topk)
+    assert len(documents) == TOPK
+
+
+@pytest.mark.parametrize(
+    ("title", "page"),
+    [
+        ("Ada Lovelace", "All about Ada."),
+        ("Zürich", "All about Zürich."),
+        ("A-0 (compiler)", "All about A-0."),
+    ],
+)
+async def test_the_address_of_a_hit_opens_its_page(session: Session, title: str, page: str):
+    """Also where it was made of the title, however the pages spell their addresses."""
+    documents, urls = await search(session, f"{title} first engine compiler", 40)
+    [url] = [url for document, url in zip(documents, urls, strict=True) if f'"{title}"' in document]
+    assert await access(session, url) == page
+
+
+async def test_what_has_no_page_is_no_error(session: Session):
+    for query in ODD_QUERIES:
+        assert await access(session, query) == ""
+    for url in ("", f"{WIKI}Nobody", "http://127.0.0.1/"):
+        assert await access(session, url) == ""
