@@ -32,31 +32,38 @@ from forage.types import (
 class EpisodeRecord:
     """One line of an episode file: when it was played, under which arm, and the episode.
 
-    ``tokenizer`` is None in a file that does not say what its tokens mean.
+    ``tokenizer`` is None in a file that does not say what its tokens mean. ``group`` numbers the
+    groups of a training step in the order played, and ``is_chosen`` says whether the step learnt
+    from it; both are None outside training, and in files from before they were recorded.
     """
 
     step: int
     arm: str | None
     episode: Episode
     tokenizer: TokenizerId | None = None
+    group: int | None = None
+    is_chosen: bool | None = None
 
 
 def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
     """One line of an episode file; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
     known = row.get("tokenizer")  # files from before it was recorded have none
     tokenizer = None if known is None else TokenizerId(known["name"], known["sha256"])
-    return EpisodeRecord(row["step"], row["arm"], episode_from_json(row), tokenizer)
+    place = row.get("group"), row.get("is_chosen")
+    return EpisodeRecord(row["step"], row["arm"], episode_from_json(row), tokenizer, *place)
 
 
 def record_to_json(record: EpisodeRecord) -> dict[str, Any]:
     """One line of an episode file, ready for ``json``; numbers survive bit for bit."""
     tokenizer = record.tokenizer
-    return {
+    row: dict[str, Any] = {
         "step": record.step,
         "arm": record.arm,
         "tokenizer": None if tokenizer is None else asdict(tokenizer),
-        **episode_to_json(record.episode),
     }
+    if record.group is not None:
+        row |= {"group": record.group, "is_chosen": record.is_chosen}
+    return row | episode_to_json(record.episode)
 
 
 def episode_to_json(episode: Episode) -> dict[str, Any]:

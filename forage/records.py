@@ -16,13 +16,13 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from forage.episode_json import EpisodeRecord, record_from_json, record_to_json
 from forage.errors import UserError
-from forage.types import Episode, TokenizerId
+from forage.types import Episode, Group, TokenizerId
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -32,6 +32,10 @@ LOG = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"
 TENSORBOARD_DIR = "tensorboard"
+ROLLBACKS_FILE = "rollbacks.jsonl"
+"""Why a run went back to a checkpoint, a line each time (``watch/collapse_guard.py``)."""
+GREEDY_ARM = "greedy"
+"""The arm of a group's greedy episode, which is its baseline and is never learnt."""
 
 
 class RunRecords:
@@ -81,8 +85,20 @@ class RunRecords:
     ) -> None:
         """Append one line for each episode."""
         for episode in episodes:
-            record = EpisodeRecord(step, arm, episode, self._tokenizer)
-            self._files[EPISODES_FILE].write(json_line(record_to_json(record)))
+            self._write_episode(EpisodeRecord(step, arm, episode, self._tokenizer))
+
+    def write_groups(self, step: int, played: Sequence[Group], chosen: Sequence[Group]) -> None:
+        """Append the episodes of a step's groups, then the greedy ones; ``chosen`` were learnt."""
+        learnt = {id(group) for group in chosen}
+        for arm in (None, GREEDY_ARM):
+            for number, group in enumerate(played):
+                greedy = () if group.greedy is None else (group.greedy,)
+                place = (number, id(group) in learnt)
+                for episode in group.episodes_G if arm is None else greedy:
+                    self._write_episode(EpisodeRecord(step, arm, episode, self._tokenizer, *place))
+
+    def _write_episode(self, record: EpisodeRecord) -> None:
+        self._files[EPISODES_FILE].write(json_line(record_to_json(record)))
 
     def sync(self) -> None:
         """Wait until everything written so far is on the disk; raises ``OSError``."""

@@ -1,7 +1,8 @@
 """THE loop: play, score, weigh, pack, learn, publish.
 
-One loop for every mode: synchronous training is staleness 0. What a step needs is a function of
-its number and the run's seed, so a run that is stopped and resumed takes the same steps.
+One loop for every mode: synchronous training is staleness 0, a replay has its groups from records,
+and a rollout alone learns nothing. What a step needs is a function of its number and the run's
+seed, so a run that is stopped and resumed takes the same steps.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from forage.publish import Publisher
 from forage.records import RunRecords, read_metrics
 from forage.retrieval.client.client import SearchClient
 from forage.rewards.scorer import Scorer
+from forage.rollout.engines.engine import Engine, IdleEngine
 from forage.rollout.engines.open_engine import open_engine
-from forage.rollout.play.groups import GroupsInFlight, NothingToLearn, StepGroups
+from forage.rollout.play.groups import GroupsInFlight, GroupSource, NothingToLearn, StepGroups
 from forage.rollout.play.player import Player
+from forage.rollout.play.recorded_groups import RecordedGroups
 from forage.stop_signal import Stopped, StopSignal
 from forage.training.checkpoint import (
     RunState,
@@ -44,31 +47,44 @@ from forage.watch.step_report import PhaseClock, StepReport
 LOG = logging.getLogger(__name__)
 
 
-def run_training(config: RunConfig, resume: bool) -> None:
-    """``forage train``: run to the end, or to a signal; raises ``UserError``."""
+def run_training(
+    config: RunConfig, resume: bool, replay: Sequence[Path] = (), played: range | None = None
+) -> None:
+    """``forage train``: run to the end, or to a signal; raises ``UserError``.
+
+    ``replay`` are episode files to learn from instead of playing; ``played`` are steps to play and
+    record, from which nothing is learnt.
+    """
     config.check_trainable()
     config.check_placement()
     check_run_dir(config.output_dir, resume)
+    if replay or played:
+        config = config.without_evaluation()
     try:
-        asyncio.run(_Run(config).run())
+        asyncio.run(_Run(config, replay, played).run())
     except Stopped:
-        LOG.warning("stopped; go on with: forage train ... --resume")
+        rest = "the steps recorded are whole; play the rest into another output_dir"
+        LOG.warning("stopped; %s", rest if played else "go on with: forage train ... --resume")
         raise KeyboardInterrupt from None
 
 
 class _Run:
     """A training run: its parts, put together once, and the loop over them."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        questions, self.questions = questions_of_run(config)
+    def __init__(self, config: RunConfig, replay: Sequence[Path], played: range | None) -> None:
+        self.config, self.played = config, played
         choose_matmul_kernel()
         self.tokenizer = load_tokenizer(config.model)
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
-        self.player.check_prompts(questions)
+        self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
+        self.recorded = None
+        if replay:
+            self.recorded = RecordedGroups(replay, config, self.player.codec, self.credit)
+        else:
+            questions, self.questions = questions_of_run(config)
+            self.player.check_prompts(questions)
         self.scorer = Scorer(config.reward, config.environment.protocol)
         self.trainer = build_trainer(load_policy(config.model, config.seed), config)
-        self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
         self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
         self.guard = CollapseGuard(config)
         self.report = StepReport(config)
@@ -80,17 +96,20 @@ class _Run:
         config, model = self.config, self.trainer.model
         async with AsyncExitStack() as stack:
             stack.callback(self.records.close)
-            opened = open_engine(config, self.tokenizer, model)
-            self.engine = await stack.enter_async_context(opened)
+            self.engine: Engine = IdleEngine()
+            if self.recorded is None:
+                opened = open_engine(config, self.tokenizer, model)
+                self.engine = await stack.enter_async_context(opened)
             self.weights = Publisher(self.engine, self.trainer)
             start = await self._resume()
             self.search = await stack.enter_async_context(SearchClient(config.search))
-            await stack.enter_async_context(self.scorer)
             stack.enter_context(self.stop.heard())
             if config.note:
                 LOG.info("%s", config.note)
-            await self.stop.or_stop(self.search.wait_until_ready())
-            await self.stop.or_stop(self.evaluation.open(self.engine, self.search, stack))
+            if self.recorded is None:
+                await self.stop.or_stop(stack.enter_async_context(self.scorer))
+                await self.stop.or_stop(self.search.wait_until_ready())
+                await self.stop.or_stop(self.evaluation.open(self.engine, self.search, stack))
             await self._learn(start)
             if config.evaluation.at_end:
                 work = self.evaluation.play_all(model, self.tokenizer, self.num_steps_done)
@@ -109,32 +128,35 @@ class _Run:
         config, num_steps = self.config, self.config.trainer.num_steps
         if start == 0 and config.sentinel is not None and config.sentinel.kind == "roll_back":
             self._checkpoint(0)  # what to go back to from the first steps
-        play = partial(self.player.play, engine=self.engine, search=self.search)
-        in_flight = GroupsInFlight(config, self.questions, play, self.scorer, self.credit)
+        source = self._source()
         try:
             with progress_bar("training", num_steps) as bar:
                 bar.progress.update(bar.task, completed=start)
-                for step in range(start, num_steps):
+                for step in self.played or range(start, num_steps):
                     self.clock = PhaseClock()
-                    groups = await self.stop.or_stop(in_flight.next_groups(step))
+                    groups = await self.stop.or_stop(source.next_groups(step))
                     self.clock.lap("rollout")
-                    metrics = await self._learn_from(step, groups.chosen)
-                    self.clock.lap("train")
-                    await self.weights.publish()
-                    self.clock.lap("publish")
+                    metrics = {} if self.played else await self._learn_from(step, groups.chosen)
                     await self._after_step(step, groups, metrics, bar)
         except Collapsed:
             raise  # what was learnt last is not worth keeping
         except (Stopped, NothingToLearn, UserError):
-            await in_flight.close()
+            await source.close()
             self._checkpoint(self.num_steps_done)  # it may come before or after the step's own
             raise
         finally:
-            await in_flight.close()
+            await source.close()
         self._checkpoint(num_steps)
 
+    def _source(self) -> GroupSource:
+        """Where groups come from: they are played here, or were recorded."""
+        if self.recorded is not None:
+            return self.recorded
+        play = partial(self.player.play, engine=self.engine, search=self.search)
+        return GroupsInFlight(self.config, self.questions, play, self.scorer, self.credit)
+
     async def _learn_from(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Weigh the groups, pack them, learn them; the version has grown when it is done."""
+        """Weigh the groups, pack them, learn them, and publish the weights that come of it."""
         trainer = self.trainer
         prepared_P, seen = await asyncio.to_thread(trainer.prepare, self.credit.unweighed(groups))
         weighed_P, credited = self.credit.weigh(groups, prepared_P, trainer.kl_coefficient)
@@ -142,6 +164,9 @@ class _Run:
         with self.guard.against_divergence(step):
             learnt = await asyncio.to_thread(trainer.learn, batches, self.weights)
         self.num_steps_done = step + 1
+        self.clock.lap("train")
+        await self.weights.publish()
+        self.clock.lap("publish")
         return learnt | seen | credited | unmasked
 
     async def _after_step(
@@ -157,20 +182,22 @@ class _Run:
                 metrics |= await self.stop.or_stop(self.evaluation.play_subset())
                 clock.lap("evaluate")
         finally:  # the weights have taken the step: it is recorded, also when a stop comes here
-            self.records.write_episodes(step, episodes)
-            self.records.write_episodes(step, groups.greedy_episodes, arm="greedy")
+            self.records.write_groups(step, groups.played, groups.chosen)
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
         self.guard.act_on(alarms)
         if (step + 1) % config.trainer.checkpoint_every == 0:
             self._checkpoint(step + 1)
-        if metrics["search/failures"] and not any(map(self.credit.is_learnable, episodes)):
+        has_failed = metrics["search/failures"] and self.recorded is None
+        if has_failed and not any(map(self.credit.is_learnable, episodes)):
             LOG.warning("every episode of step %d met a failed search; waiting for search", step)
             await self.stop.or_stop(self.search.wait_until_ready())
         bar.advance(f"reward {metrics['reward/mean']:.2f}  EM {metrics['em/mean']:.2f}")
 
     def _checkpoint(self, num_steps_done: int) -> None:
         self.records.sync()
+        if self.played:
+            return  # nothing was learnt
         offsets, baseline = self.records.offsets(), self.credit.baseline
         state = RunState(num_steps_done, self.config.seed, offsets, baseline)
         num_kept = self.config.trainer.keep_checkpoints

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 
 from forage.commands.arguments import add_config
-from forage.config.run_config import load_config
+from forage.config.run_config import RunConfig, load_config
 from forage.errors import UserError
 
 
@@ -23,6 +24,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         "and an estimate of the hours, such as 8xH100-80GB or 4x8xH100-80GB"
     )
     parser.add_argument("--hardware", metavar="NAME", help=text)
+    half = parser.add_mutually_exclusive_group()
+    text = (
+        "learn from recorded episodes instead of playing, step by step: the file of a finished run "
+        "gives its updates again (may be repeated)"
+    )
+    half.add_argument("--replay", type=Path, action="append", default=[], metavar="FILE", help=text)
+    text = (
+        "play and record the groups of some steps (0:10, or 3 for one) with the weights of "
+        "model.path, and learn nothing"
+    )
+    half.add_argument("--rollout-only", type=_steps, metavar="FIRST:END", help=text)
 
 
 def run(args: Namespace) -> int:
@@ -39,8 +51,13 @@ def run(args: Namespace) -> int:
         return 0
     from forage.train import run_training
 
-    run_training(config, resume=args.resume)
-    if config.evaluation.at_end:
+    played = args.rollout_only
+    if played and args.resume:
+        raise UserError("--rollout-only has no checkpoint to resume; name the steps that are left")
+    if played:
+        config = _up_to(config, played.stop)
+    run_training(config, args.resume, args.replay, played)
+    if config.evaluation.at_end and not (args.replay or played):
         from forage.evaluation.along_training import final_figures
         from forage.evaluation.result import read_result
         from forage.viewer.evaluation_pages import write_evaluation_page
@@ -48,3 +65,25 @@ def run(args: Namespace) -> int:
         figures = final_figures(config)
         write_evaluation_page(figures.with_suffix(".html"), read_result(figures))
     return 0
+
+
+def _steps(text: str) -> range:
+    """``3:6`` or ``3``."""
+    first, colon, end = text.partition(":")
+    if not (first.isdecimal() and (end.isdecimal() or not colon)):
+        raise ArgumentTypeError(f"{text!r} names no steps; write FIRST:END, 0:10 for example")
+    steps = range(int(first), int(end) if colon else int(first) + 1)
+    if not steps:
+        raise ArgumentTypeError(f"{text!r} names no steps: the end is not above the first")
+    return steps
+
+
+def _up_to(config: RunConfig, num_steps: int) -> RunConfig:
+    """The run with fewer steps; raises ``UserError`` where it has no more."""
+    if num_steps > config.trainer.num_steps:
+        raise UserError(
+            f"--rollout-only: step {num_steps - 1} is asked for, and trainer.num_steps is "
+            f"{config.trainer.num_steps}"
+        )
+    trainer = config.trainer.model_copy(update={"num_steps": num_steps})
+    return config.model_copy(update={"trainer": trainer})

@@ -202,6 +202,11 @@ class RunConfig(Frozen):
             )
         return self
 
+    def without_evaluation(self) -> Self:
+        """The same run with no evaluation, for one that does not both play and learn."""
+        update = {"every": 0, "num_training_questions": None, "at_end": False}
+        return self.model_copy(update={"evaluation": self.evaluation.model_copy(update=update)})
+
     def check_placement(self) -> None:
         """Refuse a placement that training cannot do; raises ``UserError``."""
         if missing := self.placement.not_yet():

@@ -19,13 +19,11 @@ from pathlib import Path
 from forage.config.run_config import RunConfig
 from forage.config.sentinel_config import RollBack
 from forage.errors import UserError
-from forage.records import read_metrics
+from forage.records import ROLLBACKS_FILE, read_metrics
 from forage.training.checkpoint import checkpoints, drop_checkpoint
 from forage.watch.sentinel import Alarm, Sentinel
 
 LOG = logging.getLogger(__name__)
-
-ROLLBACKS_FILE = "rollbacks.jsonl"
 
 
 class Collapsed(UserError):

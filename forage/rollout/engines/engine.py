@@ -6,12 +6,12 @@ the rest moves weights and ends it. ``open_engine`` makes the one that the setti
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from forage.types import Generate
+from forage.types import Completion, Generate, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +53,22 @@ class Engine(Generate, Protocol):
     async def close(self) -> None:
         """Stop; turns still being sampled end with ``EngineError``."""
         ...
+
+
+class IdleEngine:
+    """The engine of a run that learns from records: weights come, and nothing is ever sampled."""
+
+    counters = EngineCounters()
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        raise AssertionError(f"{sampling.episode_key} is played where records are learnt from")
+
+    def release(self, episode_key: str) -> None:
+        """Nothing is kept."""
+
+    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
+        """Weights may change at any time: nobody reads them."""
+        return nullcontext()
+
+    async def close(self) -> None:
+        """Nothing runs."""

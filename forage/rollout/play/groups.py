@@ -65,6 +65,18 @@ class StepGroups:
         return [group.greedy for group in self.played if group.greedy is not None]
 
 
+class GroupSource(Protocol):
+    """Where the loop has its groups from: they are played, or were recorded."""
+
+    async def next_groups(self, step: int) -> StepGroups:
+        """The groups of ``step``; raises ``UserError`` where there is nothing to learn from."""
+        ...
+
+    async def close(self) -> None:
+        """Nothing more is asked for."""
+        ...
+
+
 class GroupsInFlight:
     """Plays the groups of one training step after another."""
 

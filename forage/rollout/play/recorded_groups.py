@@ -1,0 +1,197 @@
+"""The groups of training steps, read from episode files instead of played.
+
+A run that learns from these takes the updates that their run took: tokens, log-probabilities,
+versions, rewards and the choice of groups are all in the records. What was recorded elsewhere, with
+``forage train --rollout-only`` for example, is learnt in the same way. Neither an engine nor a
+search is needed, and what the episodes say is taken as it is: nothing is scored anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from forage.algorithms.dapo import choose
+from forage.config.run_config import RunConfig
+from forage.environment.codec import Codec
+from forage.episode_json import EpisodeRecord, record_from_json
+from forage.errors import UserError
+from forage.records import GREEDY_ARM, ROLLBACKS_FILE
+from forage.rollout.play.groups import StepGroups, Worth
+from forage.types import Group
+
+_HEAD = re.compile(rb'\{"step":(\d+),"arm":(null|"greedy"),')
+"""How our own files begin a line; others are read whole to know their step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """The lines of one step in a file: the byte and the number of the first, and how many."""
+
+    path: Path
+    step: int
+    offset: int
+    first_line: int
+    num_lines: int
+
+
+class RecordedGroups:
+    """Gives the recorded groups of one training step after another."""
+
+    def __init__(
+        self, paths: Sequence[Path], config: RunConfig, codec: Codec, worth: Worth
+    ) -> None:
+        """Find the steps in the files; raises ``UserError`` where they are fewer than the run's.
+
+        The first step that was recorded is the first to be learnt, whatever its number.
+        """
+        self._config = config
+        self._codec = codec
+        self._tokenizer = codec.identity()
+        self._worth = worth
+        self._stretches = [stretch for path in paths for stretch in _stretches(path)]
+        num_steps, names = len(self._stretches), ", ".join(map(str, paths))
+        if not num_steps:
+            raise UserError(f"--replay: no episode of a training step is in {names}")
+        if num_steps < config.trainer.num_steps:
+            raise UserError(
+                f"--replay: {names} holds {num_steps} steps, and trainer.num_steps is "
+                f"{config.trainer.num_steps}; set trainer.num_steps={num_steps}"
+            )
+
+    async def next_groups(self, step: int) -> StepGroups:
+        """The groups of ``step`` in the order played; raises ``UserError`` for unusable ones."""
+        return await asyncio.to_thread(self._read, self._stretches[step])
+
+    async def close(self) -> None:
+        """Nothing is open between two steps."""
+
+    def _read(self, stretch: _Stretch) -> StepGroups:
+        records = list(_records(stretch))
+        where = f"--replay: {stretch.path}, step {stretch.step}"
+        for record in records:
+            self._check(record, where)
+        played = [record for record in records if record.arm is None]
+        greedy = [record.episode for record in records if record.arm == GREEDY_ARM]
+        members = _in_groups(played)
+        if greedy and len(greedy) != len(members):
+            raise UserError(f"{where}: {len(greedy)} greedy episodes of {len(members)} groups")
+        if self._config.algorithm.advantage.plays_greedy and not greedy:
+            raise UserError(
+                f"{where}: no greedy episodes were recorded, which algorithm.advantage reads; "
+                "learn with another estimator"
+            )
+        size = self._config.trainer.group_size
+        for those in members:
+            if len(those) != size:
+                raise UserError(
+                    f"{where}: the question {those[0].episode.question.id!r} has {len(those)} "
+                    f"episodes, and trainer.group_size is {size}; set it as it was"
+                )
+        groups = tuple(
+            Group(
+                those[0].episode.question,
+                tuple(record.episode for record in those),
+                greedy[number] if greedy else None,
+            )
+            for number, those in enumerate(members)
+        )
+        is_chosen_P = [those[0].is_chosen for those in members]
+        return StepGroups(self._chosen(groups, is_chosen_P), groups)
+
+    def _chosen(
+        self, groups: tuple[Group, ...], is_chosen_P: Sequence[bool | None]
+    ) -> tuple[Group, ...]:
+        """The groups that the step learnt; for a file that does not say, as a run chooses them."""
+        if None not in is_chosen_P:
+            return tuple(g for g, chosen in zip(groups, is_chosen_P, strict=True) if chosen)
+        if self._config.algorithm.dynamic_sampling is None:
+            return groups
+        is_flat_P = [self._worth.is_flat(group) for group in groups]
+        chosen = choose(is_flat_P, self._config.trainer.questions_per_step)
+        return tuple(groups[index] for index in chosen) or groups
+
+    def _check(self, record: EpisodeRecord, where: str) -> None:
+        episode = record.episode
+        who = f"{where}: the episode of question {episode.question.id!r}, member {episode.member},"
+        if episode.reward is None:
+            raise UserError(f"{who} has no reward; it cannot be learnt from")
+        if not episode.is_trainable:
+            raise UserError(f"{who} is not one sequence of sampled tokens")
+        known = record.tokenizer
+        if known is not None and known.sha256 != self._tokenizer.sha256:
+            raise UserError(
+                f"{who} is in tokens of {known.name} ({known.sha256}), and model.path has those of "
+                f"{self._tokenizer.name} ({self._tokenizer.sha256}): name the model that played it"
+            )
+        most = max(episode.token_ids_T, default=0)
+        if known is None and most >= len(self._codec.tokenizer):
+            raise UserError(f"{who} has the token {most}, which model.path does not know")
+
+
+def _stretches(path: Path) -> Iterator[_Stretch]:
+    """The steps of a file, in its order; raises ``UserError`` for a file that has none of a run."""
+    try:
+        rollbacks = path.with_name(ROLLBACKS_FILE)
+        if rollbacks.exists() and rollbacks.stat().st_size:
+            raise UserError(
+                f"--replay: the run of {path} went back to a checkpoint ({rollbacks}) and went "
+                "on with a smaller rate; such a run cannot be replayed as a whole"
+            )
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"--replay: cannot read {path}: {error.strerror}") from error
+    with file:
+        for step, lines in groupby(_heads(path, file), key=lambda head: head[0]):
+            if step is None:
+                continue
+            heads = list(lines)
+            yield _Stretch(path, step, heads[0][1], heads[0][2], len(heads))
+
+
+def _heads(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int | None, int, int]]:
+    """The step (None for another arm), offset and number of each whole line."""
+    offset = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            return  # it was being written
+        if head := _HEAD.match(line):
+            yield int(head[1]), offset, number
+        else:
+            try:
+                row = json.loads(line)
+                is_trained = row["arm"] in (None, GREEDY_ARM)
+                yield (row["step"] if is_trained else None), offset, number
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(f"{path}, line {number} is not an episode: {error!r}") from error
+        offset += len(line)
+
+
+def _records(stretch: _Stretch) -> Iterator[EpisodeRecord]:
+    with stretch.path.open("rb") as file:
+        file.seek(stretch.offset)
+        for number in range(stretch.first_line, stretch.first_line + stretch.num_lines):
+            try:
+                yield record_from_json(json.loads(file.readline()))
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(
+                    f"{stretch.path}, line {number} is not an episode: {error!r}"
+                ) from error
+
+
+def _in_groups(records: Sequence[EpisodeRecord]) -> list[list[EpisodeRecord]]:
+    """The episodes by group; where the file does not number them, each begins with member 0."""
+    groups: list[list[EpisodeRecord]] = []
+    for record in records:
+        is_next = record.episode.member == 0
+        if record.group is not None:
+            is_next = not groups or groups[-1][0].group != record.group
+        if is_next or not groups:
+            groups.append([])
+        groups[-1].append(record)
+    return groups

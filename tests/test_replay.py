@@ -1,0 +1,102 @@
+"""A run's records give its updates again, and playing and learning may happen apart."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.commands.cli import main
+from forage.records import read_episodes
+from forage.train import run_training
+from tests.tiny_runs import (
+    episodes_of,
+    forage,
+    make_config,
+    metrics_of,
+    scratch,
+    weights_of,
+    write_recipe,
+)
+
+NOBODY: dict[str, Any] = {"search": {"url": "http://127.0.0.1:9", "startup_timeout_s": 1}}
+"""No server answers there, and a run that asks for one ends after a second."""
+
+NO_MODEL = {"model": {"path": "nowhere"}}
+RECIPES: dict[str, dict[str, Any]] = {
+    "late": {
+        "rollout": {"max_staleness": 1, "temperature": 0.7},
+        "trainer": {"num_mini_batches": 2, "num_epochs": 2, "group_size": 2},
+        "algorithm": {"dynamic_sampling": {"max_rounds": 1, "oversampling": 2.0}},
+    },
+    "greedy": {"algorithm": {"advantage": "remax", "kl": {"coefficient": 0.1}}},
+    "critic": {"algorithm": {"advantage": {"kind": "gae", "critic": {"num_warmup_steps": 1}}}},
+}
+
+
+@cache
+def played_run(name: str) -> Path:
+    """A finished run of four steps."""
+    out = scratch() / f"replay_{name}"
+    run_training(make_config(out, **RECIPES[name]), resume=False)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_replay_ends_with_the_weights_of_the_run_bit_for_bit(name: str, tmp_path: Path):
+    run, again = played_run(name), tmp_path / "again"
+    recipe = {**NOBODY, **RECIPES[name]}
+    half = {**RECIPES[name].get("trainer", {}), "num_steps": 2}
+    replay = [run / "episodes.jsonl"]
+    run_training(make_config(again, **recipe | {"trainer": half}), resume=False, replay=replay)
+    run_training(make_config(again, **recipe), resume=True, replay=replay)
+    assert weights_of(run, 2) != weights_of(run, 4)
+    for step in (2, 4):
+        assert weights_of(again, step) == weights_of(run, step)
+    assert episodes_of(again) == episodes_of(run)
+    for row, expected in zip(metrics_of(again), metrics_of(run), strict=True):
+        assert _of_the_updates(row) == _of_the_updates(expected)
+
+
+def _of_the_updates(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without what only playing counts."""
+    counted = ("search/", "transcript/", "groups/rounds")
+    return {name: value for name, value in row.items() if not name.startswith(counted)}
+
+
+@pytest.mark.slow
+def test_what_was_played_alone_is_learnt_as_if_it_had_been_learnt_at_once(tmp_path: Path):
+    """With the weights of the first step: those that follow are another matter by design."""
+    run, played, learnt = played_run("critic"), tmp_path / "played", tmp_path / "learnt"
+    changes = RECIPES["critic"]
+    recipe = write_recipe(tmp_path / "r.yaml", make_config(played, **changes))
+    done = forage("train", recipe, "--rollout-only", "0:2")
+    assert done.returncode == 0, done.stderr
+    assert not (played / "checkpoints").exists()
+    of_step_0 = [row for row in episodes_of(run) if row["step"] == 0]
+    assert episodes_of(played)[: len(of_step_0)] == of_step_0
+    assert {record.step for record in read_episodes(played / "episodes.jsonl")} == {0, 1}
+    config = make_config(learnt, **NOBODY, **changes | {"trainer": {"num_steps": 1}})
+    recipe = write_recipe(tmp_path / "l.yaml", config)
+    done = forage("train", recipe, "--replay", played / "episodes.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert _of_the_updates(metrics_of(learnt)[0]) == _of_the_updates(metrics_of(run)[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rollout-only", "3:3"], "the end is not above the first"),
+        (["--rollout-only", "a"], "write FIRST:END"),
+        (["--rollout-only", "3:9"], "step 8 is asked for, and trainer.num_steps is 4"),
+        (["--rollout-only", "1", "--resume"], "has no checkpoint to resume"),
+        (["--rollout-only", "1", "--replay", "x"], "not allowed with"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    recipe = write_recipe(tmp_path / "r.yaml", make_config(tmp_path / "run", **NOBODY, **NO_MODEL))
+    assert main(["train", str(recipe), *arguments]) == 2
+    assert said in capsys.readouterr().err
