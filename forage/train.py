@@ -14,13 +14,14 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
+from forage.cluster.model_servers import open_servers
 from forage.config.run_config import RunConfig, to_yaml
 from forage.data.order import questions_of_run
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
 from forage.hardware import choose_matmul_kernel
 from forage.progress import Bar, progress_bar
-from forage.publish import Publisher
+from forage.publish import open_publisher
 from forage.records import RunRecords, read_metrics
 from forage.retrieval.client.client import SearchClient
 from forage.rewards.scorer import Scorer
@@ -98,9 +99,11 @@ class _Run:
             stack.callback(self.records.close)
             self.engine: Engine = IdleEngine()
             if self.recorded is None:
-                opened = open_engine(config, self.tokenizer, model)
+                servers = await stack.enter_async_context(open_servers(config))
+                opened = open_engine(config, self.tokenizer, model, servers)
                 self.engine = await stack.enter_async_context(opened)
-            self.weights = Publisher(self.engine, self.trainer)
+            published = open_publisher(config, self.engine, self.trainer)
+            self.weights = await stack.enter_async_context(published)
             start = await self._resume()
             self.search = await stack.enter_async_context(SearchClient(config.search))
             stack.enter_context(self.stop.heard())

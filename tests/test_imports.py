@@ -20,7 +20,7 @@ LEVELS = (
     ("commands",),
     ("train", "plan", "viewer"),
     ("evaluation",),
-    ("watch", "publish"),
+    ("watch", "publish", "cluster"),
     ("rollout", "training"),
     ("environment", "retrieval", "data"),
     ("config", "records", "attention"),

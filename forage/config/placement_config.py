@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from forage.config.server_config import SglangPlacement, VllmPlacement
 from forage.settings import Frozen, kind_or
 
 
@@ -21,16 +22,6 @@ class TorchPlacement(Frozen):
     offload: ClassVar[bool] = False
 
 
-class ServerPlacement(Frozen):
-    """A server with a bfloat16 copy of the weights."""
-
-    kind: Literal["vllm", "sglang"]
-    tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs that an engine is cut over."""
-    offload: bool = False
-    """Keep the trainer's states in host memory while the server samples."""
-
-
 class PlacementConfig(Frozen):
     """What a run is spread over; the default is one process on ``model.device``."""
 
@@ -39,7 +30,9 @@ class PlacementConfig(Frozen):
     gpus_per_node: int = Field(default=1, ge=1)
     """GPUs of a machine; weights, gradients and states are cut over all."""
     engine: Annotated[
-        TorchPlacement | ServerPlacement, Field(discriminator="kind"), kind_or("torch")
+        TorchPlacement | VllmPlacement | SglangPlacement,
+        Field(discriminator="kind"),
+        kind_or("torch"),
     ] = TorchPlacement()
     """What samples."""
 
@@ -61,10 +54,10 @@ class PlacementConfig(Frozen):
                 f"placement asks for {self.num_nodes} x {self.gpus_per_node} GPUs: training is not "
                 "sharded yet, it runs on one device (num_nodes: 1, gpus_per_node: 1)"
             )
-        if self.has_server:
+        if self.engine.kind == "sglang" and not self.engine.urls:
             missing.append(
-                f"placement.engine is {self.engine.kind}: training samples with the in-process "
-                "engine alone so far (engine: torch)"
+                "placement.engine is sglang without urls: Forage does not start SGLang, so start "
+                "it and name its servers in placement.engine.urls"
             )
         if self.engine.offload:
             missing.append(

@@ -85,6 +85,23 @@ class RunConfig(Frozen):
         shared = {k: v for k, v in search.items() if k != "token_file" or "url" not in other}
         return {**values, "evaluation": {**evaluation, "other_search": {**shared, **other}}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _servers_are_corrected_for(cls, values: Any) -> Any:
+        """With servers, truncated importance weights are on unless the recipe says otherwise.
+
+        Their kernels are not the trainer's, so that they see the same tokens a little otherwise.
+        """
+        if not isinstance(values, dict) or not _names_servers(values.get("placement")):
+            return values
+        algorithm = values.get("algorithm") or {}
+        if not isinstance(algorithm, dict) or "correction" in algorithm:
+            return values
+        if algorithm.get("decoupled") is False:  # the weights need it
+            return values
+        corrected = {"decoupled": True, "correction": {"weights": {"kind": "truncate"}}}
+        return {**values, "algorithm": {**algorithm, **corrected}}
+
     @model_validator(mode="after")
     def _cross_field_checks(self) -> Self:
         env, roll, trainer = self.environment, self.rollout, self.trainer
@@ -175,10 +192,10 @@ class RunConfig(Frozen):
                 f"rollout.engine does nothing: it sizes the in-process engine, and "
                 f"placement.engine is {placement.engine.kind}; remove one of them"
             )
-        if self.model.device == "cpu" and (placement.num_gpus > 1 or placement.has_server):
+        if self.model.device == "cpu" and placement.num_gpus > 1:
             raise ValueError(
-                f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs and the "
-                f"engine {placement.engine.kind}: set model.device to cuda, or remove placement"
+                f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs: set "
+                "model.device to cuda, or remove placement"
             )
         return self
 
@@ -264,6 +281,13 @@ class RunConfig(Frozen):
                 f"model.endpoint is set: {doing} needs the weights of model.path, and what a "
                 "server samples is never learnt from; remove it (forage eval and play use it)"
             )
+
+
+def _names_servers(placement: Any) -> bool:
+    """Whether a tree of ``placement`` has an engine that is a server."""
+    engine = placement.get("engine") if isinstance(placement, dict) else None
+    kind = engine.get("kind") if isinstance(engine, dict) else engine
+    return kind in ("vllm", "sglang")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -5,12 +5,12 @@ It looks at this machine and at the tables of published files, asks nobody, and 
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from forage.cluster.model_servers import vllm_program
 from forage.config.run_config import RunConfig
 from forage.data.published.benchmarks import names_of, prepare_command, published
 from forage.data.published.published_corpora import CORPORA
@@ -51,7 +51,7 @@ def look_at_machine(directory: Path) -> Machine:
         disk_bytes=shutil.disk_usage(directory).free,
         gpu_bytes=tuple(sorted(gpu.total_memory for gpu in gpus)),
         gpu_name=gpus[0].name if gpus else "",
-        packages=frozenset(n for n in ("vllm", "sglang") if importlib.util.find_spec(n)),
+        packages=frozenset(["vllm"] if vllm_program(None) else []),
     )
 
 

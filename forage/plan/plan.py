@@ -171,8 +171,9 @@ def _obstacles(
     """What keeps training from starting on this machine, a sentence each."""
     placement = config.placement
     obstacles = placement.not_yet()
-    if placement.has_server and placement.engine.kind not in machine.packages:
-        obstacles.append(f"the engine {placement.engine.kind} is not installed on this machine")
+    engine = placement.engine
+    if engine.kind == "vllm" and not engine.urls and "vllm" not in machine.packages:
+        obstacles.append("the engine vllm is not installed on this machine (make vllm is for CPUs)")
     on_gpu = config.model.device != "cpu"
     if on_gpu and len(machine.gpu_bytes) < placement.gpus_per_node:
         obstacles.append(

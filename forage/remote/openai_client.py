@@ -8,7 +8,6 @@ sent and what replies mean is the callers': the engines of model endpoints and t
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import re
@@ -20,7 +19,14 @@ from typing import Any, TypeVar
 from pydantic import SecretStr
 
 from forage.remote.openai_replies import ModelList, Usage, read_models, read_usage
-from forage.remote.request import BadReply, HttpReply, HttpRequest, HttpSender, RemoteFailure
+from forage.remote.request import (
+    BadReply,
+    HttpReply,
+    HttpRequest,
+    HttpSender,
+    RemoteFailure,
+    read_object,
+)
 from forage.remote.retry import Patience, retry
 from forage.types import FailureKind
 
@@ -143,13 +149,9 @@ class OpenAIClient:
 
     def _read_document(self, reply: HttpReply) -> dict[str, Any] | RemoteFailure:
         """The JSON object of a reply, unless it is an error that came with status 200."""
-        try:
-            document = json.loads(reply.body)
-        except (ValueError, RecursionError):
-            document = None
-        if not isinstance(document, dict):
-            detail = f"HTTP 200 with {reply.content_type}, not a JSON object"
-            return RemoteFailure(FailureKind.MALFORMED, detail)
+        document = read_object(reply)
+        if isinstance(document, RemoteFailure):
+            return document
         if document.get("error") or document.get("object") == "error":
             status = _status_inside(document)
             return _without_credit(self._sender.failure_of_status(status, reply.body))

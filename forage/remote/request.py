@@ -92,12 +92,18 @@ class HttpSender:
         max_reply_bytes: int,
         bearer: SecretStr | None = None,
         secrets: Sequence[str] = (),
+        keepalive_s: float = 15.0,
     ) -> None:
-        """``bearer`` goes out with each request; it and ``secrets`` are never said."""
+        """``bearer`` goes out with each request; it and ``secrets`` are never said.
+
+        ``keepalive_s``: how long an idle connection is kept; below the server's own patience, or
+        a request now and then meets a connection that is just being closed.
+        """
         self._bearer = bearer
         self._secrets = (*secrets, *([bearer.get_secret_value()] if bearer else []))
         self._max_connections = max_connections
         self._max_reply_bytes = max_reply_bytes
+        self._keepalive_s = keepalive_s
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, request: HttpRequest, timeout_s: float) -> HttpReply | RemoteFailure:
@@ -172,11 +178,25 @@ class HttpSender:
         if self._session is None:
             key = self._bearer
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._max_connections),
+                connector=aiohttp.TCPConnector(
+                    limit=self._max_connections, keepalive_timeout=self._keepalive_s
+                ),
                 headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else None,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+def read_object(reply: HttpReply) -> dict[str, Any] | RemoteFailure:
+    """The JSON object that a reply is, or what it is instead."""
+    try:
+        document = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        detail = f"HTTP 200 with {reply.content_type}, not a JSON object"
+        return RemoteFailure(FailureKind.MALFORMED, detail)
+    return document
 
 
 def retry_after_seconds(retry_after: str | None) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,26 @@ def merge(model: PreTrainedModel) -> None:
                 module.merge()
     _strip(model)
     model.requires_grad_(True)
+
+
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """What ``merge`` would leave, a weight at a time; the model stays as it is."""
+    from peft.tuners.lora import LoraLayer
+
+    layer_of = {
+        f"{name}.base_layer.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, LoraLayer)
+    }
+    for name, weight in model.named_parameters():
+        if ".lora_A." in name or ".lora_B." in name:
+            continue
+        layer = layer_of.get(name)
+        whole = weight.detach()
+        if layer is not None:
+            delta = layer.get_delta_weight(_NAME)  # pyright: ignore[reportAttributeAccessIssue]
+            whole = whole + delta.detach().to(whole.dtype)
+        yield name.replace(".base_layer.", "."), whole
 
 
 def merge_adapters(adapters: Adapters, model: PreTrainedModel) -> None:

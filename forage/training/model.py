@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -183,6 +184,22 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: 
     else:
         model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+
+
+def weights_by_name(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """The policy's weights, each once, in one order; adapters are added to them."""
+    if lora.has_adapters(model):
+        yield from lora.merged_weights(model)
+    else:
+        yield from ((name, weight.detach()) for name, weight in model.named_parameters())
+
+
+def write_weights(model: PreTrainedModel, out: Path) -> None:
+    """Write the weights of ``weights_by_name`` as a Hugging Face model without a tokenizer."""
+    out.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(out)
+    weights = {name: weight.contiguous() for name, weight in weights_by_name(model)}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
 
 def new_model(

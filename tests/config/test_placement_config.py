@@ -36,7 +36,18 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             "rollout.engine does nothing",
         ),
         ({"device": "cpu", "placement": {"gpus_per_node": 2}}, "asks for 2 GPUs"),
-        ({"device": "cpu", "placement": {"engine": "sglang"}}, "the engine sglang"),
+        (
+            {"placement": {"engine": {"kind": "vllm", "urls": ["10.0.0.5:8000"]}}},
+            "name the address of a server",
+        ),
+        (
+            {"placement": {"engine": {"kind": "sglang", "urls": ["http://a", "http://a"]}}},
+            "names a server twice",
+        ),
+        (
+            {"placement": {"engine": {"kind": "vllm", "urls": ["http://a"], "num_servers": 2}}},
+            "placement.engine.num_servers is for servers that Forage starts",
+        ),
     ],
 )
 def test_a_placement_that_cannot_be_meant_is_refused(
@@ -52,7 +63,7 @@ def test_a_placement_that_cannot_be_meant_is_refused(
     [
         ({"num_nodes": 2}, "placement asks for 2 x 1 GPUs"),
         ({"gpus_per_node": 8}, "placement asks for 1 x 8 GPUs"),
-        ({"engine": "vllm"}, "placement.engine is vllm"),
+        ({"engine": "sglang"}, "placement.engine is sglang without urls"),
         ({"engine": {"kind": "sglang", "offload": True}}, "placement.engine.offload is true"),
     ],
 )
@@ -68,6 +79,29 @@ def test_training_refuses_each_placement_that_it_cannot_do(
 def test_one_process_on_one_device_is_what_training_does() -> None:
     config().check_placement()
     config(device="cpu").check_placement()
+
+
+@pytest.mark.parametrize("engine", ["vllm", {"kind": "sglang", "urls": ["http://10.0.0.5:30000"]}])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_servers_may_sample_for_it(device: str, engine: Any) -> None:
+    config(device, placement={"engine": engine}).check_placement()
+
+
+def test_servers_are_corrected_for_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
+    """Their kernels are not the trainer's; in one process they are, and nothing is corrected."""
+    assert not config().algorithm.correction.is_on
+    served: dict[str, Any] = {"placement": {"engine": "vllm"}}
+    corrected = config(**served)
+    assert corrected.algorithm.decoupled
+    weights = corrected.algorithm.correction.weights
+    assert weights is not None
+    assert (weights.kind, weights.high) == ("truncate", 2.0)
+    for own in ({"decoupled": False}, {"correction": {}}, {"correction": {"veto": 1e-4}}):
+        algorithm = config(**served, algorithm=own).algorithm
+        assert algorithm.correction.weights is None
+    path = tmp_path / "written.yaml"
+    path.write_text(to_yaml(corrected), encoding="utf-8")
+    assert load_config(path) == corrected
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_server_that_is_late_is_stopped_and_reported(tmp_path: Path):
 def test_a_server_that_ignores_sigterm_is_killed_with_its_children(
     index_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("forage.retrieval.serve.child_server._STOP_S", 0.2)
+    monkeypatch.setattr("forage.remote.child_process._STOP_S", 0.2)
     deaf = (
         "import http.server as h, signal, subprocess, sys; "
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); "

@@ -1,0 +1,251 @@
+"""vLLM servers that a run starts on this machine: started, watched, started again, ended with it.
+
+A server that dies, or that is said to have failed, is started again on its old address. It comes
+back with the weights of ``model.path``; ``publish.py`` gives it the run's before it serves a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from forage.config.run_config import RunConfig
+from forage.config.server_config import VllmPlacement
+from forage.errors import UserError
+from forage.remote.child_process import ChildProcess
+from forage.remote.json_server import JsonServer
+from forage.remote.request import RemoteFailure
+from forage.retrieval.serve.port import bind_port
+from forage.rollout.engines.engine_server import Addresses
+
+LOG = logging.getLogger(__name__)
+
+_ROOT = Path(__file__).parents[2]
+_MADE = _ROOT / ".vllm" / "bin" / "vllm"
+_PLUGINS = _ROOT / "plugins"
+_HOST = "127.0.0.1"
+_POLL_S = 0.5
+_HEALTH_S = 5.0
+_MAX_FAILED_STARTS = 3
+_BATCHED_TOKENS = 8192
+
+
+@asynccontextmanager
+async def open_servers(config: RunConfig) -> AsyncIterator[Addresses | None]:
+    """The servers that ``placement.engine`` names, or new ones; None without servers.
+
+    Raises ``UserError`` where one cannot be started.
+    """
+    engine = config.placement.engine
+    if engine.kind == "torch":
+        yield None
+    elif engine.urls or engine.kind == "sglang":
+        yield Addresses(engine.urls)
+    else:
+        own = OwnServers(config, engine)
+        try:
+            await own.start()
+            yield Addresses(own.urls, own.restart)
+        finally:
+            await own.stop()
+
+
+class OwnServers:
+    """The servers of one run; make and use it on the main thread's event loop."""
+
+    def __init__(self, config: RunConfig, engine: VllmPlacement) -> None:
+        """Raises ``UserError`` without a vllm command, or for a model that it cannot serve."""
+        program = vllm_program(engine.program)
+        if program is None:
+            raise UserError(
+                "placement.engine is vllm, and there is no vllm here: build it for a CPU with "
+                "make vllm, install vLLM in an environment of its own and name its command in "
+                "placement.engine.program, or name running servers in placement.engine.urls"
+            )
+        if (Path(config.model.path) / "adapter_config.json").is_file():
+            raise UserError(
+                f"model.path is {config.model.path}, a directory of adapters: vLLM serves whole "
+                "models; merge it into one with forage export"
+            )
+        number = engine.num_servers or max(
+            1, config.placement.gpus_per_node // engine.tensor_parallel
+        )
+        environment = server_environment(config, number, os.environ)
+        self._startup_timeout_s = engine.startup_timeout_s
+        self._servers = [
+            _OwnServer(vllm_command(config, engine, program), environment, config.output_dir, index)
+            for index in range(number)
+        ]
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(server.url for server in self._servers)
+
+    def restart(self, url: str) -> None:
+        """Start the server at ``url`` again soon, unless it is just being started."""
+        for server in self._servers:
+            server.must_restart |= server.url == url and server.is_ready
+
+    async def start(self) -> None:
+        """Start all and wait until they are ready; raises ``UserError`` with their last words."""
+        LOG.info("starting %d vLLM servers; their logs are in servers/", len(self._servers))
+        for server in self._servers:
+            server.start()
+        await asyncio.gather(*map(self._wait_until_ready, self._servers))
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        """End all."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        await asyncio.gather(*(server.stop() for server in self._servers))
+
+    async def _wait_until_ready(self, server: _OwnServer) -> None:
+        while not await server.becomes_ready():
+            fault = server.fault(self._startup_timeout_s)
+            if fault is not None:
+                raise UserError(f"the vLLM server {fault}; its log is {server.log_path}")
+            await asyncio.sleep(_POLL_S)
+        LOG.info("a vLLM server is ready at %s (%.0f s)", server.url, server.seconds)
+
+    async def _watch(self) -> None:
+        """Start again what has died or failed; give up where it fails from the beginning."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            for server in self._servers:
+                if server.has_given_up:
+                    continue
+                if server.is_ready:
+                    if server.must_restart or server.has_ended:
+                        await self._start_again(server, server.fault(math.inf) or "failed")
+                elif await server.becomes_ready():
+                    LOG.info("the vLLM server at %s is there again", server.url)
+                elif (fault := server.fault(self._startup_timeout_s)) is not None:
+                    server.num_failed_starts += 1
+                    await self._start_again(server, fault)
+
+    async def _start_again(self, server: _OwnServer, fault: str) -> None:
+        if server.num_failed_starts == _MAX_FAILED_STARTS:
+            server.has_given_up = True
+            LOG.error("the vLLM server at %s is given up: it %s", server.url, fault)
+            return
+        LOG.warning("the vLLM server at %s is started again: it %s", server.url, fault)
+        await server.stop()
+        server.start()
+
+
+class _OwnServer:
+    """One process at one address, through all its starts."""
+
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], run_dir: Path, index: int
+    ) -> None:
+        with bind_port(_HOST, 0) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://{_HOST}:{port}"
+        self.is_ready = self.must_restart = self.has_given_up = False
+        self.num_failed_starts = 0
+        self.log_path = Path()
+        self._command = [*command, "--host", _HOST, "--port", str(port)]
+        self._environment = environment
+        self._folder, self._index, self._num_starts = run_dir / "servers", index, 0
+        self._process: ChildProcess | None = None
+        self._started = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since its last start."""
+        return time.monotonic() - self._started
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process is None or self._process.status is not None
+
+    def start(self) -> None:
+        self.is_ready = self.must_restart = False
+        # A log for each start: the last words of a server that died are worth keeping.
+        self.log_path = self._folder / f"vllm-{self._index}.{self._num_starts}.log"
+        self._num_starts += 1
+        self._started = time.monotonic()
+        name = f"the vLLM server at {self.url}"
+        self._process = ChildProcess(name, self._command, self.log_path, self._environment)
+        self._process.start()
+
+    async def becomes_ready(self) -> bool:
+        """Whether it answers now."""
+        http = JsonServer(self.url, max_connections=1)
+        try:
+            answer = await http.get("/health", _HEALTH_S)
+        finally:
+            await http.close()
+        if not isinstance(answer, RemoteFailure):
+            self.is_ready, self.num_failed_starts = True, 0
+        return self.is_ready
+
+    def fault(self, startup_timeout_s: float) -> str | None:
+        """What is wrong with it; None while it starts or runs."""
+        assert self._process is not None, "it has been started"
+        if self._process.status is not None:
+            return f"ended with status {self._process.status}:\n{self._process.last_words()}"
+        if not self.is_ready and self.seconds > startup_timeout_s:
+            return f"was not ready after {self.seconds:.0f} s:\n{self._process.last_words()}"
+        return None
+
+    async def stop(self) -> None:
+        process, self._process = self._process, None
+        self.is_ready = False
+        if process is not None:
+            await asyncio.to_thread(process.stop)
+
+
+def vllm_program(named: Path | None) -> Path | None:
+    """The vllm command: the one named, that of ``make vllm``, or the one on the PATH."""
+    if named is not None:
+        return named if named.is_file() else None
+    on_path = shutil.which("vllm")
+    return _MADE if _MADE.is_file() else Path(on_path) if on_path else None
+
+
+def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> list[str]:
+    """``vllm serve`` as the engine and the receiver need it; address and port come after it."""
+    longest = config.environment.max_tokens
+    command = [str(program), "serve", config.model.path, "--served-model-name", "policy"]
+    command += ["--dtype", config.model.dtype, "--max-model-len", str(longest)]
+    command += ["--tensor-parallel-size", str(engine.tensor_parallel)]
+    # The route for token ids; log-probabilities after the temperature; no defaults of the model's.
+    command += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+    command += ["--generation-config", "vllm"]
+    if engine.transfer == "group":
+        command += ["--worker-extension-cls", "forage_receiver.Receiver"]
+        command += ["--weight-transfer-config", '{"backend": "forage"}']
+    if config.model.device == "cpu":
+        # Seeded sampling on a CPU ends the engine after a chunked prefill or a preemption.
+        command += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        command += ["--max-num-batched-tokens", str(max(_BATCHED_TOKENS, longest))]
+    return [*command, *engine.arguments]
+
+
+def server_environment(
+    config: RunConfig, num_servers: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """What the servers see: ours, the receiver's folder, and what their routes need."""
+    environment = {**inherited, "PYTHONPATH": str(_PLUGINS)}
+    environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if Path(config.model.path).is_dir():
+        environment["HF_HUB_OFFLINE"] = "1"
+    if config.model.device == "cpu":
+        cores = max(1, (os.cpu_count() or 1) // (num_servers + 1))
+        # OpenMP threads that spin while they wait take the cores from the trainer.
+        environment |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+        environment |= {"OMP_NUM_THREADS": str(cores)}
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    return environment

@@ -1,0 +1,50 @@
+"""One server that takes and gives JSON objects, asked once at a time: no retries, no opinions.
+
+For servers with routes of their own (the engines'), where what a failure means, and whether another
+server is asked instead, is decided above.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from forage.remote.request import HttpRequest, HttpSender, RemoteFailure, read_object
+
+_MAX_REPLY_BYTES = 64 * 2**20
+# uvicorn, which such servers run in, closes idle connections after 5 seconds.
+_KEEPALIVE_S = 2.0
+
+
+class JsonServer:
+    """An address and a session; use it on one event loop, and close it."""
+
+    def __init__(self, url: str, max_connections: int) -> None:
+        self.url = url.rstrip("/")
+        self._sender = HttpSender(max_connections, _MAX_REPLY_BYTES, keepalive_s=_KEEPALIVE_S)
+
+    async def get(self, path: str, timeout_s: float) -> dict[str, Any] | RemoteFailure:
+        """The object at ``path``; an empty reply is an empty object."""
+        return await self._ask("GET", path, None, timeout_s)
+
+    async def post(
+        self, path: str, body: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any] | RemoteFailure:
+        """What the server answers to ``body``; an empty reply is an empty object."""
+        return await self._ask("POST", path, body, timeout_s)
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._sender.close()
+
+    async def _ask(
+        self,
+        method: Literal["GET", "POST"],
+        path: str,
+        body: dict[str, Any] | None,
+        timeout_s: float,
+    ) -> dict[str, Any] | RemoteFailure:
+        request = HttpRequest(method, self.url + path, body=body)
+        reply = await self._sender.send(request, timeout_s)
+        if isinstance(reply, RemoteFailure):
+            return reply
+        return read_object(reply) if reply.body.strip() else {}

@@ -1,0 +1,58 @@
+"""Opens the engine over the servers that ``placement.engine`` means, once they are fit for it.
+
+To add a kind of server, write its file and a line here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from forage.config.run_config import RunConfig
+from forage.config.server_config import ServerPlacement, VllmPlacement
+from forage.environment.codec import Codec
+from forage.errors import UserError
+from forage.rollout.engines.engine_server import Addresses, EngineServer
+from forage.rollout.engines.served_engine import ServedEngine
+from forage.rollout.engines.server_pool import ServerPool
+from forage.rollout.engines.vllm_probe import find_faults
+from forage.rollout.engines.vllm_server import VllmServer
+
+LOG = logging.getLogger(__name__)
+
+_CONTROL_CONNECTIONS = 8
+
+
+@asynccontextmanager
+async def open_served(
+    config: RunConfig, addresses: Addresses, codec: Codec
+) -> AsyncIterator[ServedEngine]:
+    """The engine, closed at the end; its servers serve no turn before their first update.
+
+    Raises ``UserError`` for a server that cannot do what training needs.
+    """
+    settings = config.placement.engine
+    assert isinstance(settings, ServerPlacement), "addresses are those of placement.engine"
+    num_connections = config.rollout.max_concurrent_episodes + _CONTROL_CONNECTIONS
+    servers: list[EngineServer] = []
+    for url in addresses.urls:
+        match settings:
+            case VllmPlacement():
+                await _check(url, settings, config.environment.max_tokens, codec)
+                timeouts = (settings.timeout_s, settings.update_timeout_s)
+                servers.append(VllmServer(url, *timeouts, num_connections))
+    engine = ServedEngine(ServerPool(servers, settings.lost_after_s, addresses.on_failed))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def _check(url: str, settings: VllmPlacement, max_tokens: int, codec: Codec) -> None:
+    faults = await find_faults(url, settings.transfer == "group", max_tokens, codec)
+    for fault in faults:
+        if not fault.is_fatal:
+            LOG.warning("the server %s: %s", url, fault)
+    if fatal := [str(fault) for fault in faults if fault.is_fatal]:
+        raise UserError(f"the server {url} is not fit for training: " + "; ".join(fatal))

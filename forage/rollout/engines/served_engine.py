@@ -1,0 +1,95 @@
+"""The engine over servers of our own policy: vLLM or SGLang, one or several.
+
+A turn goes to its episode's server. Where that fails the turn is sampled again, from its beginning,
+at another one. New weights reach the servers through ``publish.py``; a server serves no turn before
+it has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from forage.rollout.engines.engine import EngineCounters
+from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
+from forage.rollout.engines.server_pool import Seat, ServerPool
+from forage.types import Completion, EngineError, FailureKind, Sampling
+
+LOG = logging.getLogger(__name__)
+
+_MAX_TRIES = 3
+_PAUSE_S = 0.5
+
+
+class ServedEngine:
+    """Samples turns at the servers of a pool; see the module for how."""
+
+    counters = EngineCounters()  # nothing is counted here
+
+    def __init__(self, pool: ServerPool) -> None:
+        self.pool = pool
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Sample one turn.
+
+        Raises ``EngineError`` for a turn that a working server cannot sample, and ``UserError``
+        where no server works any more.
+        """
+        num_tries = 0
+        while True:
+            seat = await self.pool.seat(sampling.episode_key)
+            try:
+                return await _unless_lost(seat, token_ids, sampling)
+            except (_Lost, TurnAborted):
+                continue
+            except ServerFailed as failed:
+                num_tries += 1
+                await self._judge(seat, failed, num_tries)
+
+    def release(self, episode_key: str) -> None:
+        """The episode is over; the servers manage their caches themselves."""
+        self.pool.release(episode_key)
+
+    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
+        """Refused: the weights are copies, which ``publish.py`` replaces."""
+        raise NotImplementedError("servers take weights through publish.py")
+
+    async def close(self) -> None:
+        """End the sessions; the servers go on as they are."""
+        await asyncio.gather(*(member.server.close() for member in self.pool.members))
+
+    async def _judge(self, seat: Seat, failed: ServerFailed, num_tries: int) -> None:
+        """Leave the server out, or wait a little before the next try; raises ``EngineError``."""
+        member, failure = seat.member, failed.failure
+        if not failure.may_pass or not await member.server.is_alive():
+            if not member.lost.done():
+                self.pool.leave_out(member, str(failed))
+            return
+        if num_tries < _MAX_TRIES:
+            await asyncio.sleep(_PAUSE_S * num_tries)
+        elif failure.kind is FailureKind.MALFORMED:
+            if not member.lost.done():
+                self.pool.leave_out(member, f"{failed}, {num_tries} times in a row")
+        else:
+            raise EngineError(str(failed)) from failed
+
+
+class _Lost(Exception):
+    """The server was left out while it sampled the turn."""
+
+
+async def _unless_lost(seat: Seat, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+    """The turn; raises ``_Lost`` as soon as its server is left out."""
+    member = seat.member
+    turn = asyncio.ensure_future(member.server.sample(token_ids, sampling, seat.salt))
+    try:
+        await asyncio.wait({turn, member.lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not turn.done():
+            raise _Lost
+        return turn.result()
+    finally:
+        if not turn.done():
+            turn.cancel()
+            await asyncio.wait({turn})

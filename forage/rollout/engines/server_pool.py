@@ -1,0 +1,118 @@
+"""Which server samples which episode: an episode stays at one, where its prefix is cached.
+
+A server serves turns from the moment it has the run's weights until it fails; then its episodes go
+on elsewhere. Giving it the weights again is ``publish.py``'s, starting it again ``cluster/``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from forage.errors import UserError
+from forage.rollout.engines.engine_server import EngineServer
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A server of the pool. ``lost`` is done when it has failed, and new when it serves again."""
+
+    server: EngineServer
+    is_serving: bool = False
+    num_episodes: int = 0
+    lost: asyncio.Future[None] = field(default_factory=asyncio.Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """An episode's place: its server, and the salt of the keys and values that it may read."""
+
+    member: Member
+    salt: str
+
+
+class ServerPool:
+    """The servers of a run; use it on one event loop."""
+
+    def __init__(
+        self,
+        servers: Sequence[EngineServer],
+        lost_after_s: float,
+        on_failed: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        """``on_failed`` is told the address of a server that failed, so that it is started again.
+
+        ``lost_after_s``: how long a turn waits while no server serves.
+        """
+        self.members = [Member(server) for server in servers]
+        self.num_updates = 0
+        """Updates of the weights so far; an episode's salt is the number that it began with."""
+        self._lost_after_s = lost_after_s
+        self._on_failed = on_failed
+        self._seats: dict[str, Seat] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def serving(self) -> list[Member]:
+        """The servers that have the run's weights."""
+        return [member for member in self.members if member.is_serving]
+
+    @property
+    def waiting(self) -> list[Member]:
+        """The servers that have not, or no longer."""
+        return [member for member in self.members if not member.is_serving]
+
+    async def seat(self, episode_key: str) -> Seat:
+        """The episode's server: its own while that serves, else the one with the fewest episodes.
+
+        Raises ``UserError`` where none has served for too long.
+        """
+        seat = self._seats.get(episode_key)
+        if seat is not None and seat.member.is_serving:
+            return seat
+        await self._wait_until_one_serves()
+        member = min(self.serving, key=lambda each: each.num_episodes)
+        salt = seat.salt if seat is not None else str(self.num_updates)
+        self.release(episode_key)
+        member.num_episodes += 1
+        self._seats[episode_key] = Seat(member, salt)
+        return self._seats[episode_key]
+
+    def release(self, episode_key: str) -> None:
+        """The episode is over, or leaves its server."""
+        seat = self._seats.pop(episode_key, None)
+        if seat is not None:
+            seat.member.num_episodes -= 1
+
+    def admit(self, member: Member) -> None:
+        """The server has the run's weights: turns may go there."""
+        if not member.is_serving:
+            member.is_serving = True
+            member.lost = asyncio.Future()
+            self._changed.set()
+
+    def leave_out(self, member: Member, why: str) -> None:
+        """The server has failed: no turn goes there until it is admitted again."""
+        LOG.warning("the server %s is left out: %s", member.server.url, why)
+        member.is_serving = False
+        if not member.lost.done():
+            member.lost.set_result(None)
+        self._on_failed(member.server.url)
+
+    async def _wait_until_one_serves(self) -> None:
+        try:
+            async with asyncio.timeout(self._lost_after_s):
+                while not self.serving:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            names = ", ".join(member.server.url for member in self.members)
+            raise UserError(
+                f"no server samples any more: none of {names} has worked for "
+                f"{self._lost_after_s:g} s (placement.engine.lost_after_s). Look into their logs, "
+                "start them again, and go on with --resume"
+            ) from None

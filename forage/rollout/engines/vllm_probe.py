@@ -1,0 +1,142 @@
+"""What a vLLM server lacks for training: routes, settings, the model. Asked before a run begins.
+
+``forage doctor --server URL`` prints what is found here; a run refuses to start with it. Names and
+shapes of the weights are compared at the first update, by the server's own workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forage.environment.codec import Codec
+from forage.remote.json_server import JsonServer
+from forage.remote.request import RemoteFailure
+
+KNOWN_VERSION = "0.32"
+
+_TIMEOUT_S = 20.0
+_DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+_ROUTES = {
+    "/inference/v1/generate": "start it with --enable-scale-out",
+    "/start_weight_update": _DEV_MODE,
+    "/update_weights": _DEV_MODE,
+    "/finish_weight_update": _DEV_MODE,
+    "/weight_info": _DEV_MODE,
+    "/collective_rpc": _DEV_MODE,
+    "/reset_prefix_cache": _DEV_MODE,
+    "/pause": _DEV_MODE,
+    "/resume": _DEV_MODE,
+}
+_PROBE = "The capital of France is Paris, and the capital of Italy is"
+_PROBE_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with a server, and what to do about it."""
+
+    what: str
+    remedy: str
+    is_fatal: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.remedy})"
+
+
+async def find_faults(
+    url: str, has_receiver: bool, max_tokens: int = 0, codec: Codec | None = None
+) -> list[Fault]:
+    """What is wrong with the server at ``url``.
+
+    ``has_receiver``: whether it should have Forage's. ``max_tokens`` is the budget of an episode,
+    ``codec`` has the recipe's tokenizer; without them they are not compared.
+    """
+    http = JsonServer(url, max_connections=4)
+    try:
+        health = await http.get("/health", _TIMEOUT_S)
+        if isinstance(health, RemoteFailure):
+            remedy = "is it running, and is this its address?"
+            return [Fault(f"it does not answer at /health: {health.detail}", remedy)]
+        faults = await _missing_routes(http)
+        if faults and faults[-1].is_fatal:
+            return faults
+        faults += await _wrong_settings(http, has_receiver, max_tokens)
+        if codec is not None:
+            faults += await _other_tokenizer(http, codec)
+        return faults
+    finally:
+        await http.close()
+
+
+async def _missing_routes(http: JsonServer) -> list[Fault]:
+    """Its version, where that is another than the one this is written for, and its routes."""
+    faults: list[Fault] = []
+    about = await http.get("/version", _TIMEOUT_S)
+    version = "" if isinstance(about, RemoteFailure) else str(about.get("version", ""))
+    if not version.startswith(KNOWN_VERSION):
+        remedy = f"Forage is tested with vLLM {KNOWN_VERSION}"
+        faults.append(Fault(f"its version is {version or 'unknown'}", remedy, is_fatal=False))
+    pages = await http.get("/openapi.json", _TIMEOUT_S)
+    paths = {} if isinstance(pages, RemoteFailure) else pages.get("paths", {})
+    for route, remedy in _ROUTES.items():
+        if route not in paths:
+            faults.append(Fault(f"it has no {route}", remedy))
+    return faults
+
+
+async def _wrong_settings(http: JsonServer, has_receiver: bool, max_tokens: int) -> list[Fault]:
+    about = await http.get("/server_info?config_format=json", _TIMEOUT_S)
+    if isinstance(about, RemoteFailure):
+        return [Fault(f"it does not say how it was started: {about.detail}", _DEV_MODE)]
+    config: dict[str, Any] = about.get("vllm_config", {})
+    model, transfer = config.get("model_config") or {}, config.get("weight_transfer_config") or {}
+    faults: list[Fault] = []
+    if (mode := model.get("logprobs_mode")) != "processed_logprobs":
+        remedy = "start it with --logprobs-mode processed_logprobs"
+        faults.append(Fault(f"its log-probabilities are {mode}", remedy))
+    if (source := model.get("generation_config")) != "vllm":
+        remedy = "start it with --generation-config vllm"
+        faults.append(Fault(f"its sampling defaults come from {source!r}", remedy, is_fatal=False))
+    if (longest := model.get("max_model_len") or 0) < max_tokens:
+        remedy = f"start it with --max-model-len {max_tokens}, or lower environment.max_tokens"
+        faults.append(Fault(f"its context of {longest} tokens holds no episode", remedy))
+    if has_receiver and transfer.get("backend") != "forage":
+        remedy = (
+            "start it with Forage's folder plugins on PYTHONPATH, --worker-extension-cls "
+            "forage_receiver.Receiver and --weight-transfer-config "
+            '\'{"backend": "forage"}\', or set placement.engine.transfer: disk'
+        )
+        faults.append(Fault("it has no receiver for weights", remedy))
+    scheduler = config.get("scheduler_config") or {}
+    device = (config.get("device_config") or {}).get("device_type", "")
+    if device == "cpu" and scheduler.get("enable_chunked_prefill"):
+        remedy = "start it with --no-enable-chunked-prefill --max-num-batched-tokens 8192"
+        faults.append(Fault("seeded sampling after a chunked prefill ends it on a CPU", remedy))
+    return faults
+
+
+async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:
+    """Whether what it samples reads alike in its tokenizer and in the recipe's."""
+    body = {
+        "token_ids": codec.encode_trusted(_PROBE),
+        "output_mode": "text",
+        "sampling_params": {
+            "max_tokens": _PROBE_TOKENS,
+            "temperature": 0.0,
+            "skip_special_tokens": False,
+        },
+    }
+    reply = await http.post("/inference/v1/generate", body, _TIMEOUT_S)
+    if isinstance(reply, RemoteFailure):
+        return [Fault(f"it cannot sample: {reply.detail}", "look into its log")]
+    try:
+        (choice,) = reply["choices"]
+        text, mine = str(choice["text"]), codec.decode(choice["token_ids"])
+    except (KeyError, TypeError, ValueError):
+        return [Fault("its reply is no turn", "is it a vLLM server?")]
+    # The end may be part of a character, which each side shows in its own way.
+    if mine.rstrip("\ufffd").strip() == text.rstrip("\ufffd").strip():
+        return []
+    remedy = "name the served model's own tokenizer with model.path"
+    return [Fault(f"its tokens read {text!r} there and {mine!r} with model.path", remedy)]

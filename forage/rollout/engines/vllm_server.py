@@ -1,0 +1,225 @@
+"""A vLLM server in its own words: ``/inference/v1/generate``, and the routes that update weights.
+
+Token ids go in and come back, each with the log-probability that it was sampled at and the version
+of the weights behind it. Written for vLLM 0.32 as ``forage.cluster.model_servers`` starts it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from forage.remote.json_server import JsonServer
+from forage.remote.openai_client import is_overflow
+from forage.remote.request import RemoteFailure
+from forage.rollout.engines.completions_engine import request_seed
+from forage.rollout.engines.engine_server import (
+    Bucket,
+    JoinInfo,
+    ServerFailed,
+    Tensors,
+    TurnAborted,
+)
+from forage.types import (
+    Completion,
+    ContextOverflow,
+    EngineError,
+    FailureKind,
+    FinishReason,
+    Sampling,
+)
+
+_HEALTH_S = 10.0
+_ENDS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class _Logprob(BaseModel):
+    logprob: float
+
+
+class _Logprobs(BaseModel):
+    content: list[_Logprob]
+
+
+class _Span(BaseModel):
+    version: int
+    start: int
+    end: int
+
+
+class _Choice(BaseModel):
+    """The part of a choice that is read."""
+
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: _Logprobs
+    weight_versions: list[_Span]
+
+
+class VllmServer:
+    """See ``EngineServer``; ``update_timeout_s`` is for each step of an update."""
+
+    def __init__(
+        self, url: str, timeout_s: float, update_timeout_s: float, max_connections: int
+    ) -> None:
+        self.url = url
+        self._timeout_s = timeout_s
+        self._update_timeout_s = update_timeout_s
+        self._http = JsonServer(url, max_connections)
+        self._numbers = itertools.count()
+
+    async def sample(self, token_ids: Sequence[int], sampling: Sampling, salt: str) -> Completion:
+        """Sample one turn; see ``EngineServer``. A turn cancelled here is aborted there."""
+        body = {
+            "request_id": f"{sampling.episode_key}/{next(self._numbers)}",
+            "token_ids": list(token_ids),
+            "sampling_params": _sampling_params(sampling, len(token_ids)),
+            "cache_salt": salt,
+        }
+        document = await self._http.post("/inference/v1/generate", body, self._timeout_s)
+        if isinstance(document, RemoteFailure):
+            if is_overflow(document):
+                raise ContextOverflow(document.detail)
+            if document.kind is FailureKind.REFUSED and not document.may_pass:
+                raise EngineError(f"{self.url} refuses the turn: {document.detail}")
+            raise ServerFailed(self.url, "sample a turn", document)
+        try:
+            return _read_turn(document, sampling.max_tokens)
+        except ValueError as error:
+            failure = RemoteFailure(FailureKind.MALFORMED, f"its reply is no turn: {error}")
+            raise ServerFailed(self.url, "sample a turn", failure) from None
+
+    async def is_alive(self) -> bool:
+        return not isinstance(await self._http.get("/health", _HEALTH_S), RemoteFailure)
+
+    async def settings(self) -> dict[str, Any]:
+        """vLLM's own account of how it was started."""
+        document = await self._get("/server_info?config_format=json", "say how it was started")
+        return document.get("vllm_config", {})
+
+    async def version(self) -> str:
+        return str((await self._get("/weight_info", "name its weights")).get("weight_version"))
+
+    async def num_workers(self) -> int:
+        """Processes that hold a part of the weights: its ranks in the trainer's group."""
+        return int((await self._get("/get_world_size", "count its workers"))["world_size"])
+
+    async def pause(self) -> None:
+        await self._post("/pause?mode=keep&clear_cache=false", {}, "pause")
+
+    async def resume(self) -> None:
+        await self._post("/resume", {}, "go on")
+
+    async def forget_keys(self) -> None:
+        """Keys and values of older weights go; turns in flight compute theirs anew."""
+        await self._post("/reset_prefix_cache?reset_running_requests=true", {}, "drop its cache")
+
+    async def misfits(self, tensors: Tensors) -> list[str]:
+        """Why these tensors are not those of the served model, a sentence each."""
+        kwargs = {"names": tensors.names, "shapes": tensors.shapes}
+        found = await self._call("check_weights", kwargs, "check the weights' names")
+        return found[0] if isinstance(found[0], list) else [str(found[0])]
+
+    async def join(self, info: JoinInfo) -> None:
+        """Join the trainer's group, which the trainer makes at the same time."""
+        body = {"init_info": asdict(info)}
+        await self._post("/init_weight_transfer_engine", body, "join the trainer's group")
+
+    async def start_update(self) -> None:
+        await self._post("/start_weight_update", {}, "start an update")
+
+    async def receive(self, bucket: Bucket) -> None:
+        """Take a bucket, which the trainer broadcasts at the same time."""
+        info = {
+            **asdict(bucket.tensors),
+            "starts": bucket.starts,
+            "num_bytes": bucket.num_bytes,
+        }
+        await self._post("/update_weights", {"update_info": info}, "receive weights")
+
+    async def finish_update(self, version: str) -> None:
+        await self._post("/finish_weight_update", {"weight_version": version}, "end the update")
+
+    async def abandon_update(self) -> None:
+        """End an update that will not go on: the weights are half new until the next one."""
+        await self._call("abandon_weight_update", {}, "abandon an update")
+
+    async def load_from_disk(self, folder: Path, version: str) -> None:
+        kwargs = {"weights_path": str(folder)}
+        await self._call("reload_weights", kwargs, f"load {folder}")
+        await self._post("/update_weight_version", {"new_version": version}, "take a version")
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _call(self, method: str, kwargs: dict[str, Any], doing: str) -> list[Any]:
+        """A method of all its workers."""
+        body = {"method": method, "kwargs": kwargs}
+        return (await self._post("/collective_rpc", body, doing)).get("results", [])
+
+    async def _get(self, path: str, doing: str) -> dict[str, Any]:
+        return self._or_raise(await self._http.get(path, self._update_timeout_s), doing)
+
+    async def _post(self, path: str, body: dict[str, Any], doing: str) -> dict[str, Any]:
+        return self._or_raise(await self._http.post(path, body, self._update_timeout_s), doing)
+
+    def _or_raise(self, document: dict[str, Any] | RemoteFailure, doing: str) -> dict[str, Any]:
+        if isinstance(document, RemoteFailure):
+            raise ServerFailed(self.url, doing, document)
+        return document
+
+
+def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
+    """Every knob of the distribution: one left out would have the server's default."""
+    return {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": request_seed(sampling, position),
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_ids),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "ignore_eos": False,
+        "logprobs": 0,
+    }
+
+
+def _read_turn(document: dict[str, Any], max_tokens: int) -> Completion:
+    """The turn; raises ``TurnAborted``, and ``ValueError`` for what is no turn."""
+    try:
+        (choice,) = (_Choice.model_validate(each) for each in document.get("choices", ()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if choice.finish_reason == "abort":
+        raise TurnAborted("the server was told to abort the turn")
+    if choice.finish_reason not in _ENDS:
+        raise ValueError(f"it ended with {choice.finish_reason!r}")
+    num_tokens = len(choice.token_ids)
+    if num_tokens != len(choice.logprobs.content) or not 0 < num_tokens <= max_tokens:
+        raise ValueError(
+            f"{num_tokens} tokens with {len(choice.logprobs.content)} log-probabilities came, "
+            f"{max_tokens} were asked for"
+        )
+    versions: list[int] = []
+    for span in choice.weight_versions:
+        versions += [span.version] * (span.end - span.start)
+    if len(versions) != num_tokens:
+        raise ValueError(f"{num_tokens} tokens came with {len(versions)} versions")
+    return Completion(
+        tuple(choice.token_ids),
+        tuple(each.logprob for each in choice.logprobs.content),
+        tuple(versions),
+        _ENDS[choice.finish_reason],
+    )

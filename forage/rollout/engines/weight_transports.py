@@ -1,0 +1,158 @@
+"""The two ways of weights to servers: a group of processes, and files that both sides see."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from forage.errors import UserError
+from forage.rollout.engines.engine_server import EngineServer, ServerFailed
+from forage.rollout.engines.server_pool import Member
+from forage.rollout.engines.vllm_server import VllmServer
+from forage.rollout.engines.weight_sender import (
+    FilledBucket,
+    NamedTensor,
+    SenderGroup,
+    fill_buckets,
+    tensors_of,
+)
+from forage.rollout.engines.weight_update import UpdateFailed, each
+
+LOG = logging.getLogger(__name__)
+
+_MAX_NAMED = 5
+
+WeightsNow = Callable[[], Iterable[NamedTensor]]
+"""The trainer's weights as they are, a tensor at a time, in the same order each time."""
+
+
+class GroupTransport:
+    """Buckets through a torch process group with the workers of vLLM servers.
+
+    The group is made anew when its members change, or after a failure.
+    """
+
+    def __init__(self, weights: WeightsNow, device: torch.device, timeout_s: float) -> None:
+        """``timeout_s`` is for each step."""
+        self._weights = weights
+        self._device = device
+        self._timeout_s = timeout_s
+        self._group: SenderGroup | None = None
+        self._joined: list[asyncio.Future[None]] = []
+
+    async def bring(self, members: Sequence[Member], version: str) -> None:
+        """Check names and shapes, then send; a failure ends the update at the other servers."""
+        # A server that was lost and is back is another process: its future is a new one.
+        if self._group is None or self._joined != [member.lost for member in members]:
+            self._group = None
+            await self._check(members)
+            self._group = await self._make_group(members)
+            self._joined = [member.lost for member in members]
+        try:
+            await each(members, lambda server: _vllm(server).start_update())
+            await self._send(members, self._group)
+            await each(members, lambda server: _vllm(server).finish_update(version))
+        except UpdateFailed as failed:
+            self._group = None
+            raise await self._find_the_dead(members, failed) from failed
+
+    async def _check(self, members: Sequence[Member]) -> None:
+        """Raise ``UserError`` where a server has another model: a wrong shape would end it."""
+        tensors = tensors_of(self._weights())
+
+        async def check(server: EngineServer) -> None:
+            if misfits := await _vllm(server).misfits(tensors):
+                more = f" and {len(misfits) - _MAX_NAMED} more" * (len(misfits) > _MAX_NAMED)
+                raise UserError(
+                    f"the server {server.url} serves another model than model.path: "
+                    + "; ".join(misfits[:_MAX_NAMED])
+                    + more
+                )
+
+        await each(members, check)
+
+    async def _make_group(self, members: Sequence[Member]) -> SenderGroup:
+        num_workers: dict[str, int] = {}
+
+        async def count(server: EngineServer) -> None:
+            num_workers[server.url] = await _vllm(server).num_workers()
+
+        await each(members, count)
+        urls = [member.server.url for member in members]
+        # Half of what the servers' replies may take, so that a worker that waits for others is
+        # free again before its server is given up.
+        timeout_s = self._timeout_s / 2
+        group = SenderGroup(urls, [num_workers[url] for url in urls], self._device, timeout_s)
+        info_of = dict(zip(urls, group.infos, strict=True))
+        joining = asyncio.create_task(asyncio.to_thread(group.join))
+        try:
+            await each(members, lambda server: _vllm(server).join(info_of[server.url]))
+        except UpdateFailed:
+            await asyncio.gather(joining, return_exceptions=True)
+            raise
+        try:
+            await joining
+        except RuntimeError as error:
+            raise UpdateFailed(dict.fromkeys(members, f"no group was made: {error}")) from error
+        return group
+
+    async def _send(self, members: Sequence[Member], group: SenderGroup) -> None:
+        buckets = fill_buckets(self._weights(), self._device)
+        while (filled := await asyncio.to_thread(next, buckets, None)) is not None:
+            await self._send_bucket(members, group, filled)
+
+    async def _send_bucket(
+        self, members: Sequence[Member], group: SenderGroup, filled: FilledBucket
+    ) -> None:
+        """The servers are told what comes while it is broadcast."""
+        sending = asyncio.create_task(asyncio.to_thread(group.send, filled.data))
+        try:
+            await each(members, lambda server: _vllm(server).receive(filled.bucket))
+            await sending
+        except RuntimeError as error:
+            raise UpdateFailed(dict.fromkeys(members, f"a broadcast failed: {error}")) from error
+        finally:
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _find_the_dead(self, members: Sequence[Member], failed: UpdateFailed) -> UpdateFailed:
+        """The servers that must be left out; the others can begin again.
+
+        One that dies takes the broadcast of all with it, so their failures say nothing.
+        """
+        dead: dict[Member, str] = {}
+        for member in members:
+            try:
+                await _vllm(member.server).abandon_update()
+            except ServerFailed:
+                dead[member] = failed.failures.get(member, str(failed))
+        return UpdateFailed(dead)
+
+
+class DiskTransport:
+    """A Hugging Face folder for each version, which the servers load and which is then removed."""
+
+    def __init__(self, write: Callable[[Path], None], folder: Path) -> None:
+        """``write`` writes the trainer's weights as they are; ``folder`` is seen by all servers."""
+        self._write = write
+        self._folder = folder
+
+    async def bring(self, members: Sequence[Member], version: str) -> None:
+        folder = self._folder.absolute() / f"version_{version}"
+        try:
+            await asyncio.to_thread(self._write, folder)
+        except OSError as error:
+            raise UserError(f"cannot write the weights to {folder}: {error.strerror}") from error
+        try:
+            await each(members, lambda server: server.load_from_disk(folder, version))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _vllm(server: EngineServer) -> VllmServer:
+    assert isinstance(server, VllmServer), "only vLLM's workers have the receiver"
+    return server

@@ -1,0 +1,163 @@
+"""Receives the trainer's weights in a vLLM worker, over a torch process group.
+
+vLLM imports this file because the server is started with this folder on PYTHONPATH and with
+
+    --worker-extension-cls forage_receiver.Receiver --weight-transfer-config '{"backend": "forage"}'
+
+The trainer is rank 0 of the group and the workers are the others; the group is made of gloo on CPUs
+and of NCCL on GPUs. Weights come in buckets: one run of bytes, and what lies where in it. vLLM's
+layerwise reload puts them into its layers. Nothing of the package ``forage`` is needed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+BACKEND = "forage"
+
+
+@dataclass
+class GroupInfo(WeightTransferInitInfo):
+    """Where the trainer's store listens, and which rank this server's first worker has."""
+
+    address: str
+    port: int
+    rank_offset: int
+    world_size: int
+    backend: str
+    timeout_s: float
+
+
+@dataclass
+class BucketInfo(WeightTransferUpdateInfo):
+    """What a bucket holds; ``starts`` are places in bytes."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    starts: list[int]
+    num_bytes: int
+
+
+class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
+    """One worker's end of the group."""
+
+    init_info_cls = GroupInfo
+    update_info_cls = BucketInfo
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._group: dist.ProcessGroup | Any = None
+        self._is_open = False
+
+    def init_transfer_engine(self, init_info: GroupInfo) -> None:
+        self.shutdown()
+        parallel = self.parallel_config
+        rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        timeout = timedelta(seconds=init_info.timeout_s)
+        store = dist.TCPStore(
+            init_info.address, init_info.port, None, is_master=False, timeout=timeout
+        )
+        make = dist.ProcessGroupGloo if init_info.backend == "gloo" else _nccl_group
+        self._group = make(store, init_info.rank_offset + rank, init_info.world_size, timeout)
+
+    def start_weight_update(self) -> None:
+        self.put_back()  # what an update that ended half-way has left open
+        initialize_layerwise_reload(self.model)
+        self._is_open = True
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As the base's, without its wait for an accelerator, which a CPU build refuses."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: BucketInfo) -> None:
+        if self._group is None:
+            raise RuntimeError("no group has been joined: POST /init_weight_transfer_engine first")
+        # A buffer for each bucket: the reload keeps views of it until a layer is complete.
+        bucket = torch.empty(update_info.num_bytes, dtype=torch.uint8, device=self.device)
+        self._group.broadcast([bucket], dist.BroadcastOptions()).wait()
+        pairs: list[tuple[str, torch.Tensor]] = []
+        for name, dtype_name, shape, start in zip(
+            update_info.names,
+            update_info.dtypes,
+            update_info.shapes,
+            update_info.starts,
+            strict=True,
+        ):
+            dtype: torch.dtype = getattr(torch, dtype_name)
+            size = torch.Size(shape)
+            num_bytes = size.numel() * dtype.itemsize
+            pairs.append((name, bucket[start : start + num_bytes].view(dtype).view(size)))
+        with torch.no_grad():
+            self.model.load_weights(pairs)
+
+    def finish_weight_update(self) -> None:
+        self.put_back()
+
+    def put_back(self) -> None:
+        """End the reload: layers are whole again, whatever has come for them."""
+        if not self._is_open:
+            return
+        finalize_layerwise_reload(self.model, self.model_config)
+        for module in self.model.modules():
+            # On a CPU the head is packed anew here alone: the reload leaves the old one in use.
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
+        self._is_open = False
+
+    def shutdown(self) -> None:
+        self._group = None
+
+
+class Receiver:
+    """Methods that a worker gets for ``/collective_rpc``."""
+
+    def check_weights(self, names: list[str], shapes: list[list[int]]) -> list[str]:
+        """What does not fit the served model, a sentence each; to be asked before an update."""
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.model_config.hf_config)
+        known = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        needed = {name for name, _ in model.named_parameters()}  # tied ones once
+        problems = [f"{name} is missing" for name in sorted(needed - set(names))]
+        for name, shape in zip(names, shapes, strict=True):
+            if name not in known:
+                problems.append(f"{name} is not in the served model")
+            elif known[name] != shape:
+                problems.append(f"{name} has the shape {known[name]} there and {shape} here")
+        return problems
+
+    def abandon_weight_update(self) -> None:
+        """End an update that will not go on, so that the next one can start."""
+        self.weight_transfer_engine.put_back()
+        self._weight_update_active = False
+
+
+def _nccl_group(
+    store: dist.Store, rank: int, world_size: int, timeout: timedelta
+) -> dist.ProcessGroupNCCL:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, world_size, options)
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, ForageTransferEngine)

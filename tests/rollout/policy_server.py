@@ -1,0 +1,145 @@
+"""A stand-in for a vLLM server: its routes over real HTTP, a model that counts, and faults.
+
+The model writes ``last id + 1`` and so on; what it was asked is kept. It has weights only by name:
+``update`` steps are noted, and their version is what the tokens bear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from forage.retrieval.serve.port import bind_port
+
+VOCABULARY = 50
+
+
+@dataclass
+class PolicyServer:
+    """``faults`` are given to the next turns, first to last; change any field between requests."""
+
+    faults: deque[Response] = field(default_factory=deque)
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Fields of a turn's choice that are other than they should be."""
+    model_config: dict[str, Any] = field(
+        default_factory=lambda: {
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "max_model_len": 1000,
+        }
+    )
+    about: str = "0.32.0"
+    without: frozenset[str] = frozenset()
+    """Routes that it does not have."""
+    misfits: list[str] = field(default_factory=list)
+    version: str = "default"
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+    """Turns wait for it where there is one."""
+    num_waiting: int = 0
+    url: str = ""
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+        gets = {"/health": self._ok, "/version": self._version, "/server_info": self._info}
+        gets |= {"/weight_info": self._weights, "/get_world_size": self._size}
+        posts = {"/inference/v1/generate": self._generate, "/collective_rpc": self._call}
+        posts["/finish_weight_update"] = self._finish
+        posts["/update_weight_version"] = self._label
+        for path in ("pause", "resume", "reset_prefix_cache", "start_weight_update"):
+            posts[f"/{path}"] = self._note
+        posts |= {"/update_weights": self._note, "/init_weight_transfer_engine": self._note}
+        for path, handle in gets.items():
+            if path not in self.without:
+                app.get(path)(handle)
+        for path, handle in posts.items():
+            if path not in self.without:
+                app.post(path)(handle)
+        return app
+
+    async def _ok(self) -> Response:
+        return Response()
+
+    async def _version(self) -> dict[str, str]:
+        return {"version": self.about}
+
+    async def _info(self) -> dict[str, Any]:
+        transfer = {"backend": "forage"}
+        return {
+            "vllm_config": {"model_config": self.model_config, "weight_transfer_config": transfer}
+        }
+
+    async def _weights(self) -> dict[str, str]:
+        return {"weight_version": self.version}
+
+    async def _size(self) -> dict[str, int]:
+        return {"world_size": 1}
+
+    async def _note(self, request: Request) -> dict[str, str]:
+        self.notes.append(request.url.path)
+        return {}
+
+    async def _finish(self, request: Request) -> dict[str, str]:
+        self.notes.append(request.url.path)
+        self.version = (await request.json())["weight_version"]
+        return {}
+
+    async def _label(self, request: Request) -> dict[str, str]:
+        self.version = (await request.json())["new_version"]
+        return {}
+
+    async def _call(self, request: Request) -> Any:
+        body = await request.json()
+        self.notes.append(body["method"])
+        return {"results": [self.misfits if body["method"] == "check_weights" else None]}
+
+    async def _generate(self, request: Request) -> Response:
+        body = await request.json()
+        self.turns.append(body)
+        if self.gate is not None:
+            self.num_waiting += 1
+            await self.gate.wait()
+            self.num_waiting -= 1
+        if self.faults:
+            return self.faults.popleft()
+        last, number = body["token_ids"][-1], body["sampling_params"]["max_tokens"]
+        ids = [(last + 1 + index) % VOCABULARY for index in range(number)]
+        choice = {
+            "token_ids": ids,
+            "finish_reason": "length",
+            "logprobs": {"content": [{"logprob": -0.5 - index} for index in range(number)]},
+            "weight_versions": [{"version": self.version, "start": 0, "end": number}],
+            "text": "",
+            **self.changes,
+        }
+        return JSONResponse({"choices": [choice]})
+
+
+@contextmanager
+def policy_serving(server: PolicyServer, port: int = 0) -> Iterator[PolicyServer]:
+    """The server on a thread of its own until the end; sets ``url``."""
+    sock = bind_port("127.0.0.1", port)
+    server.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    settings = uvicorn.Config(server.app(), log_level="warning", timeout_graceful_shutdown=0)
+    running = uvicorn.Server(settings)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]})
+    thread.start()
+    while not running.started:
+        assert thread.is_alive(), "the server ended before it was ready"
+        time.sleep(0.005)
+    try:
+        yield server
+    finally:
+        running.should_exit = True
+        thread.join()
