@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from forage.algorithms.loss.aggregation import sequence_means, sequence_sums
-from forage.algorithms.loss.corrections import MAX_LOG_RATIO, effective_share
+from forage.algorithms.loss.corrections import effective_share
+from forage.algorithms.loss.kl import bounded
 
 
 def mismatch(
@@ -37,11 +38,11 @@ def mismatch(
             "policy/ess_sequence": 1.0,
         }
     d_M = (logprobs_M - sampler_logprobs_M).double()
-    bounded_M = d_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    bounded_M = bounded(d_M)
     ratio_M = bounded_M.exp()
     # expm1, because exp(x) - 1 of a tiny difference is rounding and nothing else.
     grown_M = torch.expm1(bounded_M)
-    d_S = sequence_sums(d_M, sequence_of_M, num_sequences).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    d_S = bounded(sequence_sums(d_M, sequence_of_M, num_sequences))
     mean_d_S = sequence_means(d_M, sequence_of_M, num_sequences)
     return {
         "policy/logprob_diff_max": d_M.abs().max().item(),

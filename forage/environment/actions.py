@@ -83,7 +83,7 @@ Action = Search | Call | Answer | Invalid
 
 
 def parse_action(text: str) -> Search | Answer | Invalid:
-    """The first complete block decides: ``<(search|answer)>(.*?)</\\1>`` over lines, stripped.
+    """The first complete block decides; it begins with the last tag opened before its end.
 
     The tags protocol with search as its only tool.
     """
@@ -113,10 +113,17 @@ def first_action(text: str, tools: Sequence[str]) -> tuple[str, str] | Invalid:
 
 
 def first_block(text: str, opening: str, closing: str) -> tuple[int, str] | None:
-    """Where the first block starts and what it holds, or None."""
-    start = text.find(opening)
-    end = text.find(closing, start + len(opening)) if start >= 0 else -1
-    return (start, text[start + len(opening) : end]) if end >= 0 else None
+    """Where the first complete block starts and what it holds, or None.
+
+    A tag that a thought mentions is left open, so the last one opened before the end begins the
+    block: in ``I use <search> now. <search>q</search>`` it holds ``q``.
+    """
+    first = text.find(opening)
+    end = text.find(closing, first + len(opening)) if first >= 0 else -1
+    if end < 0:
+        return None
+    start = text.rfind(opening, first, end)
+    return start, text[start + len(opening) : end]
 
 
 def _why_invalid(text: str, names: Sequence[str]) -> str:

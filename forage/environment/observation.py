@@ -8,6 +8,7 @@ record shows what the policy saw. Which observation a turn gets is decided in th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ SEARCH_FAILED = "The search failed.\n"
 """What a search that failed for good shows, whatever the reason."""
 SWITCHED_OFF = "There is no search here. Answer from what you know.\n"
 """What a search shows in an episode that is played without one (the arm ``closed_book``)."""
+# The end of a text that stops inside an escape of a JSON string.
+_CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\(?:u[0-9a-fA-F]{0,3})?\Z")
 # A remnant shorter than this holds a passage's head and nothing to read: it is left out.
 _MIN_REMNANT_TOKENS = 16
 
@@ -116,7 +119,7 @@ def texts_observation(
         # The whole budget, not the rest of it, so that the codec's cache sees the same text again.
         ids = codec.encode_untrusted(_escaped(text.text, frame), max_tokens)
         left = room - len(body)
-        kept = ids if len(ids) <= left else codec.cut(ids, left)
+        kept = ids if len(ids) <= left else _cut(ids, left, codec, frame)
         if kept and (len(kept) == len(ids) or not shown or left >= _MIN_REMNANT_TOKENS):
             body += kept
             shown.append(text.id)
@@ -132,7 +135,7 @@ def fixed_observation(
     """A sentence of ours in the place of results, inside ``frame`` (the information tags)."""
     frame = frame or information_frame(codec)
     ids = codec.encode_trusted(_escaped(note, frame))
-    body = codec.cut(ids, _room(frame, max_tokens))
+    body = _cut(ids, _room(frame, max_tokens), codec, frame)
     ends_line = note.endswith("\n") and len(body) == len(ids) and not frame.is_json
     return _framed(body, ends_line, codec, frame, ())
 
@@ -160,6 +163,14 @@ def _framed(
     closing = frame.closing_after_line if ends_line else frame.closing
     ids = [*frame.opening, *body, *closing]
     return Observation(tuple(ids), codec.decode(ids), passage_ids)
+
+
+def _cut(ids: Sequence[int], num_tokens: int, codec: Codec, frame: Frame) -> list[int]:
+    """The first tokens, and inside a JSON string no part of an escape, which would eat its end."""
+    kept = list(codec.cut(ids, num_tokens))
+    while frame.is_json and _CUT_ESCAPE.search(codec.decode(kept)):
+        kept.pop()
+    return kept
 
 
 def _escaped(text: str, frame: Frame) -> str:

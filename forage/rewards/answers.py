@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+_WHOLE = frozenset({"yes", "no", "noanswer"})
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -56,25 +57,29 @@ def f1_score(prediction: str, golden_answers: Sequence[str]) -> float:
     """The best token-overlap F1 over the golden answers, 0 to 1 (SQuAD, arXiv:1606.05250).
 
     "big red dog" against "red cat": one common word, precision 1/3, recall 1/2, F1 0.4.
-    Golden answers that normalise to nothing give 1 by raw equality, else 0. Raises ``TypeError``
-    for a bare string.
+    "yes", "no" and "noanswer", predicted or golden, count only whole: "yes it is" for "yes" is 0
+    (HotpotQA's evaluation script, https://arxiv.org/abs/1809.09600). Golden answers that normalise
+    to nothing give 1 by raw equality, else 0. Raises ``TypeError`` for a bare string.
     """
     _refuse_bare_string(golden_answers)
-    words = normalize_answer(prediction).split()
+    normal = normalize_answer(prediction)
     return max(
         (
-            _overlap(words, golden.split()) if golden else float(prediction == raw)
+            _overlap(normal, golden) if golden else float(prediction == raw)
             for raw, golden in _normalised(golden_answers)
         ),
         default=0.0,
     )
 
 
-def _overlap(predicted: list[str], golden: list[str]) -> float:
-    common = (Counter(predicted) & Counter(golden)).total()
+def _overlap(predicted: str, golden: str) -> float:
+    if predicted != golden and not _WHOLE.isdisjoint((predicted, golden)):
+        return 0.0
+    words, golden_words = predicted.split(), golden.split()
+    common = (Counter(words) & Counter(golden_words)).total()
     if not common:
         return 0.0
-    precision, recall = common / len(predicted), common / len(golden)
+    precision, recall = common / len(words), common / len(golden_words)
     return 2 * precision * recall / (precision + recall)
 
 

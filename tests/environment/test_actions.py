@@ -14,7 +14,8 @@ from forage.environment.actions import (
 )
 from tests.fakes import INVALID_ACTION_MESSAGE
 
-PUBLISHED = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+# Search-R1's expression, but that the last tag opened before the end begins the block.
+PUBLISHED = re.compile(r"<(search|answer)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 tagged_text = st.lists(st.sampled_from([*PROTOCOL_TAGS, "a", " ", "\n", "<", ">"])).map("".join)
 
 
@@ -29,7 +30,10 @@ tagged_text = st.lists(st.sampled_from([*PROTOCOL_TAGS, "a", " ", "\n", "<", ">"
         ("<search><answer>b</answer></search>", Search("<answer>b</answer>")),
         ("<search>a <answer>b</answer>", Answer("b")),
         ("</search><search>a</search>", Search("a")),
-        ("<search><search>a</search>", Search("<search>a")),
+        ("<search><search>a</search>", Search("a")),
+        ("<think> I use <search> now </think><search>q</search>", Search("q")),
+        ("<think> <answer> comes last </think><answer>b</answer>", Answer("b")),
+        ("<search> or <answer>b</answer> <search>a</search>", Answer("b")),
         ("<answer></answer>", Answer("")),
         ("<answer>a</answer></answer>", Answer("a")),
         ("<search>a</search>, then", Search("a")),
@@ -62,7 +66,7 @@ def test_an_invalid_action_says_why(text: str, reason: str):
 
 
 @given(st.text() | tagged_text)
-def test_any_text_parses_as_the_published_expression_does(text: str):
+def test_any_text_parses_as_the_published_expression_does_for_its_innermost_blocks(text: str):
     action = parse_action(text)
     match = PUBLISHED.search(text)
     if match is None:

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,9 +9,12 @@ from forage.environment.observation import (
     NOTHING_FOUND,
     SEARCH_FAILED,
     SWITCHED_OFF,
+    Frame,
+    ResultText,
     build_observation,
     fixed_observation,
     message_observation,
+    texts_observation,
 )
 from forage.errors import UserError
 from forage.types import Hit, Passage
@@ -146,3 +151,14 @@ def test_a_pad_token_that_is_the_end_token_appears_in_no_observation():
     observation = build_observation(hits, CODECS["pad_is_eos"], 200)
     assert tokenizer.eos_token_id not in observation.token_ids
     assert "<|endoftext|>" not in observation.text
+
+
+@pytest.mark.parametrize("text", ['"' * 40, "\\" * 40, "\x01" * 40, 'a\\"b\x02' * 12])
+def test_a_json_frame_is_closed_wherever_its_body_is_cut(text: str):
+    """A body cut inside an escape took the frame's closing quote for a part of its text."""
+    codec = CODECS["tags_ordinary"]
+    frame = Frame.of(codec.encode_trusted('"'), '"', codec, is_json=True)
+    for max_tokens in range(2, 90):
+        shown = texts_observation([ResultText(text)], codec, max_tokens, frame)
+        assert text.startswith(json.loads(shown.text, strict=False))
+        assert len(shown.token_ids) <= max_tokens

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.diagnostics import mismatch
-from forage.algorithms.loss.corrections import Level, importance_weights, normalised, reject, veto
+from forage.algorithms.loss.corrections import Level, importance_weights, mean_weight, reject, veto
 
 LEVELS: tuple[Level, ...] = ("token", "sequence", "geometric")
 pairs = st.tuples(st.floats(-6, 0), st.floats(-6, 0)).map(
@@ -84,29 +84,14 @@ def test_rejection_and_veto_are_the_loops(batch: Any, level: Level, threshold: f
     assert vetoed.sequence_fraction == pytest.approx(sum(bad) / len(batch))
 
 
-@given(batches, st.sampled_from(LEVELS), st.data())
-def test_normalised_weights_are_the_loops(batch: Any, level: Level, data: st.DataObject):
-    kept = [[data.draw(st.booleans()) for _ in sequence] for sequence in batch]
+@given(batches, st.sampled_from(LEVELS))
+def test_the_mean_weight_is_the_loops(batch: Any, level: Level):
     weights = slow_ratios(batch, level)
-    if level == "token":
-        counted = [
-            weight
-            for sequence, keep in zip(weights, kept, strict=True)
-            for weight, is_kept in zip(sequence, keep, strict=True)
-            if is_kept
-        ]
-    else:
-        counted = [s[0] for s, keep in zip(weights, kept, strict=True) if any(keep)]
-    mean = math.fsum(counted) / len(counted) if counted else 1.0
+    counted = [w for s in weights for w in s] if level == "token" else [s[0] for s in weights]
     _, _, sequence_of = flat(batch)
-    found = normalised(
-        torch.tensor([w for sequence in weights for w in sequence], dtype=torch.float64),
-        torch.tensor([is_kept for keep in kept for is_kept in keep]),
-        sequence_of,
-        len(batch),
-        level,
-    )
-    assert found.tolist() == pytest.approx([w / mean for s in weights for w in s], rel=1e-9)
+    flat_weights = torch.tensor([w for s in weights for w in s], dtype=torch.float64)
+    found = mean_weight(flat_weights, sequence_of, len(batch), level)
+    assert found.item() == pytest.approx(math.fsum(counted) / len(counted), rel=1e-9)
 
 
 @given(batches)

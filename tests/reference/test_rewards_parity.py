@@ -40,6 +40,9 @@ def second_normalise(text: str) -> str:
 
 
 def second_f1(prediction: str, golden: str) -> float:
+    both = (second_normalise(prediction), second_normalise(golden))
+    if {"yes", "no", "noanswer"} & set(both) and both[0] != both[1]:
+        return 0.0
     predicted = second_normalise(prediction).split(" ") if second_normalise(prediction) else []
     wanted = second_normalise(golden).split(" ")
     left = list(wanted)

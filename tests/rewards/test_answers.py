@@ -99,3 +99,18 @@ def test_an_exact_match_is_a_cover_match_and_has_an_f1_of_one(prediction: str, g
 def test_a_further_golden_answer_never_lowers_a_match(prediction: str, other: str):
     assert exact_match(prediction, [other, prediction])
     assert f1_score(prediction, ["Rome", other]) >= f1_score(prediction, ["Rome"])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golden", "f1"),
+    [
+        ("yes it is", "yes", 0.0),
+        ("no", "no one", 0.0),
+        ("noanswer", "noanswer given", 0.0),
+        ("Yes.", "yes", 1.0),
+        ("yes it is", "yes it was", 2 / 3),
+    ],
+)
+def test_yes_no_and_noanswer_count_only_whole(prediction: str, golden: str, f1: float):
+    """HotpotQA and FlashRAG score so; "yes it is" for "yes" earned half a point."""
+    assert f1_score(prediction, [golden]) == pytest.approx(f1)

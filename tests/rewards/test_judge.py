@@ -207,12 +207,14 @@ async def test_what_fails_at_first_is_tried_again():
         assert len(server.requests) == 3
 
 
-async def test_a_server_that_wants_to_be_left_alone_for_longer_than_the_deadline_is():
+async def test_a_server_that_wants_to_be_left_alone_beyond_the_deadline_is_asked_before_it():
     reply = (429, "", {"Retry-After": "60"})
-    async with judge_and_server(reply, deadline_s=5, timeout_s=5) as (judge, server):
+    settings = {"deadline_s": 1.5, "timeout_s": 0.5, "max_retries": 1}
+    async with judge_and_server(reply, **settings) as (judge, server):
         outcome = await ask(judge)
         assert isinstance(outcome, RemoteFailure)
-        assert len(server.requests) == 1
+        assert outcome.kind is FailureKind.REFUSED
+        assert len(server.requests) == 2
 
 
 async def test_a_server_that_never_replies_is_a_timeout_within_the_deadline():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from forage.algorithms.loss.kl import bounded
 from forage.settings import Frozen
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def cispo_loss(
     ``clip_low`` 1 leaves the lower side free. Source: https://arxiv.org/abs/2506.13585, equations
     4 and 5.
     """
-    ratio_M = (logprobs_M.detach() - old_logprobs_M).exp()
+    ratio_M = bounded(logprobs_M.detach() - old_logprobs_M).exp()
     weight_M = ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high)
     metrics = {"loss/clip_fraction": (weight_M != ratio_M).float()}
     return -weight_M * advantages_M * logprobs_M, metrics

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from forage.algorithms.loss.kl import bounded
 from forage.settings import Frozen
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def clipped_loss(
     (clip-higher), https://arxiv.org/abs/1912.09729 (dual clip: with a negative advantage A the
     gain is at least ``dual_clip`` * A).
     """
-    ratio_M = (logprobs_M - old_logprobs_M).exp()
+    ratio_M = bounded(logprobs_M - old_logprobs_M).exp()
     gain_M, is_clipped_M = clipped_gain(ratio_M, advantages_M, clip_low, clip_high)
     metrics = {"loss/clip_fraction": is_clipped_M.float()}
     if dual_clip is not None:

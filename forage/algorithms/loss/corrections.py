@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from forage.algorithms.loss.aggregation import sequence_means, sequence_sums
+from forage.algorithms.loss.kl import bounded
 from forage.settings import Frozen, kind_or
 
 if TYPE_CHECKING:
@@ -27,18 +28,19 @@ if TYPE_CHECKING:
 Level = Literal["token", "sequence", "geometric"]
 Bound = Literal["truncate", "clip", "mask"]
 
-MAX_LOG_RATIO = 20.0
-"""Ratios are kept within exp(20) either way, so that their squares stay finite."""
-
 _LEVEL = "Whose ratio it is: the token's, the sequence's product, or its geometric mean."
-_NORMALISE = "Divide the weights by their mean over the step."
+_NORMALISE = "Divide the weights by their mean over all sampled tokens of the step."
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A weight a token, and the share of tokens whose ratio was bounded."""
+    """A weight a token, what a mean of weights counts, and the share of bounded tokens.
+
+    ``counted_M`` are the weights; where ratios out of bounds weigh 0, those ratios as they are.
+    """
 
     weights_M: Tensor
+    counted_M: Tensor
     cut_fraction: float
 
 
@@ -131,7 +133,8 @@ class CorrectionConfig(Frozen):
             weights_M = found.weights_M
             metrics["correction/cut_fraction"] = found.cut_fraction
             if by.normalise:
-                weights_M = normalised(weights_M, is_kept_M, sequence_of_M, num_sequences, by.level)
+                mean = mean_weight(found.counted_M, sequence_of_M, num_sequences, by.level)
+                weights_M = weights_M / mean if mean > 0 else weights_M
             kept_M = weights_M[is_kept_M]
             metrics["correction/weight_mean"] = kept_M.mean().item() if len(kept_M) else 0.0
             metrics["correction/weight_ess"] = (
@@ -151,7 +154,7 @@ def log_ratio_at(
             at_level_M = sequence_sums(log_ratio_M, sequence_of_M, num_sequences)[sequence_of_M]
         case "geometric":
             at_level_M = sequence_means(log_ratio_M, sequence_of_M, num_sequences)[sequence_of_M]
-    return at_level_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return bounded(at_level_M)
 
 
 def importance_weights(
@@ -168,29 +171,26 @@ def importance_weights(
     is_above_M, is_below_M = ratio_M > high, ratio_M < low
     match bound:
         case "truncate":
-            weights_M, is_cut_M = ratio_M.clamp(max=high), is_above_M
+            weights_M = ratio_M.clamp(max=high)
+            return Weights(weights_M, weights_M, _share(is_above_M))
         case "clip":
-            weights_M, is_cut_M = ratio_M.clamp(low, high), is_above_M | is_below_M
+            weights_M = ratio_M.clamp(low, high)
+            return Weights(weights_M, weights_M, _share(is_above_M | is_below_M))
         case "mask":
             is_cut_M = is_above_M | is_below_M
-            weights_M = ratio_M.masked_fill(is_cut_M, 0.0)
-    return Weights(weights_M, _share(is_cut_M))
+            return Weights(ratio_M.masked_fill(is_cut_M, 0.0), ratio_M, _share(is_cut_M))
 
 
-def normalised(
-    weights_M: Tensor, is_kept_M: Tensor, sequence_of_M: Tensor, num_sequences: int, level: Level
+def mean_weight(
+    weights_M: Tensor, sequence_of_M: Tensor, num_sequences: int, level: Level
 ) -> Tensor:
-    """Weights over their mean in the whole batch: over its kept tokens, or, where a sequence has
-    one weight, over the sequences of which something is kept. All 0 stays all 0."""
+    """The mean weight of a step: over all its sampled tokens, or over its sequences where each has
+    one weight. What is rejected counts too, as in veRL and slime; without tokens it is 0."""
+    if not len(weights_M):
+        return weights_M.new_zeros(())
     if level == "token":
-        counted = weights_M[is_kept_M]
-    else:
-        kept_weights_M = weights_M.where(is_kept_M, 0.0)
-        num_kept_S = sequence_sums(is_kept_M.to(weights_M.dtype), sequence_of_M, num_sequences)
-        sums_S = sequence_sums(kept_weights_M, sequence_of_M, num_sequences)
-        counted = (sums_S / num_kept_S)[num_kept_S > 0]
-    mean = counted.mean() if len(counted) else weights_M.new_zeros(())
-    return weights_M / mean if mean > 0 else weights_M
+        return weights_M.mean()
+    return sequence_means(weights_M, sequence_of_M, num_sequences).mean()
 
 
 def reject(

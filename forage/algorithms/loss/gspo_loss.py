@@ -8,6 +8,7 @@ from pydantic import Field
 
 from forage.algorithms.loss.aggregation import sequence_means
 from forage.algorithms.loss.clipped_loss import clipped_gain
+from forage.algorithms.loss.kl import bounded
 from forage.settings import Frozen
 
 if TYPE_CHECKING:
@@ -49,6 +50,6 @@ def gspo_loss(
     log_ratio_M = logprobs_M - old_logprobs_M
     means_S = sequence_means(log_ratio_M.detach(), sequence_of_M, num_sequences_here)
     # The value is the sequence's ratio, the gradient the token's own.
-    ratio_M = (means_S[sequence_of_M] + logprobs_M - logprobs_M.detach()).exp()
+    ratio_M = (bounded(means_S)[sequence_of_M] + logprobs_M - logprobs_M.detach()).exp()
     gain_M, is_clipped_M = clipped_gain(ratio_M, advantages_M, clip_low, clip_high)
     return -gain_M, {"loss/clip_fraction": is_clipped_M.float()}

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 KlForm = Literal["k1", "k2", "k3", "absolute"]
 
+MAX_LOG_RATIO = 20.0
+"""Log ratios are kept within this either way, so that ratios and their squares stay finite."""
+MAX_K3 = 10.0
+"""The most that one token adds in the form k3; beyond it the gradient is 0, as in the originals."""
+
 
 class AdaptiveKl(Frozen):
     """Lets the coefficient follow the measured divergence."""
@@ -51,7 +56,8 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) 
     With d = log policy - log reference: k1 is d, k2 is d^2 / 2, k3 is exp(-d) - 1 + d, all of
     http://joschu.net/blog/kl-approx.html, and absolute is |d|. k1 and k3 are unbiased as values; as
     a term of the loss k2 has the gradient of the divergence, k1 none on average, and k3 that of the
-    divergence the other way round (https://arxiv.org/abs/2510.01555).
+    divergence the other way round (https://arxiv.org/abs/2510.01555). k3 is bounded as veRL's
+    low_var_kl is: the log ratio within 20, the estimate at 10.
     """
     difference_M = logprobs_M - reference_logprobs_M
     match form:
@@ -60,9 +66,15 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) 
         case "k2":
             return 0.5 * difference_M.square()
         case "k3":
-            return (-difference_M).expm1() + difference_M
+            log_ratio_M = bounded(-difference_M)
+            return (log_ratio_M.expm1() - log_ratio_M).clamp(max=MAX_K3)
         case "absolute":
             return difference_M.abs()
+
+
+def bounded(log_ratio_M: Tensor) -> Tensor:
+    """Log ratios within 20 either way: an infinite ratio would make NaN of an advantage of 0."""
+    return log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def next_coefficient(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from forage.algorithms.loss.kl import bounded
 from forage.settings import Frozen
 
 if TYPE_CHECKING:
@@ -29,5 +30,5 @@ def reinforce_loss(
     The gradient is ``-ratio * advantage * grad log p``; where the ratio is 1 this is the estimator
     of Williams, 1992 (https://doi.org/10.1007/BF00992696).
     """
-    ratio_M = (logprobs_M.detach() - old_logprobs_M).exp()
+    ratio_M = bounded(logprobs_M.detach() - old_logprobs_M).exp()
     return -ratio_M * advantages_M * logprobs_M, {}

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.loss.corrections import (
-    MAX_LOG_RATIO,
     Bound,
+    CorrectionConfig,
     Level,
     importance_weights,
     log_ratio_at,
-    normalised,
+    mean_weight,
     reject,
     veto,
 )
@@ -87,28 +87,32 @@ def test_ratios_are_kept_where_their_squares_are_finite():
     found = importance_weights(
         torch.tensor([900.0]), torch.tensor([0]), 1, "token", "truncate", 0.5, math.inf
     )
-    assert found.weights_M.item() == pytest.approx(math.exp(MAX_LOG_RATIO))
+    assert found.weights_M.item() == pytest.approx(math.exp(20))
 
 
-def test_normalised_weights_of_tokens_have_mean_one_over_what_is_kept():
-    weights_M = torch.tensor([2.0, 4.0, 6.0, 100.0])
-    is_kept_M = torch.tensor([True, True, True, False])
-    found = normalised(weights_M, is_kept_M, SEQUENCES, 2, "token")
-    assert found[is_kept_M].tolist() == pytest.approx([0.5, 1.0, 1.5])
-
-
-def test_normalised_weights_of_sequences_have_mean_one_over_sequences_however_long():
+def test_the_mean_weight_is_over_all_tokens_or_over_sequences_however_long():
     weights_M = torch.tensor([1.0, 1.0, 1.0, 3.0])
-    is_kept_M = torch.ones(4, dtype=torch.bool)
-    found = normalised(weights_M, is_kept_M, SEQUENCES, 2, "geometric")
-    assert found.tolist() == pytest.approx([0.5, 0.5, 0.5, 1.5])
+    assert mean_weight(weights_M, SEQUENCES, 2, "token").item() == 1.5
+    assert mean_weight(weights_M, SEQUENCES, 2, "geometric").item() == 2.0
+    assert mean_weight(weights_M[:0], SEQUENCES[:0], 0, "token").item() == 0.0
 
 
-def test_weights_that_are_all_masked_stay_so():
-    zeros, nothing = torch.zeros(4), torch.zeros(4, dtype=torch.bool)
-    for level in ("token", "sequence"):
-        for is_kept_M in (nothing, ~nothing):
-            assert normalised(zeros, is_kept_M, SEQUENCES, 2, level).tolist() == [0.0] * 4
+def corrected(kind: str, **keys: object) -> list[float]:
+    weights = {"kind": kind, "normalise": True, **keys}
+    config = CorrectionConfig.model_validate({"weights": weights, "reject": {"high": 3.5}})
+    return config.bound(logs(*RATIOS), SEQUENCES, 2)[0].tolist()
+
+
+def test_what_is_rejected_counts_in_the_mean_that_weights_are_divided_by():
+    """The mean went over the kept tokens alone; veRL and slime divide by that of all tokens."""
+    mean = (2.0 + 0.25 + 1.0 + 2.0) / 4
+    assert corrected("truncate") == pytest.approx([w / mean for w in (2.0, 0.25, 1.0, 2.0)])
+
+
+def test_a_mask_leaves_the_mean_that_of_the_weights_before_it():
+    """As in slime: ratios 4, 1/4 and 3 lie outside of the bounds, and count all the same."""
+    mean = (4.0 + 0.25 + 1.0 + 3.0) / 4
+    assert corrected("mask") == pytest.approx([0.0, 0.0, 1.0 / mean, 0.0])
 
 
 @given(
@@ -124,7 +128,7 @@ def test_the_order_of_sequences_changes_no_weight_and_no_rejection(log_ratios_S,
         num = len(lengths)
         kept = reject(log_ratio_M, sequence_of_M, num, level, 0.5, 2.0).is_kept_M
         raw = importance_weights(log_ratio_M, sequence_of_M, num, level, "clip", 0.3, 3.0)
-        scaled = normalised(raw.weights_M, kept, sequence_of_M, num, level)
+        scaled = raw.weights_M / mean_weight(raw.counted_M, sequence_of_M, num, level)
         parts = zip(scaled.split(lengths), kept.split(lengths), strict=True)
         by_sequence = dict(zip(order, parts, strict=True))
         return [by_sequence[i] for i in range(num)]

@@ -71,3 +71,17 @@ def test_the_coefficient_rises_above_the_target_and_falls_below_it():
 def test_one_wild_step_moves_the_coefficient_by_a_fifth_of_its_share_at_most():
     wild = next_coefficient(0.1, kl=500.0, target=2.0, num_episodes=100, horizon=1000)
     assert wild == pytest.approx(0.1 * 1.02)
+
+
+def test_k3_of_a_token_is_ten_at_most_and_has_no_gradient_beyond():
+    """exp() ran to infinity for a token that the reference finds 1e40 times as likely; veRL bounds
+    the log ratio at 20 and the estimate at 10."""
+    logprobs = torch.tensor([-95.0, -4.0, -1.0], requires_grad=True)
+    estimates = kl_estimate(logprobs, torch.tensor([-1.0, -1.0, -95.0]), "k3")
+    assert estimates[0].item() == 10.0
+    assert estimates[1].item() == 10.0  # exp(3) - 1 - 3 is 16
+    assert estimates[2].item() == 10.0
+    estimates.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [0.0, 0.0, 0.0]
+    assert kl_estimate(torch.tensor([-1.0]), torch.tensor([-1.5]), "k3").item() < 0.12

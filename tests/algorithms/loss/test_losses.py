@@ -193,3 +193,20 @@ def test_protection_of_nothing_is_nothing():
         column(), column(), column(), torch.zeros(0, dtype=torch.int64)
     )
     assert loss.tolist() == metrics["loss/protection"].tolist() == []
+
+
+def test_a_ratio_beyond_every_float_at_advantage_zero_is_no_loss_and_no_nan():
+    """0 times infinity made a NaN of the whole step."""
+    old, advantages = torch.tensor([-200.0]), torch.tensor([0.0])
+    one_sequence = (torch.tensor([0]), 1)
+    for loss in (
+        lambda logprobs: clipped_loss(logprobs, old, advantages, 0.2, 0.2),
+        lambda logprobs: reinforce_loss(logprobs, old, advantages),
+        lambda logprobs: cispo_loss(logprobs, old, advantages, 0.2, 0.2),
+        lambda logprobs: gspo_loss(logprobs, old, advantages, *one_sequence, 0.2, 0.2),
+    ):
+        logprobs = torch.tensor([-1.0], requires_grad=True)
+        loss_M = loss(logprobs)[0]
+        loss_M.sum().backward()
+        assert logprobs.grad is not None
+        assert (loss_M.item(), logprobs.grad.item()) == (0.0, 0.0)

@@ -184,6 +184,9 @@ def test_the_bare_question_comes_out_of_every_prompt_that_it_is_put_in(template:
         ("<|im_start|>system\nhi<|im_end|>\n<|im_start|>user\nQuestion: who?<|im_end|>\n"
          "<|im_start|>assistant\n", "who?"),
         ("Use <answer> and </answer>.\n\nwho?", None),
+        ("Who wrote Question: Mark?", "Who wrote Question: Mark?"),
+        (chat("Is Question: M a film?"), "Is Question: M a film?"),
+        ("Answer it.\n Question: Is Question: M a film?", "Is Question: M a film?"),
         ([{"role": "assistant", "content": "Question: no"}], None),
         (None, None),
     ],
