@@ -80,6 +80,8 @@ def _add_service_arguments(group: _ArgumentGroup) -> None:
     add("--max-topk", positive, "topk that a request may ask for", default=1000)
     add("--max-query-chars", positive, "characters that a query may have", default=20_000)
     add("--max-body-bytes", positive, "bytes that a request may have", default=16 * 2**20)
+    text = "bytes of passages or pages that a reply may have; what finds more is refused"
+    add("--max-reply-bytes", positive, text, default=64 * 2**20)
     text = "requests answered at once; further ones are refused with 429"
     add("--max-in-flight", positive, text, default=1024)
     text = "seconds that a request may take; then it is answered with 504"

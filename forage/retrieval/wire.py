@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Self, TypeVar
 from unicodedata import combining
 from urllib.parse import quote
@@ -52,6 +52,11 @@ class Wire(BaseModel):
 
 
 W = TypeVar("W", bound=Wire)
+
+PIECE_BYTES = 2**17
+_HITS_AT_ONCE = 64
+# Of a document apart from its texts: names of fields, id, score, the beginning of its address.
+_FRAME_BYTES = 100
 
 
 class RetrieveRequest(Wire):
@@ -148,23 +153,55 @@ class Problem(Wire):
 
 def write_reply(
     hits_by_query: Sequence[Sequence[Hit]], return_scores: bool, page_url: str = WIKIPEDIA_PAGE
-) -> bytes:
-    """Hits as JSON: ``ScoredReply`` with scores, ``PlainReply`` without.
+) -> Iterator[bytes]:
+    """Hits as JSON in pieces: ``ScoredReply`` with scores, ``PlainReply`` without.
 
+    A piece has about ``PIECE_BYTES``, however large the reply: it is sent before the next is made.
     ``page_url``: the address of a title's page, with ``{title}`` in it ("": there is none).
     """
-    documents = [[_document(hit.passage, page_url) for hit in hits] for hits in hits_by_query]
-    if not return_scores:
-        return _to_json(documents)
-    return _to_json(
-        [
-            [
-                {"document": document, "score": hit.score}
-                for document, hit in zip(found, hits, strict=True)
-            ]
-            for found, hits in zip(documents, hits_by_query, strict=True)
-        ]
-    )
+    piece = bytearray(b'{"result":[')
+    for number, hits in enumerate(hits_by_query):
+        piece += b",[" if number else b"["
+        for start in range(0, len(hits), _HITS_AT_ONCE):
+            found: list[Any] = []
+            for hit in hits[start : start + _HITS_AT_ONCE]:
+                document = _document(hit.passage, page_url)
+                found.append(
+                    {"document": document, "score": hit.score} if return_scores else document
+                )
+            piece += (b"," if start else b"") + _to_json(found)[1:-1]
+            if len(piece) >= PIECE_BYTES:
+                yield bytes(piece)
+                piece.clear()
+        piece += b"]"
+    yield bytes(piece + b"]}")
+
+
+def write_pages(pages: Sequence[Page | None]) -> Iterator[bytes]:
+    """An ``AccessReply`` in pieces, as ``write_reply`` writes its own."""
+    piece = bytearray(b'{"result":[')
+    for number, page in enumerate(pages):
+        piece += b"," if number else b""
+        piece += page.model_dump_json().encode("utf-8") if page else b"null"
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece + b"]}")
+
+
+def num_bytes_of(hits: Iterable[Hit]) -> int:
+    """About how many bytes hits are in a reply."""
+    num_bytes = 0
+    for hit in hits:
+        passage = hit.passage
+        num_bytes += _FRAME_BYTES + 2 * utf8_length(passage.title) + utf8_length(passage.text)
+        num_bytes += sum(utf8_length(str(value)) for value in passage.fields.values())
+    return num_bytes
+
+
+def utf8_length(text: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def read_reply(payload: bytes, num_queries: int, topk: int) -> list[tuple[Hit, ...]]:
@@ -244,13 +281,11 @@ def _document(passage: Passage, page_url: str) -> dict[str, Any]:
 _JSON = TypeAdapter(Any)
 
 
-def _to_json(result: list[Any]) -> bytes:
+def _to_json(value: Any) -> bytes:
     try:
-        return _JSON.dump_json({"result": result})
+        return _JSON.dump_json(value)
     except ValueError:  # a lone surrogate: Python's writer spells it out
-        return replace_surrogates(json.dumps({"result": result}, ensure_ascii=False)).encode(
-            "utf-8"
-        )
+        return replace_surrogates(json.dumps(value, ensure_ascii=False)).encode("utf-8")
 
 
 def _hit(document: ScoredDocument | Document) -> Hit:

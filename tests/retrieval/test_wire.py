@@ -1,10 +1,18 @@
+import json
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.retrieval.wire import normalise_query
+from forage.retrieval.wire import (
+    PIECE_BYTES,
+    normalise_query,
+    num_bytes_of,
+    read_reply,
+    write_reply,
+)
+from forage.types import Hit, Passage
 
 
 @pytest.mark.parametrize(
@@ -48,3 +56,19 @@ def test_of_a_run_of_marks_thirty_stay(mark: str):
 def test_marks_that_a_word_may_have_stay_where_they_are():
     text = " ".join(["Việt", "हिन्दी", "ก็ได้", "שָׁלוֹם", "a" + "\u0301" * 30] * 20)
     assert normalise_query(text) == unicodedata.normalize("NFC", text)
+
+
+@pytest.mark.parametrize("return_scores", [False, True])
+def test_a_large_reply_is_written_in_pieces_and_about_as_large_as_was_counted(return_scores: bool):
+    """A reply of 254 MB was written in one go, and stood in memory twice."""
+    hits = [Hit(Passage(f"p{n}", "Zürich", "text " * 200), float(n)) for n in range(200)]
+    asked = [hits, [], hits[:1], hits * 3]
+    pieces = list(write_reply(asked, return_scores))
+    assert max(map(len, pieces)) < 2 * PIECE_BYTES
+    reply = b"".join(pieces)
+    assert [len(found) for found in json.loads(reply)["result"]] == [200, 0, 1, 600]
+    expected = [
+        tuple(found if return_scores else (Hit(h.passage, 0.0) for h in found)) for found in asked
+    ]
+    assert read_reply(reply, 4, topk=600) == expected
+    assert sum(map(num_bytes_of, asked)) == pytest.approx(len(reply), rel=0.05)

@@ -39,7 +39,7 @@ _PROBLEMS = {
     400: "topk is above the limit",
     401: "the bearer token is missing or wrong",
     404: "this server has no pages",
-    413: "too many queries, one too long, or too large a body",
+    413: "too many queries, one too long, or too large a body or reply",
     422: "not JSON, or not of this form",
     429: "too many requests are in flight; Retry-After says when to return",
     500: "a fault of the server",

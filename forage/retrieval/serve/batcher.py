@@ -20,8 +20,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from forage.retrieval.cache import LruCache
 from forage.retrieval.serve.metrics import Figure, Figures
-from forage.retrieval.serve.turns import Asked, Speed, Turns, weight_of
+from forage.retrieval.serve.turns import Answered, Asked, Speed, Turns, weight_of
 from forage.retrieval.source import Source, SourceError
+from forage.retrieval.wire import num_bytes_of
 from forage.types import Hit
 
 P = ParamSpec("P")
@@ -32,6 +33,7 @@ _Key = tuple[str, int, str]
 
 # Queries of one request that are looked up in the cache before another request has its turn.
 _LOOK_UPS = 32
+_NOTHING = Answered([], 0)
 
 
 class Batcher:
@@ -49,8 +51,8 @@ class Batcher:
         self._source = source
         self._figures = figures or Figures()
         self._max_batch = max_batch
-        self._cache: LruCache[_Key, list[Hit]] = LruCache(
-            cache_size, weigh=lambda hits: max(1, len(hits))
+        self._cache: LruCache[_Key, Answered] = LruCache(
+            cache_size, weigh=lambda found: max(1, len(found.hits))
         )
         self._turns = Turns()
         # The search under way: who waits for each of its queries, and for which place.
@@ -64,23 +66,25 @@ class Batcher:
         """Closed, and no search runs any more: the source may be closed."""
         return not self._thread.is_alive
 
-    async def search(self, queries: Sequence[str], topk: int, address: str = "") -> list[list[Hit]]:
+    async def search(
+        self, queries: Sequence[str], topk: int, address: str = "", max_bytes: float = math.inf
+    ) -> list[list[Hit]]:
         """The hits of each query, in the order asked; raises what the source raised.
 
         ``queries`` are normalised (``wire.normalise_query``); an empty one has no hits, whatever
         the source. Requests of other addresses, and other requests of this one, take turns with
         it. A caller that is cancelled takes nothing from the others, and what nobody waits for any
-        more is not searched.
+        more is not searched. Raises ``OverLimit`` when a reply would have ``max_bytes``.
         """
         self._figures.add(Figure.QUERIES, len(queries))
-        asked = Asked(queries, topk)
+        asked = Asked(queries, topk, max_bytes)
         while self._next_key(asked) is None and not asked.is_over:
             await asyncio.sleep(0)
         if not asked.is_over:
             self._turns.add(asked, address)
             if self._draining is None or self._draining.done():
                 self._draining = asyncio.create_task(self._drain())
-        if asked.num_missing:
+        if queries:
             await asked.done
         return asked.hits
 
@@ -102,10 +106,10 @@ class Batcher:
                 return None
             key = (asked.queries[asked.place], asked.topk, source_id)
             if not key[0]:
-                asked.answer(asked.place, [])
-            elif (hits := self._cache.get(key)) is not None:
+                asked.answer(asked.place, _NOTHING)
+            elif (found := self._cache.get(key)) is not None:
                 self._figures.add(Figure.CACHE_HITS)
-                asked.answer(asked.place, hits)
+                asked.answer(asked.place, found)
             elif (waiting := self._in_flight.get(key)) is not None:
                 self._figures.add(Figure.JOINED)
                 waiting.append((asked, asked.place))
@@ -140,7 +144,7 @@ class Batcher:
     async def _search(self, keys: Sequence[_Key]) -> None:
         started = time.perf_counter()
         try:
-            hits_by_key = await self._thread.run(self._searched, keys)
+            found_by_key = await self._thread.run(self._searched, keys)
         except Exception as error:  # the boundary of the source: its callers get the error
             self._count(keys, started)
             is_passing = isinstance(error, SourceError) and error.is_temporary
@@ -153,10 +157,10 @@ class Batcher:
                 await self._search_wanted(keys[half:])
         else:
             self._count(keys, started)
-            for key, hits in zip(keys, hits_by_key, strict=True):
-                self._cache.put(key, hits)
+            for key, found in zip(keys, found_by_key, strict=True):
+                self._cache.put(key, found)
                 for asked, place in self._in_flight.pop(key):
-                    asked.answer(place, hits)
+                    asked.answer(place, found)
 
     async def _search_wanted(self, keys: Sequence[_Key]) -> None:
         """Search what somebody still waits for."""
@@ -169,8 +173,8 @@ class Batcher:
         if wanted:
             await self._search(wanted)
 
-    def _searched(self, keys: Sequence[_Key]) -> list[list[Hit]]:
-        """The source's hits, in the search thread; ``SourceError`` for what no source may give."""
+    def _searched(self, keys: Sequence[_Key]) -> list[Answered]:
+        """What the source finds, in the search thread; ``SourceError`` for what none may give."""
         hits_by_key = self._source.search([query for query, _, _ in keys], keys[0][1])
         if len(hits_by_key) != len(keys):
             raise SourceError(
@@ -181,7 +185,7 @@ class Batcher:
             raise SourceError(
                 f"{self._source.name} gave a score that is not a number", is_temporary=False
             )
-        return hits_by_key
+        return [Answered(hits, num_bytes_of(hits)) for hits in hits_by_key]
 
     def _fail(self, keys: Sequence[_Key], error: Exception) -> None:
         self._figures.add(Figure.FAILED_QUERIES, len(keys))

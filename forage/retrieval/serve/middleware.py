@@ -50,6 +50,7 @@ class Limits(Strict):
     max_topk: int = Field(default=1000, ge=1)
     max_query_chars: int = Field(default=20_000, ge=1)
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
+    max_reply_bytes: int = Field(default=64 * 2**20, ge=1)
     max_in_flight: int = Field(default=1024, ge=1)
     deadline_s: float = Field(default=30.0, gt=0)
 

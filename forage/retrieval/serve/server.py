@@ -14,8 +14,9 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from types import FrameType
 
 import uvicorn
@@ -24,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from forage.errors import UserError
@@ -42,8 +43,12 @@ from forage.retrieval.sources.stored_pages import Pages, read_pages
 from forage.retrieval.wire import (
     WIKIPEDIA_PAGE,
     AccessRequest,
+    Page,
+    PageChunk,
     RetrieveRequest,
     normalise_query,
+    utf8_length,
+    write_pages,
     write_reply,
 )
 
@@ -51,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 # Longer than clients keep idle connections, so that it is they who close them.
 _KEEP_ALIVE_S = 75
+# Pages that are read before it is looked how large the reply becomes.
+_PAGES_AT_ONCE = 32
 
 
 def serve(settings: ServeSettings) -> None:
@@ -233,7 +240,9 @@ class _Service:
         address = _address(request)
         asked = await self.bodies.read(self._read_retrieve, await request.body(), address)
         topk = asked.topk or self.settings.topk
-        hits_by_query = await self.batcher.search(asked.queries, topk, address)
+        hits_by_query = await self.batcher.search(
+            asked.queries, topk, address, self.settings.limits.max_reply_bytes
+        )
         return _json(write_reply(hits_by_query, asked.return_scores, self.settings.page_url))
 
     def _read_retrieve(self, body: bytes) -> RetrieveRequest:
@@ -247,8 +256,17 @@ class _Service:
         asked = await self.bodies.read(self._read_access, await request.body(), _address(request))
         if self._pages is None:
             return problem(404, "this server has no pages; start it with --pages FILE")
-        reply = await asyncio.to_thread(read_pages, self._pages, asked)
-        return _json(reply.model_dump_json().encode("utf-8"))
+        limit, num_bytes = self.settings.limits.max_reply_bytes, 0
+        found: list[PageChunk | Page | None] = []
+        for start in range(0, len(asked.urls), _PAGES_AT_ONCE):
+            part = asked.model_copy(update={"urls": asked.urls[start : start + _PAGES_AT_ONCE]})
+            pages = (await asyncio.to_thread(read_pages, self._pages, part)).result
+            num_bytes += sum(utf8_length(page.contents) for page in pages if page)
+            if num_bytes > limit:
+                detail = f"the pages have more than {limit} bytes, which a reply may have; ask "
+                raise OverLimit(413, f"{detail}for fewer at once, or for parts (max_chars, chunk)")
+            found += pages
+        return _json(write_pages(found))
 
     def _read_access(self, body: bytes) -> AccessRequest:
         asked = read_json(AccessRequest, body)
@@ -291,8 +309,18 @@ def _address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def _json(pieces: Iterator[bytes]) -> Response:
+    """A reply in one piece where it has no more, else streamed while it is written."""
+    first, second = next(pieces), next(pieces, None)
+    if second is None:
+        return Response(first, media_type="application/json")
+
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in chain((first, second), pieces):
+            yield piece
+            await asyncio.sleep(0)  # others are served between any two
+
+    return StreamingResponse(stream(), media_type="application/json")
 
 
 async def _answer_http_error(_: Request, error: Exception) -> Response:

@@ -9,10 +9,12 @@ searches. Batches are as large as the measured speed allows within ``_BATCH_S``.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from forage.retrieval.serve.middleware import OverLimit
 from forage.types import Hit
 
 # What a search is to take at most, so that whoever comes next waits no longer.
@@ -28,12 +30,22 @@ def weight_of(num_queries: int, num_chars: int, topk: int) -> float:
     return num_queries * (1 + topk / 128) + num_chars / 256
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The hits of a query, and about how many bytes they are in a reply."""
+
+    hits: list[Hit]
+    num_bytes: int
+
+
 @dataclass(slots=True, eq=False)
 class Asked:
     """One request: its queries, the hits found so far, and the next query that needs a turn."""
 
     queries: Sequence[str]
     topk: int
+    max_bytes: float = math.inf
+    num_bytes: int = 0
     hits: list[list[Hit]] = field(init=False)
     done: asyncio.Future[None] = field(init=False)
     place: int = 0
@@ -49,11 +61,17 @@ class Asked:
         """It needs no more turns: all its queries had theirs, it has failed, or its caller left."""
         return self.place == len(self.queries) or self.done.done()
 
-    def answer(self, place: int, hits: list[Hit]) -> None:
-        """The hits of one query."""
-        self.hits[place] = hits
+    def answer(self, place: int, found: Answered) -> None:
+        """The hits of one query; a reply that becomes too large is given up."""
+        self.hits[place] = found.hits
+        self.num_bytes += found.num_bytes
         self.num_missing -= 1
-        if not self.num_missing and not self.done.done():
+        if self.num_bytes > self.max_bytes:
+            num_answered = len(self.queries) - self.num_missing
+            detail = f"the passages of {num_answered} of {len(self.queries)} queries (topk "
+            detail += f"{self.topk}) have more than {self.max_bytes} bytes, which a reply may have"
+            self.fail(OverLimit(413, f"{detail}; ask fewer queries at once, or a smaller topk"))
+        elif not self.num_missing and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:

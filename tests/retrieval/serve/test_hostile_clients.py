@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from forage.retrieval.serve.middleware import Limits
-from forage.types import Hit
+from forage.retrieval.wire import Page
+from forage.types import Hit, Passage
 from tests.retrieval.conftest import StartServer
 from tests.retrieval.fake_sources import GatedSource
-from tests.retrieval.serve.test_server import read_figures
+from tests.retrieval.serve.test_server import post, read_figures
 
 
 @asynccontextmanager
@@ -45,6 +46,13 @@ async def ask(url: str, body: dict[str, Any], address: str = "127.0.0.1") -> int
     async with connected(url, address) as (reader, writer):
         writer.write(post_bytes(body))
         return int((await reader.readline()).split()[1])
+
+
+async def head_of(url: str, body: dict[str, Any]) -> bytes:
+    """The head of the reply."""
+    async with connected(url) as (reader, writer):
+        writer.write(post_bytes(body))
+        return await reader.readuntil(b"\r\n\r\n")
 
 
 class SlowSource(GatedSource):
@@ -151,3 +159,58 @@ async def test_a_large_body_of_too_many_values_is_refused(start_server: StartSer
     assert await ask(url, {"queries": [], "unknown": [0] * 600_000}) == 413
     assert await ask(url, {"queries": [], "unknown": [[]] * 300_000}) == 413
     assert await ask(url, {"queries": ["engine"], "unknown": [0] * 100_000}) == 200
+
+
+class WordySource(GatedSource):
+    """Finds passages of 10,000 characters."""
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        return [
+            [Hit(Passage(hit.passage.id, "", "text " * 2000), hit.score) for hit in hits]
+            for hits in super().search(queries, topk)
+        ]
+
+
+async def test_a_reply_that_becomes_too_large_is_refused_before_all_is_searched(
+    start_server: StartServer,
+):
+    """1,024 queries with topk 1,000 gave a reply of 254 MB, made of 1.9 GB of memory."""
+    source = WordySource()
+    body = {"queries": [f"query {n}" for n in range(1000)], "topk": 100}
+    status, reply = await post(start_server(source=source), body)
+    assert status == 413
+    assert "queries (topk 100) have more than 67108864 bytes" in reply["detail"]
+    assert "ask fewer queries at once, or a smaller topk" in reply["detail"]
+    assert sum(len(queries) for queries, _ in source.searches) < 500
+
+
+async def test_a_large_reply_is_streamed_while_others_are_answered(start_server: StartServer):
+    """The event loop wrote a reply of 254 MB in one go, and answered nobody for 1.2 s."""
+    body = {"queries": [f"query {n}" for n in range(40)], "topk": 100, "return_scores": True}
+    url = start_server(source=WordySource())
+    headers = await head_of(url, body)
+    assert b"transfer-encoding: chunked" in headers
+    status, reply = await post(url, body)
+    assert (status, [len(found) for found in reply["result"]]) == (200, [100] * 40)
+    assert reply["result"][39][99]["document"]["contents"].endswith("text text ")
+
+
+async def test_pages_that_become_too_large_are_refused(start_server: StartServer):
+    """Any number of whole pages was one reply."""
+
+    class LargePages:
+        num_read = 0
+
+        def pages(self, urls: Sequence[str]) -> list[Page | None]:
+            self.num_read += len(urls)
+            return [Page(url=url, contents="é" * 10_000) for url in urls]
+
+        def close(self) -> None: ...
+
+    pages = LargePages()
+    url = start_server(Limits(max_reply_bytes=10**6), pages=pages)
+    status, reply = await post(url, {"urls": ["http://a"] * 1000}, "/access")
+    assert (status, pages.num_read) == (413, 64)
+    assert "ask for fewer at once, or for parts (max_chars, chunk)" in reply["detail"]
+    status, reply = await post(url, {"urls": ["http://a"] * 40}, "/access")
+    assert (status, len(reply["result"])) == (200, 40)

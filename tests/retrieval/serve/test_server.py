@@ -376,7 +376,7 @@ async def test_a_wrong_path_or_method_is_told_in_the_wire_format(start_server: S
 
 
 def test_passages_with_characters_that_utf8_lacks_are_mended_on_the_way():
-    assert json.loads(write_reply([[hit_with("\ud800 a")]], return_scores=True)) == {
+    assert json.loads(b"".join(write_reply([[hit_with("\ud800 a")]], return_scores=True))) == {
         "result": [
             [
                 {
@@ -397,7 +397,9 @@ def hit_with(text: str) -> Hit:
     [("https://wiki.me/{title}?{x}", "https://wiki.me/%22A%2FB%22?{x}"), ("", "")],
 )
 def test_an_address_is_made_as_the_settings_say(page_url: str, url: str):
-    reply = json.loads(write_reply([[Hit(Passage("p", '"A/B"', ""), 1.0)]], False, page_url))
+    reply = json.loads(
+        b"".join(write_reply([[Hit(Passage("p", '"A/B"', ""), 1.0)]], False, page_url))
+    )
     assert reply["result"][0][0]["url"] == url
 
 

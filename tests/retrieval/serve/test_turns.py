@@ -2,7 +2,8 @@ from itertools import islice
 
 import pytest
 
-from forage.retrieval.serve.turns import Asked, Speed, Turns, weight_of
+from forage.retrieval.serve.middleware import OverLimit
+from forage.retrieval.serve.turns import Answered, Asked, Speed, Turns, weight_of
 
 
 def turns_of(turns: Turns, number: int) -> str:
@@ -47,10 +48,20 @@ async def test_who_has_gone_or_failed_has_no_turn():
 
 async def test_a_request_is_done_when_every_query_is_answered():
     asked = Asked(["a", "b"], 3)
-    asked.answer(1, [])
+    asked.answer(1, Answered([], 0))
     assert not asked.done.done()
-    asked.answer(0, [])
+    asked.answer(0, Answered([], 0))
     assert asked.done.done()
+
+
+async def test_a_request_that_finds_too_much_is_given_up():
+    asked = Asked(["a", "b", "c"], topk=3, max_bytes=100)
+    asked.answer(0, Answered([], 60))
+    assert not asked.is_over
+    asked.answer(1, Answered([], 60))
+    assert asked.is_over
+    with pytest.raises(OverLimit, match=r"2 of 3 queries \(topk 3\) have more than 100 bytes"):
+        await asked.done
 
 
 def test_a_batch_weighs_what_half_a_second_searches():
