@@ -7,8 +7,9 @@ retriever, so it works with those servers, too. In a rollout worker::
     texts = retriever.as_information(retriever.retrieve(["who wrote the first program"]))
 
 veRL's search tool sends ``return_scores: true`` and reads ``result[i][j]["document"]["contents"]``;
-slime's and RLinf's clients send false and read ``result[i][j]["contents"]``. Both work unchanged
-against a Forage server: set their retriever URL to ``http://HOST:PORT/retrieve``.
+those of slime, RLinf and ASearcher send false and read ``result[i][j]["contents"]``, the latter two
+``["url"]`` as well. All work unchanged against a Forage server: set their retriever URL to
+``http://HOST:PORT/retrieve``.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Patience:
     timeout_s: float
     max_retries: int | None
     first_pause_s: float
-    longest_pause_s: float = 8.0
+    longest_pause_s: float
 
     def pause_s(self, tries: int) -> float:
         """The pause after ``tries`` + 1 tries: doubled each time.

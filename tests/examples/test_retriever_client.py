@@ -63,7 +63,7 @@ def test_a_dead_server_is_passed_over(url: str):
 
 def test_a_wrong_request_is_not_repeated(url: str):
     with pytest.raises(ValueError, match="HTTP 422"):
-        Retriever([url]).retrieve(["a"], topk=0)
+        Retriever([url]).retrieve(["a"], topk=-1)
 
 
 async def test_search_r1s_own_server_is_understood():

@@ -68,7 +68,10 @@ class Dispatcher:
     def __init__(self, settings: SearchConfig, backoff_s: float) -> None:
         """``backoff_s``: the wait before the first retry, doubled with each one after it."""
         self._settings = settings
-        self._patience = Patience(settings.timeout_s, settings.max_retries, backoff_s)
+        # A tenth: a server that comes back before the deadline is noticed before it, too.
+        longest_pause_s = settings.deadline_s / 10
+        limits = (settings.timeout_s, settings.max_retries)
+        self._patience = Patience(*limits, backoff_s, longest_pause_s)
         self._servers = Servers(settings.urls, backoff_s, random.Random())
         self._sender = HttpSender(
             2 * settings.max_concurrent_requests + 1,  # searches, pages, and a check

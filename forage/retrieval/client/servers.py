@@ -20,7 +20,7 @@ from forage.errors import UserError
 FAILURES_TO_OPEN = 5
 # How long the first ejection lasts and the longest, in units of the client's first back-off.
 _FIRST_EJECTION = 2.0
-_LONGEST_EJECTION = 20.0
+_LONGEST_EJECTION = 6.0
 
 
 @dataclass(frozen=True, slots=True)

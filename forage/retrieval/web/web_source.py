@@ -72,7 +72,8 @@ class WebSource:
         self._room = asyncio.Semaphore(settings.max_concurrent)
         self._answers: LruCache[str, tuple[WebResult, ...]] = LruCache(settings.cache_size)
         self._refusals: LruCache[str, tuple[float, SourceError]] = LruCache(settings.cache_size)
-        self._patience = Patience(settings.timeout_s, settings.max_retries, _FIRST_BACKOFF_S)
+        limits = (settings.timeout_s, settings.max_retries)
+        self._patience = Patience(*limits, _FIRST_BACKOFF_S, settings.deadline_s / 10)
         # A query that comes when a pause begins must still be asked by its deadline.
         self._longest_pause_s = settings.deadline_s - settings.timeout_s
         self._sender = HttpSender(settings.max_concurrent, _MAX_REPLY_BYTES, secrets=[key])

@@ -55,7 +55,7 @@ def test_a_probe_that_fails_ejects_for_longer_up_to_a_bound():
         now += wait_s
         assert breaker.fail(now, breaker.send())
     assert waits[0] < waits[2] < waits[4]
-    assert max(waits) <= 20 * 1.25
+    assert max(waits) <= 6 * 1.25
 
 
 def test_a_failure_sent_before_the_ejection_says_nothing_new():

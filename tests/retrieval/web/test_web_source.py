@@ -251,6 +251,19 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_not(
     assert len(provider.seen) == 3 + 3 + 1
 
 
+def test_a_provider_that_is_away_for_a_while_costs_no_search(
+    provider: WebServer, monkeypatch: pytest.MonkeyPatch
+):
+    """Two retries were used up in two seconds of a deadline of 25."""
+    monkeypatch.setattr("forage.retrieval.web.web_source._FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setenv(PROVIDERS["serper"].plan.key_variable, KEY)
+    provider.behaviour = fails_first(12, replies("", 503))
+    texts_of_it = [f"url={provider.url}/search", "requests_per_s=10000"]
+    source = open_web_source(read_web_settings("serper", texts_of_it), guard=LOOPBACK)
+    assert texts(source, "a", "b", topk=1) == [["About a (0)."], ["About b (0)."]]
+    source.close()
+
+
 def test_a_provider_that_asks_for_time_gets_it(open_source: OpenSource, provider: WebServer):
     """Until then nobody's query leaves, so a batch does not hammer a provider that is full.
 
