@@ -6,7 +6,8 @@ scores there, so the sum of the terms' highest scores bounds what a row can stil
 come first and are added up whole; as soon as the common ones that are left could not lift an unseen
 row among the best, they are looked up for the rows that can still win, and for no other. That is
 MaxScore (Turtle and Flood 1995, https://doi.org/10.1016/0306-4573(95)00020-H), term by term with
-numpy alone, and exact. This file knows texts and rows, no passages.
+numpy alone, and exact; a large index is searched by ``forage.retrieval.words.compiled_search``.
+This file knows texts and rows, no passages.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ MAXIMA_FILE = "maxima.npy"
 _ROUNDING = 1e-5
 # Finding a row in a column takes as long as adding up this many pairs of it (measured).
 _LOOK_UP_COST = 32
+# From so many pairs on (some 40,000 passages) the second that the compiler takes to load is small.
+_COMPILED_PAIRS = 2_000_000
 
 
 class BM25:
@@ -68,7 +71,10 @@ class BM25:
                 f"{num_columns} columns; build the index again"
             )
         self._analyzer = Analyzer(analyzer)
-        self._columns = Columns(rows, values, starts, maxima, self._num_rows)
+        columns = Columns
+        if num_pairs >= _COMPILED_PAIRS:
+            from forage.retrieval.words.compiled_search import CompiledColumns as columns
+        self._columns = columns(rows, values, starts, maxima, self._num_rows)
 
     @property
     def name(self) -> str:
@@ -82,14 +88,15 @@ class BM25:
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
         """At most ``topk`` rows with a score above 0 for each query; ties by the lower row."""
         assert topk >= 1, f"topk is {topk}; it must be 1 or more"
-        found: list[list[Scored]] = []
-        for query in queries:
-            words = self._analyzer.words(query)
-            columns = [self._words[word] for word in words if word in self._words]
-            rows, scores = self._columns.best(columns, topk)
-            pairs = zip(rows.tolist(), scores.tolist(), strict=True)
-            found.append([Scored(row, score) for row, score in pairs])
-        return found
+        numbers = self._words
+        asked = [
+            [numbers[word] for word in self._analyzer.words(query) if word in numbers]
+            for query in queries
+        ]
+        return [
+            [Scored(*pair) for pair in zip(rows.tolist(), scores.tolist(), strict=True)]
+            for rows, scores in self._columns.best_of_each(asked, topk)
+        ]
 
     def close(self) -> None:
         """The mapped arrays go with the last reference to them."""
@@ -112,6 +119,12 @@ class Columns:
         self._starts, self._maxima = np.asarray(starts), np.asarray(maxima)
         # Sums of the search under way, all 0 in between.
         self._sums = np.zeros(num_rows, dtype=np.float32)
+
+    def best_of_each(
+        self, asked: Sequence[Sequence[int]], topk: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each query's terms what ``best`` gives."""
+        return [self.best(terms, topk) for terms in asked]
 
     def best(self, terms: Sequence[int], topk: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and scores of the ``topk`` highest sums above 0, best first, ties by the lower row.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from forage.retrieval.words.analyzer import Analyzer
+from forage.retrieval.words.machine_code import compiled
 
 # Each byte as it stands in a word: letters small, 0 for what parts words, UTF-8 as it is.
 _IN_WORDS = np.array(
@@ -83,7 +83,7 @@ def _bytes_of(text: str, analyzer: Analyzer) -> bytes:
     return text.encode("utf-8")
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _cut(text: Any, ends_D: Any, in_words: Any) -> Any:
     """Number the words of texts laid end to end, lowering them in place.
 
@@ -137,12 +137,12 @@ def _cut(text: Any, ends_D: Any, in_words: Any) -> Any:
     return word_ids[:num_words], word_ends_D, firsts[:num_ids], lasts[:num_ids]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _slot_of(code: Any, slots: Any) -> Any:
     return np.int64((code ^ (code >> np.uint64(29))) & np.uint64(len(slots) - 1))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _more_slots(hashes: Any, num_slots: Any) -> Any:
     slots = np.full(num_slots, -1, dtype=np.int32)
     for number in range(len(hashes)):
@@ -153,7 +153,7 @@ def _more_slots(hashes: Any, num_slots: Any) -> Any:
     return slots
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _are_same(text: Any, first: Any, last: Any, other: Any, other_last: Any) -> Any:
     if last - first != other_last - other:
         return False
@@ -163,7 +163,7 @@ def _are_same(text: Any, first: Any, last: Any, other: Any, other_last: Any) -> 
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _pair(word_ids: Any, word_ends_D: Any, terms: Any, num_terms: Any) -> Any:
     """Count the terms of each text; a word of term -1 does not count."""
     lengths_D = np.zeros(len(word_ends_D), dtype=np.int32)
@@ -190,7 +190,7 @@ def _pair(word_ids: Any, word_ends_D: Any, terms: Any, num_terms: Any) -> Any:
     return lengths_D, pair_ends_D, terms_P[:num_pairs].copy(), counts_P[:num_pairs]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _score(
     ends_D: Any,
     terms_P: Any,
