@@ -8,14 +8,15 @@ search named it, once.
 from __future__ import annotations
 
 import asyncio
+import socket
 import zlib
-from dataclasses import dataclass
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from forage import __version__
+from forage.retrieval.web.page_text import Fetched
 from forage.retrieval.web.public_addresses import AddressGuard, RefusedAddressError
 
 _PER_HOST = 4
@@ -27,16 +28,6 @@ _HEADERS = {
     "Accept": "text/html, application/xhtml+xml, text/plain;q=0.8",
     "Accept-Encoding": "gzip",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A page as it came: at most the allowed bytes of it, and the charset it was said to be in."""
-
-    url: str
-    body: bytes
-    is_html: bool
-    charset: str | None
 
 
 class FetchError(Exception):
@@ -87,9 +78,13 @@ class Fetcher:
         except TimeoutError:
             raise FetchError(f"no page within {timeout_s:.3g} s", is_temporary=True) from None
         except aiohttp.ClientConnectorError as error:
-            is_refused = isinstance(error.os_error, RefusedAddressError)
-            reason = str(error.os_error) if is_refused else "the host cannot be reached"
-            raise FetchError(reason, is_temporary=not is_refused) from None
+            if isinstance(error.os_error, RefusedAddressError):
+                raise FetchError(str(error.os_error)) from None
+            if error.os_error.errno == socket.EAI_NONAME:
+                raise FetchError("there is no such host") from None
+            raise FetchError("the host cannot be reached", is_temporary=True) from None
+        except aiohttp.InvalidURL:
+            raise FetchError("an address that cannot be asked for") from None
         except (aiohttp.ClientError, OSError) as error:
             raise FetchError(f"no whole reply ({type(error).__name__})", True) from None
         except ValueError as error:  # an address that is refused, or none

@@ -8,6 +8,7 @@ odd spelling of an address goes around it.
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Collection, Sequence
 from ipaddress import (
@@ -25,7 +26,47 @@ from yarl import URL
 WEB_PORTS = frozenset({80, 443, 8000, 8080, 8443})
 
 _MAX_URL_CHARS = 4096
-_NAT64 = ip_network("64:ff9b::/96")
+_MAX_HOST_CHARS = 253
+
+# https://www.iana.org/assignments/iana-ipv4-special-registry (all of it, the blocks that are
+# reachable but hold no web pages too), multicast, and clouds' own services at public addresses.
+_NOT_PUBLIC_V4 = [
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # behind a carrier's NAT; 100.100.100.200 is Alibaba's metadata service
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # Azure's own services
+        "169.254.0.0/16",  # 169.254.169.254 is most clouds' metadata service
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # protocol assignments; 192.0.0.192 was Oracle's metadata service
+        "192.0.2.0/24",
+        "192.31.196.0/24",
+        "192.52.193.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",  # multicast, reserved, broadcast
+    )
+]
+
+# Of IPv6, global unicast alone is public, without what IANA's special-purpose registry takes out:
+# https://www.iana.org/assignments/iana-ipv6-special-registry
+_PUBLIC_V6 = IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = [
+    IPv6Network(network)
+    for network in ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")
+]
+_NAT64 = IPv6Network("64:ff9b::/96")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+
+_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+# What browsers and the C library take for an IPv4 address: its last part is a number.
+_NUMERIC = re.compile(r"(.*\.)?(\d+|0x[0-9a-f]*)")
 
 _AddressInfo = tuple[int, int, int, str, Sequence[Any]]
 
@@ -56,13 +97,28 @@ class AddressGuard:
         url = URL(text)
         if url.scheme not in ("http", "https"):
             raise ValueError(f"an address of the scheme {url.scheme[:20]!r}")
-        if not url.host:
+        if not url.raw_host:
             raise ValueError("an address without a host")
-        if url.user is not None or url.password is not None:
+        if "@" in url.raw_authority or "@" in _authority(text):
             raise ValueError("an address with a user name or a password")
         if self._ports is not None and url.port not in self._ports:
             raise ValueError(f"an address with the port {url.port}")
+        self._check_host(url.raw_host, _authority(text))
         return url
+
+    def _check_host(self, host: str, authority: str) -> None:
+        """Raise ``ValueError`` for an odd spelling, or for a number that is not public."""
+        if ":" in host:
+            if "%" in host:
+                raise ValueError("an address with the zone of a network card")
+        elif len(host) > _MAX_HOST_CHARS or not _NAME.fullmatch(host):
+            raise ValueError(f"the host {host[:100]!r} is no name of a machine")
+        elif not _NUMERIC.fullmatch(host):
+            return
+        elif not _is_ipv4(host) or host not in authority:
+            raise ValueError(f"the number {host[:100]!r} is not spelt as an address is")
+        if not self.allows(host):
+            raise ValueError(f"{host} is not a public address")
 
     def open_socket(self, info: _AddressInfo) -> socket.socket:
         """A socket for an address that was looked up; raises ``RefusedAddressError``."""
@@ -77,15 +133,26 @@ class AddressGuard:
         inner = _inner(address)
         if any(inner in network for network in self._allowed if network.version == inner.version):
             return True
-        return inner.is_global and not (
-            inner.is_multicast
-            or inner.is_reserved
-            or inner.is_loopback
-            or inner.is_link_local
-            or inner.is_private
-            or inner.is_unspecified
-            or (isinstance(inner, IPv6Address) and inner.is_site_local)
-        )
+        return _is_public(inner) and _is_public(_isatap(address) or inner)
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_V4)
+    return address in _PUBLIC_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
+
+
+def _authority(text: str) -> str:
+    """The host and its surroundings as they were written."""
+    return re.split(r"[/?#\\]", text.partition("//")[2], maxsplit=1)[0]
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        IPv4Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
@@ -96,6 +163,15 @@ def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
         return address.ipv4_mapped
     if address.sixtofour is not None:
         return address.sixtofour
-    if address in _NAT64:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address
+    return _last_32_bits(address) if address in _NAT64 else address
+
+
+def _isatap(address: IPv4Address | IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that an ISATAP one is tunnelled to."""
+    if isinstance(address, IPv6Address) and (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
+        return _last_32_bits(address)
+    return None
+
+
+def _last_32_bits(address: IPv6Address) -> IPv4Address:
+    return IPv4Address(int(address) & 0xFFFFFFFF)

@@ -1,66 +1,36 @@
 """Pages of the live web as text: fetched within bounds, extracted, the last ones kept.
 
-``TextExtractor`` wraps trafilatura, which finds the article in the markup. ``PageReader`` reads
-many pages at once, for a web source in page mode; ``WebPages`` answers ``/access`` from it. Pages
-of a file are ``forage.retrieval.sources.stored_pages``.
+``PageReader`` reads many pages at once, for a web source in page mode; ``WebPages`` answers
+``/access`` from it. How the text of a page is found, ``extraction.py`` says. Pages of a file are
+``forage.retrieval.sources.stored_pages``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import logging
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from aiohttp.abc import AbstractResolver
 
+from forage.errors import UserError
 from forage.retrieval.cache import LruCache
 from forage.retrieval.source import SourceError
-from forage.retrieval.web.fetch import Fetched, Fetcher, FetchError
+from forage.retrieval.web.extraction import Extraction
+from forage.retrieval.web.fetch import Fetcher, FetchError
 from forage.retrieval.web.loop_thread import LoopThread
+from forage.retrieval.web.page_text import ExtractionError
 from forage.retrieval.web.providers.provider import PageSettings
 from forage.retrieval.web.public_addresses import AddressGuard
 from forage.retrieval.wire import Page
 
 logger = logging.getLogger(__name__)
 
-# Text after this much is not kept: no passage and no reader asks for it.
-MAX_TEXT_CHARS = 200_000
-
 _ELLIPSIS = re.compile(r"\s*(?:\.\.\.|…)\s*")
 _SPACES = re.compile(r"\s+")
 _PAGES_KEPT = 512
-_EXTRACTING_THREADS = 2
-
-
-class ExtractionError(Exception):
-    """A page that the extractor stumbled over."""
-
-
-class TextExtractor:
-    """Finds what a person would read on a page; may be called from several threads."""
-
-    def __init__(self) -> None:
-        """Load trafilatura: half a second, and an extra."""
-        import trafilatura
-
-        logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # pages are bad all the time
-        self._extract = trafilatura.extract
-
-    def text(self, page: Fetched) -> str:
-        """The readable text ("" where there is none); raises ``ExtractionError``."""
-        source = _decode(page.body, page.charset)
-        if page.is_html:
-            try:
-                text = self._extract(source, url=page.url, include_comments=False) or ""
-            except Exception as error:  # the boundary of the extractor: strangers write its input
-                raise ExtractionError(f"{type(error).__name__}: {error}") from error
-        else:
-            text = source if isinstance(source, str) else source.decode("utf-8", "replace")
-        return text[:MAX_TEXT_CHARS].strip()
 
 
 class PageReader:
@@ -73,13 +43,20 @@ class PageReader:
         resolver: AbstractResolver | None = None,
     ) -> None:
         self._settings = settings
-        self._extractor = TextExtractor()
+        self._extraction = Extraction(settings.extraction_s, settings.extraction_mb)
         self._fetcher = Fetcher(
             settings.max_bytes, settings.max_redirects, settings.max_concurrent, guard, resolver
         )
         self._room = asyncio.Semaphore(settings.max_concurrent)
-        self._extracting = ThreadPoolExecutor(_EXTRACTING_THREADS, thread_name_prefix="extract")
         self._texts: LruCache[str, str] = LruCache(_PAGES_KEPT)
+
+    async def start(self) -> None:
+        """Have what finds texts ready; raises ``UserError`` where it does not start."""
+        try:
+            await self._extraction.start()
+        except ExtractionError as error:
+            await self.close()
+            raise UserError(f"pages of the web cannot be read: {error}") from error
 
     async def read_all(self, urls: Sequence[str]) -> dict[str, str | FetchError]:
         """Each address with its page's text, or why there is none, within the settings' deadline.
@@ -100,7 +77,7 @@ class PageReader:
         }
 
     async def close(self) -> None:
-        self._extracting.shutdown(wait=False, cancel_futures=True)
+        await self._extraction.close()
         await self._fetcher.close()
 
     async def _try_to_read(self, url: str) -> str | FetchError:
@@ -116,9 +93,8 @@ class PageReader:
             return text
         async with self._room:
             page = await self._fetcher.fetch(url, self._settings.deadline_s)
-        loop = asyncio.get_running_loop()
         try:
-            text = await loop.run_in_executor(self._extracting, self._extractor.text, page)
+            text = await self._extraction.text(page)
         except ExtractionError as error:
             raise FetchError(f"its text could not be found ({error})") from error
         if not text:
@@ -139,7 +115,7 @@ class WebPages:
         self._thread = LoopThread("web-pages")
         self._is_closed = False
         try:
-            reader = _make_reader(settings or PageSettings(), guard, resolver)
+            reader = start_reader(settings or PageSettings(), guard, resolver)
             self._reader = self._thread.run(reader)
         except BaseException:
             self._thread.close()
@@ -180,10 +156,13 @@ class WebPages:
             self._thread.close()
 
 
-async def _make_reader(
+async def start_reader(
     settings: PageSettings, guard: AddressGuard | None, resolver: AbstractResolver | None
 ) -> PageReader:
-    return PageReader(settings, guard, resolver)
+    """A reader that is ready, on this event loop; raises ``UserError``."""
+    reader = PageReader(settings, guard, resolver)
+    await reader.start()
+    return reader
 
 
 def passage_around(snippet: str, text: str, max_chars: int) -> str:
@@ -213,13 +192,3 @@ def _at_words(text: str, start: int, end: int) -> str:
     if end < len(text) and text[end] != " ":
         cut = cut.rpartition(" ")[0] or cut
     return cut.strip()
-
-
-def _decode(body: bytes, charset: str | None) -> str | bytes:
-    """Text in the charset that the reply named; bytes where none is known: they are guessed at."""
-    if charset is None:
-        return body
-    try:
-        return body.decode(codecs.lookup(charset).name, "replace")
-    except (LookupError, ValueError):
-        return body

@@ -24,7 +24,7 @@ from forage.retrieval.web.budget import Budget, RateLimit
 from forage.retrieval.web.loop_thread import LoopThread
 from forage.retrieval.web.providers.provider import WebResult, fit_query
 from forage.retrieval.web.public_addresses import AddressGuard
-from forage.retrieval.web.web_pages import PageReader, passage_around
+from forage.retrieval.web.web_pages import PageReader, passage_around, start_reader
 from forage.retrieval.web.web_settings import Provider, read_provider_key
 from forage.types import FailureKind, Hit, Passage
 
@@ -95,7 +95,9 @@ class WebSource:
         settings = self._settings
         parts = [*settings.answers_depend_on, settings.mode]
         if settings.mode == "pages":
-            parts.append(settings.pages.model_dump_json())
+            # What a hostile page may cost decides no answer, and recordings are older than it.
+            bounds = {"extraction_s", "extraction_mb"}
+            parts.append(settings.pages.model_dump_json(exclude=bounds))
         return f"{self.name}-{sha256(repr(parts).encode()).hexdigest()[:16]}"
 
     @property
@@ -130,7 +132,7 @@ class WebSource:
     ) -> PageReader | None:
         if self._settings.mode == "snippets":
             return None
-        return PageReader(self._settings.pages, guard, resolver)
+        return await start_reader(self._settings.pages, guard, resolver)
 
     async def _disconnect(self) -> None:
         await self._sender.close()

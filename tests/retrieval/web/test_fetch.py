@@ -101,6 +101,35 @@ async def test_by_default_this_machine_is_not_fetched_however_it_is_spelt(
     assert pages.seen == []
 
 
+@pytest.mark.parametrize(
+    "url",
+    """http://0x7f.1/ http://256.1.1.1/ http://a..b/ http://example.org./ http://user@example.org/
+    http://exa%20mple.org/ http://١.0.0.1/ http://[::1 http://xn--a.example/ http:///x""".split(),
+)
+async def test_what_can_never_be_fetched_is_no_temporary_failure(
+    make_fetcher: MakeFetcher, url: str
+):
+    """Odd spellings counted as temporary failures and were asked again."""
+    with pytest.raises(FetchError) as failure:
+        await make_fetcher().fetch(url, 30)
+    assert not failure.value.is_temporary
+
+
+@pytest.mark.parametrize(
+    ("code", "is_temporary"), [(socket.EAI_NONAME, False), (socket.EAI_AGAIN, True)]
+)
+async def test_a_name_that_does_not_exist_is_not_asked_for_again(
+    make_fetcher: MakeFetcher, code: int, is_temporary: bool
+):
+    class Fails(Names):
+        async def resolve(self, *_: object, **__: object) -> list[ResolveResult]:
+            raise socket.gaierror(code, "as the C library says it")
+
+    with pytest.raises(FetchError) as failure:
+        await make_fetcher(resolver=Fails({})).fetch("http://gone.example/", 30)
+    assert failure.value.is_temporary == is_temporary
+
+
 async def test_by_default_this_machine_is_not_fetched_over_ipv6(make_fetcher: MakeFetcher):
     with serving(replies("secret", Content_Type=HTML), host="::1") as server:
         fetcher = make_fetcher(guard=AddressGuard(allowed_ports=None))

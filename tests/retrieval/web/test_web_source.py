@@ -18,8 +18,8 @@ from forage.retrieval.web.web_settings import PROVIDERS, read_web_settings
 from forage.retrieval.web.web_source import WebSource, open_web_source
 from forage.retrieval.wire import Page
 from forage.types import Passage
+from tests.retrieval.web.test_page_text import ARTICLE
 from tests.retrieval.web.test_providers import ERROR_DOCUMENTS, REPLIES
-from tests.retrieval.web.test_web_pages import ARTICLE
 from tests.retrieval.web_servers import (
     Handler,
     WebServer,
@@ -476,15 +476,11 @@ def test_pages_of_this_machine_are_not_read_unless_a_test_says_so(
 
 
 def test_a_page_that_breaks_the_extractor_fails_no_search(
-    open_source: OpenSource, pages: WebServer, monkeypatch: pytest.MonkeyPatch
+    open_source: OpenSource, pages: WebServer
 ):
-    import trafilatura
-
-    def stumbles(*_: object, **__: object) -> str:
-        raise RecursionError("too deep")
-
-    monkeypatch.setattr(trafilatura, "extract", stumbles)
-    assert texts(open_source("mode=pages"), "ada", topk=1) == [["About ada (0)."]]
+    pages.behaviour = replies("<p>x" * 500_000, Content_Type="text/html")
+    source = open_source("mode=pages", "pages.extraction_s=0.1")
+    assert texts(source, "ada", topk=1) == [["About ada (0)."]]
 
 
 def test_a_recorded_web_search_is_replayed_without_the_provider(

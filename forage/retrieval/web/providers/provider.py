@@ -34,7 +34,8 @@ class PageSettings(Frozen):
     """How pages of the web are fetched and what of them becomes a passage.
 
     ``deadline_s`` is for all pages of one search together; ``passage_chars`` is the part of a page
-    around its snippet.
+    around its snippet. Finding the text of one page may take ``extraction_s`` and ``extraction_mb``
+    of memory.
     """
 
     deadline_s: float = Field(default=8.0, gt=0)
@@ -42,6 +43,8 @@ class PageSettings(Frozen):
     passage_chars: int = Field(default=2000, ge=100)
     max_concurrent: int = Field(default=32, ge=1)
     max_redirects: int = Field(default=5, ge=0)
+    extraction_s: float = Field(default=4.0, gt=0)
+    extraction_mb: int = Field(default=512, ge=256)
 
 
 @dataclass(frozen=True, slots=True)

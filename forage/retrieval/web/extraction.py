@@ -1,0 +1,112 @@
+"""Texts of pages, found in processes that can be ended: a page has a time and a memory limit.
+
+A process is kept for the next page, so that the usual page waits for no start; a page that outlives
+its time or its memory costs its own process alone. What runs there is ``page_text.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+
+from forage.retrieval.web.page_text import (
+    LENGTH,
+    ExtractionError,
+    Fetched,
+    TextReply,
+    pack_request,
+)
+
+_PROGRAM = "forage.retrieval.web.page_text"
+_STARTUP_S = 60.0
+# The process ends itself when a page's time is up; this long after, it is ended from here.
+_GRACE_S = 1.0
+
+
+class Extraction:
+    """Processes that find texts; belongs to the event loop it was made on."""
+
+    def __init__(self, timeout_s: float, max_mb: int, max_processes: int = 2) -> None:
+        """``timeout_s`` and ``max_mb``: what the text of one page may take."""
+        if importlib.util.find_spec("trafilatura") is None:
+            raise ModuleNotFoundError("No module named 'trafilatura'", name="trafilatura")
+        self._timeout_s = timeout_s
+        self._max_mb = max_mb
+        self._room = asyncio.Semaphore(max_processes)
+        self._idle: list[Process] = []
+
+    async def start(self) -> None:
+        """Have a process ready for the first page; raises ``ExtractionError``."""
+        self._idle.append(await self._start_process())
+
+    async def text(self, page: Fetched) -> str:
+        """The readable text of a page ("" where there is none); raises ``ExtractionError``."""
+        async with self._room:
+            process = await self._take_process()
+            try:
+                assert process.stdin is not None, "its standard input is a pipe"
+                process.stdin.write(pack_request(page, self._timeout_s))
+                reply = await _read_reply(process, self._timeout_s + _GRACE_S)
+            except BaseException:  # nobody waits for this page any longer
+                await _end(process)
+                raise
+            if reply is None or reply.is_last:
+                await _end(process)
+            else:
+                self._idle.append(process)
+        if reply is None:
+            is_late = process.returncode in (-signal.SIGALRM, -signal.SIGKILL)
+            limit = f"{self._timeout_s:g} s" if is_late else f"{self._max_mb} MB"
+            raise ExtractionError(f"no text within {limit}")
+        if reply.text is None:
+            raise ExtractionError(reply.error)
+        return reply.text
+
+    async def close(self) -> None:
+        """End the processes that wait; harmless when repeated."""
+        while self._idle:
+            await _end(self._idle.pop())
+
+    async def _take_process(self) -> Process:
+        while self._idle:
+            process = self._idle.pop()
+            if process.returncode is None:
+                return process
+        return await self._start_process()
+
+    async def _start_process(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", _PROGRAM, str(self._max_mb), stdin=PIPE, stdout=PIPE
+        )
+        try:
+            ready = await _read_reply(process, _STARTUP_S)
+        except BaseException:
+            await _end(process)
+            raise
+        if ready is None:
+            await _end(process)
+            raise ExtractionError(f"{_PROGRAM} did not start (status {process.returncode})")
+        return process
+
+
+async def _read_reply(process: Process, timeout_s: float) -> TextReply | None:
+    """What a process answers; None where it has ended, or gives no answer in time."""
+    assert process.stdout is not None, "its standard output is a pipe"
+    with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
+            return TextReply(**json.loads(await process.stdout.readexactly(length)))
+    return None
+
+
+async def _end(process: Process) -> None:
+    """End a process, if it has not ended, and wait until it is gone."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    await process.wait()

@@ -1,0 +1,157 @@
+"""The text of a page, found by trafilatura in markup that strangers wrote.
+
+Run as a program (``python -m forage.retrieval.web.page_text MEGABYTES``), it answers one page after
+another on its standard input and output, within so much memory and each page's time: libxml2 has
+no bounds of its own, and two megabytes of ``<p>x`` take it a minute and 700 MB.
+``forage.retrieval.web.extraction`` starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import struct
+import sys
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
+
+import psutil
+
+# Text after this much is not kept: no passage and no reader asks for it.
+MAX_TEXT_CHARS = 200_000
+
+# The encodings of the web (https://encoding.spec.whatwg.org). Python has others, some of them
+# quadratic (punycode, idna) or made to hide text (utf-7, unicode_escape).
+CHARSETS = frozenset(
+    """
+    ascii us-ascii utf-8 utf8 utf-16 utf-16le utf-16be latin1 latin-1 macintosh
+    iso-8859-1 iso-8859-2 iso-8859-3 iso-8859-4 iso-8859-5 iso-8859-6 iso-8859-7 iso-8859-8
+    iso-8859-9 iso-8859-10 iso-8859-13 iso-8859-14 iso-8859-15 iso-8859-16
+    windows-1250 windows-1251 windows-1252 windows-1253 windows-1254 windows-1255
+    windows-1256 windows-1257 windows-1258 koi8-r koi8-u ibm866 tis-620
+    gb2312 gbk gb18030 big5 big5-hkscs euc-jp iso-2022-jp shift_jis shift-jis euc-kr ks_c_5601-1987
+    """.split()
+)
+
+# trafilatura loads much of itself with its first page: better before a page whose time counts.
+_FIRST_PAGE = b"<html><body><article><p>A first page, of no interest.</p></article></body></html>"
+
+LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A page as it came: at most the allowed bytes of it, and the charset it was said to be in."""
+
+    url: str
+    body: bytes
+    is_html: bool
+    charset: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TextReply:
+    """The text of a page, or why there is none; after the last one the program ends."""
+
+    text: str | None = None
+    error: str = ""
+    is_last: bool = False
+
+
+class ExtractionError(Exception):
+    """A page that the extractor stumbled over."""
+
+
+class TextExtractor:
+    """Finds what a person would read on a page."""
+
+    def __init__(self) -> None:
+        """Load trafilatura: half a second, and an extra."""
+        import trafilatura
+
+        logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # pages are bad all the time
+        self._extract = trafilatura.extract
+
+    def text(self, page: Fetched) -> str:
+        """The readable text ("" where there is none); raises ``ExtractionError``."""
+        source = decode(page.body, page.charset)
+        if page.is_html:
+            try:
+                text = self._extract(source, url=page.url, include_comments=False) or ""
+            except Exception as error:  # the boundary of the extractor: strangers write its input
+                raise ExtractionError(f"{type(error).__name__}: {error}"[:200]) from error
+        else:
+            text = source if isinstance(source, str) else source.decode("utf-8", "replace")
+        return text[:MAX_TEXT_CHARS].strip()
+
+
+def decode(body: bytes, charset: str | None) -> str | bytes:
+    """Text in the charset that the reply named; bytes where it is none of the web's."""
+    if charset is None or charset.strip().lower() not in CHARSETS:
+        return body  # its charset is guessed
+    return body.decode(charset.strip().lower(), "replace")
+
+
+def pack_request(page: Fetched, timeout_s: float) -> bytes:
+    """A page and its time as they are written to the program."""
+    about = {"url": page.url, "is_html": page.is_html, "charset": page.charset}
+    header = json.dumps(about | {"timeout_s": timeout_s}).encode()
+    return b"".join([LENGTH.pack(len(header)), header, LENGTH.pack(len(page.body)), page.body])
+
+
+def serve_texts(requests: BinaryIO, replies: BinaryIO, max_mb: int) -> None:
+    """Answer until the input ends, or a page leaves so much memory in use that others lack it."""
+    extractor = TextExtractor()
+    extractor.text(Fetched("", _FIRST_PAGE, is_html=True, charset=None))
+    _write(replies, TextReply())  # ready
+    reply = TextReply()
+    while not reply.is_last and (header := _read(requests)) is not None:
+        about = json.loads(header)
+        # The kernel ends this process when the time is up, in the midst of libxml2 too, and also
+        # where the one who asked has gone.
+        timeout_s = about.pop("timeout_s")
+        page = Fetched(body=_read(requests) or b"", **about)
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        reply = _answer(extractor, page, max_mb)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _write(replies, reply)
+
+
+def _answer(extractor: TextExtractor, page: Fetched, max_mb: int) -> TextReply:
+    text, error = None, ""
+    try:
+        text = extractor.text(page)
+    except (ExtractionError, MemoryError) as failure:
+        error = str(failure) or type(failure).__name__
+    kept_mb = psutil.Process().memory_info().rss / 2**20
+    return TextReply(text, error, is_last=kept_mb > max_mb / 2)
+
+
+def _read(file: BinaryIO) -> bytes | None:
+    length = file.read(LENGTH.size)
+    return file.read(LENGTH.unpack(length)[0]) if length else None
+
+
+def _write(file: BinaryIO, reply: TextReply) -> None:
+    data = json.dumps(asdict(reply)).encode()
+    file.write(LENGTH.pack(len(data)) + data)
+    file.flush()
+
+
+def main(max_mb: int) -> None:
+    """Serve texts on standard input and output; what libraries print goes nowhere."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asks ends this process
+    with contextlib.suppress(ValueError):  # macOS has no such limit; the time's is left there
+        resource.setrlimit(resource.RLIMIT_AS, (max_mb * 2**20, max_mb * 2**20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    serve_texts(sys.stdin.buffer, replies, max_mb)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
