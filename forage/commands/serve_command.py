@@ -74,6 +74,12 @@ def _add_service_arguments(group: _ArgumentGroup) -> None:
     text = "file of the bearer token that requests need (or FORAGE_TOKEN in the environment)"
     add("--token-file", Path, text)
     add("--token", str, "the token itself; other users can see it in ps")
+    text = "serve web:PROVIDER without a token: whoever reaches the server spends money"
+    group.add_argument("--no-token", action="store_true", help=text)
+    text = "a further name by which clients may call this server; repeat for more"
+    group.add_argument(
+        "--allow-host", action="append", default=[], dest="allow_hosts", metavar="NAME", help=text
+    )
     add("--cache-size", count, "passages kept in the cache of results; 0: none", default=100_000)
     text = "queries that one request may hold (default: as many as --max-body-bytes allows)"
     add("--max-queries", positive, text)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from forage.commands.arguments import add_address
 from forage.errors import UserError
-from forage.retrieval.serve.port import bind_port
+from forage.retrieval.serve.port import bind_port, is_loopback
 
 LOG = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ def run(args: Namespace) -> int:
 
 def view(run_dir: Path, host: str = "127.0.0.1", port: int = 8100) -> None:
     """Serve the pages until interrupted; raises ``UserError`` for a bad host or a taken port."""
-    if not _is_loopback(host):
+    if not is_loopback(host):
         raise UserError(
             f"host {host} can be reached from other machines, and the viewer asks for no password: "
             "use 127.0.0.1, and from elsewhere a tunnel such as ssh -L 8100:127.0.0.1:8100"
@@ -40,12 +39,3 @@ def view(run_dir: Path, host: str = "127.0.0.1", port: int = 8100) -> None:
         shown_host = f"[{host}]" if ":" in host else host
         LOG.info("viewer of %s: http://%s:%d", run_dir, shown_host, listener.getsockname()[1])
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

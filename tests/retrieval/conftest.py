@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from forage.data.corpus import write_corpus
 from forage.retrieval.index.index import Index, build_index, open_index
+from forage.retrieval.serve.known_hosts import KnownHosts
 from forage.retrieval.serve.middleware import Limits
 from forage.retrieval.serve.port import bind_port
 from forage.retrieval.serve.server import AppSettings, HttpServer, create_app
@@ -61,9 +62,13 @@ def start_server(index: Index) -> Iterator[StartServer]:
             pages: Pages | None = None,
             token: str | None = None,
             cache_size: int = 100_000,
+            hosts: KnownHosts | None = None,
         ) -> str:
-            secret = SecretStr(token) if token else None
-            settings = AppSettings(token=secret, limits=limits or Limits())
+            settings = AppSettings(
+                token=SecretStr(token) if token else None,
+                limits=limits or Limits(),
+                hosts=hosts or KnownHosts(),
+            )
             server = running_server(source or index, pages, settings, cache_size)
             return started.enter_context(server)
 

@@ -136,6 +136,11 @@ def test_a_page_elsewhere_cannot_read_the_records_through_a_name_of_its_own(addr
     assert fetch(address, Host="rebound.example")[0] == 400
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:8100", "localhost:8100", "[::1]:8100", "localhost"])
+def test_the_viewer_answers_under_each_name_of_loopback(address: str, host: str) -> None:
+    assert fetch(address, Host=host)[0] == 200
+
+
 def test_a_run_that_grows_or_is_cut_back_is_followed(tmp_path: Path) -> None:
     write_run(tmp_path)
     path = tmp_path / EPISODES_FILE

@@ -38,8 +38,10 @@ _MODELS = (RetrieveRequest, ScoredReply, PlainReply, AccessRequest, AccessReply,
 _PROBLEMS = {
     400: "topk is above the limit",
     401: "the bearer token is missing or wrong",
+    403: "the server is not known by this Host, or a web page of elsewhere asks",
     404: "this server has no pages",
     413: "too many queries, one too long, or too large a body or reply",
+    415: "the Content-Type is not application/json",
     422: "not JSON, or not of this form",
     429: "too many requests are in flight; Retry-After says when to return",
     500: "a fault of the server",
@@ -64,7 +66,7 @@ def describe_api(limits: Limits, has_token: bool) -> dict[str, Any]:
         "An empty query has none.",
         "RetrieveRequest",
         {"anyOf": [_ref("ScoredReply"), _ref("PlainReply")]},
-        (400, 413, 422, 429, 500, 502, 503, 504),
+        (400, 403, 413, 415, 422, 429, 500, 502, 503, 504),
     )
     access = _post(
         "access",
@@ -73,7 +75,7 @@ def describe_api(limits: Limits, has_token: bool) -> dict[str, Any]:
         "is none.",
         "AccessRequest",
         _ref("AccessReply"),
-        (404, 413, 422, 429, 500, 502, 503, 504),
+        (403, 404, 413, 415, 422, 429, 500, 502, 503, 504),
     )
     metrics = _get("metrics", "Figures in Prometheus' text format", "text/plain")
     document: dict[str, Any] = {

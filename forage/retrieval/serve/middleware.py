@@ -1,4 +1,4 @@
-"""What every request passes before a route: bearer token, limits, deadline, counts.
+"""What every request passes before a route: known names, bearer token, limits, deadline, counts.
 
 It runs before a request's body is read, so a refusal costs next to nothing. Limits and the deadline
 hold for POST requests alone, which make the server work. What a request asks for is checked by the
@@ -19,9 +19,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forage.remote.secret import is_token
+from forage.retrieval.serve.known_hosts import KnownHosts
 from forage.retrieval.serve.metrics import Figures
 from forage.settings import Strict
 
+_JSON = "application/json"
 # Paths that need no token; every other path does, however it is spelt.
 _OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 
@@ -103,10 +105,11 @@ class RequestMiddleware:
         app: ASGIApp,
         limits: Limits,
         token: SecretStr | None,
+        hosts: KnownHosts,
         figures: Figures,
         traffic: Traffic,
     ) -> None:
-        self._app, self._limits, self._token = app, limits, token
+        self._app, self._limits, self._token, self._hosts = app, limits, token, hosts
         self._figures, self._traffic = figures, traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,6 +164,9 @@ class RequestMiddleware:
     def _refusal(self, scope: Scope) -> Response | None:
         """Why a request is refused before its body is read, or None."""
         headers = Headers(scope=scope)
+        stranger = self._hosts.refusal(headers)
+        if stranger is not None:
+            return problem(403, stranger)
         if self._token is not None and scope["path"] not in _OPEN_PATHS:
             authorization = headers.get("authorization", "").encode("utf-8", "replace")
             if not is_token(self._token, authorization):
@@ -176,6 +182,9 @@ class RequestMiddleware:
         if traffic.in_flight >= limits.max_in_flight:
             detail = f"{traffic.in_flight} requests are in flight; try again in a second"
             return problem(429, detail, Retry_After="1")
+        # A page elsewhere may send other types without asking, and this one never.
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
+            return problem(415, f"the body's type has to be said: Content-Type: {_JSON}")
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > limits.max_body_bytes:
             return self._too_large()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from forage.errors import UserError
@@ -27,6 +28,14 @@ def bind_port(host: str, port: int) -> socket.socket:
         sock.close()
         raise explain_bind_error(error, host, port) from error
     return sock
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or a number is this machine's own, which no other machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def explain_bind_error(error: OSError, host: str, port: int) -> UserError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
 import socket
@@ -34,11 +33,12 @@ from forage.retrieval.serve.api_pages import describe_api, docs_page, page_heade
 from forage.retrieval.serve.batcher import Batcher
 from forage.retrieval.serve.bodies import BodyReader, read_json
 from forage.retrieval.serve.connection import Connection
+from forage.retrieval.serve.known_hosts import KnownHosts
 from forage.retrieval.serve.metrics import Figures, prometheus_text
 from forage.retrieval.serve.middleware import Limits, OverLimit, RequestMiddleware, Traffic, problem
-from forage.retrieval.serve.port import bind_port, explain_bind_error
+from forage.retrieval.serve.port import bind_port, explain_bind_error, is_loopback
 from forage.retrieval.source import Source, SourceError
-from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
+from forage.retrieval.sources.compose import ServeSettings, is_paid, open_page_store, open_source
 from forage.retrieval.sources.stored_pages import Pages, read_pages
 from forage.retrieval.wire import (
     WIKIPEDIA_PAGE,
@@ -65,12 +65,13 @@ def serve(settings: ServeSettings) -> None:
 
     The port is taken before anything is opened; 0 takes a free one (the log line names it).
     """
-    if settings.token is None and not _is_loopback(settings.host):
+    if settings.token is None and not is_loopback(settings.host):
         logger.warning(
             "%s can be reached from other machines and no token is set: anybody there may search; "
             "set one with --token-file FILE",
             settings.host,
         )
+    _refuse_open_purse(settings)
     if settings.topk > settings.limits.max_topk:
         raise UserError(
             f"--topk {settings.topk} is above --max-topk {settings.limits.max_topk}: a request "
@@ -92,7 +93,11 @@ def serve(settings: ServeSettings) -> None:
             if pages is not None:
                 stack.callback(pages.close)
             app_settings = AppSettings(
-                settings.topk, settings.page_url, settings.token, settings.limits
+                settings.topk,
+                settings.page_url,
+                settings.token,
+                settings.limits,
+                KnownHosts(settings.host, settings.allow_hosts),
             )
             app = create_app(source, pages, app_settings, settings.cache_size)
             HttpServer(app, settings.drain_s, say_ready).run(sockets=[sock])
@@ -103,6 +108,20 @@ def serve(settings: ServeSettings) -> None:
         finally:
             if is_idle:  # closing files under a search that hangs could only make things worse
                 source.close()
+
+
+def _refuse_open_purse(settings: ServeSettings) -> None:
+    """Raise ``UserError`` where whoever reaches the server would spend money."""
+    has_token, costs_money = settings.token is not None, is_paid(settings)
+    if costs_money and not has_token and not settings.no_token:
+        raise UserError(
+            f"searches of {', '.join(settings.sources)} cost money, and without a token whoever "
+            f"reaches {settings.host} may search: name one with --token-file FILE, or say "
+            "--no-token"
+        )
+    if settings.no_token and (has_token or not costs_money):
+        why = "a token is given" if has_token else "only web:PROVIDER needs a token"
+        raise UserError(f"--no-token has no effect: {why}; leave it out")
 
 
 class HttpServer(uvicorn.Server):
@@ -149,13 +168,6 @@ class HttpServer(uvicorn.Server):
         self.stop()
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 @dataclass(frozen=True, slots=True)
 class AppSettings:
     """How an application answers; ``topk`` holds where a request names none.
@@ -167,6 +179,7 @@ class AppSettings:
     page_url: str = WIKIPEDIA_PAGE
     token: SecretStr | None = None
     limits: Limits = field(default_factory=Limits)
+    hosts: KnownHosts = field(default_factory=KnownHosts)
 
 
 def create_app(
@@ -205,6 +218,7 @@ def create_app(
                 RequestMiddleware,
                 service.settings.limits,
                 service.settings.token,
+                service.settings.hosts,
                 service.figures,
                 service.traffic,
             )

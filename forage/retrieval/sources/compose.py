@@ -69,8 +69,9 @@ class ServeSettings(Strict):
 
     ``sources`` are directories of indexes, ``lucene:DIR``, ``ray:APP``, ``web:PROVIDER`` or
     ``replay:FILE``; ``web`` holds ``key=value`` settings of the provider, ``options`` are for
-    indexes of vectors; ``record`` keeps every answer in a file. None stands for "not given": a
-    setting that nothing would read is refused.
+    indexes of vectors; ``record`` keeps every answer in a file. ``allow_hosts`` are names of the
+    server beside those of its ``host``; ``no_token`` lets everybody search what costs money. None
+    stands for "not given": a setting that nothing would read is refused.
     """
 
     sources: tuple[str, ...] = Field(min_length=1)
@@ -84,9 +85,11 @@ class ServeSettings(Strict):
     pages: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65_535)
+    allow_hosts: tuple[str, ...] = ()
     topk: int = Field(default=3, ge=1)
     page_url: str = WIKIPEDIA_PAGE
     token: SecretStr | None = None
+    no_token: bool = False
     cache_size: int = Field(default=100_000, ge=0)
     drain_s: float = Field(default=10.0, ge=0)
     limits: Limits = Limits()
@@ -113,6 +116,11 @@ def open_source(settings: ServeSettings) -> Source:
             source = Recorder(source, settings.record)
         opened.pop_all()
         return source
+
+
+def is_paid(settings: ServeSettings) -> bool:
+    """Whether a search costs money."""
+    return "web" in (_kind_and_name(text)[0] for text in settings.sources)
 
 
 def open_page_store(settings: ServeSettings) -> PageStore | WebPages | None:

@@ -17,7 +17,7 @@ from forage.retrieval.wire import Page
 from forage.types import Hit, Passage
 from tests.retrieval.conftest import StartServer
 from tests.retrieval.fake_sources import GatedSource
-from tests.retrieval.serve.test_server import post, read_figures
+from tests.retrieval.serve.test_server import HEAD, post, read_figures
 
 
 @asynccontextmanager
@@ -37,8 +37,8 @@ async def connected(
 
 def post_bytes(body: dict[str, Any], *headers: str) -> bytes:
     content = json.dumps(body).encode()
-    lines = ["POST /retrieve HTTP/1.1", "Host: x", f"Content-Length: {len(content)}", *headers]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
+    lines = [f"Content-Length: {len(content)}", *headers]
+    return HEAD + "\r\n".join(lines).encode() + b"\r\n\r\n" + content
 
 
 async def ask(url: str, body: dict[str, Any], address: str = "127.0.0.1") -> int:
@@ -129,7 +129,7 @@ async def longest_silence(url: str, asked: asyncio.Task[int]) -> float:
     longest = 0.0
     async with connected(url, "127.0.0.2") as (reader, writer):
         while not asked.done():
-            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b'{"status":"ok"}')
             longest = max(longest, time.perf_counter() - last)
             last = time.perf_counter()

@@ -21,6 +21,8 @@ from forage.types import Hit, Passage
 from tests.retrieval.conftest import PASSAGES, StartServer
 from tests.retrieval.fake_sources import GatedSource
 
+HEAD = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
 
 async def post(
     url: str, body: object, path: str = "/retrieve", token: str | None = None
@@ -126,7 +128,7 @@ async def test_a_request_beyond_the_limits_is_told_which(
 async def test_a_body_of_unknown_length_is_read_up_to_the_limit(start_server: StartServer):
     port = int(start_server(TINY).rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     writer.write(b"bb8\r\n" + b"x" * 3000 + b"\r\n")  # and no end
     assert b"413" in await reader.readline()
     assert b"larger than 2000 bytes" in await reader.read()
@@ -158,7 +160,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_request_does_no_harm(
     url = start_server()
     port = int(url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as sock:
-        sock.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        sock.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
     assert (await post(url, {"queries": ["engine"]}))[0] == 200
     figures = await read_figures(url)
     assert figures["forage_in_flight_requests",] == 0
@@ -216,7 +218,7 @@ async def test_a_body_that_never_ends_is_given_up_at_the_deadline(start_server: 
     url = start_server(Limits(deadline_s=0.2))
     port = int(url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
     assert b"504" in await reader.readline()
     writer.close()
 

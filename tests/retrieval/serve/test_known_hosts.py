@@ -1,0 +1,185 @@
+"""What a page of the web may do with a server on its reader's machine: nothing.
+
+The requests are those that browsers send: a simple one that needs no permission, a preflight, and
+the requests of a page whose name was moved to this machine's address.
+"""
+
+import http.client
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+from yarl import URL
+
+from forage.errors import UserError
+from forage.retrieval.serve.known_hosts import KnownHosts
+from forage.retrieval.serve.server import serve
+from forage.retrieval.sources.compose import ServeSettings
+from forage.types import Hit, Passage
+from tests.retrieval.conftest import StartServer
+
+BODY = json.dumps({"queries": ["a secret"]}).encode()
+JSON = {"Content-Type": "application/json"}
+ELSEWHERE = "http://evil.example"
+
+Reply = tuple[int, dict[str, str], bytes]
+
+
+class Purse:
+    """A source that remembers what it was asked, as a paid provider would."""
+
+    name, id, num_passages = "purse", "purse", None
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def search(self, queries: Any, topk: int) -> list[list[Hit]]:
+        self.asked += queries
+        return [[Hit(Passage("p", "", "a passage"), 1.0)] for _ in queries]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def purse() -> Purse:
+    return Purse()
+
+
+Ask = Callable[..., Reply]
+
+
+def ask(url: str, headers: dict[str, str], method: str = "POST", path: str = "/retrieve") -> Reply:
+    """A request with exactly these headers, ``Host`` among them if it is given."""
+    place = URL(url)
+    connection = http.client.HTTPConnection(place.host or "", place.port or 0, timeout=30)
+    connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
+    body = BODY if method == "POST" else b""
+    for name, value in {**headers, "Content-Length": str(len(body))}.items():
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    with connection.getresponse() as response:
+        found = {name.lower(): value for name, value in response.getheaders()}
+        reply = response.status, found, response.read()
+    connection.close()
+    return reply
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": ELSEWHERE, "Content-Type": "text/plain;charset=UTF-8"},  # fetch, no-cors
+        {"Origin": ELSEWHERE, "Content-Type": "application/x-www-form-urlencoded"},  # a form
+        {"Origin": ELSEWHERE, "Content-Type": "multipart/form-data; boundary=x"},
+        {"Origin": ELSEWHERE},  # fetch of a Blob without a type
+        {"Origin": "null", "Content-Type": "text/plain"},  # a sandboxed frame, a file
+        {"Origin": ELSEWHERE, **JSON},  # as if a preflight had been allowed
+        {"Origin": "http://127.0.0.1:1", **JSON},  # another server of this machine
+        {"Origin": "http://localhost", "Content-Type": "text/plain"},
+        {"Content-Type": "text/plain"},  # old browsers sent no Origin
+        {"Content-Type": "text/plain; application/json"},
+        {},
+    ],
+)
+def test_a_page_elsewhere_reaches_no_source(
+    start_server: StartServer, purse: Purse, headers: dict[str, str]
+):
+    """Six of six such requests reached a paid provider."""
+    url = start_server(source=purse)
+    status, replied, body = ask(url, headers)
+    assert status == (403 if "Origin" in headers else 415), body
+    assert not [name for name in replied if name.startswith("access-control")]
+    assert purse.asked == []
+
+
+def test_a_preflight_is_given_no_permission(start_server: StartServer, purse: Purse):
+    asks = {
+        "Origin": ELSEWHERE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    for headers in (asks, {**asks, "Origin": "http://localhost:3000"}):
+        status, replied, _ = ask(start_server(source=purse), headers, "OPTIONS")
+        assert status == 403
+        assert not [name for name in replied if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil"]
+)
+@pytest.mark.parametrize("has_origin", [True, False])
+def test_a_page_whose_name_was_moved_here_reads_nothing(
+    start_server: StartServer, purse: Purse, host: str, has_origin: bool
+):
+    """DNS rebinding: for the browser it is the page's own server, so it hides nothing from it."""
+    url = start_server(source=purse)
+    host = host.format(port=URL(url).port)
+    headers = {"Host": host, **JSON, **({"Origin": f"http://{host}"} if has_origin else {})}
+    status, _, body = ask(url, headers)
+    assert status == 403
+    assert b"passage" not in body
+    assert b"--allow-host" in body
+    for path in ("/", "/docs", "/openapi.json", "/metrics", "/readyz"):
+        assert ask(url, {"Host": host}, "GET", path)[0] == 403
+    assert purse.asked == []
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]", "127.0.0.2"])
+def test_the_search_page_and_programs_are_answered(
+    start_server: StartServer, purse: Purse, name: str
+):
+    url = start_server(source=purse)
+    host = f"{name}:{URL(url).port}"
+    assert ask(url, {"Host": host, **JSON})[0] == 200
+    assert ask(url, {"Host": host, "Content-Type": "Application/JSON; charset=utf-8"})[0] == 200
+    assert ask(url, {"Host": host, "Origin": f"http://{host.lower()}", **JSON})[0] == 200
+    assert ask(url, {"Host": host}, "GET", "/")[0] == 200
+
+
+def test_a_name_that_was_added_is_known(start_server: StartServer, purse: Purse):
+    url = start_server(source=purse, hosts=KnownHosts(added=["Search.example"]))
+    named = {"Host": "search.example", **JSON}
+    assert ask(url, named)[0] == 200
+    assert ask(url, {**named, "Origin": "https://search.example"})[0] == 200
+    # Behind a proxy that says its own name to us and the public one to the browser.
+    assert ask(url, {**JSON, "Origin": "https://search.example"})[0] == 200
+    assert ask(url, {**named, "Origin": ELSEWHERE})[0] == 403
+    assert ask(url, {**named, "Host": "other.example"})[0] == 403
+
+
+@pytest.mark.parametrize("listens_on", ["0.0.0.0", "::", "10.1.2.3", "node17"])
+def test_on_another_interface_programs_may_use_any_name_and_pages_a_known_one(listens_on: str):
+    """A cluster reaches a server by names that the server's machine does not know."""
+    hosts = KnownHosts(listens_on)
+
+    def is_answered(host: str, origin: str | None = None) -> bool:
+        headers = {"host": host} | ({"origin": origin} if origin else {})
+        return hosts.refusal(Headers(headers)) is None
+
+    assert is_answered("node17.cluster.local:8000")
+    assert is_answered("search.default.svc")
+    assert is_answered("10.1.2.3:8000", "http://10.1.2.3:8000")
+    assert is_answered("[fd00::1]:8000", "http://[fd00::1]:8000")
+    assert is_answered(socket.gethostname(), f"http://{socket.gethostname().lower()}")
+    assert is_answered("localhost:8000", "http://localhost:8000")
+    assert is_answered("node17:8000", "http://node17:8000") == (listens_on == "node17")
+    assert not is_answered("evil.example:8000", "http://evil.example:8000")
+    assert not is_answered("10.1.2.3:8000", "http://evil.example")
+    assert not is_answered("10.1.2.3:8000", "http://10.9.9.9:8000")
+    assert not is_answered("10.1.2.3:8000", "null")
+    named = KnownHosts(listens_on, ["search.example"])
+    assert named.refusal(Headers({"host": "search.example:8000"})) is None
+    assert named.refusal(Headers({"host": "evil.example"})) is not None
+
+
+def test_what_costs_money_is_served_with_a_token_or_a_flag():
+    paid = ServeSettings(sources=("web:serper",), port=0)
+    with pytest.raises(UserError, match="cost money, .*--token-file FILE, or say --no-token"):
+        serve(paid)
+    with pytest.raises(UserError, match="SERPER_API_KEY"):
+        serve(paid.model_copy(update={"no_token": True}))  # one step further
+    with pytest.raises(UserError, match="--no-token has no effect: only web:PROVIDER"):
+        serve(ServeSettings(sources=("index/",), no_token=True))
