@@ -214,7 +214,9 @@ class Dispatcher:
     ) -> T | RemoteFailure:
         """Send once: what ``read`` makes of the reply, or why there is none."""
         body = request.model_dump(exclude_none=True)
-        sent = HttpRequest("POST", server.url + path, body=body)
+        # How long we wait: the server searches no longer, and says at once when it is too busy.
+        headers = {"Prefer": f"wait={max(1, int(timeout_s))}"}
+        sent = HttpRequest("POST", server.url + path, headers, body=body)
         reply = await self._sender.send(sent, timeout_s)
         if isinstance(reply, RemoteFailure):
             return reply

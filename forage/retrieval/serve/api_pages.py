@@ -43,11 +43,11 @@ _PROBLEMS = {
     413: "too many queries, one too long, or too large a body or reply",
     415: "the Content-Type is not application/json",
     422: "not JSON, or not of this form",
-    429: "too many requests are in flight; Retry-After says when to return",
+    429: "the server is busy, and an answer would come too late; Retry-After says when to return",
     500: "a fault of the server",
     502: "what is searched refused for good",
     503: "what is searched is out of order for now, or the server is stopping",
-    504: "not answered within the server's deadline",
+    504: "not answered within the client's deadline (Prefer: wait=SECONDS) or the server's",
 }
 
 

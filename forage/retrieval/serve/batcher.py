@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from forage.retrieval.cache import LruCache
 from forage.retrieval.serve.metrics import Figure, Figures
+from forage.retrieval.serve.middleware import OverLimit
 from forage.retrieval.serve.turns import Answered, Asked, Speed, Turns, weight_of
 from forage.retrieval.source import Source, SourceError
 from forage.retrieval.wire import num_bytes_of
@@ -66,21 +67,32 @@ class Batcher:
         """Closed, and no search runs any more: the source may be closed."""
         return not self._thread.is_alive
 
+    def seconds_until_one_leaves(self) -> float:
+        """When the first of the requests in line will be answered, by the measured speed."""
+        return self._speed.seconds(self._turns.weight_before_one_leaves)
+
     async def search(
-        self, queries: Sequence[str], topk: int, address: str = "", max_bytes: float = math.inf
+        self,
+        queries: Sequence[str],
+        topk: int,
+        address: str = "",
+        max_bytes: float = math.inf,
+        seconds: float = math.inf,
     ) -> list[list[Hit]]:
         """The hits of each query, in the order asked; raises what the source raised.
 
         ``queries`` are normalised (``wire.normalise_query``); an empty one has no hits, whatever
         the source. Requests of other addresses, and other requests of this one, take turns with
         it. A caller that is cancelled takes nothing from the others, and what nobody waits for any
-        more is not searched. Raises ``OverLimit`` when a reply would have ``max_bytes``.
+        more is not searched. Raises ``OverLimit`` when a reply would have ``max_bytes``, and
+        at once where the line is too long for an answer in ``seconds``.
         """
         self._figures.add(Figure.QUERIES, len(queries))
         asked = Asked(queries, topk, max_bytes)
         while self._next_key(asked) is None and not asked.is_over:
             await asyncio.sleep(0)
         if not asked.is_over:
+            self._require_time(asked, address, seconds)
             self._turns.add(asked, address)
             if self._draining is None or self._draining.done():
                 self._draining = asyncio.create_task(self._drain())
@@ -94,6 +106,23 @@ class Batcher:
             _, unfinished = await asyncio.wait([self._draining], timeout=timeout_s)
             timeout_s = 0.0 if unfinished else timeout_s
         await self._thread.close(timeout_s)
+
+    def _require_time(self, asked: Asked, address: str, seconds: float) -> None:
+        """Raise ``OverLimit`` where others are in line and the request would be answered too late.
+
+        It may come back when it would be in time even if it had to let all of them go first.
+        """
+        speed, turns = self._speed, self._turns
+        if not turns:
+            return  # whoever finds nobody before him is searched, however slow the source seemed
+        needed = speed.seconds(turns.weight_before(asked, address, speed.weight(seconds)))
+        if needed > seconds:
+            line = speed.seconds(turns.weight)
+            raise OverLimit(
+                429,
+                f"an answer would take {needed:.1f} s, and there are {seconds:.1f} s for it",
+                min(line, line + speed.seconds(asked.weight) - seconds),
+            )
 
     def _next_key(self, asked: Asked) -> _Key | None:
         """The next query of a request that must be searched; what is known before it is answered.

@@ -8,8 +8,10 @@ routes, against the same ``Limits``.
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field, SecretStr
@@ -32,13 +34,26 @@ _OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/healthz", "/readyz"})
 _MAX_URLS = 1024
 
 
-class OverLimit(Exception):
-    """A request beyond a limit: the HTTP status and a sentence that names the limit."""
+# Seconds that a client waits: https://www.rfc-editor.org/rfc/rfc7240#section-4.3
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d+(?:\.\d+)?)")
+DEADLINE = "forage.deadline"
 
-    def __init__(self, status: int, detail: str) -> None:
+
+class OverLimit(Exception):
+    """A request beyond a limit: the HTTP status and a sentence that names the limit.
+
+    ``retry_after_s``: when the same request will be within it.
+    """
+
+    def __init__(self, status: int, detail: str, retry_after_s: float | None = None) -> None:
         super().__init__(detail)
-        self.status = status
-        self.detail = detail
+        self.status, self.detail, self.retry_after_s = status, detail, retry_after_s
+
+    def reply(self) -> Response:
+        """How it is said over HTTP."""
+        if self.retry_after_s is None:
+            return problem(self.status, self.detail)
+        return problem(self.status, self.detail, Retry_After=whole_seconds(self.retry_after_s))
 
 
 class Limits(Strict):
@@ -54,7 +69,7 @@ class Limits(Strict):
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
     max_reply_bytes: int = Field(default=64 * 2**20, ge=1)
     max_in_flight: int = Field(default=1024, ge=1)
-    deadline_s: float = Field(default=30.0, gt=0)
+    deadline_s: float = Field(default=600.0, gt=0)
 
     @property
     def max_urls(self) -> int:
@@ -91,6 +106,11 @@ class _BodyTooLarge(Exception):
     """Raised while the body is read, answered by the middleware."""
 
 
+def whole_seconds(seconds: float) -> str:
+    """For ``Retry-After``: rounded up, and never at once."""
+    return str(max(1, math.ceil(seconds)))
+
+
 def problem(status: int, detail: str, **headers: str) -> Response:
     """A refusal in the wire format; ``headers`` with ``_`` for ``-``."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -108,9 +128,12 @@ class RequestMiddleware:
         hosts: KnownHosts,
         figures: Figures,
         traffic: Traffic,
+        seconds_until_one_leaves: Callable[[], float],
     ) -> None:
+        """``seconds_until_one_leaves``: when a request in flight will be through."""
         self._app, self._limits, self._token, self._hosts = app, limits, token, hosts
         self._figures, self._traffic = figures, traffic
+        self._seconds_until_one_leaves = seconds_until_one_leaves
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -143,7 +166,9 @@ class RequestMiddleware:
             await self._app(scope, receive, send_noting_status)
             return
         self._traffic.in_flight += 1
-        deadline = asyncio.timeout(self._limits.deadline_s)
+        seconds = self._seconds_for(scope)
+        deadline = asyncio.timeout(seconds)
+        scope[DEADLINE] = asyncio.get_running_loop().time() + seconds
         try:
             async with deadline:
                 await self._app(scope, receive_within_limit, send_noting_status)
@@ -154,7 +179,7 @@ class RequestMiddleware:
         except TimeoutError:
             if not deadline.expired() or status:
                 raise
-            late = problem(504, f"not answered within {self._limits.deadline_s:g} s")
+            late = problem(504, f"not answered within {seconds:g} s")
             await late(scope, receive, send_noting_status)
         finally:
             self._traffic.in_flight -= 1
@@ -180,8 +205,9 @@ class RequestMiddleware:
         if traffic.is_draining:
             return problem(503, "the server is stopping", Retry_After="1", Connection="close")
         if traffic.in_flight >= limits.max_in_flight:
-            detail = f"{traffic.in_flight} requests are in flight; try again in a second"
-            return problem(429, detail, Retry_After="1")
+            wait = whole_seconds(self._seconds_until_one_leaves())
+            detail = f"{traffic.in_flight} requests are in flight; the next may come in {wait} s"
+            return problem(429, detail, Retry_After=wait)
         # A page elsewhere may send other types without asking, and this one never.
         if headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             return problem(415, f"the body's type has to be said: Content-Type: {_JSON}")
@@ -189,6 +215,11 @@ class RequestMiddleware:
         if length.isdecimal() and int(length) > limits.max_body_bytes:
             return self._too_large()
         return None
+
+    def _seconds_for(self, scope: Scope) -> float:
+        """The time that a request has: its client's own (``Prefer: wait=SECONDS``), or less."""
+        wait = _WAIT.search(Headers(scope=scope).get("prefer", ""))
+        return min(float(wait[1]), self._limits.deadline_s) if wait else self._limits.deadline_s
 
     def _too_large(self) -> Response:
         detail = f"the body is larger than {self._limits.max_body_bytes} bytes; send fewer queries"

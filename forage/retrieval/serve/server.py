@@ -35,7 +35,14 @@ from forage.retrieval.serve.bodies import BodyReader, read_json
 from forage.retrieval.serve.connection import Connection
 from forage.retrieval.serve.known_hosts import KnownHosts
 from forage.retrieval.serve.metrics import Figures, prometheus_text
-from forage.retrieval.serve.middleware import Limits, OverLimit, RequestMiddleware, Traffic, problem
+from forage.retrieval.serve.middleware import (
+    DEADLINE,
+    Limits,
+    OverLimit,
+    RequestMiddleware,
+    Traffic,
+    problem,
+)
 from forage.retrieval.serve.port import bind_port, explain_bind_error, is_loopback
 from forage.retrieval.source import Source, SourceError
 from forage.retrieval.sources.compose import ServeSettings, is_paid, open_page_store, open_source
@@ -221,6 +228,7 @@ def create_app(
                 service.settings.hosts,
                 service.figures,
                 service.traffic,
+                service.batcher.seconds_until_one_leaves,
             )
         ],
         exception_handlers={
@@ -254,9 +262,9 @@ class _Service:
         address = _address(request)
         asked = await self.bodies.read(self._read_retrieve, await request.body(), address)
         topk = asked.topk or self.settings.topk
-        hits_by_query = await self.batcher.search(
-            asked.queries, topk, address, self.settings.limits.max_reply_bytes
-        )
+        max_bytes = self.settings.limits.max_reply_bytes
+        seconds = request.scope[DEADLINE] - asyncio.get_running_loop().time()
+        hits_by_query = await self.batcher.search(asked.queries, topk, address, max_bytes, seconds)
         return _json(write_reply(hits_by_query, asked.return_scores, self.settings.page_url))
 
     def _read_retrieve(self, body: bytes) -> RetrieveRequest:
@@ -344,7 +352,7 @@ async def _answer_http_error(_: Request, error: Exception) -> Response:
 
 async def _answer_over_limit(_: Request, error: Exception) -> Response:
     assert isinstance(error, OverLimit), "registered for this error alone"
-    return problem(error.status, error.detail)
+    return error.reply()
 
 
 async def _answer_source_error(_: Request, error: Exception) -> Response:

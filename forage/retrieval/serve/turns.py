@@ -2,8 +2,8 @@
 
 Addresses take turns, and so do the requests of an address: one query each. A request of a thousand
 queries therefore delays the single query of another client by one batch, not by a thousand
-searches. Batches are as large as the measured speed allows within ``_BATCH_S``. Searching is
-``forage.retrieval.serve.batcher``'s.
+searches. Batches are as large as the measured speed allows within ``_BATCH_S``, and the speed tells
+when a request that comes now would be answered. Searching is ``forage.retrieval.serve.batcher``'s.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Asked:
     topk: int
     max_bytes: float = math.inf
     num_bytes: int = 0
+    weight: float = field(init=False)
     hits: list[list[Hit]] = field(init=False)
     done: asyncio.Future[None] = field(init=False)
     place: int = 0
@@ -53,6 +54,7 @@ class Asked:
 
     def __post_init__(self) -> None:
         self.num_missing = len(self.queries)
+        self.weight = weight_of(self.num_missing, sum(map(len, self.queries)), self.topk)
         self.hits = [[]] * self.num_missing
         self.done = asyncio.get_running_loop().create_future()
 
@@ -60,6 +62,11 @@ class Asked:
     def is_over(self) -> bool:
         """It needs no more turns: all its queries had theirs, it has failed, or its caller left."""
         return self.place == len(self.queries) or self.done.done()
+
+    @property
+    def weight_left(self) -> float:
+        """Of its weight, what has had no turn yet."""
+        return 0.0 if self.is_over else self.weight * (1 - self.place / len(self.queries))
 
     def answer(self, place: int, found: Answered) -> None:
         """The hits of one query; a reply that becomes too large is given up."""
@@ -85,6 +92,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._lines: OrderedDict[str, OrderedDict[int, deque[Asked]]] = OrderedDict()
+        # At least what all requests in line still weigh: what they weighed when they came.
+        self._weight = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -93,6 +102,31 @@ class Turns:
         """Stand in line behind the other requests of this address."""
         line = self._lines.setdefault(address, OrderedDict())
         line.setdefault(asked.topk, deque()).append(asked)
+        self._weight += asked.weight
+
+    def weight_before(self, asked: Asked, address: str, enough: float) -> float:
+        """What is searched until a new request is through, the request included.
+
+        Of each request of its address as much as of itself, of each other address as much as of
+        its own. Where even all of all is below ``enough``, that is the answer.
+        """
+        if self._weight + asked.weight <= enough:
+            return self._weight + asked.weight
+        left = self._weights_left()
+        own = asked.weight + sum(min(asked.weight, w) for w in left.pop(address, ()))
+        return own + sum(min(own, sum(weights)) for weights in left.values())
+
+    @property
+    def weight(self) -> float:
+        """What is still to be searched for all requests in line."""
+        return sum(sum(weights) for weights in self._weights_left().values())
+
+    @property
+    def weight_before_one_leaves(self) -> float:
+        """What is searched until the first of them is through."""
+        left = self._weights_left()
+        least = min((min(weights) for weights in left.values()), default=0.0)
+        return sum(min(least, w) for weights in left.values() for w in weights)
 
     def of_one_topk(self) -> Iterator[Asked]:
         """Requests in their turns, each as often as it has queries; stop when a search is full.
@@ -112,6 +146,13 @@ class Turns:
                 addresses.append(address)
                 yield asked
 
+    def _weights_left(self) -> dict[str, list[float]]:
+        """Of each request in line, by address."""
+        return {
+            address: [asked.weight_left for requests in line.values() for asked in requests]
+            for address, line in self._lines.items()
+        }
+
     def _next(self, address: str, topk: int) -> Asked | None:
         """The first in line, who goes to its end; None where nobody is left."""
         line = self._lines[address]
@@ -121,6 +162,7 @@ class Turns:
             if not asked.is_over:
                 requests.append(asked)
                 return asked
+            self._weight -= asked.weight
         del line[topk]
         if not line:
             del self._lines[address]
@@ -139,9 +181,15 @@ class Speed:
             self._weight = _KEPT * self._weight + weight
             self._seconds = _KEPT * self._seconds + seconds
 
+    def seconds(self, weight: float) -> float:
+        """How long this much takes to search; 0 as long as nobody knows."""
+        return weight * self._seconds / self._weight if self._seconds else 0.0
+
+    def weight(self, seconds: float) -> float:
+        """How much is searched in this time; without end as long as nobody knows."""
+        return seconds * self._weight / self._seconds if self._seconds else math.inf
+
     @property
     def batch_weight(self) -> float:
         """What a batch may weigh."""
-        if not self._seconds:
-            return _LEAST_WEIGHT
-        return max(_LEAST_WEIGHT, _BATCH_S * self._weight / self._seconds)
+        return max(_LEAST_WEIGHT, self.weight(_BATCH_S)) if self._seconds else _LEAST_WEIGHT

@@ -33,6 +33,9 @@ from forage.retrieval.wire import WIKIPEDIA_PAGE
 from forage.retrieval.words.bm25_index import BM25Manifest
 from forage.settings import Strict
 
+# A shard that hangs must not hold up all searches for the longest time that a request may take.
+_SHARDS_S = 100.0
+
 # Passages of one index that are looked up by id in another before the two are fused.
 _NUM_COMPARED = 64
 
@@ -144,7 +147,7 @@ _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
     "replay": lambda name, settings: Replay(Path(name)),
     "lucene": _open_lucene,
     "ray": lambda name, settings: Sharded(
-        name, settings.ray_address or "auto", settings.limits.deadline_s
+        name, settings.ray_address or "auto", min(settings.limits.deadline_s, _SHARDS_S)
     ),
     "index": lambda name, settings: open_index(Path(name), settings.options),
 }

@@ -5,6 +5,7 @@ Real servers over real HTTP. Addresses of 127.0.0.0/8 stand for machines.
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import pytest
 from forage.retrieval.serve.middleware import Limits
 from forage.retrieval.wire import Page
 from forage.types import Hit, Passage
+from tests.retrieval.client.test_client import client_of
 from tests.retrieval.conftest import StartServer
 from tests.retrieval.fake_sources import GatedSource
 from tests.retrieval.serve.test_server import HEAD, post, read_figures
@@ -214,3 +216,57 @@ async def test_pages_that_become_too_large_are_refused(start_server: StartServer
     assert "ask for fewer at once, or for parts (max_chars, chunk)" in reply["detail"]
     status, reply = await post(url, {"urls": ["http://a"] * 40}, "/access")
     assert (status, len(reply["result"])) == (200, 40)
+
+
+async def answered(url: str, num_queries: int, *headers: str) -> tuple[int, int]:
+    """The status of a request of so many queries, and its ``Retry-After`` (0: none)."""
+    body = {"queries": [f"{n} {time.perf_counter()}" for n in range(num_queries)]}
+    async with connected(url) as (reader, writer):
+        writer.write(post_bytes(body, *headers))
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    wait = re.search(r"retry-after: (\d+)", head)
+    return int(head.split()[1]), int(wait[1]) if wait else 0
+
+
+async def test_who_cannot_be_answered_in_his_time_is_told_when_to_return_and_then_is(
+    start_server: StartServer,
+):
+    """80 of 256 clients with 64 queries each got a 504, after their queries had been searched.
+
+    ``Retry-After`` was always 1.
+    """
+    source = SlowSource(seconds_per_char=0.0002)  # 200 to 300 queries a second
+    url = start_server(source=source)
+    assert await answered(url, 64) == (200, 0)
+    rollout = [asyncio.create_task(answered(url, 200)) for _ in range(3)]
+    await in_flight(url, 3)
+    num_searches = len(source.searches)
+    status, wait = await answered(url, 100, "Prefer: respond-async, wait=0.5")
+    assert status == 429
+    assert len(source.searches) <= num_searches + 1, "it was refused at once"
+    assert 1 <= wait <= 8
+    await asyncio.sleep(wait)
+    assert await answered(url, 100, "Prefer: wait=5") == (200, 0)
+    assert await asyncio.gather(*rollout) == [(200, 0)] * 3
+
+
+async def test_a_client_says_how_long_it_waits(start_server: StartServer):
+    source = GatedSource()
+    source.gate.clear()
+    url = start_server(source=source)
+    async with asyncio.timeout(5):
+        assert await answered(url, 1, "Prefer: wait=0.1") == (504, 0)
+        source.gate.set()
+        assert await answered(url, 1, 'Prefer: wait="60"') == (200, 0)
+
+
+async def test_our_own_client_says_how_long_it_waits_and_comes_back_when_told(
+    start_server: StartServer,
+):
+    """It gave a try up after 10 s without a word, and the server searched on for nobody."""
+    url = start_server(source=SlowSource(seconds_per_char=0.002))  # 55 queries a second
+    async with client_of(url, timeout_s=1, deadline_s=20, max_queries_per_request=16) as client:
+        await asyncio.gather(*(client.search(f"query {n}") for n in range(100, 132)))  # measured
+        replies = await asyncio.gather(*(client.search(f"query {n}") for n in range(200, 360)))
+    assert [reply.failure for reply in replies] == [None] * 160
+    assert (await read_figures(url))["forage_requests_total", "/retrieve", "429"] >= 1

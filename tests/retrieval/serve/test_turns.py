@@ -64,6 +64,23 @@ async def test_a_request_that_finds_too_much_is_given_up():
         await asked.done
 
 
+async def test_a_request_waits_for_as_much_of_the_others_as_it_is_itself():
+    def request(num_queries: int) -> Asked:
+        return Asked([""] * num_queries, topk=128)  # each weighs 2
+
+    turns = Turns()
+    for address, num_queries in (("A", 50), ("A", 3), ("B", 2), ("C", 50)):
+        turns.add(request(num_queries), address)
+    own = 2 * (10 + 10 + 3)  # of the first in A as many as it has itself
+    assert turns.weight_before(request(10), "A", enough=0) == own + 2 * 2 + own
+    assert turns.weight_before(request(1), "D", enough=0) == 2 * 4
+    assert turns.weight_before(request(10), "A", enough=1000) == 2 * (105 + 10)
+    assert turns.weight == 2 * 105
+    assert turns.weight_before_one_leaves == 2 * 2 * 4
+    turns_of(turns, 10_000)
+    assert (turns.weight, turns.weight_before(request(1), "A", enough=2)) == (0, 2)
+
+
 def test_a_batch_weighs_what_half_a_second_searches():
     speed = Speed()
     assert speed.batch_weight == 32
@@ -78,6 +95,9 @@ def test_a_lone_query_says_nothing_about_the_speed_of_many():
     speed = Speed()
     speed.add(1.2, 10)
     assert speed.batch_weight == 32
+    assert speed.seconds(1000) == 0
+    speed.add(100, 2)
+    assert (speed.seconds(1000), speed.weight(20)) == (20, 1000)
 
 
 def test_long_queries_and_many_hits_weigh_more():
