@@ -30,6 +30,8 @@ BUCKETS_FILE = "corpus.id_buckets.npy"
 ROWS_FILE = "corpus.id_rows.npy"
 
 _GZIP_MAGIC = b"\x1f\x8b"
+# NaN and Infinity are Python's, not JSON's: no reply could hold them.
+_JSON = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def format_contents(passage: Passage) -> str:
@@ -147,7 +149,7 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
 def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any]:
     """The JSON object on a line; raises ``UserError`` that names the line."""
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = _JSON.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}:{number}: not UTF-8 at byte {error.start}; convert the file to UTF-8"

@@ -221,3 +221,32 @@ def test_rows_with_an_address_and_no_id_are_numbered_behind_it(tmp_path: Path) -
     with CorpusStore(tmp_path / "store") as store:
         assert [passage.id for passage in store] == ids
         assert store.by_id("w/Rome#1") == Passage("w/Rome#1", "", "Two.")
+
+
+def test_what_else_a_line_holds_are_its_fields(tmp_path: Path):
+    lines = [
+        '{"id": 1, "contents": "\\"A\\"\\na", "url": "u", "n": [1, {"x": null}], "score": NaN}',
+        '{"id": "2", "title": "B", "text": "b", "contents": null}',
+        '{"url": "https://c.org", "contents": "c"}',
+        '{"id": "4", "contents": "d"}',
+    ]
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    expected = [
+        {"url": "u", "n": [1, {"x": None}], "score": None},
+        {"title": "B", "text": "b"},
+        {"url": "https://c.org"},
+        {},
+    ]
+    passages = list(read_corpus(tmp_path / "c.jsonl"))
+    assert [passage.fields for passage in passages] == expected
+    with build(tmp_path / "c.jsonl", tmp_path / "store") as store:
+        assert [store.passage(row).fields for row in range(4)] == expected
+    write_corpus(tmp_path / "again.jsonl", passages)
+    again = list(read_corpus(tmp_path / "again.jsonl"))
+    assert [(p, p.fields) for p in again] == [(p, p.fields) for p in passages]
+
+
+def test_passages_that_differ_in_fields_alone_are_the_same_passage():
+    """Indexes of a corpus with addresses and of one without may be fused."""
+    assert Passage("1", "T", "t", {"url": "u"}) == Passage("1", "T", "t")
+    assert len({Passage("1", "T", "t", {"url": "u"}), Passage("1", "T", "t")}) == 1

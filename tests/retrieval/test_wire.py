@@ -72,3 +72,31 @@ def test_a_large_reply_is_written_in_pieces_and_about_as_large_as_was_counted(re
     ]
     assert read_reply(reply, 4, topk=600) == expected
     assert sum(map(num_bytes_of, asked)) == pytest.approx(len(reply), rel=0.05)
+
+
+DEEP: list[object] = []
+for _ in range(400):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("field", "sent"),
+    [
+        (None, None),
+        (2**70, 2**70),
+        (0.1, 0.1),
+        ({"a": {"b": ["é", "\ud800"]}}, {"a": {"b": ["é", "\ufffd"]}}),
+        (DEEP, DEEP),
+        ("</script>\x00\u2028", "</script>\x00\u2028"),
+    ],
+)
+def test_a_field_of_any_kind_travels(field: object, sent: object):
+    hit = Hit(Passage("p", "T", "t", {"field": field, "\udfff": 1}), 1.0)
+    [[document]] = json.loads(b"".join(write_reply([[hit]], return_scores=False)))["result"]
+    assert document.pop("field") == sent
+    assert document == {
+        "id": "p",
+        "contents": '"T"\nt',
+        "url": "https://en.wikipedia.org/w/index.php?title=T",
+        "\ufffd": 1,
+    }
