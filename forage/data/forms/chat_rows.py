@@ -15,7 +15,8 @@ from forage.data.forms.rows import Row
 from forage.types import Question, Tag, tag_pattern
 
 _MARK = "Question:"
-_MARK_OF_LINE = re.compile(r"^[ \t]*Question:", re.MULTILINE)
+# Where a template without tags has it: at the start of a line or of a sentence.
+_MARK_OF_SENTENCE = re.compile(r"(?:^|[.!?:])\s*Question:", re.MULTILINE)
 # Tags of the tags protocol, and of veRL's wording of it.
 _TAG = tag_pattern(Tag)
 # Where a prompt given as rendered text ends the user's message.
@@ -96,8 +97,8 @@ def bare_question(prompt: object) -> str | None:
     """The question inside a prompt (a text, or messages); None where it cannot be found.
 
     It follows the first ``Question:`` behind the template's last tag, or, in a template without
-    tags, the first one that begins a line, which keeps a question that holds that word whole. A
-    prompt that has neither is the question itself.
+    tags, the first one that begins a line or a sentence, which keeps a question that holds that
+    word whole. A prompt that has neither is the question itself.
     """
     text = _last_user_text(prompt)
     if text is None:
@@ -105,7 +106,7 @@ def bare_question(prompt: object) -> str | None:
     text = _MESSAGE_END.split(text, maxsplit=1)[0] if _MARK in text else text
     tags = list(_TAG.finditer(text))
     if not tags:
-        return _MARK_OF_LINE.split(text, maxsplit=1)[-1].strip()
+        return _MARK_OF_SENTENCE.split(text, maxsplit=1)[-1].strip()
     behind_tags = text.find(_MARK, tags[-1].end())
     start = behind_tags if behind_tags >= 0 else text.rfind(_MARK)
     return text[start + len(_MARK) :].strip() if start >= 0 else None
