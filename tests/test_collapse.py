@@ -22,7 +22,7 @@ from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
 from forage.train import run_training
-from forage.training.checkpoint import export_model
+from forage.training.export import export_model
 from forage.types import Episode
 from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed
 from forage.watch.sentinel import Alarm, Sentinel

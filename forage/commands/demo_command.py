@@ -87,7 +87,7 @@ def run_demo(settings: DemoSettings) -> None:
     from forage.evaluation.report.tables import before_after_table
     from forage.retrieval.index.index import build_index
     from forage.train import run_training
-    from forage.training.checkpoint import export_model
+    from forage.training.export import export_model
 
     started = time.perf_counter()
     console = Console()

@@ -1,25 +1,47 @@
-"""``forage export``: a checkpoint of a run as a model directory of Hugging Face."""
+"""``forage export``: a checkpoint, of a run of ours or of another trainer, for Hugging Face."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from forage.commands.arguments import count
+from forage.commands.arguments import DTYPES, count
+from forage.errors import UserError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("run_dir", type=Path, metavar="RUN_DIR", help="the run's output_dir")
+    add("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's output_dir")
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write the model to")
     text = "optimizer step of the checkpoint to write (default: the newest checkpoint)"
     add("--step", type=count, help=text)
     text = "write the LoRA adapters alone, not merged into the model"
     add("--adapter", action="store_true", help=text)
+    text = "write the weights in this type (default: as they are stored)"
+    add("--dtype", choices=DTYPES, help=text)
+    text = (
+        "instead of RUN_DIR: a checkpoint of veRL, SkyRL, slime, RLinf or prime-rl; "
+        "docs/checkpoints.md shows the layouts"
+    )
+    add("--from", type=Path, dest="source", metavar="DIR", help=text)
+    text = (
+        "with --from: the model whose config and tokenizer go with the weights (default: those in "
+        "the checkpoint)"
+    )
+    add("--base", metavar="MODEL", help=text)
 
 
 def run(args: Namespace) -> int:
-    from forage.training.checkpoint import export_model
+    if (args.run_dir is None) == (args.source is None):
+        raise UserError("name either the output_dir of a run, or another's checkpoint with --from")
+    if args.source is not None and (args.step is not None or args.adapter):
+        raise UserError("--step and --adapter are for a run of Forage; --from names one checkpoint")
+    if args.source is None and args.base is not None:
+        raise UserError("--base goes with --from; a run of Forage brings its config and tokenizer")
+    from forage.training.export import export_model, import_checkpoint
 
-    export_model(args.run_dir, args.out, args.step, adapter_only=args.adapter)
+    if args.source is None:
+        export_model(args.run_dir, args.out, args.step, args.adapter, args.dtype)
+    else:
+        import_checkpoint(args.source, args.out, args.base, args.dtype)
     return 0

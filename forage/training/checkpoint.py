@@ -22,13 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage.config.config_file import read_tree
-from forage.config.model_config import ModelConfig
 from forage.errors import UserError
 from forage.records import METRICS_FILE
 from forage.training import lora
 from forage.training.critic import CriticTrainer
-from forage.training.model import load_model, load_tokenizer, save_model
+from forage.training.model import save_model
 from forage.training.trainer import Trainer
 
 LOG = logging.getLogger(__name__)
@@ -203,34 +201,6 @@ def check_run_dir(run_dir: Path, resume: bool) -> None:
 def latest_checkpoint(run_dir: Path) -> Path | None:
     """The newest complete checkpoint of a run, or None."""
     return next(reversed(checkpoints(run_dir).values()), None)
-
-
-def export_model(run_dir: Path, out: Path, step: int | None, adapter_only: bool = False) -> Path:
-    """Write a checkpoint's model as a plain Hugging Face directory; raises ``UserError``.
-
-    Adapters are merged into their base, or with ``adapter_only`` written as they are.
-    """
-    steps = checkpoints(run_dir)
-    if not steps:
-        raise UserError(f"{run_dir} holds no checkpoint; name the output_dir of a training run")
-    if step is not None and step not in steps:
-        raise UserError(f"{run_dir} has no checkpoint of step {step}; there are {sorted(steps)}")
-    source = steps[max(steps) if step is None else step]
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} exists and is not empty; choose another --out")
-    has_adapters = (source / lora.ADAPTER_CONFIG).exists()
-    if adapter_only and not has_adapters:
-        raise UserError(f"{source} holds a whole model and no adapters; leave --adapter out")
-    if has_adapters and not adapter_only:
-        # The rest may be spelt as an earlier version of Forage had it.
-        as_run = ModelConfig.model_validate(read_tree(run_dir / "config.yaml")["model"])
-        config = ModelConfig(path=str(source), dtype=as_run.dtype)
-        save_model(load_model(config), load_tokenizer(config), out)
-    else:
-        left_out = shutil.ignore_patterns(_STATE, _TRAINER, _CRITIC)
-        shutil.copytree(source, out, ignore=left_out, dirs_exist_ok=True)
-    LOG.info("wrote %s", out)
-    return out
 
 
 def _set_aside(directory: Path) -> None:

@@ -16,7 +16,7 @@ from forage.evaluation.result import read_result
 from forage.evaluation.subset import questions_to_evaluate
 from forage.records import read_metrics
 from forage.train import run_training
-from forage.training.checkpoint import export_model
+from forage.training.export import export_model
 from tests.tiny_runs import make_config, world_dir, write_recipe
 
 pytestmark = pytest.mark.slow

@@ -19,12 +19,12 @@ from forage.errors import UserError
 from forage.training.checkpoint import (
     CHECKPOINTS_DIR,
     RunState,
-    export_model,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
 from forage.training.critic import Critic
+from forage.training.export import export_model
 from forage.training.model import new_model
 from forage.training.trainer import Trainer
 from tests.fakes import tiny_model, tiny_tokenizer

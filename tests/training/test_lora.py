@@ -26,11 +26,11 @@ from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training import lora
 from forage.training.checkpoint import (
     RunState,
-    export_model,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
+from forage.training.export import export_model
 from forage.training.logprobs import token_logprobs
 from forage.training.model import load_model, load_policy, load_tokenizer, save_model
 from forage.training.trainer import Trainer, build_trainer

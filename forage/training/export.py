@@ -1,0 +1,271 @@
+"""Writes a checkpoint as a Hugging Face directory: of a run of ours, or in another's layout.
+
+One tensor is in memory at a time. What was written is read back and compared with where it came
+from before the directory gets its name, so a directory that is there is whole and right. The file
+format of weights is that of https://huggingface.co/docs/safetensors: a header that says where each
+tensor lies, then the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from forage.config.config_file import read_tree
+from forage.config.model_config import ModelConfig
+from forage.errors import UserError
+from forage.training import lora
+from forage.training.checkpoint import checkpoints
+from forage.training.layouts.open_layout import open_layout, stored_safetensors
+from forage.training.layouts.stored import Shape, Stored, Weights
+from forage.training.model import load_model, load_tokenizer
+
+LOG = logging.getLogger(__name__)
+
+SHARD_BYTES = 4 << 30
+"""The most bytes of weights in one file, unless a single tensor has more."""
+_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def export_model(
+    run_dir: Path,
+    out: Path,
+    step: int | None,
+    adapter_only: bool = False,
+    dtype: str | None = None,
+) -> Path:
+    """Write a checkpoint of a run as a plain Hugging Face directory; raises ``UserError``.
+
+    Adapters are merged into their base, or with ``adapter_only`` written as they are.
+    """
+    _refuse_contents(out)
+    steps = checkpoints(run_dir)
+    if not steps:
+        raise UserError(f"{run_dir} holds no checkpoint; name the output_dir of a training run")
+    if step is not None and step not in steps:
+        raise UserError(f"{run_dir} has no checkpoint of step {step}; there are {sorted(steps)}")
+    source = steps[max(steps) if step is None else step]
+    has_adapters = (source / lora.ADAPTER_CONFIG).exists()
+    if adapter_only and not has_adapters:
+        raise UserError(f"{source} holds a whole model and no adapters; leave --adapter out")
+    if not has_adapters:
+        return import_checkpoint(source, out, str(source), dtype)
+    if adapter_only:
+        return _write_adapters(source, out)
+    # The rest may be spelt as an earlier version of Forage had it.
+    as_run = ModelConfig.model_validate(read_tree(run_dir / "config.yaml")["model"])
+    model = load_model(ModelConfig(path=str(source), dtype=as_run.dtype))
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    weights = {name: _held(t) for name, t in model.state_dict().items() if name not in tied}
+    return _write(weights, model.config, str(source), out, dtype)
+
+
+def import_checkpoint(path: Path, out: Path, base: str | None, dtype: str | None = None) -> Path:
+    """Write a checkpoint in any layout that is read as a Hugging Face directory.
+
+    Config and tokenizer are those of ``base``, None for those that lie in the checkpoint. Raises
+    ``UserError``.
+    """
+    _refuse_contents(out)
+    checkpoint = open_layout(path)
+    if base is None and checkpoint.config_dir is None:
+        raise UserError(
+            f"{path} holds no config.json and no tokenizer: name the model that the run started "
+            "from with --base"
+        )
+    source = str(base or checkpoint.config_dir)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # those of the hub's packages have no common base
+        raise UserError(f"{source} holds no config of a known model ({error})") from error
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    weights = dict(checkpoint.named_for(config, shapes))
+    for name, other in tied.items():
+        if name in weights and other in weights and not _are_equal(weights[name], weights[other]):
+            raise UserError(
+                f"{path}: {name} differs from {other}, and the config of {source} says that they "
+                "are one: set tie_word_embeddings to false in a copy of it, and name that by --base"
+            )
+        weights.pop(name, None)
+    _check(weights, {n: s for n, s in shapes.items() if n not in tied}, f"the config of {source}")
+    return _write(weights, config, source, out, dtype)
+
+
+def _check(weights: Weights, shapes: Mapping[str, Shape], model: str) -> None:
+    """Refuse weights that are not those of the model; raises ``UserError``."""
+    if missing := sorted(shapes.keys() - weights.keys()):
+        raise UserError(f"the checkpoint lacks {_some(missing)}, which {model} has")
+    if unexpected := sorted(weights.keys() - shapes.keys()):
+        raise UserError(f"the checkpoint has {_some(unexpected)}, which {model} has not")
+    for name, shape in shapes.items():
+        if weights[name].shape != shape:
+            raise UserError(f"{name} is {list(weights[name].shape)}, and {model} has {list(shape)}")
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest
+
+
+def _write(
+    weights: Weights, config: PretrainedConfig, source: str, out: Path, dtype: str | None
+) -> Path:
+    """A model's directory, with the tokenizer of ``source``; raises ``UserError``."""
+    tokenizer = load_tokenizer(ModelConfig(path=source))
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"the tokenizer of {source} has {len(tokenizer)} tokens, and the model's vocab_size is "
+            f"{config.vocab_size}: they do not belong together"
+        )
+    cast = None if dtype is None else getattr(torch, dtype)
+    weights = {name: _as(stored, cast) for name, stored in sorted(weights.items())}
+    with _written_beside(out) as directory:
+        files = _shards(weights)
+        for file, names in files.items():
+            write_safetensors(directory / file, {name: weights[name] for name in names})
+        if len(files) > 1:
+            _write_index(directory, files, weights)
+        config.dtype = next(iter(weights.values())).dtype
+        config.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        generation = Path(source) / "generation_config.json"
+        if generation.is_file():
+            shutil.copy(generation, directory)
+        _compare(directory, weights)
+    LOG.info("wrote %s (%d tensors, read back and compared)", out, len(weights))
+    return out
+
+
+def _write_adapters(source: Path, out: Path) -> Path:
+    """The adapters as they are, with the tokenizer."""
+    with _written_beside(out) as directory:
+        load_tokenizer(ModelConfig(path=str(source))).save_pretrained(directory)
+        for name in (lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS):
+            shutil.copy(source / name, directory)
+        written, held = (lora.read_adapters(each).weights for each in (directory, source))
+        _compare_all(written.keys(), held.keys(), directory)
+        for name, tensor in held.items():
+            _compare_one(name, written[name], tensor, directory)
+    LOG.info("wrote %s (%d tensors, read back and compared)", out, len(held))
+    return out
+
+
+def write_safetensors(path: Path, weights: Weights) -> None:
+    """Write tensors one after another; only one is in memory."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, stored in weights.items():
+        if stored.dtype not in _NAMES:
+            raise UserError(f"{name} is of the type {stored.dtype}; give --dtype bfloat16")
+        end = start + stored.num_bytes
+        place = {"dtype": _NAMES[stored.dtype], "shape": stored.shape, "data_offsets": [start, end]}
+        header[name], start = place, end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for stored in weights.values():
+            file.write(stored.read().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _shards(weights: Weights) -> dict[str, list[str]]:
+    """The names in each file, filled in order."""
+    shards: list[list[str]] = [[]]
+    num_bytes = 0
+    for name, stored in weights.items():
+        if shards[-1] and num_bytes + stored.num_bytes > SHARD_BYTES:
+            shards.append([])
+            num_bytes = 0
+        shards[-1].append(name)
+        num_bytes += stored.num_bytes
+    if len(shards) == 1:
+        return {"model.safetensors": shards[0]}
+    return {f"model-{i:05d}-of-{len(shards):05d}.safetensors": s for i, s in enumerate(shards, 1)}
+
+
+def _write_index(directory: Path, files: Mapping[str, list[str]], weights: Weights) -> None:
+    index = {
+        "metadata": {"total_size": sum(stored.num_bytes for stored in weights.values())},
+        "weight_map": {name: file for file, names in files.items() for name in names},
+    }
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _compare(directory: Path, weights: Weights) -> None:
+    """Read back what was written; raises ``UserError`` where it is not what it came from."""
+    written = stored_safetensors(directory)
+    _compare_all(written.keys(), weights.keys(), directory)
+    for name, stored in weights.items():
+        _compare_one(name, written[name].read(), stored.read(), directory)
+
+
+def _compare_all(written: object, held: object, directory: Path) -> None:
+    if written != held:
+        raise UserError(f"{directory} does not read back with the names that were written")
+
+
+def _compare_one(name: str, written: Tensor, held: Tensor, directory: Path) -> None:
+    same = written.shape == held.shape and written.dtype == held.dtype
+    if not same or not torch.equal(_bytes_of(written), _bytes_of(held)):
+        raise UserError(
+            f"{directory}: {name} reads back otherwise than it was; the disk may be failing"
+        )
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Compared as bytes, NaN is equal to itself."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _are_equal(one: Stored, other: Stored) -> bool:
+    return one.shape == other.shape and torch.equal(one.read(), other.read())
+
+
+def _held(tensor: Tensor) -> Stored:
+    """A tensor in memory, as if it were stored."""
+    tensor = tensor.detach()
+    return Stored(tuple(tensor.shape), tensor.dtype, lambda first, end: tensor[first:end])
+
+
+def _as(stored: Stored, dtype: torch.dtype | None) -> Stored:
+    if dtype is None or not stored.dtype.is_floating_point:
+        return stored
+    return Stored(stored.shape, dtype, partial(_read_as, stored, dtype))
+
+
+def _read_as(stored: Stored, dtype: torch.dtype, first: int, end: int) -> Tensor:
+    return stored.read_rows(first, end).to(dtype)
+
+
+def _refuse_contents(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not empty; choose another --out")
+
+
+@contextmanager
+def _written_beside(out: Path) -> Iterator[Path]:
+    """A directory to write in, which becomes ``out`` when all is well; raises ``UserError``."""
+    directory = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        yield directory
+        if out.exists():
+            out.rmdir()
+        directory.rename(out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

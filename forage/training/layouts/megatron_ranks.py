@@ -1,0 +1,85 @@
+"""Megatron's older layout: ``mp_rank_TT[_PPP]/model_optim_rng.pt``, a file a rank.
+
+Tensor-parallel rank TT holds a part of each matrix, pipeline rank PPP some of the layers, which it
+numbers from 0. Joined here, under Megatron's names; ``megatron_names.py`` converts these.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from forage.errors import UserError
+from forage.training.layouts.megatron_names import join_tensor_parallel, plain_names
+from forage.training.layouts.stored import Stored, Weights
+from forage.training.layouts.torch_file import Inert, Span, load_torch_file
+
+_RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?")
+_LAYER = re.compile(r"(decoder\.layers\.)(\d+)(\..+)")
+FILE = "model_optim_rng.pt"
+
+
+def megatron_ranks(directory: Path) -> dict[tuple[int, int], Path]:
+    """The file of each (pipeline, tensor-parallel) rank; none elsewhere. Raises ``UserError``."""
+    found: dict[tuple[int, int], Path] = {}
+    for path in sorted(directory.glob("mp_rank_*")):
+        match = _RANK.fullmatch(path.name)
+        if match is None:
+            raise UserError(f"{path}: ranks of experts are not read; dense models are")
+        found[int(match[2] or 0), int(match[1])] = path / FILE
+    pipeline = 1 + max((rank for rank, _ in found), default=-1)
+    tensor = 1 + max((rank for _, rank in found), default=-1)
+    for rank in ((p, t) for p in range(pipeline) for t in range(tensor)):
+        if rank not in found or not found[rank].is_file():
+            where = found.get(rank, f"the file of pipeline rank {rank[0]}, tensor rank {rank[1]}")
+            raise UserError(f"{directory}: {where} is missing; the checkpoint is not whole")
+    return found
+
+
+def read_megatron_ranks(files: dict[tuple[int, int], Path]) -> Weights:
+    """The weights of all ranks, joined; raises ``UserError``."""
+    states = {rank: load_torch_file(Span(path)) for rank, path in files.items()}
+    for rank, state in states.items():
+        _check(state, files[rank], files)
+    pipeline = 1 + max(rank for rank, _ in files)
+    tensor = 1 + max(rank for _, rank in files)
+    whole: dict[str, Stored] = {}
+    num_before = 0
+    for stage in range(pipeline):
+        parts = [_weights(states[stage, rank]["model"]) for rank in range(tensor)]
+        num_layers = 0
+        for name in parts[0]:
+            if any(name not in part for part in parts):
+                raise UserError(f"{files[stage, 0].parent.parent}: not every rank has {name}")
+            match = _LAYER.fullmatch(name)
+            full = name
+            if match:
+                num_layers = max(num_layers, int(match[2]) + 1)
+                full = f"{match[1]}{num_before + int(match[2])}{match[3]}"
+            # A tied embedding is on the last stage too.
+            whole.setdefault(full, join_tensor_parallel(name, [part[name] for part in parts]))
+        num_before += num_layers
+    return whole
+
+
+def _check(state: Any, path: Path, files: dict[tuple[int, int], Path]) -> None:
+    """Refuse a file that is something else, and ranks that are fewer than the run had."""
+    if isinstance(state, dict) and "model0" in state:
+        raise UserError(f"{path}: an interleaved pipeline (model0, model1 ...) is not read")
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise UserError(f"{path} holds no model of Megatron")
+    args = state.get("args")
+    if not isinstance(args, Inert):
+        return
+    tensor = args.get("tensor_model_parallel_size", 1)
+    pipeline = args.get("pipeline_model_parallel_size", 1)
+    if tensor * pipeline != len(files):
+        raise UserError(
+            f"{path}: the run had {tensor} tensor-parallel and {pipeline} pipeline ranks, "
+            f"and there are {len(files)} files: the checkpoint is not whole"
+        )
+
+
+def _weights(model: dict[str, Any]) -> dict[str, Stored]:
+    return plain_names({name: part for name, part in model.items() if isinstance(part, Stored)})
