@@ -42,6 +42,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--record", type=Path, help="keep every answer in a file, for replay:FILE")
     text = "pages that /access opens: a jsonl file, or live for those of the web"
     add("--pages", type=Path, help=text)
+    text = "read all files of the index and of pages first, and compare them with their checksums"
+    add("--verify", action="store_true", help=text)
     add("--topk", type=positive, default=3, help="passages for a request that names no topk")
     text = "address of a title's page, for passages whose line has no url; '': they get none"
     add("--page-url", type=_page_url, default=_WIKIPEDIA_PAGE, metavar="ADDRESS", help=text)

@@ -18,7 +18,7 @@ from pathlib import Path
 from psutil import pid_exists
 
 from forage.errors import UserError
-from forage.retrieval.index.manifest import MANIFEST_FILE
+from forage.retrieval.index.manifest import MANIFEST_FILE, seal
 
 _LOCK_FILE = "lock"
 
@@ -92,6 +92,7 @@ def _empty(directory: Path) -> None:
 
 
 def _put_in_place(directory: Path, out: Path) -> None:
+    seal(directory)
     directory.chmod(0o755)
     if out.exists():
         retired = out.with_name(f"{_prefix(out)}{os.getpid()}-retired")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -18,10 +17,12 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from forage.data.corpus import CorpusStore
 from forage.errors import UserError
 from forage.retrieval.backend import Backend, OpenOptions
+from forage.retrieval.index.index_files import OpenFiles
 from forage.retrieval.index.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     check_corpus,
+    check_files,
     require_same,
 )
 from forage.retrieval.vectors.dense import DenseManifest, build_dense_index, open_dense
@@ -57,6 +58,7 @@ class Index:
     manifest: AnyManifest
     store: CorpusStore
     backend: Backend
+    files: OpenFiles
 
     def __len__(self) -> int:
         return len(self.store)
@@ -67,7 +69,7 @@ class Index:
 
     @property
     def id(self) -> str:
-        return f"{self.name}-{sha256(self.manifest.model_dump_json().encode()).hexdigest()[:16]}"
+        return f"{self.name}-{self.manifest.digest()}"
 
     @property
     def num_passages(self) -> int:
@@ -80,7 +82,11 @@ class Index:
         self.close()
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """For each query at most ``topk`` hits, best first (BM25: none where no word is known)."""
+        """For each query at most ``topk`` hits, best first (BM25: none where no word is known).
+
+        Raises ``DamagedFileError`` where a file of the index was cut meanwhile.
+        """
+        self.files.check()
         if topk < 1:
             raise UserError(f"topk is {topk}; it must be 1 or more")
         rows = self.backend.search(queries, topk)
@@ -90,18 +96,25 @@ class Index:
         """Let the mapped corpus go, and what the backend holds."""
         self.store.close()
         self.backend.close()
+        self.files.close()
 
 
-def open_index(directory: Path, options: OpenOptions | None = None) -> Index:
-    """Open an index and check that its parts belong together; raises ``UserError``."""
+def open_index(
+    directory: Path, options: OpenOptions | None = None, is_verified: bool = False
+) -> Index:
+    """Open an index and check that its files are whole and belong together; raises ``UserError``.
+
+    ``is_verified`` reads every file to its end, also those of which samples tell enough usually.
+    """
     manifest = read_manifest(directory)
-    store = open_corpus(directory)
+    check_files(directory, manifest, is_verified)
+    store = _open_store(directory, manifest)
     try:
         backend = open_backend(directory, manifest, store, options or OpenOptions())
     except BaseException:
         store.close()
         raise
-    index = Index(manifest, store, backend)
+    index = Index(manifest, store, backend, OpenFiles(directory))
     try:
         require_same(
             directory, "passages", manifest.num_passages, "its backend holds", len(backend)
@@ -115,6 +128,11 @@ def open_index(directory: Path, options: OpenOptions | None = None) -> Index:
 def open_corpus(directory: Path) -> CorpusStore:
     """The passages of an index alone, whatever searches them; raises ``UserError``."""
     manifest = read_manifest(directory)
+    check_files(directory, manifest, prefix="corpus.")
+    return _open_store(directory, manifest)
+
+
+def _open_store(directory: Path, manifest: AnyManifest) -> CorpusStore:
     store = CorpusStore(directory)
     try:
         check_corpus(directory, manifest, len(store))

@@ -7,30 +7,49 @@ all backends share; each backend's file has a model of its own over them, and
 
 from __future__ import annotations
 
-from hashlib import file_digest
+import json
+import logging
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 from pydantic import Field
 
 from forage.data.corpus import LINES_FILE, StoredCorpus
 from forage.errors import UserError
+from forage.retrieval.index.index_files import FileSum, check_file_sums, sum_file
 from forage.settings import Strict
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 
-# Hashing costs a second a gigabyte at each opening: above this the size alone is compared.
+# What another program writes whenever it is opened, and checks itself: Qdrant's store.
+_LIVING = frozenset({"qdrant"})
+_REMEDY = "build the index again from its corpus"
+
+# sha256 takes two seconds a gigabyte. Above this the size alone is compared; where the files have
+# sums of their own, which are faster, sooner.
 _MAX_HASHED_BYTES = 256 * 2**20
+_MAX_HASHED_TWICE_BYTES = 16 * 2**20
 
 
 class CommonManifest(Strict):
-    """What every manifest says; ``library`` names the packages that built it, with versions."""
+    """What every manifest says; ``library`` names the packages that built it, with versions.
+
+    ``files`` has the sums of all others in the directory; indexes of older versions have none.
+    """
 
     format_version: int = FORMAT_VERSION
     num_passages: int = Field(ge=1)
     corpus_bytes: int = Field(ge=1)
     corpus_sha256: str
     library: str
+    files: dict[str, FileSum] | None = None
+
+    def digest(self) -> str:
+        """Names what is searched; older indexes have no sums of files, which say nothing new."""
+        return sha256(self.model_dump_json(exclude={"files"}).encode()).hexdigest()[:16]
 
 
 def write_manifest(directory: Path, manifest: CommonManifest) -> None:
@@ -39,12 +58,44 @@ def write_manifest(directory: Path, manifest: CommonManifest) -> None:
     (directory / MANIFEST_FILE).write_text(text, encoding="utf-8")
 
 
+def seal(directory: Path) -> None:
+    """Write into the manifest, where there is one, what the files of a finished index are."""
+    path = directory / MANIFEST_FILE
+    if not path.exists():
+        return
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    names = sorted(file.relative_to(directory) for file in directory.rglob("*") if file.is_file())
+    tree["files"] = {
+        name.as_posix(): sum_file(directory / name).model_dump()
+        for name in names
+        if name.as_posix() != MANIFEST_FILE and name.parts[0] not in _LIVING
+    }
+    path.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+
+def check_files(
+    directory: Path, manifest: CommonManifest, is_whole: bool = False, prefix: str = ""
+) -> None:
+    """Compare files (those that begin with ``prefix``) with the manifest; raises ``UserError``.
+
+    ``is_whole`` reads the largest ones to their end too.
+    """
+    if manifest.files is None:
+        logger.warning(
+            "%s has no checksums of its files (an older version built it): damage may go unseen "
+            "until it is built again",
+            directory,
+        )
+        return
+    files = {name: found for name, found in manifest.files.items() if name.startswith(prefix)}
+    check_file_sums(directory, files, is_whole, _REMEDY)
+
+
 def check_corpus(directory: Path, manifest: CommonManifest, num_rows: int) -> None:
     """Compare the manifest with the corpus beside it (``num_rows`` passages)."""
     require_same(directory, "passages", manifest.num_passages, "its corpus holds", num_rows)
-    check_file(
-        directory, LINES_FILE, "corpus", manifest.corpus_bytes, manifest.corpus_sha256, "its corpus"
-    )
+    stated = manifest.corpus_bytes, manifest.corpus_sha256
+    check_file(directory, manifest, LINES_FILE, "corpus", *stated, "its corpus")
 
 
 def require_same(
@@ -74,7 +125,13 @@ def hash_file(path: Path) -> str:
 
 
 def check_file(
-    directory: Path, name: str, what: str, num_bytes: int, sha256: str, holder: str
+    directory: Path,
+    manifest: CommonManifest,
+    name: str,
+    what: str,
+    num_bytes: int,
+    digest: str,
+    holder: str,
 ) -> None:
     """Compare a file's size with the stated one, and its digest where it is not too large."""
     path = directory / name
@@ -83,5 +140,5 @@ def check_file(
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; build the index again") from error
     require_same(directory, f"{what} bytes", num_bytes, f"{holder} has", found_bytes)
-    if found_bytes <= _MAX_HASHED_BYTES:
-        require_same(directory, f"{what} sha256", sha256, f"{holder} has", hash_file(path))
+    if found_bytes <= (_MAX_HASHED_BYTES if manifest.files is None else _MAX_HASHED_TWICE_BYTES):
+        require_same(directory, f"{what} sha256", digest, f"{holder} has", hash_file(path))

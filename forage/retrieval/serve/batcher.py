@@ -100,6 +100,10 @@ class Batcher:
             await asked.done
         return asked.hits
 
+    async def run_between_searches(self, call: Callable[[], T]) -> T:
+        """What ``call`` returns or raises, in the thread that searches."""
+        return await self._thread.run(call)
+
     async def close(self, timeout_s: float = 2.0) -> None:
         """Finish the searches under way and queued, or give up on them after ``timeout_s``."""
         if self._draining is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import signal
 import socket
@@ -44,6 +45,7 @@ from forage.retrieval.serve.middleware import (
     problem,
 )
 from forage.retrieval.serve.port import bind_port, explain_bind_error, is_loopback
+from forage.retrieval.serve.watched_source import WatchedSource
 from forage.retrieval.source import Source, SourceError
 from forage.retrieval.sources.compose import ServeSettings, is_paid, open_page_store, open_source
 from forage.retrieval.sources.stored_pages import Pages, read_pages
@@ -72,6 +74,8 @@ def serve(settings: ServeSettings) -> None:
 
     The port is taken before anything is opened; 0 takes a free one (the log line names it).
     """
+    if not faulthandler.is_enabled():  # a mapped file that is cut in the midst of a search: SIGBUS
+        faulthandler.enable()
     if settings.token is None and not is_loopback(settings.host):
         logger.warning(
             "%s can be reached from other machines and no token is set: anybody there may search; "
@@ -110,6 +114,9 @@ def serve(settings: ServeSettings) -> None:
             HttpServer(app, settings.drain_s, say_ready).run(sockets=[sock])
             batcher: Batcher = app.state.batcher
             is_idle = batcher.is_idle
+            watched: WatchedSource = app.state.source
+            if watched.damage is not None:
+                raise UserError(f"the server has ended: {watched.damage}")
         except OSError as error:  # another server bound the same port while both were loading
             raise explain_bind_error(error, settings.host, port) from error
         finally:
@@ -149,6 +156,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._traffic: Traffic = app.state.traffic
+        self._source: WatchedSource = app.state.source
         self._drain_s = drain_s
         self._drain_until = 0.0
         self._on_ready = on_ready
@@ -164,6 +172,8 @@ class HttpServer(uvicorn.Server):
         await self._on_ready()
 
     async def on_tick(self, counter: int) -> bool:
+        if self._source.damage is not None:
+            self.stop()
         if self._traffic.is_draining:
             is_late = time.monotonic() >= self._drain_until
             self.should_exit = self.should_exit or is_late or self._traffic.in_flight == 0
@@ -197,7 +207,7 @@ def create_app(
 ) -> Starlette:
     """The application over an open source; ``cache_size``: passages kept in the cache (0: none).
 
-    Its ``state`` holds the ``batcher``, which owns the source, and the ``traffic``.
+    Its ``state`` holds the ``batcher``, which owns the source, the ``traffic``, and the ``source``.
     """
     service = _Service(source, pages, settings or AppSettings(), cache_size)
 
@@ -206,7 +216,7 @@ def create_app(
         try:
             yield
         finally:
-            await service.batcher.close()
+            await service.close()
             await service.bodies.close()
 
     app = Starlette(
@@ -240,6 +250,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.batcher, app.state.traffic = service.batcher, service.traffic
+    app.state.source = service.source
     return app
 
 
@@ -253,8 +264,9 @@ class _Service:
         self.figures = Figures()
         self.traffic = Traffic()
         self.bodies = BodyReader()
-        self.batcher = Batcher(source, self.figures, cache_size=cache_size)
-        self._source = source
+        self.source = WatchedSource(source)
+        self.batcher = Batcher(self.source, self.figures, cache_size=cache_size)
+        self._probe: asyncio.Task[None] | None = None
         self._pages = pages
         self._description = describe_api(settings.limits, has_token=settings.token is not None)
 
@@ -301,13 +313,28 @@ class _Service:
     async def readyz(self, _: Request) -> Response:
         if self.traffic.is_draining:
             return problem(503, "the server is stopping")
-        source = self._source
+        source = self.source
+        if source.failure is not None:
+            if self._probe is None or self._probe.done():
+                self._probe = asyncio.create_task(self._try_again())
+            return problem(503, f"searches fail: {source.failure}", Retry_After="1")
         return JSONResponse(
             {"status": "ready", "backend": source.name, "passages": source.num_passages}
         )
 
+    async def _try_again(self) -> None:
+        """Search as the last time, once a second at most; what comes of it, the source notes."""
+        with contextlib.suppress(Exception):
+            await self.batcher.run_between_searches(self.source.try_again)
+        await asyncio.sleep(1)
+
+    async def close(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+        await self.batcher.close()
+
     async def metrics(self, _: Request) -> Response:
-        text = prometheus_text(self.figures, self._source, self.traffic.in_flight)
+        text = prometheus_text(self.figures, self.source, self.traffic.in_flight)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, _: Request) -> Response:

@@ -72,7 +72,8 @@ class ServeSettings(Strict):
 
     ``sources`` are directories of indexes, ``lucene:DIR``, ``ray:APP``, ``web:PROVIDER`` or
     ``replay:FILE``; ``web`` holds ``key=value`` settings of the provider, ``options`` are for
-    indexes of vectors; ``record`` keeps every answer in a file. ``allow_hosts`` are names of the
+    indexes of vectors; ``record`` keeps every answer in a file; ``verify`` reads all
+    files of indexes and pages before they are served. ``allow_hosts`` are names of the
     server beside those of its ``host``; ``no_token`` lets everybody search what costs money. None
     stands for "not given": a setting that nothing would read is refused.
     """
@@ -86,6 +87,7 @@ class ServeSettings(Strict):
     rerank: RerankSettings | None = None
     record: Path | None = None
     pages: Path | None = None
+    verify: bool = False
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65_535)
     allow_hosts: tuple[str, ...] = ()
@@ -133,7 +135,11 @@ def open_page_store(settings: ServeSettings) -> PageStore | WebPages | None:
     """
     if settings.pages is None:
         return None
-    return WebPages() if settings.pages == Path("live") else open_pages(settings.pages)
+    return (
+        WebPages()
+        if settings.pages == Path("live")
+        else open_pages(settings.pages, is_verified=settings.verify)
+    )
 
 
 def _open_lucene(name: str, settings: ServeSettings) -> Source:
@@ -149,7 +155,7 @@ _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
     "ray": lambda name, settings: Sharded(
         name, settings.ray_address or "auto", min(settings.limits.deadline_s, _SHARDS_S)
     ),
-    "index": lambda name, settings: open_index(Path(name), settings.options),
+    "index": lambda name, settings: open_index(Path(name), settings.options, settings.verify),
 }
 
 
@@ -167,6 +173,9 @@ def _refuse_unread(settings: ServeSettings) -> None:
         raise UserError(f"a source is named twice ({named}); fusion needs different ones")
     if settings.web and kinds.count("web") != 1:
         raise UserError(f"--web says how to ask one provider, and {named} names none or several")
+    has_pages = settings.pages not in (None, Path("live"))
+    if settings.verify and "index" not in kinds and not has_pages:
+        raise UserError(f"--verify is for indexes and pages of Forage, and {named} names none")
     if settings.lucene is not None and "lucene" not in kinds:
         raise UserError("--k1 and --b are for lucene:DIR; an index has those it was built with")
     if settings.ray_address is not None and "ray" not in kinds:

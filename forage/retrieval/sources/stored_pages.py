@@ -29,6 +29,12 @@ from pydantic import ValidationError
 
 from forage.data.corpus import parse_object
 from forage.errors import UserError
+from forage.retrieval.index.index_files import (
+    FileSum,
+    check_file_sum,
+    check_file_sums,
+    sum_file,
+)
 from forage.retrieval.wire import AccessReply, AccessRequest, Page, PageChunk
 from forage.settings import Strict
 
@@ -91,21 +97,26 @@ def page_key(url: str) -> str:
 
 
 class PagesManifest(Strict):
-    """Which file an offset index was made of, so that a changed file is indexed anew."""
+    """Which file an offset index was made of, so that a changed file is indexed anew.
+
+    ``files`` are the sums of the index's own files, ``lines`` that of a plain file of pages.
+    """
 
     format_version: int = FORMAT_VERSION
     source_bytes: int
     source_mtime_ns: int
     num_pages: int
     num_bytes: int
+    files: dict[str, FileSum] | None = None
+    lines: FileSum | None = None
 
 
-def open_pages(path: Path, index_dir: Path | None = None) -> PageStore:
+def open_pages(path: Path, index_dir: Path | None = None, is_verified: bool = False) -> PageStore:
     """The pages of a jsonl file (gzip too), indexed first where that was not done yet.
 
     The index lies in ``index_dir``, by default ``<path>.index``; gzip is read once into a plain
-    copy there. A file that has changed since is indexed again. Raises ``UserError`` (wrong lines
-    are named by number).
+    copy there. A file that has changed since is indexed again. ``is_verified`` reads every file to
+    its end before it is trusted. Raises ``UserError`` (wrong lines are named by number).
     """
     index_dir = index_dir or path.with_name(path.name + ".index")
     try:
@@ -122,7 +133,23 @@ def open_pages(path: Path, index_dir: Path | None = None) -> PageStore:
     ):
         logger.info("indexing the pages of %s in %s", path, index_dir)
         manifest = _build(path, index_dir, status, is_gzip)
-    return PageStore(index_dir / COPY_FILE if is_gzip else path, index_dir, manifest)
+    lines = index_dir / COPY_FILE if is_gzip else path
+    _check(lines, index_dir, manifest, is_verified)
+    return PageStore(lines, index_dir, manifest)
+
+
+def _check(lines: Path, index_dir: Path, manifest: PagesManifest, is_verified: bool) -> None:
+    """Compare the files with their sums; raises ``UserError``."""
+    if manifest.files is None:
+        logger.warning(
+            "%s has no checksums (an older version made it): remove it, and it is made again",
+            index_dir,
+        )
+        return
+    remedy = f"remove {index_dir}, and it is made again"
+    check_file_sums(index_dir, manifest.files, is_verified, remedy)
+    if manifest.lines is not None:
+        check_file_sum(lines, manifest.lines, is_verified, "put the file back")
 
 
 class PageStore:
@@ -252,7 +279,10 @@ def _write_index(path: Path, made: Path, status: os.stat_result, is_gzip: bool) 
     order = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
     np.save(made / HASHES_FILE, np.frombuffer(hashes, dtype=np.uint64)[order])
     np.save(made / OFFSETS_FILE, np.frombuffer(offsets, dtype=np.uint64)[order])
+    own = [HASHES_FILE, OFFSETS_FILE, *([COPY_FILE] if is_gzip else [])]
     manifest = PagesManifest(
+        files={name: sum_file(made / name) for name in own},
+        lines=None if is_gzip else sum_file(path),
         source_bytes=status.st_size,
         source_mtime_ns=status.st_mtime_ns,
         num_pages=len(hashes),

@@ -97,14 +97,8 @@ def open_dense(
         from forage.retrieval.vectors.faiss_index import open_faiss
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
-    check_file(
-        directory,
-        FAISS_FILE,
-        "index",
-        manifest.index_bytes,
-        manifest.index_sha256,
-        "its FAISS file",
-    )
+    stated = manifest.index_bytes, manifest.index_sha256
+    check_file(directory, manifest, FAISS_FILE, "index", *stated, "its FAISS file")
     index = open_faiss(directory / FAISS_FILE, manifest.faiss, options.gpus)
     require_same(directory, "passages", manifest.num_passages, "its FAISS file holds", len(index))
     vectors = None

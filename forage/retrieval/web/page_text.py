@@ -111,13 +111,13 @@ def serve_texts(requests: BinaryIO, replies: BinaryIO, max_mb: int) -> None:
     reply = TextReply()
     while not reply.is_last and (header := _read(requests)) is not None:
         about = json.loads(header)
-        # The kernel ends this process when the time is up, in the midst of libxml2 too, and also
-        # where the one who asked has gone.
+        # The kernel ends this process when its time on processors is up, in the midst of libxml2
+        # too, and also where the one who asked has gone.
         timeout_s = about.pop("timeout_s")
         page = Fetched(body=_read(requests) or b"", **about)
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        signal.setitimer(signal.ITIMER_PROF, timeout_s)
         reply = _answer(extractor, page, max_mb)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _write(replies, reply)
 
 

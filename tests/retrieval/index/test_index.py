@@ -10,6 +10,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.retrieval.index.index import Index, build_index, open_index
+from forage.retrieval.index.manifest import seal
 from forage.retrieval.words.bm25_index import BM25Manifest
 from tests.retrieval.conftest import PASSAGES
 
@@ -98,6 +99,7 @@ def test_a_backend_of_another_corpus_is_refused(corpus: Path, tmp_path: Path):
     params = out / "params.index.json"
     tree = json.loads(params.read_text())
     params.write_text(json.dumps(tree | {"num_docs": 4}))
+    seal(out)
     with pytest.raises(UserError, match="passages 5, but its backend holds 4"):
         open_index(out)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.index.index import OpenOptions, build_index, open_index
+from forage.retrieval.index.manifest import seal
 from forage.retrieval.index.shards import (
     ShardInfo,
     ShardMark,
@@ -181,6 +182,7 @@ def test_what_cannot_be_cut_is_refused(whole: Path, tmp_path: Path):
 def test_a_damaged_mark_is_an_error(whole: Path, tmp_path: Path):
     [part] = cut_index(whole, tmp_path, 1)
     (part / "shard.json").write_text(json.dumps({"parent": "x", "number": -1, "count": 1}))
+    seal(part)
     with open_index(part) as index, pytest.raises(UserError, match="cut the index again"):
         describe_shard(part, index)
 

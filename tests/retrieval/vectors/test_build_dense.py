@@ -14,6 +14,7 @@ import pytest
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.index.index import OpenOptions, open_corpus, open_index
+from forage.retrieval.index.manifest import seal
 from forage.retrieval.vectors.dense import DenseManifest, build_dense_index
 from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
@@ -270,6 +271,7 @@ def test_an_index_and_a_corpus_of_different_lengths_are_an_error(
     write_corpus(tmp_path / "short.jsonl", PASSAGES[:299])
     build(tmp_path / "short.jsonl", tmp_path / "short", settings(model))
     (tmp_path / "short" / "vectors.faiss").rename(copy / "vectors.faiss")
+    seal(copy)
     with pytest.raises(UserError, match="manifest says index bytes .* its FAISS file has"):
         open_index(copy)
     tree = json.loads((copy / "manifest.json").read_text())
@@ -285,6 +287,7 @@ def test_a_flipped_byte_in_the_index_is_found(copy: Path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
+    seal(copy)
     with pytest.raises(UserError, match="index sha256 .* but its FAISS file has"):
         open_index(copy)
 
@@ -315,6 +318,7 @@ def test_another_place_of_the_same_encoder_is_taken(copy: Path, tmp_path: Path):
 def test_an_encoder_that_gives_other_vectors_than_when_the_index_was_built_is_refused(copy: Path):
     probes = np.load(copy / "probes.npy")
     np.save(copy / "probes.npy", np.roll(probes, 1, axis=1))
+    seal(copy)
     with pytest.raises(UserError, match=r"gives other vectors for the same texts \(lowest cosine"):
         open_index(copy)
 

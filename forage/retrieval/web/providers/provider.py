@@ -34,8 +34,8 @@ class PageSettings(Frozen):
     """How pages of the web are fetched and what of them becomes a passage.
 
     ``deadline_s`` is for all pages of one search together; ``passage_chars`` is the part of a page
-    around its snippet. Finding the text of one page may take ``extraction_s`` and ``extraction_mb``
-    of memory.
+    around its snippet. Finding the text of one page may take ``extraction_s`` on a processor and
+    ``extraction_mb`` of memory.
     """
 
     deadline_s: float = Field(default=8.0, gt=0)

@@ -1,0 +1,121 @@
+"""The files of an index: their sizes and checksums, and whether they still are what was built.
+
+A changed byte in a mapped array gives wrong passages and no error, so files are compared with what
+the manifest says of them when an index is opened: each size, all of each file that is not very
+large, and samples spread over the others (or all of them too, for ``--verify``). ``OpenFiles``
+notices a file that is cut while it is mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import xxhash
+from pydantic import Field
+
+from forage.errors import UserError
+from forage.settings import Strict
+
+# A second for five gigabytes that are in memory; of larger files, a part is read at each opening.
+_MAX_WHOLE_BYTES = 256 * 2**20
+_NUM_SAMPLES, _SAMPLE_BYTES = 1024, 64 * 2**10
+_MAX_WATCHED = 256
+
+
+class FileSum(Strict):
+    """What a file was when it was built: its size, and xxh3 of all of it and of samples."""
+
+    num_bytes: int = Field(ge=0)
+    whole: str
+    sampled: str
+
+
+class DamagedFileError(Exception):
+    """A file of an open index is no longer what was opened: nothing read from it can be trusted."""
+
+
+def sum_file(path: Path) -> FileSum:
+    """The sums of a file as it is now."""
+    num_bytes = path.stat().st_size
+    whole = _digest(path, num_bytes, is_whole=True)
+    sampled = whole if num_bytes <= _MAX_WHOLE_BYTES else _digest(path, num_bytes, is_whole=False)
+    return FileSum(num_bytes=num_bytes, whole=whole, sampled=sampled)
+
+
+def check_file_sum(path: Path, stated: FileSum, is_whole: bool, remedy: str) -> None:
+    """Raise ``UserError`` unless a file is what its sums say; ``remedy``: what the user can do."""
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes != stated.num_bytes:
+            raise UserError(
+                f"{path} is damaged: it has {num_bytes} bytes, and was built with "
+                f"{stated.num_bytes}; {remedy}"
+            )
+        wanted = stated.whole if is_whole else stated.sampled
+        if _digest(path, num_bytes, is_whole) != wanted:
+            raise UserError(
+                f"{path} is damaged: its content is not what was built (another checksum); {remedy}"
+            )
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; {remedy}") from error
+
+
+def check_file_sums(
+    directory: Path, stated: Mapping[str, FileSum], is_whole: bool, remedy: str
+) -> None:
+    """``check_file_sum`` of each file, by its path in ``directory``."""
+    for name, file_sum in stated.items():
+        check_file_sum(directory / name, file_sum, is_whole, remedy)
+
+
+def _digest(path: Path, num_bytes: int, is_whole: bool) -> str:
+    hasher = xxhash.xxh3_64()
+    with path.open("rb", buffering=0) as file:
+        if is_whole or num_bytes <= _MAX_WHOLE_BYTES:
+            while piece := file.read(2**20):
+                hasher.update(piece)
+        else:
+            for place in _sampled_places(num_bytes):
+                file.seek(place)
+                hasher.update(file.read(_SAMPLE_BYTES))
+    return hasher.hexdigest()
+
+
+def _sampled_places(num_bytes: int) -> Iterator[int]:
+    """Where samples begin: spread evenly, the first and the last bytes among them."""
+    last = num_bytes - _SAMPLE_BYTES
+    return (last * number // (_NUM_SAMPLES - 1) for number in range(_NUM_SAMPLES))
+
+
+class OpenFiles:
+    """Holds files that are mapped, to see whether one is cut: the kernel gives zeros, or SIGBUS.
+
+    It holds the files themselves, so that an index that is replaced by a new one changes nothing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Hold the largest files of ``directory``."""
+        self._files: list[tuple[Path, int, int]] = []
+        paths = [path for path in directory.rglob("*") if path.is_file()]
+        for path in sorted(paths, key=lambda path: -path.stat().st_size)[:_MAX_WATCHED]:
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._files.append((path, descriptor, os.fstat(descriptor).st_size))
+
+    def check(self) -> None:
+        """Raise ``DamagedFileError`` where a file is shorter than when it was opened."""
+        for path, descriptor, num_bytes in self._files:
+            found = os.fstat(descriptor).st_size
+            if found < num_bytes:
+                raise DamagedFileError(
+                    f"{path} was cut from {num_bytes} to {found} bytes while it was open; put the "
+                    "file back, or build the index again"
+                )
+
+    def close(self) -> None:
+        """Let the files go; harmless when repeated."""
+        while self._files:
+            os.close(self._files.pop()[1])
