@@ -6,6 +6,9 @@ too large or unauthorised. Prints the memory after each twentieth and fails wher
 grew by more than ``--max-growth-mb``.
 
     python benchmarks/soak.py --requests 100000
+    python benchmarks/soak.py --requests 45000 --size 2000 --encoder MODEL     # a directory or hub id
+
+With an encoder the index is one of vectors, and batches of queries have ever new shapes.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import subprocess
 import sys
 import tempfile
 import urllib.error
@@ -23,7 +27,6 @@ import psutil
 from load import Load, drive
 
 from forage.data.world.encyclopedia import write_world
-from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
 
 NUM_PARTS = 20
@@ -48,16 +51,26 @@ def send_wrong(url: str) -> None:
         assert 400 <= status < 500, f"HTTP {status} for a wrong request"
 
 
+def build(directory: Path, encoder: str | None) -> None:
+    """Index the corpus in ``directory``, by words or by an encoder's vectors."""
+    command = [sys.executable, "-m", "forage", "--quiet", "index"]
+    command += ["--corpus", str(directory / "corpus.jsonl"), "--out", str(directory / "index")]
+    if encoder is not None:
+        command += ["--backend", "flat", "--encoder", encoder]
+    subprocess.run(command, check=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=10_000, help="articles of the encyclopedia")
+    parser.add_argument("--encoder", help="search vectors of this encoder instead of words")
     parser.add_argument("--max-growth-mb", type=float, default=5.0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         write_world(directory, size=args.size, seed=0)
-        build_index(directory / "corpus.jsonl", directory / "index", show_progress=False)
+        build(directory, args.encoder)
         with (directory / "train.jsonl").open(encoding="utf-8") as lines:
             questions = [json.loads(line)["question"] for line in lines]
         number = itertools.count()

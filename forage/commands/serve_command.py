@@ -21,6 +21,7 @@ from forage.commands.arguments import (
     seconds,
 )
 from forage.errors import UserError
+from forage.hardware import bound_kernel_caches
 
 if TYPE_CHECKING:
     from forage.retrieval.sources.compose import RerankSettings
@@ -117,6 +118,7 @@ def _add_rerank_arguments(group: _ArgumentGroup) -> None:
 
 def run(args: Namespace) -> int:
     """Serve until a stop; raises ``UserError``."""
+    bound_kernel_caches()
     from forage.remote.secret import read_token
     from forage.retrieval.backend import OpenOptions
     from forage.retrieval.serve.middleware import Limits

@@ -1,5 +1,7 @@
 """What belongs to an encoder without loading one: texts, prefixes, families, wrong vectors."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from forage.retrieval.vectors.encoder import (
     question_encoder_of,
     require_finite,
 )
-from forage.retrieval.vectors.probes import closeness, is_bfloat16_better
+from forage.retrieval.vectors.probes import closeness, is_bfloat16_better, num_faster
 from forage.types import Passage
 
 SPEC = EncoderSpec(
@@ -139,3 +141,22 @@ def test_bfloat16_is_not_taken_where_vectors_change_however_fast_it_is():
 
     assert is_bfloat16_better(encode, switch) is False
     assert switched
+
+
+def test_as_many_queries_are_few_as_one_encoder_takes_no_longer_for(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    now_s = 0.0
+
+    def taking(first_s: float, each_s: float) -> Callable[[Sequence[str]], np.ndarray]:
+        def encode(texts: Sequence[str]) -> np.ndarray:
+            nonlocal now_s
+            now_s += first_s + each_s * len(texts)
+            return np.zeros((len(texts), 1), dtype=np.float32)
+
+        return encode
+
+    monkeypatch.setattr("forage.retrieval.vectors.probes.time.perf_counter", lambda: now_s)
+    assert num_faster(taking(0, 3), taking(8, 0)) == 2
+    assert num_faster(taking(0, 1), taking(8, 0)) == 8
+    assert num_faster(taking(8, 0), taking(0, 3)) == 0

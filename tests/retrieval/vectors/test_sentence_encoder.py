@@ -1,6 +1,7 @@
 """Encoders through sentence-transformers, on tiny real models, against transformers by hand."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.errors import UserError
+from forage.retrieval.vectors import sentence_encoder
 from forage.retrieval.vectors.encoder import EncoderChoice, choice_of
 from forage.retrieval.vectors.sentence_encoder import (
     SentenceEncoder,
@@ -147,6 +149,37 @@ def test_vectors_have_unit_length_in_float32_also_from_bfloat16(tmp_path: Path):
     assert ((vectors * exact.encode_passages(TEXTS)).sum(axis=1) > 0.99).all()
     assert not np.array_equal(vectors, exact.encode_passages(TEXTS))
     assert rounded.spec.dtype == "bfloat16"
+
+
+def test_few_queries_are_encoded_in_float32_where_that_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A lone client waited a fifth longer in bfloat16, which pays for batches only."""
+    path = write_encoder(tmp_path / "m")
+
+    def take_bfloat16(_: object, switch: Callable[[], None]) -> bool:
+        switch()
+        return True
+
+    monkeypatch.setattr(sentence_encoder, "is_bfloat16_better", take_bfloat16)
+    monkeypatch.setattr(sentence_encoder, "num_faster", lambda *_: 2)
+    served = open_encoder(EncoderChoice(str(path)), "cpu", is_for_queries_only=True)
+    exact, rounded = tiny(path), tiny(path, dtype="bfloat16")
+    for texts, same in ((TEXTS[:1], exact), (TEXTS[:2], exact), (TEXTS, rounded)):
+        np.testing.assert_array_equal(served.encode_queries(texts), same.encode_queries(texts))
+    assert served.spec.dtype == "bfloat16"
+    said = EncoderChoice(str(path), dtype="bfloat16")
+    of_one = open_encoder(said, "cpu", is_for_queries_only=True).encode_queries(TEXTS[:1])
+    np.testing.assert_array_equal(of_one, rounded.encode_queries(TEXTS[:1]))
+    monkeypatch.setattr(sentence_encoder, "num_faster", lambda *_: 0)
+    never = open_encoder(EncoderChoice(str(path)), "cpu", is_for_queries_only=True)
+    np.testing.assert_array_equal(never.encode_queries(TEXTS[:1]), of_one)
+
+
+def test_vectors_are_those_of_the_librarys_own_encode(tmp_path: Path):
+    encoder = tiny(write_encoder(tmp_path / "m", prompts={"query": "find: "}), normalise=False)
+    theirs = encoder._queries.encode_query(TEXTS, prompt="find: ", normalize_embeddings=False)
+    np.testing.assert_allclose(encoder.encode_queries(TEXTS), theirs, rtol=0, atol=1e-6)
 
 
 def test_the_order_of_texts_is_kept_and_nothing_gives_nothing(tmp_path: Path):
