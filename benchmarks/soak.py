@@ -6,7 +6,7 @@ too large or unauthorised. Prints the memory after each twentieth and fails wher
 grew by more than ``--max-growth-mb``.
 
     python benchmarks/soak.py --requests 100000
-    python benchmarks/soak.py --requests 45000 --size 2000 --encoder MODEL     # a directory or hub id
+    python benchmarks/soak.py --requests 45000 --size 2000 --encoder MODEL
 
 With an encoder the index is one of vectors, and batches of queries have ever new shapes.
 """
