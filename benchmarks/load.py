@@ -23,7 +23,10 @@ import uvloop
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent: ``num_requests`` in all, by ``num_clients`` at once, queries in turn."""
+    """What is sent: ``num_requests`` in all, by ``num_clients`` at once, queries in turn.
+
+    ``num_queries`` in each request.
+    """
 
     port: int
     queries: Sequence[str]
@@ -31,6 +34,7 @@ class Load:
     num_clients: int
     topk: int = 3
     return_scores: bool = True
+    num_queries: int = 1
 
 
 @dataclass(slots=True)
@@ -120,7 +124,10 @@ class _Client(asyncio.Protocol):
         load = self._load
         body = json.dumps(
             {
-                "queries": [load.queries[number % len(load.queries)]],
+                "queries": [
+                    load.queries[(number * load.num_queries + place) % len(load.queries)]
+                    for place in range(load.num_queries)
+                ],
                 "topk": load.topk,
                 "return_scores": load.return_scores,
             }

@@ -5,6 +5,7 @@
   for each request alone; ours joins the queries of all connections, encodes them and searches as
   ``forage serve`` does. In float32 and, where the processor multiplies bfloat16, in bfloat16 (with
   the share of the best ten that stay).
+- rollout: 256 clients with 64 queries each at once, in float32: how many are answered, and when.
 - lone: one client, the two servers in turns, so that both meet the same noise.
 - bm25: the same index searched in-process and over HTTP by 256 clients;
   an index of one's own (of a million passages, say) with --index and --questions.
@@ -245,6 +246,17 @@ def run_dense(args: argparse.Namespace, questions: Sequence[str], index_file: Pa
         print(f"  bfloat16 keeps {kept:.3f} of the best ten (200 questions, random vectors)")
 
 
+def run_rollout(args: argparse.Namespace, questions: Sequence[str], index_file: Path) -> None:
+    print(f"\nrollout: {args.vectors} x 384, {NUM_CLIENTS} clients, 64 queries each, float32")
+    different = [f"{questions[n % len(questions)]} {n}" for n in range(64 * NUM_CLIENTS)]
+    with running(serve_ours, DenseSettings(index_file, args.threads, "float32")) as port:
+        outcome = drive(Load(port, different, NUM_CLIENTS, NUM_CLIENTS, num_queries=64))
+    print(
+        f"  {dict(outcome.statuses)}   {64 * outcome.per_second:.0f} queries/s   first after "
+        f"{min(outcome.seconds):.1f} s, last after {max(outcome.seconds):.1f} s"
+    )
+
+
 def run_lone(args: argparse.Namespace, questions: Sequence[str], index_file: Path) -> None:
     print(f"\nlone: one client, {args.rounds} rounds of {args.lone_requests} requests each way")
     settings = DenseSettings(index_file, args.threads, "float32")
@@ -287,7 +299,7 @@ def _has_bfloat16() -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=["dense", "lone", "bm25"])
+    parser.add_argument("parts", nargs="+", choices=["dense", "rollout", "lone", "bm25"])
     parser.add_argument("--vectors", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=40_000, help="articles of the encyclopedia")
     parser.add_argument("--index", type=Path, help="for bm25: this index, none is built")
@@ -307,10 +319,12 @@ def main() -> None:
                 build_index(directory / "corpus.jsonl", directory / "index", show_progress=False)
             run_bm25(args, questions, args.index or directory / "index")
         index_file = directory / "vectors.faiss"
-        if "dense" in args.parts or "lone" in args.parts:
+        if {"dense", "rollout", "lone"} & set(args.parts):
             write_vectors(index_file, args.vectors)
         if "dense" in args.parts:
             run_dense(args, questions, index_file)
+        if "rollout" in args.parts:
+            run_rollout(args, questions, index_file)
         if "lone" in args.parts:
             run_lone(args, questions, index_file)
 

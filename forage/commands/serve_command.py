@@ -93,6 +93,9 @@ def _add_service_arguments(group: _ArgumentGroup) -> None:
     add("--max-reply-bytes", positive, text, default=64 * 2**20)
     text = "requests answered at once; further ones are refused with 429"
     add("--max-in-flight", positive, text, default=1024)
+    add("--max-connections", positive, "connections at once", default=4096)
+    text = "seconds that a client has for headers, a body, or taking a part of its reply"
+    add("--patience", seconds, text, default=10.0, dest="patience_s")
     text = "seconds that a request may take where its client sets none; then it gets a 504"
     add("--deadline", seconds, text, default=600.0, dest="deadline_s")
     text = "seconds that requests in flight have when the server is stopped"

@@ -11,8 +11,8 @@ import asyncio
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pydantic import Field, SecretStr
 from starlette.datastructures import Headers
@@ -37,6 +37,9 @@ _MAX_URLS = 1024
 # Seconds that a client waits: https://www.rfc-editor.org/rfc/rfc7240#section-4.3
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d+(?:\.\d+)?)")
 DEADLINE = "forage.deadline"
+# How slowly a body may come, and how many of the largest size are held at once.
+_BYTES_PER_S = 2**16
+_LARGEST_BODIES = 32
 
 
 class OverLimit(Exception):
@@ -49,11 +52,12 @@ class OverLimit(Exception):
         super().__init__(detail)
         self.status, self.detail, self.retry_after_s = status, detail, retry_after_s
 
-    def reply(self) -> Response:
-        """How it is said over HTTP."""
-        if self.retry_after_s is None:
-            return problem(self.status, self.detail)
-        return problem(self.status, self.detail, Retry_After=whole_seconds(self.retry_after_s))
+    def reply(self, is_last: bool = False) -> Response:
+        """How it is said over HTTP; ``is_last``: the connection ends, since its body does not."""
+        headers = {"Connection": "close"} if is_last else {}
+        if self.retry_after_s is not None:
+            headers["Retry_After"] = whole_seconds(self.retry_after_s)
+        return problem(self.status, self.detail, **headers)
 
 
 class Limits(Strict):
@@ -70,6 +74,8 @@ class Limits(Strict):
     max_reply_bytes: int = Field(default=64 * 2**20, ge=1)
     max_in_flight: int = Field(default=1024, ge=1)
     deadline_s: float = Field(default=600.0, gt=0)
+    max_connections: int = Field(default=4096, ge=1)
+    patience_s: float = Field(default=10.0, gt=0)
 
     @property
     def max_urls(self) -> int:
@@ -94,16 +100,50 @@ class Limits(Strict):
                 )
 
 
-@dataclass(slots=True)
+class Room:
+    """Something that addresses share: one of them has three quarters of it at most."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._share = size, math.ceil(0.75 * size)
+        self._taken: Counter[str] = Counter()
+        self.total = 0
+
+    def has(self, address: str, amount: int = 1) -> bool:
+        """Whether so much is left for this address."""
+        is_left = self.total + amount <= self._size
+        return is_left and self._taken[address] + amount <= self._share
+
+    def take(self, address: str, amount: int = 1) -> bool:
+        """Take it, if it is there."""
+        if not self.has(address, amount):
+            return False
+        self._taken[address] += amount
+        self.total += amount
+        return True
+
+    def give(self, address: str, amount: int = 1) -> None:
+        """Give back what was taken."""
+        self.total -= amount
+        self._taken[address] -= amount
+        if not self._taken[address]:
+            del self._taken[address]
+
+
 class Traffic:
-    """Requests in flight, and whether the server is stopping."""
+    """What requests take up, and whether the server is stopping."""
 
-    in_flight: int = 0
-    is_draining: bool = False
+    def __init__(self, limits: Limits) -> None:
+        self.connections = Room(limits.max_connections)
+        # Requests whose bodies have come: slow bodies keep nobody out.
+        self.places = Room(limits.max_in_flight)
+        self.body_bytes = Room(_LARGEST_BODIES * limits.max_body_bytes)
+        self.num_open = 0
+        self.is_draining = False
 
-
-class _BodyTooLarge(Exception):
-    """Raised while the body is read, answered by the middleware."""
+    @property
+    def in_flight(self) -> int:
+        """Requests that have come whole and are not answered yet."""
+        return self.places.total
 
 
 def whole_seconds(seconds: float) -> str:
@@ -140,7 +180,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         path: str = scope["path"]
-        status = num_bytes = 0
+        status = 0
         started = time.perf_counter()
 
         async def send_noting_status(message: Message) -> None:
@@ -150,14 +190,6 @@ class RequestMiddleware:
                 self._figures.count_request(path, status)
             await send(message)
 
-        async def receive_within_limit() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._limits.max_body_bytes:
-                raise _BodyTooLarge
-            return message
-
         refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, send_noting_status)
@@ -165,15 +197,15 @@ class RequestMiddleware:
         if scope["method"] != "POST":
             await self._app(scope, receive, send_noting_status)
             return
-        self._traffic.in_flight += 1
         seconds = self._seconds_for(scope)
         deadline = asyncio.timeout(seconds)
         scope[DEADLINE] = asyncio.get_running_loop().time() + seconds
+        self._traffic.num_open += 1
         try:
             async with deadline:
-                await self._app(scope, receive_within_limit, send_noting_status)
-        except _BodyTooLarge:
-            await self._too_large()(scope, receive, send_noting_status)
+                await self._answer(scope, receive, send_noting_status)
+        except OverLimit as refused:  # of the body; the application answers its own
+            await refused.reply(is_last=True)(scope, receive, send_noting_status)
         except ClientDisconnect:
             pass  # nobody is left to be answered
         except TimeoutError:
@@ -182,9 +214,51 @@ class RequestMiddleware:
             late = problem(504, f"not answered within {seconds:g} s")
             await late(scope, receive, send_noting_status)
         finally:
-            self._traffic.in_flight -= 1
+            self._traffic.num_open -= 1
         if path == "/retrieve" and status == 200:
             self._figures.observe_retrieve(time.perf_counter() - started)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, and let the application answer as soon as there is a place."""
+        address, traffic = address_of(scope), self._traffic
+        body = bytearray()
+        try:
+            await self._read_into(body, receive, address)
+            if not traffic.places.take(address):
+                raise self._too_many()
+            try:
+                await self._app(scope, _receive_again(bytes(body), receive), send)
+            finally:
+                traffic.places.give(address)
+        finally:
+            traffic.body_bytes.give(address, len(body))
+
+    async def _read_into(self, body: bytearray, receive: Receive, address: str) -> None:
+        """Read a body; raises ``OverLimit`` where it is too large, too slow or too many.
+
+        It has ``patience_s``, and a second more for each ``_BYTES_PER_S`` that came.
+        """
+        limits, started = self._limits, asyncio.get_running_loop().time()
+        patience = asyncio.timeout(limits.patience_s)
+        try:
+            async with patience:
+                is_whole = False
+                while not is_whole:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    piece: bytes = message.get("body", b"")
+                    if len(body) + len(piece) > limits.max_body_bytes:
+                        raise self._too_large()
+                    if not self._traffic.body_bytes.take(address, len(piece)):
+                        raise self._too_many()
+                    body += piece
+                    is_whole = not message.get("more_body", False)
+                    patience.reschedule(started + limits.patience_s + len(body) / _BYTES_PER_S)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise OverLimit(408, f"the body came too slowly: {len(body)} bytes so far") from None
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Why a request is refused before its body is read, or None."""
@@ -204,16 +278,14 @@ class RequestMiddleware:
         traffic, limits = self._traffic, self._limits
         if traffic.is_draining:
             return problem(503, "the server is stopping", Retry_After="1", Connection="close")
-        if traffic.in_flight >= limits.max_in_flight:
-            wait = whole_seconds(self._seconds_until_one_leaves())
-            detail = f"{traffic.in_flight} requests are in flight; the next may come in {wait} s"
-            return problem(429, detail, Retry_After=wait)
+        if not traffic.places.has(address_of(scope)):
+            return self._too_many().reply()
         # A page elsewhere may send other types without asking, and this one never.
         if headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             return problem(415, f"the body's type has to be said: Content-Type: {_JSON}")
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > limits.max_body_bytes:
-            return self._too_large()
+            return self._too_large().reply(is_last=True)
         return None
 
     def _seconds_for(self, scope: Scope) -> float:
@@ -221,6 +293,26 @@ class RequestMiddleware:
         wait = _WAIT.search(Headers(scope=scope).get("prefer", ""))
         return min(float(wait[1]), self._limits.deadline_s) if wait else self._limits.deadline_s
 
-    def _too_large(self) -> Response:
-        detail = f"the body is larger than {self._limits.max_body_bytes} bytes; send fewer queries"
-        return problem(413, detail, Connection="close")
+    def _too_large(self) -> OverLimit:
+        limit = self._limits.max_body_bytes
+        return OverLimit(413, f"the body is larger than {limit} bytes; send fewer queries")
+
+    def _too_many(self) -> OverLimit:
+        seconds = self._seconds_until_one_leaves()
+        said = f"{self._traffic.in_flight} requests are in flight"
+        return OverLimit(429, f"{said}; the next may come in {whole_seconds(seconds)} s", seconds)
+
+
+def address_of(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else ""
+
+
+def _receive_again(body: bytes, receive: Receive) -> Receive:
+    """A body that was read already, and then what the connection says."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again

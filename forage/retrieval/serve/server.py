@@ -11,13 +11,16 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import resource
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from pydantic import SecretStr
@@ -42,6 +45,7 @@ from forage.retrieval.serve.middleware import (
     OverLimit,
     RequestMiddleware,
     Traffic,
+    address_of,
     problem,
 )
 from forage.retrieval.serve.port import bind_port, explain_bind_error, is_loopback
@@ -65,6 +69,8 @@ logger = logging.getLogger(__name__)
 
 # Longer than clients keep idle connections, so that it is they who close them.
 _KEEP_ALIVE_S = 75
+# Open files apart from connections.
+_OTHER_FILES = 128
 # Pages that are read before it is looked how large the reply becomes.
 _PAGES_AT_ONCE = 32
 
@@ -88,6 +94,7 @@ def serve(settings: ServeSettings) -> None:
             f"--topk {settings.topk} is above --max-topk {settings.limits.max_topk}: a request "
             "that names no topk would be refused; raise one or lower the other"
         )
+    _allow_connections(settings.limits.max_connections)
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(contextlib.closing(bind_port(settings.host, settings.port)))
         port: int = sock.getsockname()[1]
@@ -138,6 +145,21 @@ def _refuse_open_purse(settings: ServeSettings) -> None:
         raise UserError(f"--no-token has no effect: {why}; leave it out")
 
 
+def _allow_connections(number: int) -> None:
+    """Raise this process's limit of open files, which is often 1024, or say that it is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + _OTHER_FILES
+    is_enough = hard == resource.RLIM_INFINITY or hard >= wanted
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if is_enough else hard, hard))
+    if not is_enough:
+        logger.warning(
+            "this process may open %d files and would need %d for %d connections; raise `ulimit -n`"
+            " or lower --max-connections",
+            *(hard, wanted, number),
+        )
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn that says when it is ready, drains, and returns after a signal instead of raising."""
 
@@ -145,9 +167,11 @@ class HttpServer(uvicorn.Server):
         self, app: Starlette, drain_s: float, on_ready: Callable[[], Awaitable[None]]
     ) -> None:
         """``drain_s``: how long requests in flight are waited for at a stop."""
+        limits: Limits = app.state.limits
         config = uvicorn.Config(
             app,
-            http=Connection,
+            # It is called as a class would be.
+            http=cast(Any, partial(Connection, limits, app.state.traffic.connections)),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -176,7 +200,7 @@ class HttpServer(uvicorn.Server):
             self.stop()
         if self._traffic.is_draining:
             is_late = time.monotonic() >= self._drain_until
-            self.should_exit = self.should_exit or is_late or self._traffic.in_flight == 0
+            self.should_exit = self.should_exit or is_late or self._traffic.num_open == 0
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -207,7 +231,8 @@ def create_app(
 ) -> Starlette:
     """The application over an open source; ``cache_size``: passages kept in the cache (0: none).
 
-    Its ``state`` holds the ``batcher``, which owns the source, the ``traffic``, and the ``source``.
+    Its ``state`` holds the ``batcher``, which owns the source, and the ``source``, the ``traffic``
+    and the ``limits``.
     """
     service = _Service(source, pages, settings or AppSettings(), cache_size)
 
@@ -251,6 +276,7 @@ def create_app(
     )
     app.state.batcher, app.state.traffic = service.batcher, service.traffic
     app.state.source = service.source
+    app.state.limits = service.settings.limits
     return app
 
 
@@ -262,7 +288,7 @@ class _Service:
     ) -> None:
         self.settings = settings
         self.figures = Figures()
-        self.traffic = Traffic()
+        self.traffic = Traffic(settings.limits)
         self.bodies = BodyReader()
         self.source = WatchedSource(source)
         self.batcher = Batcher(self.source, self.figures, cache_size=cache_size)
@@ -271,7 +297,7 @@ class _Service:
         self._description = describe_api(settings.limits, has_token=settings.token is not None)
 
     async def retrieve(self, request: Request) -> Response:
-        address = _address(request)
+        address = address_of(request.scope)
         asked = await self.bodies.read(self._read_retrieve, await request.body(), address)
         topk = asked.topk or self.settings.topk
         max_bytes = self.settings.limits.max_reply_bytes
@@ -287,7 +313,9 @@ class _Service:
         return asked.model_copy(update={"queries": queries})
 
     async def access(self, request: Request) -> Response:
-        asked = await self.bodies.read(self._read_access, await request.body(), _address(request))
+        asked = await self.bodies.read(
+            self._read_access, await request.body(), address_of(request.scope)
+        )
         if self._pages is None:
             return problem(404, "this server has no pages; start it with --pages FILE")
         limit, num_bytes = self.settings.limits.max_reply_bytes, 0
@@ -351,11 +379,6 @@ class _Service:
         """Starlette raises ``error`` again behind this reply, so that its traceback is logged."""
         self.figures.count_request(request.url.path, 500)
         return problem(500, f"a fault of the server ({type(error).__name__}); its log says more")
-
-
-def _address(request: Request) -> str:
-    """Where a request comes from: addresses take turns."""
-    return request.client.host if request.client else ""
 
 
 def _json(pieces: Iterator[bytes]) -> Response:

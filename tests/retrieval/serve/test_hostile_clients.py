@@ -4,11 +4,12 @@ Real servers over real HTTP. Addresses of 127.0.0.0/8 stand for machines.
 """
 
 import asyncio
+import contextlib
 import json
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.retrieval.fake_sources import GatedSource
 from tests.retrieval.serve.test_server import HEAD, post, read_figures
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def connected(
     url: str, address: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -270,3 +271,113 @@ async def test_our_own_client_says_how_long_it_waits_and_comes_back_when_told(
         replies = await asyncio.gather(*(client.search(f"query {n}") for n in range(200, 360)))
     assert [reply.failure for reply in replies] == [None] * 160
     assert (await read_figures(url))["forage_requests_total", "/retrieve", "429"] >= 1
+
+
+async def reply_of(reader: asyncio.StreamReader) -> tuple[int, str]:
+    """The status of what comes, and the rest of it up to the end of the connection."""
+    async with asyncio.timeout(5):
+        status = int((await reader.readline()).split()[1])
+        return status, (await reader.read()).decode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [b"X: " + b"x" * 100_000, b"X: y\r\n" * 101, b"X: " + b"x" * 40_000 + b"\r\n\r\n"],
+    ids=["without an end", "many", "one that is long"],
+)
+async def test_headers_have_a_size(start_server: StartServer, fields: bytes):
+    """4 x 100 MB of headers were kept before the token was read."""
+    url = start_server(token="secret")
+    async with connected(url) as (reader, writer):
+        writer.write(HEAD + fields)
+        status, rest = await reply_of(reader)
+        assert (status, "the headers have more than 32768 bytes or 100 fields" in rest) == (
+            431,
+            True,
+        )
+    async with connected(url) as (reader, writer):
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 90 + b"\r\n")
+        assert b"200" in await reader.readline()
+
+
+IMPATIENT = Limits(patience_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "said"),
+    [
+        (HEAD, 408, "the headers did not come within 0.2 s"),
+        (HEAD + b"Content-Length: 9\r\n\r\n{", 408, "the body came too slowly: 1 bytes so far"),
+    ],
+    ids=["headers", "body"],
+)
+async def test_what_comes_too_slowly_is_given_up(
+    start_server: StartServer, sent: bytes, status: int, said: str
+):
+    """Headers had all the time in the world, and a body 30 s."""
+    async with connected(start_server(IMPATIENT)) as (reader, writer):
+        writer.write(sent)
+        found, rest = await reply_of(reader)
+        assert (found, said in rest) == (status, True), rest
+
+
+async def test_a_connection_that_asks_nothing_is_closed(start_server: StartServer):
+    """It stayed open for ever; and so did one whose body went on behind a refusal."""
+    url = start_server(IMPATIENT, token="secret")
+    async with connected(url) as (reader, writer), asyncio.timeout(5):
+        assert await reader.read() == b""
+    async with connected(url) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 9\r\n\r\n{")
+        assert (await reply_of(reader))[0] == 401
+
+
+async def test_a_client_that_does_not_take_its_reply_is_hung_up_on(start_server: StartServer):
+    """Its reply stayed in memory for as long as the connection."""
+    url = start_server(IMPATIENT, WordySource())
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(post_bytes({"queries": [f"query {n}" for n in range(40)], "topk": 100}))
+        await asyncio.to_thread(sock.recv, 12)
+        await in_flight(url, 0)
+
+
+async def test_slow_bodies_keep_nobody_out(start_server: StartServer):
+    """1,024 of them from one address gave everyone a 429 for 29 s."""
+    url = start_server(Limits(max_in_flight=4))
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(8):
+            _, writer = await stack.enter_async_context(connected(url))
+            writer.write(HEAD + b"Content-Length: 100\r\n\r\n{")
+            await writer.drain()
+        await asyncio.sleep(0.1)
+        for address in ("127.0.0.1", "127.0.0.2"):
+            assert await ask(url, {"queries": ["engine"]}, address) == 200
+
+
+async def test_one_address_does_not_take_all_places_or_connections(start_server: StartServer):
+    """Who came first had all of them."""
+    source = GatedSource()
+    source.gate.clear()
+    url = start_server(Limits(max_in_flight=4), source)
+    asked = [asyncio.create_task(ask(url, {"queries": [str(n)]})) for n in range(5)]
+    await in_flight(url, 3)
+    async with asyncio.timeout(5):
+        while sum(task.done() for task in asked) < 2:
+            await asyncio.sleep(0.01)
+    other = asyncio.create_task(ask(url, {"queries": ["other"]}, "127.0.0.2"))
+    await in_flight(url, 4)
+    source.gate.set()
+    assert await other == 200
+    assert sorted(await asyncio.gather(*asked)) == [200, 200, 200, 429, 429]
+
+    url = start_server(Limits(max_connections=8))
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(6):
+            await stack.enter_async_context(connected(url))
+        await asyncio.sleep(0.1)
+        async with connected(url) as (reader, _):
+            status, rest = await reply_of(reader)
+            assert (status, "too many from this address" in rest) == (429, True)
+        assert await ask(url, {"queries": ["engine"]}, "127.0.0.2") == 200
+    await asyncio.sleep(0.1)
+    assert await ask(url, {"queries": ["engine"]}) == 200

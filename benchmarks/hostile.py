@@ -1,0 +1,208 @@
+"""One client against all others: attacks on ``forage serve``, and what an ordinary client sees.
+
+Starts the server over a generated encyclopedia (BM25), and for each attack prints how long a client
+of another address waited for /healthz and for a search at worst, and how large the server became.
+
+    python benchmarks/hostile.py                       # all attacks
+    python benchmarks/hostile.py marks replies --size 20000
+    PYTHONPATH=OTHER_CHECKOUT python benchmarks/hostile.py    # the same attacks on other code
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from forage.data.world.encyclopedia import write_world
+from forage.retrieval.index.index import build_index
+from forage.retrieval.serve.child_server import ServerProcess
+
+ATTACKER, OTHER = "127.0.0.1", "127.0.0.2"
+# No attack is watched longer than this.
+LONGEST_S = 60.0
+
+
+@dataclass(slots=True)
+class Seen:
+    """What came back to an attacker, and what the other client saw meanwhile."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    health_s: float = 0.0
+    search_s: float = 0.0
+    failed: int = 0
+    memory_mb: float = 0.0
+
+
+async def send(
+    port: int,
+    content: bytes,
+    address: str = ATTACKER,
+    path: str = "POST /retrieve",
+    wait: bool = True,
+) -> str:
+    """The status of one request, and its reply read to the end; "closed" where none came."""
+    reader = writer = None
+    try:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, local_addr=(address, 0), limit=2**26
+        )
+        head = f"{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Connection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+        writer.write(head.encode() + content)
+        line = await reader.readline()
+        while wait and await reader.read(2**20):
+            pass
+        return line.split()[1].decode() if line else "closed"
+    except OSError:
+        return "closed"
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def body(queries: Sequence[str], **more: object) -> bytes:
+    return json.dumps({"queries": list(queries), **more}, ensure_ascii=False).encode()
+
+
+async def marks(port: int, words: Sequence[str], seen: Seen) -> None:
+    """16 MB of combining marks: normalisation took the square of their number."""
+    queries = [f"{n}" + "\u0301\u0316" * 9_900 for n in range(400)]
+    seen.statuses[await send(port, body(queries))] += 1
+
+
+async def lists(port: int, words: Sequence[str], seen: Seen) -> None:
+    """4 x 3 MB of empty lists in a field that nobody reads."""
+    content = b'{"queries":[],"x":[' + b"[]," * 10**6 + b"1]}"
+    for _ in range(4):
+        seen.statuses[await send(port, content)] += 1
+
+
+async def long_queries(port: int, words: Sequence[str], seen: Seen) -> None:
+    """700 queries of 20,000 characters: 14 MB."""
+    draw = random.Random(0)
+    queries = [" ".join(draw.choices(words, k=4000))[:20_000] for _ in range(700)]
+    seen.statuses[await send(port, body(queries))] += 1
+
+
+async def replies(port: int, words: Sequence[str], seen: Seen) -> None:
+    """1,024 queries with topk 1,000: 33 kB asked."""
+    draw = random.Random(1)
+    queries = [" ".join(draw.choices(words, k=4)) for _ in range(1024)]
+    seen.statuses[await send(port, body(queries, topk=1000))] += 1
+
+
+async def headers(port: int, words: Sequence[str], seen: Seen) -> None:
+    """4 x 100 MB of headers, without an end."""
+
+    async def one() -> None:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nX: ")
+            for _ in range(100):
+                writer.write(b"x" * 2**20)
+                await writer.drain()
+            seen.statuses["all sent"] += 1
+            await asyncio.sleep(2)
+            writer.close()
+        except OSError:
+            seen.statuses["closed"] += 1
+
+    await asyncio.gather(*(one() for _ in range(4)))
+
+
+async def slow_bodies(port: int, words: Sequence[str], seen: Seen) -> None:
+    """1,024 bodies of which one byte comes, for 15 s."""
+    held = []
+    for _ in range(1024):
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            continue
+        head = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(head + b"Content-Length: 1000\r\n\r\n{")
+        held.append((reader, writer))
+    await asyncio.sleep(15)
+    for _, writer in held:
+        writer.close()
+    seen.statuses["sent"] += len(held)
+
+
+ATTACKS: dict[str, Callable[[int, Sequence[str], Seen], Awaitable[None]]] = {
+    attack.__name__: attack
+    for attack in (marks, lists, long_queries, replies, headers, slow_bodies)
+}
+
+
+async def watch(port: int, words: Sequence[str], seen: Seen, process: psutil.Process) -> None:
+    """Ask for health and for a search in turns, and remember the longest wait."""
+    draw = random.Random(2)
+    while True:
+        started = time.perf_counter()
+        await send(port, b"", OTHER, "GET /healthz")
+        seen.health_s = max(seen.health_s, time.perf_counter() - started)
+        started = time.perf_counter()
+        status = await send(port, body([" ".join(draw.choices(words, k=5))]), OTHER)
+        seen.search_s = max(seen.search_s, time.perf_counter() - started)
+        seen.failed += status != "200"
+        seen.memory_mb = max(seen.memory_mb, process.memory_info().rss / 2**20)
+        await asyncio.sleep(0.005)
+
+
+async def play(name: str, server: ServerProcess, words: Sequence[str]) -> Seen:
+    seen = Seen()
+    process = psutil.Process(server.pid)
+    for _ in range(20):  # everything is in memory
+        await send(server.port, body([" ".join(words[:5])]), OTHER)
+    watching = asyncio.create_task(watch(server.port, words, seen, process))
+    attacking = asyncio.ensure_future(ATTACKS[name](server.port, words, seen))
+    _, unfinished = await asyncio.wait([attacking], timeout=LONGEST_S)
+    if unfinished:
+        seen.statuses[f"no answer in {LONGEST_S:g} s"] += 1
+        attacking.cancel()
+    # A wait that still goes on counts as long as it is.
+    pending = asyncio.ensure_future(send(server.port, b"", OTHER, "GET /healthz"))
+    started = time.perf_counter()
+    await asyncio.wait([pending], timeout=LONGEST_S)
+    seen.health_s = max(seen.health_s, time.perf_counter() - started)
+    watching.cancel()
+    return seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("attacks", nargs="*", choices=[*ATTACKS, []], help="default: all")
+    parser.add_argument("--size", type=int, default=10_000, help="articles of the encyclopedia")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        write_world(directory, size=args.size, seed=0)
+        build_index(directory / "corpus.jsonl", directory / "index", show_progress=False)
+        with (directory / "corpus.jsonl").open(encoding="utf-8") as lines:
+            words = sorted(
+                {word for line in lines for word in json.loads(line)["contents"].split()}
+            )
+        command = [sys.executable, "-m", "forage", "serve"]
+        for name in args.attacks or ATTACKS:
+            with ServerProcess(directory / "index", command=command) as server:
+                seen = asyncio.run(play(name, server, words))
+            print(
+                f"{name:14} health at worst {seen.health_s:6.2f} s   search at worst "
+                f"{seen.search_s:6.2f} s, {seen.failed} failed   {seen.memory_mb:6.0f} MB   "
+                f"{dict(seen.statuses)}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
