@@ -117,10 +117,7 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
         if not self._is_open:
             return
         finalize_layerwise_reload(self.model, self.model_config)
-        for module in self.model.modules():
-            # On a CPU the head is packed anew here alone: the reload leaves the old one in use.
-            if isinstance(module, ParallelLMHead):
-                module.quant_method.process_weights_after_loading(module)
+        repack_heads(self.model)
         self._is_open = False
 
     def shutdown(self) -> None:
@@ -146,10 +143,22 @@ class Receiver:
                 problems.append(f"{name} has the shape {known[name]} there and {shape} here")
         return problems
 
+    def load_from_disk(self, folder: str) -> None:
+        """vLLM's own reload from a folder, and the heads after it."""
+        self.reload_weights(weights_path=folder)
+        repack_heads(self.model_runner.model)
+
     def abandon_weight_update(self) -> None:
         """End an update that will not go on, so that the next one can start."""
         self.weight_transfer_engine.put_back()
         self._weight_update_active = False
+
+
+def repack_heads(model: torch.nn.Module) -> None:
+    """Pack the heads anew for a CPU: a reload leaves the old ones in use where they are tied."""
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _nccl_group(

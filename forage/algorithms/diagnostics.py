@@ -29,6 +29,7 @@ def mismatch(
     if not len(logprobs_M):
         return {
             "policy/logprob_diff_max": 0.0,
+            "policy/logprob_diff_mean": 0.0,
             "policy/kl": 0.0,
             "policy/kl_reverse": 0.0,
             "policy/chi2": 0.0,
@@ -46,6 +47,7 @@ def mismatch(
     mean_d_S = sequence_means(d_M, sequence_of_M, num_sequences)
     return {
         "policy/logprob_diff_max": d_M.abs().max().item(),
+        "policy/logprob_diff_mean": d_M.abs().mean().item(),
         "policy/kl": (grown_M - bounded_M).mean().item(),
         "policy/kl_reverse": (ratio_M * bounded_M - grown_M).mean().item(),
         "policy/chi2": torch.expm1(2 * bounded_M).mean().item(),

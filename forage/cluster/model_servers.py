@@ -224,9 +224,8 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
     # The route for token ids; log-probabilities after the temperature; no defaults of the model's.
     command += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
     command += ["--generation-config", "vllm"]
-    if engine.transfer == "group":
-        command += ["--worker-extension-cls", "forage_receiver.Receiver"]
-        command += ["--weight-transfer-config", '{"backend": "forage"}']
+    command += ["--worker-extension-cls", "forage_receiver.Receiver"]
+    command += ["--weight-transfer-config", '{"backend": "forage"}']
     if config.model.device == "cpu":
         # Seeded sampling on a CPU ends the engine after a chunked prefill or a preemption.
         command += ["--enforce-eager", "--no-enable-chunked-prefill"]
@@ -247,5 +246,7 @@ def server_environment(
         # OpenMP threads that spin while they wait take the cores from the trainer.
         environment |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
         environment |= {"OMP_NUM_THREADS": str(cores)}
+        # Not bound to cores: several servers would all be bound to the first ones.
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     return environment

@@ -1,11 +1,13 @@
 """``forage doctor``: whether the demo can run on this machine, and what to install if it cannot.
 
-It changes nothing. It reads what Forage requires from the package's own metadata, so that
+With ``--server`` it looks at a model server instead: whether training can sample there, and what it
+lacks. It changes nothing. It reads what Forage requires from the package's own metadata, so that
 pyproject.toml holds the only list of requirements.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
@@ -50,11 +52,33 @@ class Finding:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """None: the command looks at this machine as it is."""
+    text = (
+        "look at a vLLM server that training shall sample with, for example "
+        "http://127.0.0.1:8000, and say what it lacks"
+    )
+    parser.add_argument("--server", metavar="URL", help=text)
 
 
 def run(args: Namespace) -> int:
+    if args.server is not None:
+        return 0 if check_server(args.server) else 1
     return 0 if run_doctor() else 1
+
+
+def check_server(url: str, console: Console | None = None) -> bool:
+    """Print what a model server lacks for training; returns whether training can use it."""
+    from forage.rollout.engines.vllm_probe import find_faults
+
+    console = console or Console()
+    faults = asyncio.run(find_faults(url, has_receiver=True))
+    findings = [
+        Finding(
+            url, fault.what, Verdict.FAILURE if fault.is_fatal else Verdict.WARNING, fault.remedy
+        )
+        for fault in faults
+    ]
+    console.print(_as_table(findings or [Finding(url, "a vLLM server as it should be")]))
+    return not any(fault.is_fatal for fault in faults)
 
 
 def run_doctor(console: Console | None = None) -> bool:

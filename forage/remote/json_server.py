@@ -11,16 +11,19 @@ from typing import Any, Literal
 from forage.remote.request import HttpRequest, HttpSender, RemoteFailure, read_object
 
 _MAX_REPLY_BYTES = 64 * 2**20
-# uvicorn, which such servers run in, closes idle connections after 5 seconds.
-_KEEPALIVE_S = 2.0
 
 
 class JsonServer:
     """An address and a session; use it on one event loop, and close it."""
 
-    def __init__(self, url: str, max_connections: int) -> None:
+    def __init__(self, url: str, max_connections: int, keepalive_s: float = 0.0) -> None:
+        """``keepalive_s``: how long an idle connection may be used again; 0: never.
+
+        A server may close one at any time (uvicorn after 5 seconds, and after each error), and the
+        request that meets it fails without having been heard.
+        """
         self.url = url.rstrip("/")
-        self._sender = HttpSender(max_connections, _MAX_REPLY_BYTES, keepalive_s=_KEEPALIVE_S)
+        self._sender = HttpSender(max_connections, _MAX_REPLY_BYTES, keepalive_s=keepalive_s)
 
     async def get(self, path: str, timeout_s: float) -> dict[str, Any] | RemoteFailure:
         """The object at ``path``; an empty reply is an empty object."""

@@ -123,6 +123,12 @@ class OpenAIClient:
         document = await self._send(HttpRequest("GET", f"{self._base_url}/models"), math.inf)
         return None if isinstance(document, RemoteFailure) else read_models(document)
 
+    async def is_there(self) -> bool:
+        """Whether anything answers at its address, be it a refusal."""
+        request = HttpRequest("GET", f"{self._base_url}/models")
+        outcome = await self._send(request, math.inf)
+        return not isinstance(outcome, RemoteFailure) or outcome.status != 0
+
     async def close(self) -> None:
         """End the session."""
         await self._sender.close()

@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from forage.commands import doctor_command as doctor
+from forage.commands.cli import main
 from forage.commands.doctor_command import Verdict
+from tests.rollout.policy_server import PolicyServer, policy_serving
 
 
 def report(monkeypatch: pytest.MonkeyPatch) -> tuple[bool, str]:
@@ -125,3 +127,56 @@ def test_a_module_is_traced_to_the_command_that_installs_it(
     module: str, command: str | None
 ) -> None:
     assert doctor.how_to_install(module) == command
+
+
+def server_report(url: str) -> tuple[bool, str]:
+    console = Console(file=io.StringIO(), width=300)
+    is_fit = doctor.check_server(url, console)
+    assert isinstance(console.file, io.StringIO)
+    return is_fit, console.file.getvalue()
+
+
+def test_a_server_as_training_needs_it_has_no_fault() -> None:
+    with policy_serving(PolicyServer()) as server:
+        assert server_report(server.url)[0]
+        server.about = "0.99.1"
+        is_fit, text = server_report(server.url)
+    assert is_fit, "another version is said, and may do"
+    assert "its version is 0.99.1" in text
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (
+            PolicyServer(without=frozenset({"/inference/v1/generate"})),
+            ("it has no /inference/v1/generate", "--enable-scale-out"),
+        ),
+        (
+            PolicyServer(without=frozenset({"/start_weight_update", "/collective_rpc"})),
+            ("it has no /start_weight_update", "VLLM_SERVER_DEV_MODE=1"),
+        ),
+        (
+            PolicyServer(model_config={"logprobs_mode": "raw_logprobs"}),
+            ("its log-probabilities are raw_logprobs", "--logprobs-mode processed_logprobs"),
+        ),
+        (PolicyServer(transfer={"backend": "nccl"}), ("no receiver", "forage_receiver.Receiver")),
+        (
+            PolicyServer(scheduler={"enable_chunked_prefill": True}),
+            ("chunked prefill ends it on a CPU", "--no-enable-chunked-prefill"),
+        ),
+    ],
+)
+def test_what_a_server_lacks_is_said_with_what_to_do(
+    server: PolicyServer, said: tuple[str, ...]
+) -> None:
+    with policy_serving(server):
+        is_fit, text = server_report(server.url)
+    assert not is_fit
+    for part in said:
+        assert part in text
+
+
+def test_an_address_where_nothing_answers_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--server", "http://127.0.0.1:9"]) == 1
+    assert "/health" in capsys.readouterr().out

@@ -108,6 +108,39 @@ def test_a_server_is_evaluated_like_any_model_and_its_faults_cost_nothing(
     assert KEY not in caplog.text + out.read_text() + recipe.read_text()
 
 
+def test_a_server_that_dies_ends_the_command_with_an_error_and_the_rest_is_played_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Once 232 of 240 episodes ended as engine failures, EM was 0.00 and the exit status 0."""
+    monkeypatch.setattr("forage.rollout.engines.endpoint_client._MAX_BACKOFF_S", 0.02)
+    questions = read_questions(world_dir() / "test.jsonl")
+    codec = Codec(load_tokenizer(config_of("http://unused/v1", Path("unused")).model))
+    solver = Solver(questions)
+    few = {"num_questions": 12, "num_bootstrap": 100}
+    out = tmp_path / "figures.json"
+    with serving(ModelServer(solver, codec, key=KEY)) as server:
+        port = int(server.url.split(":")[2].partition("/")[0])
+        config = config_of(server.url, tmp_path / "run", evaluation=few)
+        one = config.rollout.model_copy(update={"max_concurrent_episodes": 2})
+        config = config.model_copy(update={"rollout": one})
+        recipe = write_recipe(tmp_path / "eval.yaml", config)
+        server.dies_after = 12
+        assert main(["eval", str(recipe), "--out", str(out)]) == 2
+    assert "has stopped answering" in capsys.readouterr().err
+    assert not out.exists()
+    before = [record.episode for record in read_episodes(out.with_suffix(".jsonl"))]
+    assert before
+    assert all(episode.status is Status.ANSWERED for episode in before)
+    with serving(ModelServer(solver, codec, key=KEY), port) as again:
+        assert main(["eval", str(recipe), "--out", str(out)]) == 0
+        assert len(again.requests("/completions")) > 0
+    overall = EvaluationSummary.from_json(json.loads(out.read_text())).arms["normal"].overall
+    assert (overall.em.mean, overall.failures) == (1.0, {})
+    after = [record.episode for record in read_episodes(out.with_suffix(".jsonl"))]
+    assert after[: len(before)] == before
+    assert len(after) == 12
+
+
 async def test_a_question_that_the_server_will_not_answer_is_an_engine_that_failed(
     server: ModelServer, tmp_path: Path
 ):

@@ -110,6 +110,7 @@ def test_the_measures_of_mismatch_are_the_loops(batch: Any):
     bounded = [min(max(total, -20.0), 20.0) for total in sums]
     slow = {
         "policy/logprob_diff_max": max(abs(gap) for gap in gaps),
+        "policy/logprob_diff_mean": mean([abs(gap) for gap in gaps]),
         "policy/kl": mean([math.exp(gap) - 1 - gap for gap in gaps]),
         "policy/kl_reverse": mean([math.exp(g) * g - (math.exp(g) - 1) for g in gaps]),
         "policy/chi2": mean([math.exp(gap) ** 2 - 1 for gap in gaps]),

@@ -50,6 +50,8 @@ class ModelServer:
     faults: deque[Response | None] = field(default_factory=deque)
     changes: dict[str, Any] = field(default_factory=dict)
     """Fields of the reply's choice that are other than they should be (None: left out)."""
+    dies_after: int | None = None
+    """Requests for a turn after which it stops, and nothing listens any more."""
     max_model_len: int | None = None
     key: str | None = None
     seen: list[Seen] = field(default_factory=list)
@@ -57,6 +59,7 @@ class ModelServer:
     num_at_once: int = 0
     most_at_once: int = 0
     is_stopping: threading.Event = field(default_factory=threading.Event)
+    stop: Callable[[], None] = lambda: None
 
     def requests(self, path: str = "completions") -> list[Seen]:
         """What was asked for, the engine's first question (its probe) left out."""
@@ -143,6 +146,9 @@ class ModelServer:
         return error(401, f"Incorrect API key provided: {sent}")
 
     async def _next_fault(self) -> Response | None:
+        if self.dies_after is not None and len(self.seen) > self.dies_after:
+            self.stop()
+            return error(503, "going down")
         fault = self.faults.popleft() if self.faults else None
         if fault is HANG:
             await asyncio.to_thread(self.is_stopping.wait)
@@ -176,13 +182,14 @@ def page() -> Response:
 
 
 @contextmanager
-def serving(server: ModelServer) -> Iterator[ModelServer]:
+def serving(server: ModelServer, port: int = 0) -> Iterator[ModelServer]:
     """The server on a thread of its own until the end; sets ``url``."""
-    sock = bind_port("127.0.0.1", 0)
+    sock = bind_port("127.0.0.1", port)
     server.url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
     settings = uvicorn.Config(server.app(), log_level="warning", timeout_graceful_shutdown=1)
     running = uvicorn.Server(settings)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]})
+    server.stop = lambda: setattr(running, "should_exit", True)
     thread.start()
     while not running.started:
         assert thread.is_alive(), "the server ended before it was ready"

@@ -38,10 +38,15 @@ class PolicyServer:
             "max_model_len": 1000,
         }
     )
+    transfer: dict[str, Any] = field(default_factory=lambda: {"backend": "forage"})
+    scheduler: dict[str, Any] = field(default_factory=dict)
     about: str = "0.32.0"
     without: frozenset[str] = frozenset()
     """Routes that it does not have."""
     misfits: list[str] = field(default_factory=list)
+    broken: str = ""
+    """A route that answers with an error."""
+    keeps_version: bool = False
     version: str = "default"
     turns: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -75,10 +80,13 @@ class PolicyServer:
         return {"version": self.about}
 
     async def _info(self) -> dict[str, Any]:
-        transfer = {"backend": "forage"}
-        return {
-            "vllm_config": {"model_config": self.model_config, "weight_transfer_config": transfer}
+        config = {
+            "model_config": self.model_config,
+            "weight_transfer_config": self.transfer,
+            "scheduler_config": self.scheduler,
+            "device_config": {"device_type": "cpu"},
         }
+        return {"vllm_config": config}
 
     async def _weights(self) -> dict[str, str]:
         return {"weight_version": self.version}
@@ -90,10 +98,13 @@ class PolicyServer:
         self.notes.append(request.url.path)
         return {}
 
-    async def _finish(self, request: Request) -> dict[str, str]:
+    async def _finish(self, request: Request) -> Response:
         self.notes.append(request.url.path)
-        self.version = (await request.json())["weight_version"]
-        return {}
+        if request.url.path == self.broken:
+            return JSONResponse({"error": "it is broken"}, 500)
+        if not self.keeps_version:
+            self.version = (await request.json())["weight_version"]
+        return JSONResponse({})
 
     async def _label(self, request: Request) -> dict[str, str]:
         self.version = (await request.json())["new_version"]

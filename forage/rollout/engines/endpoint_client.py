@@ -22,6 +22,14 @@ from forage.types import ContextOverflow, EngineError, FailureKind
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S = 30.0
+_MAX_FAILURES_IN_A_ROW = 8
+# Failures of a server, after all retries; the others are about what was asked.
+_ITS_OWN = {
+    FailureKind.UNAVAILABLE,
+    FailureKind.TIMEOUT,
+    FailureKind.SERVER_ERROR,
+    FailureKind.MALFORMED,
+}
 
 T = TypeVar("T")
 
@@ -43,6 +51,9 @@ class EndpointClient:
         key = read_key("model.endpoint", settings.key_file, settings.key_variable)
         patience = Patience(settings.timeout_s, settings.max_retries, backoff_s, _MAX_BACKOFF_S)
         self.settings = settings
+        self._num_in_a_row = 0
+        """Requests that the server failed since the last one that it answered."""
+        self._has_answered = False
         self._has_key = key is not None
         self._client = OpenAIClient(
             *("model endpoint", settings.base_url, key, patience), settings.max_concurrent_requests
@@ -56,15 +67,35 @@ class EndpointClient:
     async def ask(self, path: str, body: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
         """Post ``body`` and give back what ``read`` makes of the reply.
 
-        Raises ``ContextOverflow`` where prompt and completion exceed the model's context, and
-        ``EndpointFailure`` where retries are used up or would not help.
+        Raises ``ContextOverflow`` where prompt and completion exceed the model's context,
+        ``EndpointFailure`` where retries are used up or would not help, and ``UserError`` where
+        the server has answered before and does so no more.
         """
         outcome = await self._client.ask(path, body, read)
         if not isinstance(outcome, RemoteFailure):
+            self._num_in_a_row, self._has_answered = 0, True
             return outcome
         if is_overflow(outcome):
             raise ContextOverflow(outcome.detail)
-        raise EndpointFailure(outcome.kind, outcome.detail, outcome.status)
+        failure = EndpointFailure(outcome.kind, outcome.detail, outcome.status)
+        if self._has_answered and outcome.kind in _ITS_OWN:
+            await self._raise_if_gone(failure)
+        raise failure
+
+    async def _raise_if_gone(self, failure: EndpointFailure) -> None:
+        """Raise ``UserError`` where nobody answers any more, or nothing but failures comes.
+
+        Were they failures of episodes alone, an evaluation would end with what looks like a policy
+        that knows nothing.
+        """
+        self._num_in_a_row += 1
+        is_there = failure.kind is not FailureKind.UNAVAILABLE or await self._client.is_there()
+        if is_there and self._num_in_a_row < _MAX_FAILURES_IN_A_ROW:
+            return
+        raise UserError(
+            f"the model endpoint at {self.settings.base_url} has stopped answering ({failure}). "
+            "Look into its log and start it again; the same command goes on with what is missing"
+        )
 
     async def list_models(self) -> ModelList | None:
         """What the server says it serves; None where it does not say."""

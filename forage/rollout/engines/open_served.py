@@ -10,18 +10,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from forage.config.run_config import RunConfig
-from forage.config.server_config import ServerPlacement, VllmPlacement
+from forage.config.server_config import ServerPlacement, SglangPlacement, VllmPlacement
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.rollout.engines.engine_server import Addresses, EngineServer
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.server_pool import ServerPool
+from forage.rollout.engines.sglang_server import SglangServer
 from forage.rollout.engines.vllm_probe import find_faults
 from forage.rollout.engines.vllm_server import VllmServer
 
 LOG = logging.getLogger(__name__)
-
-_CONTROL_CONNECTIONS = 8
 
 
 @asynccontextmanager
@@ -34,14 +33,19 @@ async def open_served(
     """
     settings = config.placement.engine
     assert isinstance(settings, ServerPlacement), "addresses are those of placement.engine"
-    num_connections = config.rollout.max_concurrent_episodes + _CONTROL_CONNECTIONS
+    num_turns = config.rollout.max_concurrent_episodes
     servers: list[EngineServer] = []
+    timeouts = (settings.timeout_s, settings.update_timeout_s)
     for url in addresses.urls:
         match settings:
             case VllmPlacement():
                 await _check(url, settings, config.environment.max_tokens, codec)
-                timeouts = (settings.timeout_s, settings.update_timeout_s)
-                servers.append(VllmServer(url, *timeouts, num_connections))
+                servers.append(VllmServer(url, *timeouts, num_turns))
+            case SglangPlacement():
+                keeps_keys = settings.cache_on_update == "keep"
+                servers.append(SglangServer(url, *timeouts, num_turns, keeps_keys))
+                if not await servers[-1].is_alive():
+                    raise UserError(f"the SGLang server {url} does not answer at /health")
     engine = ServedEngine(ServerPool(servers, settings.lost_after_s, addresses.on_failed))
     try:
         yield engine

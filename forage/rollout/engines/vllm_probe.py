@@ -16,6 +16,7 @@ from forage.remote.request import RemoteFailure
 KNOWN_VERSION = "0.32"
 
 _TIMEOUT_S = 20.0
+_ACCOUNT_S = 180.0  # its account of itself lists every package of its environment
 _DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
 _ROUTES = {
     "/inference/v1/generate": "start it with --enable-scale-out",
@@ -86,7 +87,7 @@ async def _missing_routes(http: JsonServer) -> list[Fault]:
 
 
 async def _wrong_settings(http: JsonServer, has_receiver: bool, max_tokens: int) -> list[Fault]:
-    about = await http.get("/server_info?config_format=json", _TIMEOUT_S)
+    about = await http.get("/server_info?config_format=json", _ACCOUNT_S)
     if isinstance(about, RemoteFailure):
         return [Fault(f"it does not say how it was started: {about.detail}", _DEV_MODE)]
     config: dict[str, Any] = about.get("vllm_config", {})

@@ -35,6 +35,8 @@ from forage.types import (
 )
 
 _HEALTH_S = 10.0
+_KEEPALIVE_S = 2.0
+_CONTROL_CONNECTIONS = 8
 _ENDS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -70,7 +72,8 @@ class VllmServer:
         self.url = url
         self._timeout_s = timeout_s
         self._update_timeout_s = update_timeout_s
-        self._http = JsonServer(url, max_connections)
+        self._turns = JsonServer(url, max_connections, _KEEPALIVE_S)
+        self._http = JsonServer(url, _CONTROL_CONNECTIONS)
         self._numbers = itertools.count()
 
     async def sample(self, token_ids: Sequence[int], sampling: Sampling, salt: str) -> Completion:
@@ -81,7 +84,7 @@ class VllmServer:
             "sampling_params": _sampling_params(sampling, len(token_ids)),
             "cache_salt": salt,
         }
-        document = await self._http.post("/inference/v1/generate", body, self._timeout_s)
+        document = await self._turns.post("/inference/v1/generate", body, self._timeout_s)
         if isinstance(document, RemoteFailure):
             if is_overflow(document):
                 raise ContextOverflow(document.detail)
@@ -96,11 +99,6 @@ class VllmServer:
 
     async def is_alive(self) -> bool:
         return not isinstance(await self._http.get("/health", _HEALTH_S), RemoteFailure)
-
-    async def settings(self) -> dict[str, Any]:
-        """vLLM's own account of how it was started."""
-        document = await self._get("/server_info?config_format=json", "say how it was started")
-        return document.get("vllm_config", {})
 
     async def version(self) -> str:
         return str((await self._get("/weight_info", "name its weights")).get("weight_version"))
@@ -150,11 +148,17 @@ class VllmServer:
         await self._call("abandon_weight_update", {}, "abandon an update")
 
     async def load_from_disk(self, folder: Path, version: str) -> None:
-        kwargs = {"weights_path": str(folder)}
-        await self._call("reload_weights", kwargs, f"load {folder}")
+        """Through the receiver's method where it is; see ``find_faults`` for servers without."""
+        try:
+            await self._call("load_from_disk", {"folder": str(folder)}, f"load {folder}")
+        except ServerFailed as failed:
+            if failed.failure.kind is not FailureKind.SERVER_ERROR:
+                raise
+            await self._call("reload_weights", {"weights_path": str(folder)}, f"load {folder}")
         await self._post("/update_weight_version", {"new_version": version}, "take a version")
 
     async def close(self) -> None:
+        await self._turns.close()
         await self._http.close()
 
     async def _call(self, method: str, kwargs: dict[str, Any], doing: str) -> list[Any]:

@@ -94,13 +94,13 @@ class ServerUpdates:
 
     async def _update(self, members: Sequence[Member], is_recomputed: bool) -> None:
         """Pause, bring, go on; servers that fail are left out, and the others begun again."""
-        paused: list[Member] = []
+        paused: dict[Member, None] = {}
         try:
             for _ in range(_MAX_ATTEMPTS):
                 if not members:
                     return
                 try:
-                    paused = [*members]
+                    paused |= dict.fromkeys(members)
                     await each(members, lambda server: server.pause())
                     await self._transport.bring(members, str(self._version))
                     if is_recomputed:

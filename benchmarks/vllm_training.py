@@ -1,0 +1,89 @@
+"""The demo's training with a real vLLM server against the same training in one process.
+
+    make vllm
+    python benchmarks/vllm_training.py --out runs/vllm-training --steps 8
+
+Both runs take the shipped warm start, the same questions in the same order and the same search
+server; they sample with different random numbers. Printed for each: the exact match of the greedy
+evaluation before and after, the largest and the mean difference between the log-probabilities of
+sampler and trainer, and the seconds of a step by phase. benchmarks/scale.md has the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+import forage
+from forage.config.run_config import RunConfig, build_config
+from forage.data.world.encyclopedia import write_world
+from forage.records import read_metrics
+from forage.retrieval.index.index import build_index
+from forage.retrieval.serve.child_server import ServerProcess
+from forage.train import run_training
+
+PACKAGE = Path(forage.__file__).parent
+PHASES = ("rollout", "train", "publish", "record")
+
+
+def config_of(out: Path, name: str, url: str, steps: int, questions: int) -> RunConfig:
+    """The demo's recipe with the engine called ``name``."""
+    tree: dict[str, Any] = yaml.safe_load((PACKAGE / "commands" / "demo.yaml").read_text())
+    tree |= {"output_dir": str(out / name), "model": {"path": str(PACKAGE / "warm" / "model")}}
+    tree["search"]["url"] = url
+    world = out / "world"
+    tree["data"] = {
+        "train": str(world / "train.jsonl"),
+        "test": str(world / "test.jsonl"),
+        "index": str(world / "index"),
+    }
+    tree["trainer"] |= {"num_steps": steps, "checkpoint_every": steps}
+    tree["evaluation"] |= {
+        "every": steps,
+        "num_questions": questions,
+        "arms": ["normal"],
+    }
+    if name == "vllm":
+        del tree["rollout"]["engine"]
+        tree["placement"] = {"engine": {"kind": "vllm"}}
+    return build_config(tree, source=name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The demo's training, by two engines")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--questions", type=int, default=120, help="questions of the evaluation")
+    parser.add_argument("--world-size", type=int, default=2000)
+    args = parser.parse_args()
+    world = args.out / "world"
+    if not world.exists():
+        write_world(world, args.world_size, seed=0)
+        build_index(world / "corpus.jsonl", world / "index", show_progress=False)
+    with ServerProcess(world / "index") as server:
+        for name in ("torch", "vllm"):
+            config = config_of(args.out, name, server.url, args.steps, args.questions)
+            run_training(config, resume=False)
+            report(name, read_metrics(config.output_dir))
+
+
+def report(name: str, rows: list[dict[str, Any]]) -> None:
+    """One paragraph of figures."""
+    print(f"{name}: {len(rows)} steps")
+    print(f"  EM at the end {rows[-1].get('eval/normal/em/mean')}")
+    print(f"  reward by step {[round(row['reward/mean'], 3) for row in rows]}")
+    largest = max(row["policy/logprob_diff_max"] for row in rows)
+    means = median(row["policy/logprob_diff_mean"] for row in rows)
+    print(f"  log-probabilities: largest difference {largest:.2e}, mean {means:.2e}")
+    for phase in PHASES:
+        seconds = [row[f"seconds/{phase}"] for row in rows]
+        print(f"  {phase}: median {median(seconds):.3f} s, largest {max(seconds):.3f} s")
+    print(f"  tokens sampled a second: {median(row['rollout/tokens_per_s'] for row in rows):.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""Against a real vLLM server: what it samples, and what new weights do to it.
+
+Each trap that once killed a server, or was wrong without a word, has a test here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from forage.config.model_config import ModelConfig
+from forage.environment.codec import Codec
+from forage.errors import UserError
+from forage.rollout.engines.engine_server import Tensors
+from forage.rollout.engines.served_engine import ServedEngine
+from forage.rollout.engines.server_pool import ServerPool
+from forage.rollout.engines.torch.stopping import StopTable
+from forage.rollout.engines.vllm_probe import find_faults
+from forage.rollout.engines.vllm_server import VllmServer
+from forage.rollout.engines.weight_sender import fill_buckets, tensors_of
+from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport
+from forage.rollout.engines.weight_update import ServerUpdates
+from forage.training.model import load_tokenizer, weights_by_name, write_weights
+from forage.types import Completion, ContextOverflow, FinishReason, Sampling
+from tests.fakes import tiny_codec
+from tests.tiny_runs import MAX_TOKENS, random_model
+from tests.vllm_server import needs_vllm, real_server
+
+pytestmark = needs_vllm
+
+CPU = torch.device("cpu")
+PROMPT = list(range(20, 60))
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_tokenizer(ModelConfig(path=str(random_model())))
+
+
+def ask(key: str = "0/q/0", **changes: Any) -> Sampling:
+    fields: dict[str, Any] = {
+        "max_tokens": 24,
+        "stop": (),
+        "stop_ids": (0,),
+        "episode_key": key,
+        "seed": 7,
+    }
+    return Sampling(**{**fields, **changes})
+
+
+class Served:
+    """The real server with the weights of ``model``, which ``change`` makes other ones."""
+
+    def __init__(self, timeout_s: float = 20.0) -> None:
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
+        self.server = VllmServer(real_server(), 120.0, timeout_s, 64)
+        self.pool = ServerPool([self.server], 60.0)
+        self.engine = ServedEngine(self.pool)
+        self.transport = GroupTransport(lambda: weights_by_name(self.model), CPU, timeout_s)
+        self.updates = ServerUpdates(self.pool, self.transport, recomputes=True)
+        self.version = 0
+        self.models: dict[int, PreTrainedModel] = {}
+
+    def change(self, scale: float = 0.3) -> None:
+        """Other weights, so large that each token matters; the old ones are kept by version."""
+        torch.manual_seed(self.version)
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight += (
+                    scale * weight.std().nan_to_num(1.0).clamp(min=0.1) * torch.randn_like(weight)
+                )
+        self.version += 1
+
+    async def publish(self) -> None:
+        async with self.updates.updating(lambda: self.version):
+            pass
+        copy = AutoModelForCausalLM.from_config(self.model.config)
+        copy.load_state_dict(self.model.state_dict())
+        self.models[self.version] = copy.eval()
+
+    def logprobs(
+        self, prompt: Sequence[int], completion: Completion, temperature: float = 1.0
+    ) -> Tensor:
+        """What the policy of the last version says of the sampled tokens."""
+        return logprobs_of(self.model, prompt, completion.token_ids_T, temperature)
+
+
+def logprobs_of(
+    model: PreTrainedModel, prompt: Sequence[int], sampled: Sequence[int], temperature: float = 1.0
+) -> Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *sampled]])).logits[0].double() / temperature
+    return torch.log_softmax(logits, -1)[len(prompt) - 1 : -1].gather(
+        1, torch.tensor(sampled)[:, None]
+    )[:, 0]
+
+
+def difference(completion: Completion, expected: Tensor) -> float:
+    return (torch.tensor(completion.logprobs_T).double() - expected).abs().max().item()
+
+
+@asynccontextmanager
+async def served(**settings: Any) -> AsyncIterator[Served]:
+    """With its first, changed weights published."""
+    it = Served(**settings)
+    it.change()
+    await it.publish()
+    try:
+        yield it
+    finally:
+        await it.engine.close()
+
+
+async def test_log_probabilities_are_those_of_the_weights_that_were_pushed():
+    """Tied heads on a CPU once gave the logits of the old head after every reload."""
+    async with served() as it:
+        assert it.model.config.tie_word_embeddings
+        for _ in range(2):
+            completion = await it.engine.generate(PROMPT, ask(f"{it.version}"))
+            assert completion.versions_T == (it.version,) * len(completion.token_ids_T)
+            assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
+            before = completion
+            it.change()
+            await it.publish()
+            assert difference(before, it.logprobs(PROMPT, before)) > 0.05, "the weights are others"
+
+
+async def test_log_probabilities_are_those_that_were_sampled_from_also_when_it_is_cold():
+    """Raw ones, before the temperature, would be a constant bias of the probability ratio."""
+    async with served() as it:
+        completion = await it.engine.generate(PROMPT, ask(temperature=0.6))
+        assert difference(completion, it.logprobs(PROMPT, completion, 0.6)) < 1e-4
+        assert difference(completion, it.logprobs(PROMPT, completion)) > 0.05
+
+
+async def test_a_seed_gives_the_same_turn_alone_and_among_sixteen():
+    async with served() as it:
+        alone = await it.engine.generate(PROMPT, ask("0/q/3"))
+        keys = [f"0/q/{number}" for number in range(16)]
+        turns = await asyncio.gather(*(it.engine.generate(PROMPT, ask(key)) for key in keys))
+    assert turns[3] == alone
+    assert len({turn.token_ids_T for turn in turns}) == 16
+
+
+async def test_a_turn_ends_with_the_token_that_completes_a_stop_string():
+    table = StopTable.of(tokenizer())
+    async with served() as it:
+        whole = await it.engine.generate(PROMPT, ask())
+        text = table.text_bytes(whole.token_ids_T[6:9]).decode("utf-8", "ignore")
+        stop = text.strip("\ufffd")[-2:]
+        assert stop
+        cut = await it.engine.generate(PROMPT, ask(stop=(stop,)))
+    number = len(cut.token_ids_T)
+    assert cut.token_ids_T == whole.token_ids_T[:number]
+    assert cut.finish_reason is FinishReason.STOP
+    assert [table.completes(cut.token_ids_T[:n], (stop,)) for n in range(1, number + 1)] == [
+        *[False] * (number - 1),
+        True,
+    ]
+
+
+async def test_a_prompt_beyond_the_context_is_a_typed_failure():
+    async with served() as it:
+        with pytest.raises(ContextOverflow):
+            await it.engine.generate([5] * (MAX_TOKENS + 1), ask())
+        assert it.pool.serving
+
+
+async def test_turns_in_flight_go_on_under_the_new_weights_over_keys_computed_anew():
+    """Each token bears the version that sampled it, and has that version's log-probability."""
+    async with served() as it:
+        turns = [
+            asyncio.create_task(it.engine.generate(PROMPT, ask(f"{n}", max_tokens=300)))
+            for n in range(4)
+        ]
+        await asyncio.sleep(0.3)
+        it.change()
+        await it.publish()
+        for completion in await asyncio.gather(*turns):
+            first, second = it.version - 1, it.version
+            assert set(completion.versions_T) == {first, second}
+            versions = torch.tensor(completion.versions_T)
+            for version in (first, second):
+                expected = logprobs_of(it.models[version], PROMPT, completion.token_ids_T)
+                differing = (torch.tensor(completion.logprobs_T).double() - expected).abs()
+                assert differing[versions == version].max() < 5e-4
+                assert differing[versions != version].max() > 0.05
+
+
+async def test_no_episode_reads_the_keys_of_one_that_began_under_older_weights():
+    """Blocks of 128 tokens stay cached where keys are kept; the salt keeps others off them."""
+    prompt = [20 + index % 300 for index in range(200)]
+    async with served() as it:
+        it.updates = ServerUpdates(it.pool, it.transport, recomputes=False)
+        await it.engine.generate(prompt, ask("old"))
+        it.change()
+        await it.publish()
+        new = await it.engine.generate(prompt, ask("new"))
+        assert difference(new, it.logprobs(prompt, new)) < 1e-4
+        old = await it.engine.generate(prompt, ask("old"))
+        assert difference(old, it.logprobs(prompt, old)) > 1e-2, "it goes on over its own old keys"
+
+
+async def test_another_model_is_refused_before_the_first_byte_and_the_server_lives_on():
+    """After a wrong shape only a restart helped."""
+    async with served() as it:
+        it.transport = GroupTransport(
+            lambda: [
+                *list(weights_by_name(it.model))[1:],
+                ("model.norm.weight", torch.zeros(7)),
+                ("model.other.weight", torch.zeros(3)),
+            ],
+            CPU,
+            20.0,
+        )
+        updates = ServerUpdates(it.pool, it.transport, recomputes=True)
+        with pytest.raises(UserError, match="serves another model than model.path") as error:
+            async with updates.updating(lambda: 9):
+                pass
+        for part in ("embed_tokens.weight is missing", "norm.weight has the shape", "other.weight"):
+            assert part in str(error.value)
+        completion = await it.engine.generate(PROMPT, ask("after"))
+        assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
+
+
+async def test_an_update_that_ends_half_way_leaves_a_server_that_takes_the_next_one():
+    """The next request after a half-failed update once ended the server."""
+    async with served() as it:
+        it.change()
+        (group,) = [it.transport._group]
+        assert group is not None
+        await it.server.start_update()
+        first = next(fill_buckets(weights_by_name(it.model), CPU, max_bytes=60_000))
+        await asyncio.gather(
+            asyncio.to_thread(group.send, first.data), it.server.receive(first.bucket)
+        )
+        await it.server.abandon_update()
+        await it.engine.generate(PROMPT, ask("between"))  # of half new weights, but it lives
+        await it.publish()
+        completion = await it.engine.generate(PROMPT, ask("after"))
+        assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
+
+
+async def test_a_trainer_that_vanishes_in_a_broadcast_is_an_error_in_time_and_no_hang():
+    async with served(timeout_s=8.0) as it:
+        await it.server.pause()
+        await it.server.start_update()
+        bucket = next(fill_buckets(weights_by_name(it.model), CPU)).bucket
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(Exception, match="failed to receive weights"):
+            await it.server.receive(bucket)  # and nothing is sent
+        assert asyncio.get_running_loop().time() - started < 20
+        await it.server.abandon_update()
+        await it.server.resume()
+        it.transport._group = None
+        it.change()
+        await it.publish()
+        completion = await it.engine.generate(PROMPT, ask("after"))
+        assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
+
+
+async def test_a_cancelled_turn_is_aborted_at_the_server():
+    async with served() as it:
+        turn = asyncio.create_task(it.engine.generate(PROMPT, ask(max_tokens=300)))
+        while await num_running(it.server) == 0:
+            await asyncio.sleep(0.01)
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+        async with asyncio.timeout(10):
+            while await num_running(it.server):
+                await asyncio.sleep(0.05)
+
+
+async def num_running(server: VllmServer) -> float:
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith("vllm:num_requests_running")
+    )
+
+
+async def test_weights_also_travel_through_files_and_heads_are_the_new_ones(tmp_path: Path):
+    async with served() as it:
+        transport = DiskTransport(lambda folder: write_weights(it.model, folder), tmp_path)
+        it.updates = ServerUpdates(it.pool, transport, recomputes=True)
+        it.change()
+        await it.publish()
+        completion = await it.engine.generate(PROMPT, ask("disk"))
+        assert completion.versions_T[0] == it.version
+        assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_server_as_it_should_be_has_no_fault_and_others_are_told_apart():
+    url = real_server()
+    assert await find_faults(url, True, MAX_TOKENS, Codec(tokenizer())) == []
+    (longer,) = await find_faults(url, True, MAX_TOKENS + 1)
+    assert str(longer) == (
+        "its context of 384 tokens holds no episode (start it with --max-model-len 385, or lower "
+        "environment.max_tokens)"
+    )
+    (other,) = await find_faults(url, True, 0, tiny_codec())
+    assert "with model.path" in str(other)
+
+
+async def test_the_workers_compare_each_name_and_shape():
+    server = VllmServer(real_server(), 20.0, 20.0, 4)
+    model = AutoModelForCausalLM.from_pretrained(random_model())
+    weights = list(weights_by_name(model))
+    assert await server.misfits(tensors_of(weights)) == []
+    tied = [*weights, ("lm_head.weight", model.lm_head.weight)]
+    assert await server.misfits(tensors_of(tied)) == []
+    assert len(await server.misfits(Tensors(("a",), ("float32",), ((1,),)))) == len(weights) + 1
+    await server.close()

@@ -1,0 +1,165 @@
+"""Updates of several servers, over real HTTP: order, failures on the way, late servers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from forage.errors import UserError
+from forage.rollout.engines.server_pool import Member, ServerPool
+from forage.rollout.engines.vllm_server import VllmServer
+from forage.rollout.engines.weight_transports import DiskTransport
+from forage.rollout.engines.weight_update import ServerUpdates, each
+from tests.rollout.policy_server import PolicyServer, policy_serving
+
+
+class Fleet:
+    """Servers, their pool, and updates that bring a version and nothing else."""
+
+    def __init__(self, *servers: PolicyServer, recomputes: bool = True) -> None:
+        self.failed: list[str] = []
+        self.pool = ServerPool(
+            [VllmServer(server.url, 5.0, 2.0, 8) for server in servers], 5.0, self.failed.append
+        )
+        self.updates = ServerUpdates(self.pool, self, recomputes)
+        self.brought: list[tuple[str, ...]] = []
+
+    async def bring(self, members: Sequence[Member], version: str) -> None:
+        self.brought.append(tuple(member.server.url for member in members))
+        await each(members, lambda server: self._finish(server, version))
+
+    async def _finish(self, server: object, version: str) -> None:
+        assert isinstance(server, VllmServer)
+        await server.finish_update(version)
+
+    async def publish(self, version: int) -> None:
+        async with self.updates.updating(lambda: version):
+            pass
+
+    @property
+    def serving(self) -> list[str]:
+        return [member.server.url for member in self.pool.serving]
+
+
+@asynccontextmanager
+async def fleet(*servers: PolicyServer, recomputes: bool = True) -> AsyncIterator[Fleet]:
+    it = Fleet(*servers, recomputes=recomputes)
+    try:
+        yield it
+    finally:
+        for member in it.pool.members:
+            await member.server.close()
+
+
+async def test_a_server_serves_from_its_first_update_on_and_goes_on_after_each():
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server, recomputes=False) as it:
+            assert it.serving == []
+            await it.publish(3)
+            assert it.serving == [server.url]
+            assert server.version == "3"
+            await it.publish(4)
+            assert it.pool.num_updates == 2
+    once = ["/pause", "/finish_weight_update"]
+    # A server of the user's may hold keys of another run: the first update always drops them.
+    assert server.notes == [*once, "/reset_prefix_cache", "/resume", *once, "/resume"]
+
+
+async def test_keys_are_computed_anew_after_each_update_where_that_is_asked():
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+            await it.publish(0)
+            await it.publish(1)
+    assert server.notes.count("/reset_prefix_cache") == 2
+
+
+async def test_a_server_that_fails_on_the_way_is_left_out_and_the_others_begin_again():
+    with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as bad:
+        async with fleet(bad, good) as it:
+            bad.broken = "/finish_weight_update"
+            await it.publish(0)
+            assert it.brought == [(bad.url, good.url), (good.url,)]
+            assert (it.serving, it.failed) == ([good.url], [bad.url])
+    assert good.notes.count("/resume") == 1, "once, after all are new"
+    assert good.notes[-1] == bad.notes[-1] == "/resume"
+
+
+async def test_a_server_that_does_not_say_the_version_serves_no_turn():
+    with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as stale:
+        async with fleet(stale, good) as it:
+            stale.keeps_version = True
+            await it.publish(5)
+            assert it.serving == [good.url]
+            assert it.failed == [stale.url]
+    assert stale.notes[-1] == "/resume", "whatever became of the update"
+
+
+async def test_a_server_that_is_gone_is_left_out_and_comes_back_with_the_weights_of_today():
+    """It serves no turn in between, whatever it answers itself."""
+    with policy_serving(PolicyServer()) as good:
+        with policy_serving(PolicyServer()) as gone:
+            it = Fleet(good, gone)
+            await it.publish(0)
+            assert it.serving == [good.url, gone.url]
+        port = int(gone.url.rpartition(":")[2])
+        await it.publish(1)
+        assert it.serving == [good.url]
+        assert it.failed == [gone.url]
+        async with it.updates.looking_after():
+            with policy_serving(PolicyServer(), port) as back:
+                async with asyncio.timeout(10):
+                    while back.url not in it.serving:
+                        await asyncio.sleep(0.02)
+                assert back.version == "1"
+        assert it.brought[-1] == (gone.url,)
+        for member in it.pool.members:
+            await member.server.close()
+
+
+async def test_nothing_is_brought_while_weights_change():
+    """A server that comes late waits for the end of an update, and then has its version."""
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+            await it.publish(0)
+            async with it.updates.looking_after():
+                async with it.updates.updating(lambda: 1):
+                    it.pool.leave_out(it.pool.members[0], "for the test")
+                    await asyncio.sleep(1.3)
+                    assert server.version == "0"
+                assert (server.version, it.serving) == ("1", [server.url])
+    assert it.brought == [(server.url,)] * 2
+
+
+async def test_a_folder_that_cannot_be_written_is_an_error_of_the_users(tmp_path: Path):
+    def write(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+            updates = ServerUpdates(it.pool, DiskTransport(write, tmp_path), recomputes=True)
+            with pytest.raises(UserError, match="No space left on device"):
+                async with updates.updating(lambda: 0):
+                    pass
+    assert server.notes == ["/pause", "/resume"]
+
+
+async def test_the_servers_load_the_folder_that_was_written_and_then_it_goes(tmp_path: Path):
+    written: list[Path] = []
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        written.append(folder)
+
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+            updates = ServerUpdates(it.pool, DiskTransport(write, tmp_path), recomputes=True)
+            async with updates.updating(lambda: 7):
+                pass
+    assert (server.version, server.notes) == (
+        "7",
+        ["/pause", "load_from_disk", "/reset_prefix_cache", "/resume"],
+    )
+    assert written == [tmp_path / "version_7"]
+    assert not written[0].exists()

@@ -1,0 +1,48 @@
+"""``forage train`` with real vLLM servers: the run's own and the user's."""
+
+from pathlib import Path
+
+import pytest
+
+from forage.errors import UserError
+from forage.records import read_episodes
+from forage.train import run_training
+from forage.types import Origin
+from tests.tiny_runs import metrics_of, warm_model, weights_of
+from tests.vllm_server import needs_vllm, real_server, served_config
+
+pytestmark = needs_vllm
+
+
+def test_a_run_learns_from_what_a_server_sampled_and_goes_on_where_it_stopped(tmp_path: Path):
+    """Sampler and trainer agree at each step, so each step sampled with the weights before it.
+
+    The server's folder holds other weights than those that the run begins with.
+    """
+    warm = {"path": str(warm_model())}
+    run = served_config(tmp_path / "run", real_server(), model=warm, trainer={"num_steps": 2})
+    run_training(run, resume=False)
+    more = served_config(tmp_path / "run", real_server(), model=warm, trainer={"num_steps": 3})
+    run_training(more, resume=True)
+    rows = metrics_of(tmp_path / "run")
+    assert [row["policy/staleness"] for row in rows] == [0.0, 0.0, 0.0]
+    for row in rows:
+        difference = row["policy/logprob_diff_max"]
+        assert difference is not None
+        assert difference < 1e-4
+        assert row["correction/weight_mean"] == pytest.approx(1.0, abs=1e-3)
+    for record in read_episodes(tmp_path / "run" / "episodes.jsonl"):
+        sampled = [s for s in record.episode.segments if s.origin is Origin.SAMPLED]
+        assert {v for segment in sampled for v in segment.versions_T} == {record.step}
+    assert weights_of(tmp_path / "run", 3) != weights_of(tmp_path / "run", 2)
+
+
+def test_a_server_whose_context_holds_no_episode_is_refused_before_the_run(tmp_path: Path):
+    config = served_config(
+        tmp_path / "run",
+        real_server(),
+        environment={"max_tokens": 500},
+        trainer={"max_tokens_per_micro_batch": 1024},
+    )
+    with pytest.raises(UserError, match=r"context of 384 tokens holds no episode"):
+        run_training(config, resume=False)

@@ -1,0 +1,75 @@
+"""A real vLLM server for the tests marked ``vllm``: started once, gone when the tests end."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import urllib.error
+import urllib.request
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.cluster.model_servers import server_environment, vllm_command, vllm_program
+from forage.config.run_config import RunConfig
+from forage.config.server_config import VllmPlacement
+from forage.remote.child_process import ChildProcess
+from forage.retrieval.serve.port import bind_port
+from tests.tiny_runs import make_config, random_model, scratch
+
+MADE = Path(__file__).parents[1] / ".vllm" / "bin" / "vllm"
+START_S = 560.0
+
+needs_vllm = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),  # the first test waits for the server, on busy cores for minutes
+    pytest.mark.skipif(
+        not MADE.is_file(), reason="there is no vLLM here; make vllm builds its environment"
+    ),
+]
+
+
+def served_config(out: Path, *urls: str, **changes: Any) -> RunConfig:
+    """A tiny run that samples with vLLM servers."""
+    engine: dict[str, Any] = {"kind": "vllm", "update_timeout_s": 20, "lost_after_s": 120}
+    engine |= {"urls": urls} if urls else {"program": str(MADE)}
+    engine |= changes.pop("engine", {})
+    sections = {"model": {"path": str(random_model())}, "rollout": {"engine": None}, **changes}
+    return make_config(out, placement={"engine": engine}, **sections)
+
+
+@cache
+def real_server() -> str:
+    """The address of a server of the tiny random model, with room for episodes of 384 tokens."""
+    import os
+
+    config = served_config(scratch() / "served")
+    engine = config.placement.engine
+    assert isinstance(engine, VllmPlacement)
+    program = vllm_program(MADE)
+    assert program is not None
+    with bind_port("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    command = [*vllm_command(config, engine, program), "--host", "127.0.0.1", "--port", str(port)]
+    environment = server_environment(config, 1, os.environ)
+    log = scratch() / "vllm.log"
+    process = ChildProcess("the vLLM server", command, log, environment)
+    process.start()
+    atexit.register(process.stop)
+    deadline = time.monotonic() + START_S
+    url = f"http://127.0.0.1:{port}"
+    while not _is_healthy(url):
+        assert process.status is None, process.last_words()
+        assert time.monotonic() < deadline, process.last_words()
+        time.sleep(0.5)
+    return url
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
+            return reply.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
