@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -44,17 +44,22 @@ from forage.training.trainer import build_trainer
 from forage.types import Group
 from forage.watch.collapse_guard import Collapsed, CollapseGuard, GoBack
 from forage.watch.step_report import PhaseClock, StepReport
+from forage.watch.trace_file import TraceFile
 
 LOG = logging.getLogger(__name__)
 
 
 def run_training(
-    config: RunConfig, resume: bool, replay: Sequence[Path] = (), played: range | None = None
+    config: RunConfig,
+    resume: bool,
+    replay: Sequence[Path] = (),
+    played: range | None = None,
+    trace: Path | None = None,
 ) -> None:
     """``forage train``: run to the end, or to a signal; raises ``UserError``.
 
     ``replay`` are episode files to learn from instead of playing; ``played`` are steps to play and
-    record, from which nothing is learnt.
+    record, from which nothing is learnt. ``trace`` is a file for a timeline of the run.
     """
     config.check_trainable()
     config.check_placement()
@@ -62,7 +67,7 @@ def run_training(
     if replay or played:
         config = config.without_evaluation()
     try:
-        asyncio.run(_Run(config, replay, played).run())
+        asyncio.run(_Run(config, replay, played).run(trace))
     except Stopped:
         rest = "the steps recorded are whole; play the rest into another output_dir"
         LOG.warning("stopped; %s", rest if played else "go on with: forage train ... --resume")
@@ -93,10 +98,11 @@ class _Run:
         self.stop = StopSignal()
         self.num_steps_done = 0
 
-    async def run(self) -> None:
+    async def run(self, trace: Path | None) -> None:
         config, model = self.config, self.trainer.model
         async with AsyncExitStack() as stack:
             stack.callback(self.records.close)
+            self.trace = trace and stack.enter_context(closing(TraceFile(trace)))
             self.engine: Engine = IdleEngine()
             if self.recorded is None:
                 servers = await stack.enter_async_context(open_servers(config))
@@ -141,6 +147,9 @@ class _Run:
                     self.clock.lap("rollout")
                     metrics = {} if self.played else await self._learn_from(step, groups.chosen)
                     await self._after_step(step, groups, metrics, bar)
+                    self.clock.lap("checkpoint")
+                    if self.trace:
+                        self.trace.step(step, self.clock)
         except Collapsed:
             raise  # what was learnt last is not worth keeping
         except (Stopped, NothingToLearn, UserError):
@@ -156,6 +165,8 @@ class _Run:
         if self.recorded is not None:
             return self.recorded
         play = partial(self.player.play, engine=self.engine, search=self.search)
+        if self.trace:
+            play = self.trace.playing(self.player, self.engine, self.search)
         return GroupsInFlight(self.config, self.questions, play, self.scorer, self.credit)
 
     async def _learn_from(self, step: int, groups: Sequence[Group]) -> dict[str, float]:

@@ -35,6 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "model.path, and learn nothing"
     )
     half.add_argument("--rollout-only", type=_steps, metavar="FIRST:END", help=text)
+    text = "write a timeline of steps, episodes, turns and searches (open it in ui.perfetto.dev)"
+    parser.add_argument("--trace", type=Path, help=text)
 
 
 def run(args: Namespace) -> int:
@@ -56,7 +58,7 @@ def run(args: Namespace) -> int:
         raise UserError("--rollout-only has no checkpoint to resume; name the steps that are left")
     if played:
         config = _up_to(config, played.stop)
-    run_training(config, args.resume, args.replay, played)
+    run_training(config, args.resume, args.replay, played, args.trace)
     if config.evaluation.at_end and not (args.replay or played):
         from forage.evaluation.along_training import final_figures
         from forage.evaluation.result import read_result

@@ -27,13 +27,16 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
+        self.laps: list[tuple[str, float, float]] = []
+        """Each phase with its begin and its end, by ``perf_counter``."""
+        self.began = self.ended = time.perf_counter()
 
     def lap(self, phase: str) -> None:
         """``phase`` ends now; it began where the one before it ended."""
         now = time.perf_counter()
-        self.seconds[phase] = now - self._last
-        self._last = now
+        self.seconds[phase] = now - self.ended
+        self.laps.append((phase, self.ended, now))
+        self.ended = now
 
     def metrics(self) -> dict[str, float]:
         """The seconds as they are logged."""

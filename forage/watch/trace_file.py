@@ -1,0 +1,156 @@
+"""A timeline of a run as a file for Perfetto (https://ui.perfetto.dev) or ``chrome://tracing``.
+
+``forage train --trace FILE`` writes it: the steps and their phases, and each episode in flight with
+its turns, searches and opened pages, a lane for each that is played at the same time. What the
+player is handed is wrapped for that, so nothing is measured, and nothing is in the way, without it.
+The format is a list of events with microseconds, "X" for a span and "C" for a counter.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from forage.errors import UserError
+from forage.rollout.engines.engine import Engine
+from forage.rollout.play.groups import Play
+from forage.rollout.play.player import Job, Player
+from forage.types import Completion, Episode, PageReply, Sampling, SearchReply
+from forage.watch.step_report import PhaseClock
+
+_LOOP = 0
+"""The lane of the loop; episodes have those from 1 up."""
+
+
+class Searching(Protocol):
+    """What an episode asks for: searches, and pages."""
+
+    async def search(self, query: str) -> SearchReply: ...
+
+    async def open_page(
+        self, url: str, chunk: int = 0, max_chars: int | None = None
+    ) -> PageReply: ...
+
+
+class TraceFile:
+    """Writes events as they end, on one event loop; close it in the end."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin the file, in place of an older one; raises ``UserError``."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--trace: cannot write {path}: {error.strerror}") from error
+        self._began = time.perf_counter()
+        self._free: list[int] = []
+        self._num_lanes = 1
+        self._file.write("[\n")
+        self._name_lane(_LOOP, "loop")
+
+    def step(self, step: int, clock: PhaseClock) -> None:
+        """A step that has ended, with its phases inside."""
+        self.span(f"step {step}", _LOOP, clock.began, clock.ended)
+        for phase, start, end in clock.laps:
+            self.span(phase, _LOOP, start, end)
+        self._file.flush()
+
+    def playing(self, player: Player, engine: Engine, search: Searching) -> Play:
+        """``player.play`` with these, each episode, turn and search a span."""
+
+        async def play(job: Job) -> Episode:
+            lane = self._take_lane()
+            start = time.perf_counter()
+            try:
+                traced = _TracedEngine(self, engine, lane), _TracedSearch(self, search, lane)
+                return await player.play(job, *traced)
+            finally:
+                self.span("episode", lane, start, time.perf_counter(), key=job.key)
+                heapq.heappush(self._free, lane)
+
+        return play
+
+    def span(self, name: str, lane: int, start: float, end: float, **about: Any) -> None:
+        """Something that lasted from ``start`` to ``end``, in seconds of ``perf_counter``."""
+        event = {"name": name, "ph": "X", "pid": 0, "tid": lane, "ts": self._time(start)}
+        event["dur"] = round(self._time(end) - event["ts"], 3)
+        self._write(event | {"args": about})
+
+    def count(self, engine: Engine) -> None:
+        """What the engine has done so far."""
+        counters = engine.counters
+        counted = {"sampled_tokens": counters.sampled_tokens, "passes": counters.decode_steps}
+        now = self._time(time.perf_counter())
+        for name, value in counted.items():
+            self._write({"name": name, "ph": "C", "pid": 0, "ts": now, "args": {name: value}})
+
+    def close(self) -> None:
+        """End the list, which makes the file whole JSON."""
+        self._file.write('{"name":"end","ph":"M","pid":0}\n]\n')
+        self._file.close()
+
+    def _take_lane(self) -> int:
+        """The lowest lane that no episode has now."""
+        if self._free:
+            return heapq.heappop(self._free)
+        self._num_lanes += 1
+        self._name_lane(self._num_lanes - 1, f"episode {self._num_lanes - 1:03d}")
+        return self._num_lanes - 1
+
+    def _name_lane(self, lane: int, name: str) -> None:
+        event = {"name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": name}}
+        self._write(event)
+
+    def _time(self, seconds: float) -> float:
+        return round((seconds - self._began) * 1e6, 3)
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event, separators=(",", ":")) + ",\n")
+
+
+class _TracedEngine:
+    """An engine for one episode; each turn is a span."""
+
+    def __init__(self, trace: TraceFile, engine: Engine, lane: int) -> None:
+        self._trace, self._engine, self._lane = trace, engine, lane
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        start = time.perf_counter()
+        num_tokens = 0
+        try:
+            completion = await self._engine.generate(token_ids, sampling)
+            num_tokens = len(completion.token_ids_T)
+            return completion
+        finally:
+            end = time.perf_counter()
+            about = {"context": len(token_ids), "sampled": num_tokens}
+            self._trace.span("turn", self._lane, start, end, **about)
+            self._trace.count(self._engine)
+
+    def release(self, episode_key: str) -> None:
+        self._engine.release(episode_key)
+
+
+class _TracedSearch:
+    """A retriever for one episode; each call is a span."""
+
+    def __init__(self, trace: TraceFile, search: Searching, lane: int) -> None:
+        self._trace, self._search, self._lane = trace, search, lane
+
+    async def search(self, query: str) -> SearchReply:
+        start = time.perf_counter()
+        try:
+            return await self._search.search(query)
+        finally:
+            self._trace.span("search", self._lane, start, time.perf_counter(), query=query)
+
+    async def open_page(self, url: str, chunk: int = 0, max_chars: int | None = None) -> PageReply:
+        start = time.perf_counter()
+        try:
+            return await self._search.open_page(url, chunk, max_chars)
+        finally:
+            self._trace.span("page", self._lane, start, time.perf_counter(), url=url)

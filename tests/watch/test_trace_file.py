@@ -1,0 +1,132 @@
+"""The timeline of a run: whole JSON, spans that nest in their lanes, steps that are covered."""
+
+import asyncio
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from forage.errors import UserError
+from forage.rollout.engines.engine import IdleEngine
+from forage.rollout.play.player import Job, Player
+from forage.train import run_training
+from forage.types import Episode, Generate, Retriever
+from forage.watch.step_report import PhaseClock
+from forage.watch.trace_file import Searching, TraceFile
+from tests.fakes import TitleSearch, line_episode, make_question
+from tests.tiny_runs import make_config
+
+SLACK = 0.01
+"""Microseconds: times are rounded to a thousandth of one."""
+
+Event = dict[str, Any]
+
+
+def spans_of(path: Path) -> list[Event]:
+    return [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+
+
+def end_of(event: Event) -> float:
+    return event["ts"] + event["dur"]
+
+
+def assert_nested(spans: list[Event]) -> None:
+    """In each lane a span lies within another, or beside it."""
+    by_lane: defaultdict[int, list[Event]] = defaultdict(list)
+    for span in spans:
+        by_lane[span["tid"]].append(span)
+    for lane in by_lane.values():
+        open_spans: list[Event] = []
+        for span in sorted(lane, key=lambda each: (each["ts"], -each["dur"])):
+            while open_spans and end_of(open_spans[-1]) <= span["ts"] + SLACK:
+                open_spans.pop()
+            if open_spans:
+                assert end_of(span) <= end_of(open_spans[-1]) + SLACK, (open_spans[-1], span)
+            open_spans.append(span)
+
+
+def assert_covered(spans: list[Event]) -> None:
+    """The phases of a step lie end to end from its begin to its end."""
+    loop = [span for span in spans if span["tid"] == 0]
+    steps = [span for span in loop if span["name"].startswith("step ")]
+    assert steps
+    for step in steps:
+        inside = [
+            span
+            for span in loop
+            if span is not step
+            and step["ts"] - SLACK <= span["ts"]
+            and end_of(span) <= end_of(step) + SLACK
+        ]
+        inside.sort(key=lambda span: span["ts"])
+        edges = [step["ts"], *map(end_of, inside)]
+        assert [span["ts"] for span in inside] == pytest.approx(edges[:-1], abs=SLACK)
+        assert edges[-1] == pytest.approx(end_of(step), abs=SLACK)
+
+
+class FakePlayer:
+    """Two searches at once with the episodes beside it, and a page at the end."""
+
+    async def play(self, job: Job, engine: Generate, search: Retriever) -> Episode:
+        for query in ("a", "b"):
+            await search.search(query)
+            await asyncio.sleep(0.002 * (job.member + 1))
+        engine.release(job.key)
+        return line_episode("P 1 S 2")
+
+
+def trace_of_five(path: Path) -> list[Event]:
+    """Five episodes, of which two are played at a time."""
+    trace, clock = TraceFile(path), PhaseClock()
+    engine, search = IdleEngine(), cast(Searching, TitleSearch([]))
+    play = trace.playing(cast(Player, FakePlayer()), engine, search)
+
+    async def run() -> None:
+        room = asyncio.Semaphore(2)
+
+        async def one(member: int) -> None:
+            async with room:
+                await play(Job(make_question(), member, f"0/q/{member}"))
+
+        await asyncio.gather(*(one(member) for member in range(5)))
+
+    asyncio.run(run())
+    clock.lap("rollout")
+    clock.lap("train")
+    trace.step(0, clock)
+    trace.close()
+    return spans_of(path)
+
+
+def test_episodes_at_the_same_time_have_lanes_of_their_own(tmp_path: Path):
+    spans = trace_of_five(tmp_path / "t.json")
+    assert_nested(spans)
+    assert_covered(spans)
+    episodes = [span for span in spans if span["name"] == "episode"]
+    assert {span["args"]["key"] for span in episodes} == {f"0/q/{i}" for i in range(5)}
+    assert {span["tid"] for span in episodes} == {1, 2}
+    assert [span["args"]["query"] for span in spans if span["name"] == "search"].count("a") == 5
+
+
+def test_a_file_that_cannot_be_written_is_the_users_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--trace: cannot write"):
+        TraceFile(tmp_path / "file" / "t.json")
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_timeline_and_learns_the_same(tmp_path: Path):
+    path = tmp_path / "t.json"
+    config = make_config(tmp_path / "run", trainer={"num_steps": 2})
+    run_training(config, resume=False, trace=path)
+    spans = spans_of(path)
+    assert_nested(spans)
+    assert_covered(spans)
+    counts = {name: sum(span["name"] == name for span in spans) for name in ("episode", "train")}
+    assert counts == {"episode": 2 * 8, "train": 2}
+    assert sum(span["name"] == "turn" for span in spans) >= 16
+    run_training(make_config(tmp_path / "off", trainer={"num_steps": 2}), resume=False)
+    weights = "checkpoints/step_000002/model.safetensors"
+    assert (tmp_path / "off" / weights).read_bytes() == (tmp_path / "run" / weights).read_bytes()
