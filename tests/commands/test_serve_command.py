@@ -46,6 +46,7 @@ def differing(settings: ServeSettings) -> dict[str, Any]:
         ("--cache-size 7", "cache_size", 7),
         ("--drain 1.5", "drain_s", 1.5),
         ("--no-token", "no_token", True),
+        ("--verify", "verify", True),
         ("--allow-host a.example --allow-host b", "allow_hosts", ("a.example", "b")),
         ("--ray-address head:1", "ray_address", "head:1"),
     ],

@@ -1,6 +1,7 @@
 """What is served is put together from the command line's words: each of them changes a result."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from forage.errors import UserError
+from forage.retrieval.index import index_files
+from forage.retrieval.index.manifest import hash_file, seal
 from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
 from forage.types import Hit
 from tests.retrieval.conftest import PASSAGES
@@ -53,6 +56,27 @@ def test_what_was_recorded_is_replayed_without_the_provider(provider: WebServer,
     found = search(settings, "anything")
     assert search(ServeSettings(sources=(f"replay:{record}",)), "anything") == found
     assert len(provider.seen) == 1
+
+
+def test_files_are_verified_where_there_are_some(
+    index_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(index_files, "_MAX_WHOLE_BYTES", 100)
+    monkeypatch.setattr(index_files, "_NUM_SAMPLES", 2)
+    monkeypatch.setattr(index_files, "_SAMPLE_BYTES", 1)
+    copy = Path(shutil.copytree(index_dir, tmp_path / "index"))
+    seal(copy)
+    lines = copy / "corpus.jsonl"
+    lines.write_bytes(lines.read_bytes().replace(b"Hopper wrote", b"Nobody wrote"))
+    manifest = copy / "manifest.json"  # its hash of a small corpus would tell
+    tree = json.loads(manifest.read_text()) | {"corpus_sha256": hash_file(lines)}
+    manifest.write_text(json.dumps(tree))
+    settings = ServeSettings(sources=(str(copy),))
+    open_source(settings).close()
+    with pytest.raises(UserError, match=r"corpus\.jsonl is damaged"):
+        open_source(settings.model_copy(update={"verify": True}))
+    with pytest.raises(UserError, match="--verify is for indexes and pages"):
+        open_source(ServeSettings(sources=("replay:x",), verify=True))
 
 
 def test_pages_are_opened_where_there_are_some(index_dir: Path, tmp_path: Path):
