@@ -247,13 +247,13 @@ def run_dense(args: argparse.Namespace, questions: Sequence[str], index_file: Pa
 
 
 def run_rollout(args: argparse.Namespace, questions: Sequence[str], index_file: Path) -> None:
-    print(f"\nrollout: {args.vectors} x 384, {NUM_CLIENTS} clients, 64 queries each, float32")
-    different = [f"{questions[n % len(questions)]} {n}" for n in range(64 * NUM_CLIENTS)]
+    print(f"\nrollout: {args.vectors} x 384, {NUM_CLIENTS} clients, {args.each} queries each")
+    different = [f"{questions[n % len(questions)]} {n}" for n in range(args.each * NUM_CLIENTS)]
     with running(serve_ours, DenseSettings(index_file, args.threads, "float32")) as port:
-        outcome = drive(Load(port, different, NUM_CLIENTS, NUM_CLIENTS, num_queries=64))
+        outcome = drive(Load(port, different, NUM_CLIENTS, NUM_CLIENTS, num_queries=args.each))
     print(
-        f"  {dict(outcome.statuses)}   {64 * outcome.per_second:.0f} queries/s   first after "
-        f"{min(outcome.seconds):.1f} s, last after {max(outcome.seconds):.1f} s"
+        f"  {dict(outcome.statuses)}   {args.each * outcome.per_second:.0f} queries/s   "
+        f"first after {min(outcome.seconds):.1f} s, last after {max(outcome.seconds):.1f} s"
     )
 
 
@@ -306,6 +306,7 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, help="asked instead of the encyclopedia's")
     parser.add_argument("--requests", type=int, default=8000)
     parser.add_argument("--lone-requests", type=int, default=200)
+    parser.add_argument("--each", type=int, default=64, help="queries of a client of rollout")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args()

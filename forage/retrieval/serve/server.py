@@ -172,6 +172,7 @@ class HttpServer(uvicorn.Server):
             app,
             # It is called as a class would be.
             http=cast(Any, partial(Connection, limits, app.state.traffic.connections)),
+            ws="none",  # a connection that changed its protocol would be counted for ever
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -381,3 +381,16 @@ async def test_one_address_does_not_take_all_places_or_connections(start_server:
         assert await ask(url, {"queries": ["engine"]}, "127.0.0.2") == 200
     await asyncio.sleep(0.1)
     assert await ask(url, {"queries": ["engine"]}) == 200
+
+
+async def test_a_request_to_speak_another_protocol_takes_no_place_for_good(
+    start_server: StartServer,
+):
+    url = start_server(Limits(max_connections=4))
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    for _ in range(8):
+        async with connected(url) as (reader, writer), asyncio.timeout(5):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n")
+            assert b"200" in await reader.readline()
+    await asyncio.sleep(0.1)
+    assert await ask(url, {"queries": ["engine"]}) == 200
