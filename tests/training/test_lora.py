@@ -32,7 +32,13 @@ from forage.training.checkpoint import (
 )
 from forage.training.export import export_model
 from forage.training.logprobs import token_logprobs
-from forage.training.model import load_model, load_policy, load_tokenizer, save_model
+from forage.training.model import (
+    load_model,
+    load_policy,
+    load_tokenizer,
+    save_model,
+    weights_by_name,
+)
 from forage.training.trainer import Trainer, build_trainer
 from forage.types import Origin, Segment
 from tests.fakes import tiny_model, tiny_tokenizer
@@ -458,3 +464,21 @@ def test_dropout_is_refused_where_the_sampler_would_be_another_policy(base: Path
     )
     with pytest.raises(UserError, match="model.lora.dropout is 0.1: .* use 0 to train"):
         config.check_trainable()
+
+
+def test_the_weights_that_servers_get_are_those_that_a_merge_would_leave():
+    model = make_model()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    lora.add_adapters(model, LoraConfig(rank=4), base="tiny", seed=0)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_()
+    published = {name: weight.clone() for name, weight in weights_by_name(model)}
+    assert published.keys() == before.keys()
+    adapted = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(published[adapted], before[adapted])
+    lora.merge(model)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(published[name], weight.detach())

@@ -1,0 +1,177 @@
+"""Servers of a run's own: how they are started, and what becomes of one that dies or cannot start.
+
+The ``vllm`` here is a script that takes the same arguments and answers at ``/health``; the real one
+is in ``tests/test_train_with_vllm.py``.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.cluster.model_servers import (
+    OwnServers,
+    open_servers,
+    server_environment,
+    vllm_command,
+)
+from forage.config.run_config import RunConfig, build_config
+from forage.config.server_config import VllmPlacement
+from forage.errors import UserError
+
+SCRIPT = f"""#!{sys.executable}
+import http.server, os, sys
+from pathlib import Path
+
+folder = Path(__file__).parent
+if (folder / "broken").exists():
+    sys.exit("out of memory, say")
+if not (folder / "silent").exists():
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+    (folder / f"pid-{{os.getpid()}}").touch()
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+import time
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "bin" / "vllm"
+    path.parent.mkdir()
+    path.write_text(SCRIPT)
+    path.chmod(0o755)
+    return path
+
+
+def config_of(tmp_path: Path, device: str = "cpu", **engine: Any) -> RunConfig:
+    return build_config(
+        {
+            "model": {"path": str(tmp_path), "device": device},
+            "output_dir": str(tmp_path / "run"),
+            "environment": {"max_tokens": 2000},
+            "placement": {"engine": {"kind": "vllm", **engine}},
+        }
+    )
+
+
+def vllm_of(config: RunConfig) -> VllmPlacement:
+    engine = config.placement.engine
+    assert isinstance(engine, VllmPlacement)
+    return engine
+
+
+def pids(program: Path) -> list[int]:
+    return [int(path.name.removeprefix("pid-")) for path in program.parent.glob("pid-*")]
+
+
+async def until(condition: Any, seconds: float = 30.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def test_the_command_has_what_the_engine_and_the_receiver_need(tmp_path: Path, program: Path):
+    config = config_of(tmp_path, program=str(program), arguments=["--seed", "3"])
+    command = vllm_command(config, vllm_of(config), program)
+    assert command[:3] == [str(program), "serve", str(tmp_path)]
+    assert command[-2:] == ["--seed", "3"]
+    text = " ".join(command)
+    for part in (
+        "--max-model-len 2000",
+        "--enable-scale-out",
+        "--logprobs-mode processed_logprobs",
+        "--generation-config vllm",
+        "--worker-extension-cls forage_receiver.Receiver",
+        '--weight-transfer-config {"backend": "forage"}',
+        "--no-enable-chunked-prefill",
+    ):
+        assert part in text
+    on_gpu = config_of(tmp_path, "cuda")
+    text = " ".join(vllm_command(on_gpu, vllm_of(on_gpu), program))
+    assert "--no-enable-chunked-prefill" not in text
+    assert "--enforce-eager" not in text
+
+
+def test_the_servers_see_the_receiver_and_not_the_path_that_we_have(tmp_path: Path):
+    seen = server_environment(config_of(tmp_path), 1, {"PYTHONPATH": "ours", "HOME": "/h"})
+    assert (Path(seen["PYTHONPATH"]) / "forage_receiver.py").is_file()
+    assert (seen["HOME"], seen["VLLM_SERVER_DEV_MODE"], seen["HF_HUB_OFFLINE"]) == ("/h", "1", "1")
+    assert seen["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "OMP_NUM_THREADS" not in server_environment(config_of(tmp_path, "cuda"), 1, {})
+
+
+def test_without_vllm_and_with_adapters_the_run_is_refused(tmp_path: Path):
+    config = config_of(tmp_path, program=str(tmp_path / "none"))
+    with pytest.raises(UserError, match="make vllm"):
+        OwnServers(config, vllm_of(config))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    config = config_of(tmp_path, program=str(tmp_path / "adapter_config.json"))
+    with pytest.raises(UserError, match="a directory of adapters"):
+        OwnServers(config, vllm_of(config))
+
+
+async def test_servers_of_the_users_are_taken_as_they_are(tmp_path: Path):
+    urls = ["http://10.0.0.5:8000", "http://10.0.0.6:8000"]
+    async with open_servers(config_of(tmp_path, urls=urls)) as servers:
+        assert servers is not None
+        assert servers.urls == tuple(urls)
+
+
+async def test_a_server_that_dies_is_started_again_at_its_address_and_ends_with_the_run(
+    tmp_path: Path, program: Path
+):
+    async with open_servers(config_of(tmp_path, program=str(program))) as servers:
+        assert servers is not None
+        (url,) = servers.urls
+        (first,) = pids(program)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: len(pids(program)) == 2)
+        (second,) = {*pids(program)} - {first}
+        assert servers.urls == (url,)
+        await asyncio.sleep(1.5)  # until it is known to be ready
+        servers.on_failed(url)
+        await until(lambda: len(pids(program)) == 3)
+        assert not Path(f"/proc/{second}").exists()
+    for pid in pids(program):
+        assert not Path(f"/proc/{pid}").exists()
+    logs = sorted(path.name for path in (tmp_path / "run" / "servers").iterdir())
+    assert logs == ["vllm-0.0.log", "vllm-0.1.log", "vllm-0.2.log"]
+
+
+async def test_a_server_that_cannot_start_is_an_error_with_its_last_words(
+    tmp_path: Path, program: Path
+):
+    (program.parent / "broken").touch()
+    with pytest.raises(UserError, match=r"(?s)ended with status 1.*out of memory, say") as error:
+        async with open_servers(config_of(tmp_path, program=str(program))):
+            pass
+    assert "vllm-0.0.log" in str(error.value)
+
+
+async def test_a_server_that_is_never_ready_is_an_error_after_its_time(
+    tmp_path: Path, program: Path
+):
+    (program.parent / "silent").touch()
+    config = config_of(tmp_path, program=str(program), startup_timeout_s=1)
+    with pytest.raises(UserError, match="was not ready after"):
+        async with open_servers(config):
+            pass
+
+
+async def test_a_server_that_fails_from_the_beginning_is_given_up(
+    tmp_path: Path, program: Path, caplog: pytest.LogCaptureFixture
+):
+    async with open_servers(config_of(tmp_path, program=str(program))):
+        (program.parent / "broken").touch()
+        os.kill(pids(program)[0], signal.SIGKILL)
+        await until(lambda: "is given up" in caplog.text)
+    assert caplog.text.count("is started again") == 3
