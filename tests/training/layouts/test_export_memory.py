@@ -11,12 +11,14 @@ from tests.fakes import tiny_tokenizer
 from tests.training.layouts import written
 
 MEASURE = """
-import resource, sys
+import sys
 from pathlib import Path
 from forage.training.export import import_checkpoint
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # ru_maxrss would be that of the process that started this one.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 small, large, base_of_small, base_of_large, out = map(Path, sys.argv[1:])
 import_checkpoint(small, out / "small", str(base_of_small))  # whatever is imported on the way
@@ -59,4 +61,4 @@ def test_the_peak_is_that_of_the_largest_tensor_and_not_of_the_model(
     grown = int(measured.stdout)
     assert of_model > 40 * largest
     # The tensor as it was read, the parts it is made of, and the one read back.
-    assert grown < 8 * largest, f"{grown} bytes for a largest tensor of {largest}"
+    assert grown < 5 * largest, f"{grown} bytes for a largest tensor of {largest}"
