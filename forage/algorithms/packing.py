@@ -45,14 +45,17 @@ def unweighed(episode: Episode) -> Weighed:
     )
 
 
-def pack(weighed: Sequence[Weighed], max_tokens: int, cost_of: CostOf = float) -> Batch:
+def pack(
+    weighed: Sequence[Weighed], max_tokens: int, cost_of: CostOf = float, num_at_once: int = 1
+) -> Batch:
     """Lay the episodes of which a token is trained into micro-batches of at most ``max_tokens``.
 
-    Raises ``AssertionError`` for an episode longer than that (the config rules it out).
+    Their number is a multiple of ``num_at_once``, if there are as many episodes. Raises
+    ``AssertionError`` for an episode longer than that (the config rules it out).
     """
     trained = [each for each in weighed if bool(each.is_kept_M.any())]
     sizes = [each.episode.num_tokens for each in trained]
-    bins = balanced_bins(sizes, max_tokens, cost_of)
+    bins = balanced_bins(sizes, max_tokens, cost_of, num_at_once)
     return Batch(
         rows=tuple(lay([trained[i] for i in bin_]) for bin_ in bins),
         num_sampled_tokens=sum(int(each.is_kept_M.sum()) for each in trained),
@@ -65,25 +68,34 @@ def pack_mini_batches(
     num_mini_batches: int,
     max_tokens: int,
     cost_of: CostOf = float,
+    num_at_once: int = 1,
 ) -> list[Batch]:
     """One batch an optimizer step: consecutive groups, as many to each as can be, none split."""
     edges = [len(weighed_P) * i // num_mini_batches for i in range(num_mini_batches + 1)]
     return [
-        pack([each for group in weighed_P[start:end] for each in group], max_tokens, cost_of)
+        pack(
+            [each for group in weighed_P[start:end] for each in group],
+            max_tokens,
+            cost_of,
+            num_at_once,
+        )
         for start, end in pairwise(edges)
     ]
 
 
 def balanced_bins(
-    sizes: Sequence[int], max_tokens: int, cost_of: CostOf = float
+    sizes: Sequence[int], max_tokens: int, cost_of: CostOf = float, multiple_of: int = 1
 ) -> list[list[int]]:
     """As few bins as ``first_fit`` needs, filled so that they cost about the same.
+
+    Their number is rounded up to a multiple of ``multiple_of``; none is empty.
 
     The dearest sequence goes to the cheapest bin that has room (longest processing time first,
     https://doi.org/10.1137/0117039); where that leaves a sequence without room, first fit serves.
     """
     fallback = first_fit(sizes, max_tokens)
-    bins: list[list[int]] = [[] for _ in fallback]
+    num_bins = -(-len(fallback) // multiple_of) * multiple_of
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
     room = [max_tokens] * len(bins)
     costs = [0.0] * len(bins)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -94,7 +106,7 @@ def balanced_bins(
         bins[bin_].append(index)
         room[bin_] -= sizes[index]
         costs[bin_] += cost_of(sizes[index])
-    return bins
+    return [bin_ for bin_ in bins if bin_]
 
 
 def first_fit(sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -179,4 +191,22 @@ def lay(weighed: Sequence[Weighed]) -> Rows:
         advantages_N=spread(torch.cat([each.advantages_M for each in weighed])),
         versions_N=spread(torch.tensor(versions, dtype=torch.int64)),
         turns_N=spread(torch.tensor(turns, dtype=torch.int64)),
+    )
+
+
+def empty_rows() -> Rows:
+    """A micro-batch of one token that nobody learns, for a rank that has none of its own."""
+    zeros_N, no_N = torch.zeros(1), torch.zeros(1, dtype=torch.int64)
+    return Rows(
+        packed=lay_end_to_end([[0]]),
+        is_sampled_N=torch.zeros(1, dtype=torch.bool),
+        logprobs_N=zeros_N,
+        old_logprobs_N=zeros_N,
+        reference_logprobs_N=zeros_N,
+        weights_N=zeros_N,
+        values_N=zeros_N,
+        returns_N=zeros_N,
+        advantages_N=zeros_N,
+        versions_N=no_N,
+        turns_N=no_N,
     )

@@ -22,6 +22,27 @@ class TorchPlacement(Frozen):
     offload: ClassVar[bool] = False
 
 
+class TrainerPlacement(Frozen):
+    """The ranks that learn: how many, and how weights, rows and matrices are cut over them."""
+
+    num_ranks: int | None = Field(default=None, ge=1)
+    """Processes that learn; null: one for each GPU."""
+    replicas: int = Field(default=1, ge=1)
+    """Whole copies of the weights, each cut over a part of the ranks (hybrid sharding)."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Ranks that the matrices of a block are cut over."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Ranks that the tokens of a micro-batch are cut over, for episodes that fit no single one."""
+    compute_dtype: Literal["bfloat16"] | None = None
+    """The type that weights are gathered and computed in, gradients being summed in float32; null:
+    model.dtype."""
+    offload: tuple[Literal["policy", "critic", "reference"], ...] = ()
+    """Models whose weights, gradients and optimizer states rest in host memory."""
+    reduce_once: bool = False
+    """Sum gradients over ranks after the last micro-batch alone: less traffic, and room for the
+    gradient of all weights on every rank."""
+
+
 class PlacementConfig(Frozen):
     """What a run is spread over; the default is one process on ``model.device``."""
 
@@ -35,6 +56,15 @@ class PlacementConfig(Frozen):
         kind_or("torch"),
     ] = TorchPlacement()
     """What samples."""
+    trainer: TrainerPlacement = TrainerPlacement()
+    """What learns."""
+
+    @property
+    def num_ranks(self) -> int | None:
+        """Processes that learn; None where the one process of the run does."""
+        if self.trainer.num_ranks is None and self.num_gpus == 1:
+            return None
+        return self.trainer.num_ranks or self.num_gpus
 
     @property
     def num_gpus(self) -> int:
@@ -45,6 +75,25 @@ class PlacementConfig(Frozen):
     def has_server(self) -> bool:
         """Whether the engine is a server with weights of its own."""
         return self.engine.kind != "torch"
+
+    @model_validator(mode="after")
+    def _ranks_can_be_cut(self) -> Self:
+        trainer, num_ranks = self.trainer, self.num_ranks
+        if num_ranks is None:
+            if set_keys := sorted(trainer.model_fields_set - {"num_ranks"}):
+                raise ValueError(
+                    f"placement.trainer.{set_keys[0]} does nothing: one process learns; set "
+                    "placement.trainer.num_ranks, or remove it"
+                )
+            return self
+        for key in ("replicas", "sequence_parallel"):
+            each, tensor = getattr(trainer, key), trainer.tensor_parallel
+            if num_ranks % (each * tensor):
+                raise ValueError(
+                    f"placement.trainer.{key} ({each}) times tensor_parallel ({tensor}) does not "
+                    f"divide the {num_ranks} ranks; lower one of them"
+                )
+        return self
 
     def not_yet(self) -> list[str]:
         """What this placement asks for that training cannot do, a sentence each."""

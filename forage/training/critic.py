@@ -18,8 +18,10 @@ from forage.algorithms.credit.estimator import CriticConfig
 from forage.algorithms.credit.gae import explained_variance, value_loss
 from forage.algorithms.loss.aggregation import token_mean
 from forage.batch import Batch, Packed, Rows
-from forage.training.gradients import accumulate, means
-from forage.training.logprobs import hidden_before
+from forage.training.gradients import clip_gradient, gradient, means
+from forage.training.logprobs import at_least_float32, hidden_before
+from forage.training.sharding import Ranks
+from forage.training.ulysses import SequenceRanks
 
 
 class Critic(nn.Module):
@@ -38,16 +40,24 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def values(self, packed: Packed, is_wanted_N: Tensor) -> Tensor:
+        self.sequence_ranks: SequenceRanks | None = None
+        """The ranks that a row is cut over, if it is."""
+
+    def forward(self, packed: Packed, is_wanted_N: Tensor) -> Tensor:
         """The value before each wanted token [M], float32."""
-        return self.head(hidden_before(self.base, packed, is_wanted_N))[:, 0].float()
+        hidden_MH = hidden_before(self.base, packed, is_wanted_N, self.sequence_ranks)
+        values_M = at_least_float32(self.head(hidden_MH)[:, 0])
+        if self.sequence_ranks is None:
+            return values_M
+        return self.sequence_ranks.join(values_M, is_wanted_N)
 
 
 class CriticTrainer:
     """Holds the critic's weights and trains them on returns, one batch at a time."""
 
-    def __init__(self, critic: Critic, config: CriticConfig) -> None:
+    def __init__(self, critic: Critic, config: CriticConfig, ranks: Ranks | None = None) -> None:
         self.critic = critic
+        self._ranks = ranks
         self.num_updates = 0
         self.config = config
         learnt = [weight for weight in critic.parameters() if weight.requires_grad]
@@ -61,8 +71,9 @@ class CriticTrainer:
         rate = config.learning_rate * min(1.0, (self.num_updates + 1) / max(config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        shares = accumulate(self.critic, [partial(self._loss, rows, batch) for rows in batch.rows])
-        grad_norm = nn.utils.clip_grad_norm_(self.critic.parameters(), config.max_grad_norm).item()
+        loss_of = partial(self._loss, batch=batch)
+        shares = gradient(self.critic, batch.rows, loss_of, self._ranks)
+        grad_norm = clip_gradient(self.critic, config.max_grad_norm, self._ranks)
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
                 f"the norm of the critic's gradient is {grad_norm} at its update "
@@ -87,7 +98,7 @@ class CriticTrainer:
 
     def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         chosen = rows.is_sampled_N
-        values_M = self.critic.values(rows.packed, chosen)
+        values_M = self.critic(rows.packed, chosen)
         old_values_M = rows.values_N[chosen].to(values_M.device)
         returns_M = rows.returns_N[chosen].to(values_M.device)
         loss_M, metrics = value_loss(values_M, old_values_M, returns_M, self.config.value_clip)

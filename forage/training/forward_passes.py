@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.packing import CostOf, balanced_bins, lay
@@ -28,7 +27,8 @@ from forage.batch import Rows, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.critic import Critic
 from forage.training.gradients import evaluate
-from forage.training.logprobs import token_logprobs
+from forage.training.logprobs import TokenLogprobs
+from forage.training.sharding import Ranks
 from forage.types import Origin, Segment
 
 
@@ -36,13 +36,14 @@ from forage.types import Origin, Segment
 class ForwardPasses:
     """The models to run, and the size of a micro-batch."""
 
-    policy: PreTrainedModel
-    reference: PreTrainedModel | None
+    policy: TokenLogprobs
+    reference: TokenLogprobs | None
     critic: Critic | None
     algorithm: AlgorithmConfig
     temperature: float
     max_tokens: int
     cost_of: CostOf
+    ranks: Ranks | None
 
     def fill_in(
         self, weighed: Sequence[Weighed], needs_logprobs: bool
@@ -65,7 +66,7 @@ class ForwardPasses:
             ]
         if self.critic is not None:
             critic = self.critic
-            values = self._run(filled, lambda rows: critic.values(rows.packed, rows.is_sampled_N))
+            values = self._run(filled, lambda rows: critic(rows.packed, rows.is_sampled_N))
             filled = [
                 replace(each, values_M=values_M)
                 for each, values_M in zip(filled, values, strict=True)
@@ -84,17 +85,21 @@ class ForwardPasses:
         num_trained = sum(len(each.was_observed_M) for each in unmasked)
         return whole, {"loss/observed_fraction": num_observed / max(num_trained, 1)}
 
-    def _logprobs(self, model: PreTrainedModel, rows: Rows) -> Tensor:
-        return token_logprobs(model, rows.packed, rows.is_sampled_N, self.temperature)[0]
+    def _logprobs(self, model: TokenLogprobs, rows: Rows) -> Tensor:
+        return model(rows.packed, rows.is_sampled_N, self.temperature)[0]
 
     def _run(self, weighed: Sequence[Weighed], run: Callable[[Rows], Tensor]) -> list[Tensor]:
         """One float32 [M] on the CPU for each episode, in order."""
         everything = [replace(each, is_kept_M=torch.ones_like(each.is_kept_M)) for each in weighed]
         sizes = [each.episode.num_tokens for each in weighed]
-        bins = balanced_bins(sizes, self.max_tokens, self.cost_of)
+        num_at_once = self.ranks.num_data_ranks if self.ranks is not None else 1
+        bins = balanced_bins(sizes, self.max_tokens, self.cost_of, num_at_once)
         rows = [lay([everything[i] for i in bin_]) for bin_ in bins]
-        device = next(self.policy.parameters()).device
-        results = evaluate(device, [lambda each=each: run(each).float().cpu() for each in rows])
+        if self.ranks is not None:
+            results = self.ranks.evaluate(rows, lambda each: run(each).float())
+        else:
+            device = next(self.policy.parameters()).device
+            results = evaluate(device, [lambda each=each: run(each).float().cpu() for each in rows])
         by_episode: dict[int, Tensor] = {}
         for bin_, values in zip(bins, results, strict=True):
             lengths = [len(weighed[i].old_logprobs_M) for i in bin_]

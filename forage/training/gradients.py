@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from forage.batch import Rows
 from forage.hardware import keep_freed_memory, num_cores
+from forage.training.sharding import Ranks
 
 T = TypeVar("T")
 
@@ -51,6 +54,28 @@ def accumulate(
                 else:
                     parameter.grad += gradient
     return results
+
+
+def gradient(
+    root: nn.Module,
+    rows: Sequence[Rows],
+    loss_of: Callable[[Rows], tuple[Tensor, T]],
+    ranks: Ranks | None,
+) -> list[tuple[float, T]]:
+    """Set the parameters' ``grad`` to that of the micro-batches' sum, in one process or in ranks.
+
+    Returns each micro-batch's value and report, in order.
+    """
+    if ranks is not None:
+        return ranks.accumulate(root, rows, loss_of)
+    return accumulate(root, [partial(loss_of, each) for each in rows])
+
+
+def clip_gradient(root: nn.Module, max_norm: float, ranks: Ranks | None) -> float:
+    """Scale the gradient to ``max_norm`` at most; returns its norm before, over all ranks."""
+    if ranks is not None:
+        return ranks.clip(root, max_norm)
+    return nn.utils.clip_grad_norm_(root.parameters(), max_norm).item()
 
 
 def evaluate(device: torch.device, functions: Sequence[Callable[[], T]]) -> list[T]:

@@ -7,15 +7,40 @@ memory is a chunk times the vocabulary, whatever the batch.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from forage.batch import Packed
 from forage.training.packed_attention import PackedAttend
+from forage.training.ulysses import SequenceRanks
 
 LOGITS_PER_CHUNK = 1 << 22
 """Logits held at a time (16 MB in float32)."""
+
+
+class TokenLogprobs(nn.Module):
+    """A causal model whose forward is ``token_logprobs``: the body and the head in one call.
+
+    A model that is cut over ranks gathers its weights around the forward of its root alone.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.sequence_ranks: SequenceRanks | None = None
+        """The ranks that a row is cut over, if it is."""
+
+    def forward(
+        self,
+        packed: Packed,
+        is_wanted_N: Tensor,
+        temperature: float,
+        has_entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        return token_logprobs(
+            self.model, packed, is_wanted_N, temperature, has_entropy_gradient, self.sequence_ranks
+        )
 
 
 def token_logprobs(
@@ -24,6 +49,7 @@ def token_logprobs(
     is_wanted_N: Tensor,
     temperature: float,
     has_entropy_gradient: bool = False,
+    sequence_ranks: SequenceRanks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy (nats) of each wanted token: [M] and [M], in order.
 
@@ -31,29 +57,62 @@ def token_logprobs(
     the first token of a sequence cannot be wanted. Temperature 0 stands for 1. The entropy has a
     gradient only with ``has_entropy_gradient``, because that costs memory.
     """
-    hidden_MH = hidden_before(model, packed, is_wanted_N)
-    targets_M = packed.token_ids_N[is_wanted_N].to(hidden_MH.device)
-    return head_logprobs(model, hidden_MH, targets_M, temperature or 1.0, has_entropy_gradient)
+    hidden_MH = hidden_before(model, packed, is_wanted_N, sequence_ranks)
+    targets_M = packed.token_ids_N[is_wanted_N]
+    if sequence_ranks is not None:
+        targets_M = targets_M[sequence_ranks.own_before(is_wanted_N)[0]]
+    values_M, entropy_M = head_logprobs(
+        model,
+        hidden_MH,
+        targets_M.to(hidden_MH.device),
+        temperature or 1.0,
+        has_entropy_gradient,
+    )
+    if sequence_ranks is not None:
+        values_M = sequence_ranks.join(values_M, is_wanted_N)
+        entropy_M = sequence_ranks.join(entropy_M, is_wanted_N)
+    return values_M, entropy_M
 
 
-def hidden_before(model: PreTrainedModel, packed: Packed, is_wanted_N: Tensor) -> Tensor:
-    """The hidden states [M, H] from which the wanted tokens are predicted."""
+def hidden_before(
+    model: PreTrainedModel,
+    packed: Packed,
+    is_wanted_N: Tensor,
+    sequence_ranks: SequenceRanks | None = None,
+) -> Tensor:
+    """The hidden states [M, H] from which the wanted tokens are predicted.
+
+    Where a row is cut over ranks: those of this rank's stretch alone [m, H].
+    """
     wanted_M = is_wanted_N.nonzero()[:, 0]
     assert not bool((packed.positions_N[wanted_M] == 0).any()), "no token predicts a first token"
-    hidden_NH = hidden_states(model, packed)
-    return hidden_NH[(wanted_M - 1).to(hidden_NH.device)]
+    hidden_NH = hidden_states(model, packed, sequence_ranks)
+    before_M = wanted_M - 1
+    if sequence_ranks is not None:
+        _, before_M = sequence_ranks.own_before(is_wanted_N)
+    return hidden_NH[before_M.to(hidden_NH.device)]
 
 
-def hidden_states(model: PreTrainedModel, packed: Packed) -> Tensor:
-    """The last hidden states [N, H] of sequences laid end to end."""
+def hidden_states(
+    model: PreTrainedModel, packed: Packed, sequence_ranks: SequenceRanks | None = None
+) -> Tensor:
+    """The last hidden states [N, H] of sequences laid end to end, or of this rank's stretch."""
+    attend = PackedAttend(packed.starts_S1)
+    if sequence_ranks is not None:
+        packed, attend = sequence_ranks.stretch(packed)
     device = next(model.parameters()).device
     output = model.base_model(
         input_ids=packed.token_ids_N[None].to(device),
         position_ids=packed.positions_N[None].to(device),
         use_cache=False,
-        attend=PackedAttend(packed.starts_S1),
+        attend=attend,
     )
     return output.last_hidden_state[0]
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """``values`` in float32; float64, in which tests compute, stays."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def head_logprobs(
@@ -70,7 +129,7 @@ def head_logprobs(
     size = max(1, LOGITS_PER_CHUNK // vocabulary)
 
     def one_chunk(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs_CV = torch.log_softmax(head(hidden_CH).float() / temperature, dim=-1)
+        logprobs_CV = torch.log_softmax(at_least_float32(head(hidden_CH)) / temperature, dim=-1)
         with torch.set_grad_enabled(has_entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
         return logprobs_CV.gather(1, targets_C[:, None])[:, 0], entropy_C

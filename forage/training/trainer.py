@@ -26,14 +26,16 @@ from forage.algorithms.loss.tokens import Metrics, Tokens
 from forage.algorithms.packing import estimated_flops, pack_mini_batches
 from forage.batch import Batch, Rows, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
+from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import RunConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.training.critic import Critic, CriticTrainer
 from forage.training.forward_passes import ForwardPasses
-from forage.training.gradients import accumulate, means
-from forage.training.logprobs import token_logprobs
+from forage.training.gradients import clip_gradient, gradient, means
+from forage.training.logprobs import TokenLogprobs
 from forage.training.model import load_critic_base, load_reference
 from forage.training.objective import token_losses
+from forage.training.sharding import Ranks
 
 LOG = logging.getLogger(__name__)
 
@@ -71,7 +73,9 @@ class Trainer:
         temperature: float,
         reference: PreTrainedModel | None = None,
         critic: Critic | None = None,
+        placement: TrainerPlacement | None = None,
     ) -> None:
+        """``placement`` says that this process is one of several ranks, and how they share."""
         attention.install(model)
         if reference is not None:
             attention.install(reference)
@@ -81,23 +85,30 @@ class Trainer:
         self.rate_factor = 1.0
         """The factor by which rollbacks have lowered the learning rate."""
         self.kl_coefficient = algorithm.kl.coefficient if algorithm.kl is not None else 0.0
+        self._policy = TokenLogprobs(model)
+        frozen = TokenLogprobs(reference) if reference is not None else None
+        self._flops_shape = _flops_shape(model)
+        self._ranks = None
+        if placement is not None:
+            self._ranks = Ranks.join(placement, model.device.type, self.cost_of)
+            _shard(self._ranks, self._policy, frozen, critic)
         self.critic = None
         if critic is not None:
             assert algorithm.critic is not None, "a critic is built where the estimator reads one"
-            self.critic = CriticTrainer(critic, algorithm.critic)
+            self.critic = CriticTrainer(critic, algorithm.critic, self._ranks)
         self._num_learnt = 0
         self._config = config
         self._algorithm = algorithm
         self._temperature = temperature
-        self._flops_shape = _flops_shape(model)
         self._forward_passes = ForwardPasses(
-            policy=model,
-            reference=reference,
+            policy=self._policy,
+            reference=frozen,
             critic=critic,
             algorithm=algorithm,
             temperature=temperature,
             max_tokens=config.max_tokens_per_micro_batch,
             cost_of=self.cost_of,
+            ranks=self._ranks,
         )
         learnt = [weight for weight in model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -135,7 +146,8 @@ class Trainer:
         """One batch an optimizer step, of what ``unmask_observations`` gives; and its metrics."""
         weighed_P, metrics = self.unmask_observations(weighed_P)
         sizes = (self._config.num_mini_batches, self._config.max_tokens_per_micro_batch)
-        return pack_mini_batches(weighed_P, *sizes, self.cost_of), metrics
+        num_at_once = self._ranks.num_data_ranks if self._ranks is not None else 1
+        return pack_mini_batches(weighed_P, *sizes, self.cost_of, num_at_once), metrics
 
     def learn(
         self, batches: Sequence[Batch], changing: AbstractContextManager[object]
@@ -177,13 +189,14 @@ class Trainer:
         learning_rate = self._config.learning_rate * self.rate_factor * warmup
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        shares = accumulate(self.model, [partial(self._loss, rows, batch) for rows in batch.rows])
+        loss_of = partial(self._loss, batch=batch)
+        shares = gradient(self._policy, batch.rows, loss_of, self._ranks)
         metrics = {"loss/total": sum(loss for loss, _ in shares)}
         metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
-        if not math.isfinite(grad_norm.item()):
+        grad_norm = clip_gradient(self._policy, self._config.max_grad_norm, self._ranks)
+        if not math.isfinite(grad_norm):
             raise FloatingPointError(
-                f"the gradient's norm is {grad_norm.item()} at policy version {self.version}; "
+                f"the gradient's norm is {grad_norm} at policy version {self.version}; "
                 "lower trainer.learning_rate, or look at the last episodes in the records"
             )
         if batch.rows:
@@ -192,7 +205,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
         metrics |= _compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
-        metrics |= {"optimizer/grad_norm": grad_norm.item()}
+        metrics |= {"optimizer/grad_norm": grad_norm}
         return metrics | {"optimizer/learning_rate": learning_rate}
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,8 +241,7 @@ class Trainer:
     def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
         """A micro-batch's share of the loss, its metrics per token, and its log-probabilities."""
         algorithm = self._algorithm
-        logprobs_M, entropy_M = token_logprobs(
-            self.model,
+        logprobs_M, entropy_M = self._policy(
             rows.packed,
             rows.is_sampled_N,
             self._temperature,
@@ -245,6 +257,21 @@ class Trainer:
         }
         loss = algorithm.aggregate.share(loss_M, tokens, batch)
         return loss, (metrics, logprobs_M.detach())
+
+
+def _shard(
+    ranks: Ranks, policy: TokenLogprobs, reference: TokenLogprobs | None, critic: Critic | None
+) -> None:
+    """Cut the weights of every model over the ranks, in place; raises ``UserError``."""
+    offload = ranks.placement.offload
+    ranks.shard(policy, policy.model, "policy" in offload)
+    policy.sequence_ranks = ranks.sequence_ranks
+    if reference is not None:
+        ranks.shard(reference, reference.model, "reference" in offload)
+        reference.sequence_ranks = ranks.sequence_ranks
+    if critic is not None:
+        ranks.shard(critic, critic.base, "critic" in offload)
+        critic.sequence_ranks = ranks.sequence_ranks
 
 
 def _regrouped(

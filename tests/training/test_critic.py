@@ -42,7 +42,7 @@ def test_a_value_is_read_where_the_token_is_predicted(architecture: Architecture
     plain = twin(model)
     critic = lively(Critic(model))
     (rows,) = pack([with_returns(0)], 4096).rows
-    values = critic.values(rows.packed, rows.is_sampled_N)
+    values = critic(rows.packed, rows.is_sampled_N)
     ids = torch.tensor([EPISODES[0].token_ids_T])
     hidden_TH = plain.base_model(input_ids=ids).last_hidden_state[0]
     places = rows.is_sampled_N.nonzero()[:, 0] - 1
@@ -52,7 +52,7 @@ def test_a_value_is_read_where_the_token_is_predicted(architecture: Architecture
 
 def test_a_new_critic_expects_nothing():
     (rows,) = pack([with_returns(0)], 4096).rows
-    values = Critic(make_model()).values(rows.packed, rows.is_sampled_N)
+    values = Critic(make_model())(rows.packed, rows.is_sampled_N)
     assert values.tolist() == [0.0] * EPISODES[0].num_sampled_tokens
 
 

@@ -1,0 +1,168 @@
+"""Ranks as processes of this machine: each holds one object, and every call goes to all of them.
+
+The driver starts them, hands each call to all, and takes the answer of rank 0. They find each other
+through a store in the driver. A rank that fails or dies ends all of them: the others may wait for
+it in the middle of a sum. What the objects are is their maker's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing import connection, get_context
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from forage.hardware import num_cores
+
+_HOST = "127.0.0.1"
+_GRACE_S = 5.0
+
+
+class RankDiedError(RuntimeError):
+    """A rank's process is gone, or gave up waiting for another."""
+
+
+class RankProcesses:
+    """Processes that form torch's default process group; ``with`` it, or ``close`` it."""
+
+    def __init__(
+        self, num_ranks: int, make: Callable[[], object], device_type: str, timeout_s: float
+    ) -> None:
+        """Start them; each calls ``make``, which must be picklable, and raises what it raises.
+
+        A rank that waits for another longer than ``timeout_s`` gives up.
+        """
+        context = get_context("forkserver")
+        context.set_forkserver_preload([__name__, "transformers"])  # imported once for all ranks
+        self._store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+        self._connections: list[connection.Connection] = []
+        self._processes = []
+        for rank in range(num_ranks):
+            mine, theirs = context.Pipe()
+            place = (rank, num_ranks, self._store.port, device_type, timeout_s)
+            process = context.Process(
+                target=_serve, args=(theirs, make, place), name=f"rank {rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._connections.append(mine)
+            self._processes.append(process)
+        self._answer()
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of every rank's object; the answer of rank 0. Raises what a rank raises."""
+        if not self._processes:
+            raise RankDiedError("the ranks have ended")
+        message = pickle.dumps((method, arguments), protocol=pickle.HIGHEST_PROTOCOL)
+        for rank, each in enumerate(self._connections):
+            try:
+                each.send_bytes(message)
+            except OSError as error:
+                self.close()
+                raise RankDiedError(f"rank {rank} has died") from error
+        return self._answer()
+
+    def close(self) -> None:
+        """End the processes, also those that wait for one that is gone."""
+        for each in self._connections:
+            each.close()
+        for process in self._processes:
+            process.join(0 if process.exitcode is None and self._is_stuck else _GRACE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._connections, self._processes = [], []
+
+    def __enter__(self) -> RankProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    _is_stuck = False
+
+    def _answer(self) -> Any:
+        """Wait for every rank; the first error that is not of one waiting for another is raised."""
+        waiting = dict(zip(self._connections, range(len(self._connections)), strict=True))
+        first: Any = None
+        while waiting:
+            for ready in connection.wait(list(waiting)):
+                assert isinstance(ready, connection.Connection), "nothing else is waited for"
+                rank = waiting.pop(ready)
+                try:
+                    is_right, answer = pickle.loads(ready.recv_bytes())
+                except (EOFError, OSError) as error:
+                    self._end()
+                    raise RankDiedError(f"rank {rank} has died") from error
+                if not is_right:
+                    self._end()
+                    raise answer
+                if rank == 0:
+                    first = answer
+        return first
+
+    def _end(self) -> None:
+        self._is_stuck = True
+        self.close()
+
+
+def _serve(
+    driver: connection.Connection,
+    make: Callable[[], object],
+    place: tuple[int, int, int, str, float],
+) -> None:
+    """A rank's life: join the group, make the object, answer calls until the driver is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it, and ends its ranks
+    with suppress(EOFError, OSError):
+        made: list[object] = []
+
+        def begin() -> None:
+            _join_group(*place)
+            made.append(make())
+
+        _answer_with(driver, begin)
+        while made:
+            method, arguments = pickle.loads(driver.recv_bytes())
+            bound = getattr(made[0], method)
+            _answer_with(driver, lambda bound=bound, arguments=arguments: bound(*arguments))
+
+
+def _answer_with(driver: connection.Connection, work: Callable[[], object]) -> None:
+    """Send what ``work`` returns, or the error that it raises, with its traceback as a note."""
+    is_right = True
+    try:
+        answer = work()
+    except Exception as error:  # raised again in the driver
+        import traceback
+
+        error.add_note("".join(traceback.format_exception(error)))
+        is_right, answer = False, error
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    try:
+        message = pickle.dumps((is_right, answer if rank == 0 or not is_right else None))
+    except Exception as error:  # an error that does not survive pickling is told in words
+        message = pickle.dumps((False, RuntimeError(f"rank {rank}: {answer!r} ({error})")))
+    driver.send_bytes(message)
+
+
+def _join_group(rank: int, num_ranks: int, port: int, device_type: str, timeout_s: float) -> None:
+    # It warns of each weight that is cut by two meshes; that is what was asked for.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    torch.set_num_threads(max(1, num_cores() // num_ranks))
+    if device_type != "cpu":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:nccl",
+        store=TCPStore(_HOST, port, is_master=False),
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=timeout_s),
+    )

@@ -1,0 +1,187 @@
+"""Gradients of 1, 2 and 4 ranks over gloo are those of one process, in float64.
+
+Gradients are compared, never weights after Adam: it divides by the gradient's own size, which hides
+a wrong factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from forage.algorithms.loss.aggregation import Constant, SequenceMean
+from forage.algorithms.loss.gspo_loss import GspoLoss
+from forage.algorithms.loss.kl import KlConfig
+from forage.algorithms.loss.reinforce_loss import ReinforceLoss
+from forage.config.algorithm_config import AlgorithmConfig
+from forage.config.placement_config import TrainerPlacement
+from forage.errors import UserError
+from forage.training.rank_processes import RankDiedError, RankProcesses
+from forage.training.sharding import check_fits, deal
+from tests.rollout.tiny_models import make_model
+from tests.training.rank_cases import PPO, Case, Learnt, Rank, Unlucky, learn
+
+DR_GRPO = AlgorithmConfig(loss=ReinforceLoss(), aggregate=Constant(tokens=50))
+GSPO = AlgorithmConfig(loss=GspoLoss(low=0.05), aggregate=SequenceMean())
+ONE = (
+    Case("fsdp"),
+    Case("offload", TrainerPlacement(offload=("policy",))),
+)
+TWO = (
+    Case("fsdp"),
+    Case("fsdp, a head of its own", architecture="llama"),
+    Case("hybrid", TrainerPlacement(replicas=2)),
+    Case("tp", TrainerPlacement(tensor_parallel=2)),
+    Case("tp, norms of heads", TrainerPlacement(tensor_parallel=2), "qwen3"),
+    Case("tp, llama", TrainerPlacement(tensor_parallel=2), "llama"),
+    Case("ulysses", TrainerPlacement(sequence_parallel=2)),
+    Case("ulysses, a critic", TrainerPlacement(sequence_parallel=2), algorithm=PPO),
+    Case("ulysses, means of sequences", TrainerPlacement(sequence_parallel=2), algorithm=GSPO),
+    Case("offload", TrainerPlacement(offload=("policy", "critic")), algorithm=PPO),
+    Case("accumulation, one sum", TrainerPlacement(reduce_once=True)),
+    Case("activation checkpointing", checkpoints_activations=True),
+    Case("adapters", has_adapters=True),
+    Case("adapters, tp", TrainerPlacement(tensor_parallel=2), "qwen3", has_adapters=True),
+    Case("a critic", algorithm=PPO),
+    Case("fewer micro-batches than ranks", num_episodes=1),
+    Case("Dr. GRPO's constant", algorithm=DR_GRPO),
+    Case(
+        "entropy and a reference",
+        algorithm=AlgorithmConfig(entropy_coefficient=0.1, kl=KlConfig(coefficient=0.2)),
+    ),
+)
+FOUR = (
+    Case("fsdp"),
+    Case("unequal micro-batches", num_episodes=5, algorithm=DR_GRPO),
+    Case("hybrid", TrainerPlacement(replicas=2)),
+    Case("tp and fsdp", TrainerPlacement(tensor_parallel=2)),
+    Case("ulysses and fsdp", TrainerPlacement(sequence_parallel=2), "qwen3"),
+    Case("ulysses beyond the key-value heads", TrainerPlacement(sequence_parallel=4)),
+    Case("tp and ulysses", TrainerPlacement(tensor_parallel=2, sequence_parallel=2), "llama"),
+    Case("tp and hybrid", TrainerPlacement(tensor_parallel=2, replicas=2)),
+    Case(
+        "all of it, with adapters",
+        TrainerPlacement(tensor_parallel=2, offload=("policy",), reduce_once=True),
+        algorithm=GSPO,
+        has_adapters=True,
+        checkpoints_activations=True,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[RankProcesses]:
+    with RankProcesses(1, Rank, "cpu", timeout_s=60) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RankProcesses]:
+    with RankProcesses(2, Rank, "cpu", timeout_s=60) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[RankProcesses]:
+    with RankProcesses(4, Rank, "cpu", timeout_s=60) as ranks:
+        yield ranks
+
+
+@cache
+def alone(case: Case) -> Learnt:
+    """The same by one process, without any of this."""
+    return learn(case, placement=None)
+
+
+def assert_same(mine: Learnt, theirs: Learnt, tolerance: float = 1e-9) -> None:
+    assert mine.gradients.keys() == theirs.gradients.keys()
+    for name, gradient in mine.gradients.items():
+        expected = theirs.gradients[name]
+        assert expected.norm() > 0, name
+        assert (gradient - expected).norm() <= tolerance * expected.norm(), name
+    assert mine.metrics.keys() == theirs.metrics.keys()
+    for name, value in mine.metrics.items():
+        assert value == pytest.approx(theirs.metrics[name], rel=tolerance, abs=1e-12), name
+
+
+def name_of(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", ONE, ids=name_of)
+def test_one_rank_has_the_gradient_of_one_process(one: RankProcesses, case: Case):
+    assert_same(one.call("learn", case), alone(case))
+
+
+@pytest.mark.parametrize("case", TWO, ids=name_of)
+def test_two_ranks_have_the_gradient_of_one_process(two: RankProcesses, case: Case):
+    assert_same(two.call("learn", case), alone(case))
+
+
+@pytest.mark.parametrize("case", FOUR, ids=name_of)
+def test_four_ranks_have_the_gradient_of_one_process(four: RankProcesses, case: Case):
+    assert_same(four.call("learn", case), alone(case))
+
+
+def test_ranks_compute_in_bfloat16_and_sum_in_float32(two: RankProcesses):
+    """Weights stay in float32; one micro-batch has the gradient of a model in bfloat16."""
+    placement = TrainerPlacement(compute_dtype="bfloat16")
+    case = Case("bfloat16", placement, max_tokens=4096, dtype=torch.float32)
+    mine, theirs = two.call("learn", case), alone(replace(case, dtype=torch.bfloat16))
+    for name, gradient in mine.gradients.items():
+        expected = theirs.gradients[name].float()
+        assert (gradient - expected).norm() <= 1e-6 * expected.norm(), name
+        assert mine.weights[name.removeprefix("policy.")].dtype == torch.float32
+    several = two.call("learn", replace(case, max_tokens=160)).gradients.values()
+    assert all((gradient.bfloat16().float() != gradient).any() for gradient in several)
+
+
+def test_the_gradient_is_clipped_by_its_norm_over_all_ranks(four: RankProcesses):
+    placement = TrainerPlacement(tensor_parallel=2, replicas=2)
+    case = Case("clipped", placement, "qwen3", max_grad_norm=0.01)
+    mine, theirs = four.call("learn", case), alone(case)
+    assert mine.metrics["optimizer/grad_norm"] > 10 * case.max_grad_norm
+    assert_same(mine, theirs)
+
+
+def test_the_dearest_micro_batches_share_the_first_round():
+    """Seven micro-batches of two ranks: 9 8 | 6 5 | 4 3 | 1 -."""
+    costs = [3.0, 9.0, 4.0, 8.0, 1.0, 5.0, 6.0]
+    assert deal(costs, 0, 2) == [1, 6, 2, 4]
+    assert deal(costs, 1, 2) == [3, 5, 0, None]
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        (
+            TrainerPlacement(tensor_parallel=4),
+            r"tensor_parallel is 4, .* num_key_value_heads \(2\)",
+        ),
+        (TrainerPlacement(sequence_parallel=3), r"sequence_parallel is 3, .* 4 heads and 2 key"),
+    ],
+)
+def test_heads_that_ranks_do_not_divide_are_an_error(placement: TrainerPlacement, message: str):
+    with pytest.raises(UserError, match=message):
+        check_fits(make_model(), placement)
+
+
+def test_a_rank_that_fails_ends_the_others_at_once():
+    """Rank 1 raises while rank 0 waits for it in a sum, which would last for minutes."""
+    with RankProcesses(2, Unlucky, "cpu", timeout_s=300) as ranks:
+        with pytest.raises(UserError, match="rank 1 has no luck"):
+            ranks.call("sum")
+        with pytest.raises(RankDiedError, match="have ended"):
+            ranks.call("sum")
+
+
+def test_a_rank_that_is_killed_ends_the_others_at_once():
+    with (
+        RankProcesses(2, Unlucky, "cpu", timeout_s=300) as ranks,
+        pytest.raises(RankDiedError, match="rank 1 has died"),
+    ):
+        ranks.call("die")
