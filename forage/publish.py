@@ -27,7 +27,7 @@ from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport
 from forage.rollout.engines.weight_update import ServerUpdates
 from forage.training.model import weights_by_name, write_weights
-from forage.training.trainer import Trainer
+from forage.training.trainer_ranks import AnyTrainer
 
 
 class Updated(Protocol):
@@ -42,7 +42,7 @@ class Publisher(AbstractContextManager[None]):
     Such a change begins an update of the engine, which lasts until ``publish``.
     """
 
-    def __init__(self, engine: Updated, trainer: Trainer) -> None:
+    def __init__(self, engine: Updated, trainer: AnyTrainer) -> None:
         """Made on the event loop that the engine is used on."""
         self._engine = engine
         self._trainer = trainer
@@ -72,7 +72,7 @@ class Publisher(AbstractContextManager[None]):
 
 @asynccontextmanager
 async def open_publisher(
-    config: RunConfig, engine: Engine, trainer: Trainer
+    config: RunConfig, engine: Engine, trainer: AnyTrainer
 ) -> AsyncIterator[Publisher]:
     """The publisher of a run; with servers, it also gives late ones their weights meanwhile."""
     settings = config.placement.engine

@@ -34,13 +34,17 @@ from forage.stop_signal import Stopped, StopSignal
 from forage.training.checkpoint import (
     RunState,
     check_run_dir,
+    checkpoints,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
+    set_damaged_aside,
 )
+from forage.training.checkpoint_manifest import DamagedCheckpointError
 from forage.training.credit import Credit
-from forage.training.model import load_policy, load_tokenizer
-from forage.training.trainer import build_trainer
+from forage.training.model import load_tokenizer
+from forage.training.rank_processes import RankDiedError
+from forage.training.trainer_ranks import open_trainer
 from forage.types import Group
 from forage.watch.collapse_guard import Collapsed, CollapseGuard, GoBack
 from forage.watch.step_report import PhaseClock, StepReport
@@ -72,6 +76,8 @@ def run_training(
         rest = "the steps recorded are whole; play the rest into another output_dir"
         LOG.warning("stopped; %s", rest if played else "go on with: forage train ... --resume")
         raise KeyboardInterrupt from None
+    except RankDiedError as error:
+        raise UserError(f"{error}; go on from the last checkpoint with --resume") from error
 
 
 class _Run:
@@ -90,7 +96,7 @@ class _Run:
             questions, self.questions = questions_of_run(config)
             self.player.check_prompts(questions)
         self.scorer = Scorer(config.reward, config.environment.protocol)
-        self.trainer = build_trainer(load_policy(config.model, config.seed), config)
+        self.trainer = open_trainer(config)
         self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
         self.guard = CollapseGuard(config)
         self.report = StepReport(config)
@@ -101,6 +107,7 @@ class _Run:
     async def run(self, trace: Path | None) -> None:
         config, model = self.config, self.trainer.model
         async with AsyncExitStack() as stack:
+            stack.callback(self.trainer.close)
             stack.callback(self.records.close)
             self.trace = trace and stack.enter_context(closing(TraceFile(trace)))
             self.engine: Engine = IdleEngine()
@@ -221,12 +228,19 @@ class _Run:
         """The step to start with; records and weights are those of the newest checkpoint."""
         out = self.config.output_dir
         (out / "config.yaml").write_text(to_yaml(self.config), encoding="utf-8")
-        if (checkpoint := latest_checkpoint(out)) is None:
-            self.records.truncate_to({})
-            return 0
-        start = await self._load(checkpoint)
-        LOG.info("resuming after step %d from %s", start, checkpoint)
-        return start
+        while (checkpoint := latest_checkpoint(out)) is not None:
+            try:
+                start = await self._load(checkpoint)
+            except DamagedCheckpointError as error:
+                if len(checkpoints(out)) == 1:
+                    raise
+                LOG.error("%s. Going on from the one before it", error)
+                set_damaged_aside(checkpoint)
+            else:
+                LOG.info("resuming after step %d from %s", start, checkpoint)
+                return start
+        self.records.truncate_to({})
+        return 0
 
     async def _load(self, checkpoint: Path) -> int:
         """Weights, records and everything remembered as they were; gives the steps done."""

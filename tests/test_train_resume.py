@@ -1,6 +1,7 @@
 """N steps equal k steps, an end of any kind, and N - k steps more: bit for bit (promise 7)."""
 
 import os
+import re
 import shutil
 import signal
 from functools import cache
@@ -145,17 +146,33 @@ def test_resuming_a_run_that_ended_changes_nothing(tmp_path: Path):
     assert_same_run(out, straight_run(), steps=(4, 6))
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(tmp_path: Path):
+def test_a_damaged_checkpoint_is_named_loudly_and_the_one_before_it_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     out = tmp_path / "run"
     shutil.copytree(straight_run(), out)
     config = make_config(out, trainer={"num_steps": NUM_STEPS})
     newest = out / "checkpoints" / "step_000006"
-    (newest / "trainer.pt").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match=r"step_000006 cannot be read .* remove it"):
-        run_training(config, resume=True)
-    shutil.rmtree(newest)
+    (newest / "model.safetensors").write_bytes(b"nonsense")
     run_training(config, resume=True)
+    (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert re.search(
+        r"step_000006 cannot be read .*model.safetensors is not as it was written.* Going on from "
+        "the one before it",
+        error.getMessage(),
+    )
+    assert (out / "checkpoints" / "step_000006.damaged" / "state.json").exists()
     assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+def test_a_run_of_which_the_only_checkpoint_is_damaged_says_so(tmp_path: Path):
+    out = tmp_path / "run"
+    shutil.copytree(straight_run(), out)
+    shutil.rmtree(out / "checkpoints" / "step_000004")
+    (out / "checkpoints" / "step_000006" / "manifest.json").unlink()
+    with pytest.raises(UserError, match="step_000006 cannot be read"):
+        run_training(make_config(out, trainer={"num_steps": NUM_STEPS}), resume=True)
+    assert (out / "checkpoints" / "step_000006").exists()
 
 
 def test_resuming_with_another_seed_is_refused_with_the_one_to_set(tmp_path: Path):

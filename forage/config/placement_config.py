@@ -1,7 +1,7 @@
 """The settings of ``placement``: machines, GPUs, what samples, and what rests in host memory.
 
-``forage train --dry-run`` plans with every key (see ``plan/``); training goes on in one process and
-on one device so far, and ``not_yet`` says what it refuses.
+``forage train --dry-run`` plans with every key (see ``plan/``); training goes on in one process or
+in ranks on one machine so far, and ``not_yet`` says what it refuses.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class TrainerPlacement(Frozen):
     model.dtype."""
     offload: tuple[Literal["policy", "critic", "reference"], ...] = ()
     """Models whose weights, gradients and optimizer states rest in host memory."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that a rank waits for another before it gives up, which ends the run."""
     reduce_once: bool = False
     """Sum gradients over ranks after the last micro-batch alone: less traffic, and room for the
     gradient of all weights on every rank."""
@@ -98,10 +100,10 @@ class PlacementConfig(Frozen):
     def not_yet(self) -> list[str]:
         """What this placement asks for that training cannot do, a sentence each."""
         missing: list[str] = []
-        if self.num_gpus > 1:
+        if self.num_nodes > 1:
             missing.append(
-                f"placement asks for {self.num_nodes} x {self.gpus_per_node} GPUs: training is not "
-                "sharded yet, it runs on one device (num_nodes: 1, gpus_per_node: 1)"
+                f"placement asks for {self.num_nodes} machines: the ranks of a trainer are "
+                "processes of one machine so far (num_nodes: 1)"
             )
         if self.engine.kind == "sglang" and not self.engine.urls:
             missing.append(

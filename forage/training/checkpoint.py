@@ -1,11 +1,13 @@
 """Checkpoints: everything that the next step depends on, written whole or not at all.
 
 A checkpoint is a directory: a Hugging Face model, or the adapters alone where only they are
-trained; ``trainer.pt`` (the optimizers and the trainer's other state); ``critic.safetensors`` (the
-trained weights of a critic, if there is one); and ``state.json`` (the step, which gives the data
-position, schedule and sampling seeds; the running baseline; the lengths of the records). It is
-written beside its final place, flushed to the disk, and moved there in one rename, so that a killed
-run or a full disk leaves the previous checkpoint as it was.
+trained; ``optimizer`` (what the optimizers remember, a distributed checkpoint of torch's, a file a
+rank); ``critic.safetensors`` (the trained weights of a critic, if there is one); ``progress.json``
+(the trainer's numbers); ``state.json`` (the step, which gives the data position, schedule and
+sampling seeds; the running baseline; the lengths of the records); and last ``manifest.json``, with
+the checksums of all the others. It is written beside its final place, flushed to the disk, and
+moved there in one rename, so that a killed run or a full disk leaves the previous checkpoint as it
+was. Any number of ranks goes on from what any other number wrote.
 """
 
 from __future__ import annotations
@@ -19,23 +21,23 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.errors import UserError
 from forage.records import METRICS_FILE
 from forage.training import lora
-from forage.training.critic import CriticTrainer
+from forage.training.checkpoint_manifest import check_manifest, damaged, write_manifest
 from forage.training.model import save_model
-from forage.training.trainer import Trainer
+from forage.training.trainer_ranks import AnyTrainer
 
 LOG = logging.getLogger(__name__)
 
 CHECKPOINTS_DIR = "checkpoints"
 _PREFIX = "step_"
 _PARTIAL = ".partial"
-_STATE, _TRAINER, _WEIGHTS = "state.json", "trainer.pt", "model.safetensors"
-_CRITIC = "critic.safetensors"
+_DAMAGED = ".damaged"
+_STATE, _PROGRESS, _OPTIMIZER = "state.json", "progress.json", "optimizer"
+_WEIGHTS, _CRITIC = "model.safetensors", "critic.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class RunState:
 
 def save_checkpoint(
     run_dir: Path,
-    trainer: Trainer,
+    trainer: AnyTrainer,
     tokenizer: PreTrainedTokenizerFast,
     state: RunState,
     num_kept: int,
@@ -74,10 +76,12 @@ def save_checkpoint(
         _sweep(folder)
         partial.mkdir(parents=True)
         save_model(trainer.model, tokenizer, partial)
-        torch.save(trainer.state_dict(), partial / _TRAINER)
-        if trainer.critic is not None:
-            save_file(_learnt(trainer.critic.critic), partial / _CRITIC)
+        trainer.write_states(partial / _OPTIMIZER)
+        if critic_weights := trainer.critic_weights():
+            save_file(critic_weights, partial / _CRITIC)
+        (partial / _PROGRESS).write_text(json.dumps(trainer.progress()), encoding="utf-8")
         (partial / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
+        write_manifest(partial)
         _flush(partial)
         if final.exists():
             _set_aside(final)
@@ -96,28 +100,29 @@ def save_checkpoint(
     return final
 
 
-def load_checkpoint(checkpoint: Path, trainer: Trainer) -> RunState:
-    """Restore weights and optimizers; raises ``UserError`` if files are damaged."""
+def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
+    """Restore weights and optimizers.
+
+    Raises ``DamagedCheckpointError``, before anything is changed, and ``UserError`` for the
+    checkpoint of another model or algorithm.
+    """
+    check_manifest(checkpoint)
     try:
         row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
         has_adapters = (checkpoint / lora.ADAPTER_CONFIG).exists()
         weights = (
             lora.read_adapters(checkpoint) if has_adapters else load_file(checkpoint / _WEIGHTS)
         )
-        trainer_state = torch.load(checkpoint / _TRAINER, weights_only=True)
-        has_critic = trainer.critic is not None and (checkpoint / _CRITIC).exists()
+        progress = json.loads((checkpoint / _PROGRESS).read_text(encoding="utf-8"))
+        has_critic = trainer.has_critic and (checkpoint / _CRITIC).exists()
         critic_weights = load_file(checkpoint / _CRITIC) if has_critic else None
         state = RunState(row["num_steps_done"], row["seed"], row["record_offsets"], row["baseline"])
     except Exception as error:  # readers raise all kinds of errors for a damaged file
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {reason}); "
-            "remove it, and --resume takes the one before it"
-        ) from error
+        raise damaged(checkpoint, error) from error
     _load_weights(checkpoint, trainer.model, weights)
-    if trainer.critic is not None:
-        _load_critic(checkpoint, trainer.critic, critic_weights)
-    trainer.load_state_dict(trainer_state)
+    if trainer.has_critic:
+        _load_critic(checkpoint, trainer, critic_weights)
+    trainer.load_states(checkpoint / _OPTIMIZER, progress)
     return state
 
 
@@ -147,14 +152,8 @@ def _load_weights(
         )
 
 
-def _learnt(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of ``module`` without the frozen ones."""
-    frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
-    return {name: t for name, t in module.state_dict().items() if name not in frozen}
-
-
 def _load_critic(
-    checkpoint: Path, critic: CriticTrainer, weights: dict[str, torch.Tensor] | None
+    checkpoint: Path, trainer: AnyTrainer, weights: dict[str, torch.Tensor] | None
 ) -> None:
     if weights is None:
         raise UserError(
@@ -162,10 +161,8 @@ def _load_critic(
             "algorithm.advantage; set that one, or train into a new output_dir"
         )
     try:
-        if weights.keys() != _learnt(critic.critic).keys():
-            raise RuntimeError("other names")
-        critic.critic.load_state_dict(weights, strict=False)
-    except RuntimeError as error:  # torch's for other sizes
+        trainer.load_critic(weights)
+    except ValueError as error:
         raise UserError(
             f"the critic of the checkpoint {checkpoint} is of another model; set "
             f"algorithm.advantage.critic.path to the one that it started from ({error})"
@@ -175,8 +172,15 @@ def _load_critic(
 def checkpoints(run_dir: Path) -> dict[int, Path]:
     """The complete checkpoints of a run by the steps done, oldest first."""
     paths = sorted((run_dir / CHECKPOINTS_DIR).glob(f"{_PREFIX}*"))
-    complete = [path for path in paths if path.is_dir() and not path.name.endswith(_PARTIAL)]
+    complete = [p for p in paths if p.is_dir() and not p.name.endswith((_PARTIAL, _DAMAGED))]
     return {int(path.name.removeprefix(_PREFIX)): path for path in complete}
+
+
+def set_damaged_aside(checkpoint: Path) -> None:
+    """Rename a checkpoint that cannot be read, so that it is none from now on; nothing is lost."""
+    aside = checkpoint.with_name(checkpoint.name + _DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    checkpoint.rename(aside)
 
 
 def drop_checkpoint(checkpoint: Path) -> None:
@@ -216,7 +220,7 @@ def _sweep(folder: Path) -> None:
 
 def _flush(directory: Path) -> None:
     """Return when the files and the directory's entries are on the disk."""
-    for path in [*directory.iterdir(), directory]:
+    for path in [*directory.rglob("*"), directory]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

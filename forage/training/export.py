@@ -25,6 +25,7 @@ from forage.config.model_config import ModelConfig
 from forage.errors import UserError
 from forage.training import lora
 from forage.training.checkpoint import checkpoints
+from forage.training.checkpoint_manifest import check_manifest
 from forage.training.layouts.open_layout import open_layout, stored_safetensors
 from forage.training.layouts.stored import Shape, Stored, Weights
 from forage.training.model import load_model, load_tokenizer
@@ -54,6 +55,7 @@ def export_model(
     if step is not None and step not in steps:
         raise UserError(f"{run_dir} has no checkpoint of step {step}; there are {sorted(steps)}")
     source = steps[max(steps) if step is None else step]
+    check_manifest(source)
     has_adapters = (source / lora.ADAPTER_CONFIG).exists()
     if adapter_only and not has_adapters:
         raise UserError(f"{source} holds a whole model and no adapters; leave --adapter out")

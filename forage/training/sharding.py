@@ -17,7 +17,7 @@ Ranks that differ in sequence and matrix alone compute the same micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -33,7 +33,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
@@ -221,9 +221,31 @@ def check_fits(base: PreTrainedModel, placement: TrainerPlacement) -> None:
 
 
 def gathered(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each weight whole, one at a time; every rank must go through all of them, in this order."""
+    """Each learnt weight whole; every rank must go through all of them, in this order."""
     for name, weight in root.named_parameters():
-        yield name, whole(weight.detach())
+        if weight.requires_grad:
+            yield name, whole(weight.detach())
+
+
+def load_learnt(root: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give the learnt weights of ``root`` these values, each rank its own part of them.
+
+    Raises ``ValueError`` for other names or shapes.
+    """
+    mine = {name: weight for name, weight in root.named_parameters() if weight.requires_grad}
+    if {name: w.shape for name, w in mine.items()} != {n: w.shape for n, w in weights.items()}:
+        raise ValueError("other names or shapes of weights")
+    with torch.no_grad():
+        for name, weight in mine.items():
+            weight.copy_(part_of(weights[name], weight))
+
+
+def part_of(value: Tensor, weight: Tensor) -> Tensor:
+    """This rank's part of ``value``, which is whole, as ``weight`` is cut."""
+    value = value.to(weight.device)
+    if not isinstance(weight, DTensor):
+        return value
+    return distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from forage import attention
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.kl import next_coefficient
 from forage.algorithms.loss.tokens import Metrics, Tokens
-from forage.algorithms.packing import estimated_flops, pack_mini_batches
+from forage.algorithms.packing import CostOf, estimated_flops, pack_mini_batches
 from forage.batch import Batch, Rows, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.placement_config import TrainerPlacement
@@ -35,15 +35,27 @@ from forage.training.gradients import clip_gradient, gradient, means
 from forage.training.logprobs import TokenLogprobs
 from forage.training.model import load_critic_base, load_reference
 from forage.training.objective import token_losses
-from forage.training.sharding import Ranks
+from forage.training.optimizer_states import (
+    States,
+    read_states,
+    restore,
+    states_of,
+    write_states,
+)
+from forage.training.sharding import Ranks, gathered, load_learnt
 
 LOG = logging.getLogger(__name__)
 
+Progress = dict[str, float]
+"""A trainer's numbers by name: policy version, steps learnt, the coefficient of the KL term ..."""
 
-def build_trainer(model: PreTrainedModel, config: RunConfig) -> Trainer:
+
+def build_trainer(
+    model: PreTrainedModel, config: RunConfig, placement: TrainerPlacement | None = None
+) -> Trainer:
     """The trainer of a run, with the reference and the critic that its algorithm needs.
 
-    Raises ``UserError`` if one of their models cannot be loaded.
+    ``placement`` makes it a rank. Raises ``UserError`` if one of their models cannot be loaded.
     """
     algorithm = config.algorithm
     reference, critic = None, None
@@ -59,7 +71,7 @@ def build_trainer(model: PreTrainedModel, config: RunConfig) -> Trainer:
             "it off to get a policy that is worth having"
         )
     temperature = config.rollout.temperature
-    return Trainer(model, config.trainer, algorithm, temperature, reference, critic)
+    return Trainer(model, config.trainer, algorithm, temperature, reference, critic, placement)
 
 
 class Trainer:
@@ -87,10 +99,10 @@ class Trainer:
         self.kl_coefficient = algorithm.kl.coefficient if algorithm.kl is not None else 0.0
         self._policy = TokenLogprobs(model)
         frozen = TokenLogprobs(reference) if reference is not None else None
-        self._flops_shape = _flops_shape(model)
+        self._cost_of = cost_of(model)
         self._ranks = None
         if placement is not None:
-            self._ranks = Ranks.join(placement, model.device.type, self.cost_of)
+            self._ranks = Ranks.join(placement, model.device.type, self._cost_of)
             _shard(self._ranks, self._policy, frozen, critic)
         self.critic = None
         if critic is not None:
@@ -107,18 +119,13 @@ class Trainer:
             algorithm=algorithm,
             temperature=temperature,
             max_tokens=config.max_tokens_per_micro_batch,
-            cost_of=self.cost_of,
+            cost_of=self._cost_of,
             ranks=self._ranks,
         )
         learnt = [weight for weight in model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
             learnt, lr=config.learning_rate, weight_decay=config.weight_decay
         )
-
-    def cost_of(self, num_tokens: int) -> float:
-        """Estimated operations for a sequence of ``num_tokens``, to balance micro-batches by."""
-        num_parameters, attention_width = self._flops_shape
-        return estimated_flops(num_tokens, num_parameters, attention_width)
 
     def prepare(
         self, weighed_P: Sequence[Sequence[Weighed]]
@@ -147,7 +154,7 @@ class Trainer:
         weighed_P, metrics = self.unmask_observations(weighed_P)
         sizes = (self._config.num_mini_batches, self._config.max_tokens_per_micro_batch)
         num_at_once = self._ranks.num_data_ranks if self._ranks is not None else 1
-        return pack_mini_batches(weighed_P, *sizes, self.cost_of, num_at_once), metrics
+        return pack_mini_batches(weighed_P, *sizes, self._cost_of, num_at_once), metrics
 
     def learn(
         self, batches: Sequence[Batch], changing: AbstractContextManager[object]
@@ -208,31 +215,53 @@ class Trainer:
         metrics |= {"optimizer/grad_norm": grad_norm}
         return metrics | {"optimizer/learning_rate": learning_rate}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything besides weights that the next step depends on, for ``torch.save``."""
-        state: dict[str, Any] = {
-            "optimizer": self.optimizer.state_dict(),
+    def progress(self) -> Progress:
+        """The numbers that the next step depends on, for JSON."""
+        return {
             "version": self.version,
             "num_learnt": self._num_learnt,
             "kl_coefficient": self.kl_coefficient,
+            "critic_updates": self.critic.num_updates if self.critic is not None else 0,
         }
-        if self.critic is not None:
-            state["critic_optimizer"] = self.critic.optimizer.state_dict()
-            state["critic_updates"] = self.critic.num_updates
-        return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; raises ``KeyError`` for a missing part."""
-        parts = ("critic_optimizer", "critic_updates") if self.critic is not None else ()
-        critic_state = [state[part] for part in parts]
-        self.version, self._num_learnt = state["version"], state["num_learnt"]
+    def write_states(self, folder: Path) -> None:
+        """Write what the optimizers remember; ranks write their parts together."""
+        write_states(self._states(), folder)
+
+    def load_states(self, folder: Path, progress: Progress) -> None:
+        """Go on from ``progress`` and what ``write_states`` wrote; raises what reading raises."""
+        states = read_states(self._states(), folder)
+        restore(self.model, self.optimizer, states["policy"])
+        if self.critic is not None:
+            restore(self.critic.critic, self.critic.optimizer, states["critic"])
+            self.critic.num_updates = int(progress["critic_updates"])
+        self.version, self._num_learnt = int(progress["version"]), int(progress["num_learnt"])
         kl = self._algorithm.kl
         if kl is not None and kl.adaptive is not None:
-            self.kl_coefficient = state["kl_coefficient"]
-        self.optimizer.load_state_dict(state["optimizer"])
+            self.kl_coefficient = progress["kl_coefficient"]
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether its algorithm has a critic."""
+        return self.critic is not None
+
+    def critic_weights(self) -> dict[str, Tensor]:
+        """The learnt weights of the critic, whole; none where there is no critic."""
+        return dict(gathered(self.critic.critic)) if self.critic is not None else {}
+
+    def load_critic(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over what ``critic_weights`` gave; raises ``ValueError`` for another critic's."""
+        assert self.critic is not None, "only a trainer with a critic is given its weights"
+        load_learnt(self.critic.critic, weights)
+
+    def _states(self) -> dict[str, States]:
+        states = {"policy": states_of(self.model, self.optimizer)}
         if self.critic is not None:
-            optimizer, self.critic.num_updates = critic_state
-            self.critic.optimizer.load_state_dict(optimizer)
+            states["critic"] = states_of(self.critic.critic, self.critic.optimizer)
+        return states
+
+    def close(self) -> None:
+        """Nothing of it outlives this process; a trainer of ranks ends them."""
 
     @property
     def _is_critic_alone(self) -> bool:
@@ -310,8 +339,8 @@ def _merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _flops_shape(model: PreTrainedModel) -> tuple[int, int]:
-    """The number of weights that multiply every token, and layers x heads x head size."""
+def cost_of(model: PreTrainedModel) -> CostOf:
+    """Estimates the operations for a sequence of so many tokens, to balance micro-batches by."""
     config = model.config
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding), "a causal model embeds its tokens"
@@ -323,4 +352,8 @@ def _flops_shape(model: PreTrainedModel) -> tuple[int, int]:
     head_dim = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
     )
-    return num_multiplied, config.num_hidden_layers * config.num_attention_heads * head_dim
+    return partial(
+        estimated_flops,
+        num_parameters=num_multiplied,
+        attention_width=config.num_hidden_layers * config.num_attention_heads * head_dim,
+    )

@@ -30,6 +30,7 @@ from forage.training.trainer import Trainer
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.training.sequences import batch_of, episode
 
+OPTIMIZER = "optimizer/__0_0.distcp"
 CONFIG = TrainerConfig(learning_rate=1e-3, warmup_steps=3)
 
 
@@ -165,7 +166,9 @@ def test_removing_an_old_checkpoint_never_leaves_a_damaged_one(
     assert names == ["step_000001"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "state.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", OPTIMIZER, "progress.json", "state.json", "manifest.json"]
+)
 @pytest.mark.parametrize("damage", ["cut", "gone", "garbage"])
 def test_a_damaged_checkpoint_is_an_error_that_says_what_to_do(
     tmp_path: Path, name: str, damage: str
@@ -222,16 +225,16 @@ except UserError as error:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="resource limits are Unix's")
-@pytest.mark.parametrize("fraction_of", ["nothing", "model.safetensors", "trainer.pt"])
+@pytest.mark.parametrize("fraction_of", ["nothing", "model.safetensors", OPTIMIZER])
 def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
     tmp_path: Path, fraction_of: str
 ):
     """Really full: the kernel refuses to let a file grow beyond a limit."""
     trainer = new_trainer()
     learn(trainer, 0)
-    sizes = {file.name: file.stat().st_size for file in save(tmp_path / "probe", trainer).iterdir()}
-    assert sizes["trainer.pt"] > sizes["model.safetensors"]
-    limit = sizes[fraction_of] * 3 // 4 if fraction_of != "nothing" else 10
+    probe = save(tmp_path / "probe", trainer)
+    assert (probe / OPTIMIZER).stat().st_size > (probe / "model.safetensors").stat().st_size
+    limit = (probe / fraction_of).stat().st_size * 3 // 4 if fraction_of != "nothing" else 10
     run_dir = tmp_path / "run"
     ended = subprocess.run(
         [sys.executable, "-c", _FULL_DISK, str(run_dir), str(limit)],
@@ -325,7 +328,9 @@ def test_the_newest_or_a_named_step_is_exported_as_a_plain_model(tmp_path: Path)
     loaded = AutoModelForCausalLM.from_pretrained(newest)
     for name, weight in loaded.state_dict().items():
         assert torch.equal(weight, trainer.model.state_dict()[name]), name
-    assert not {"trainer.pt", "state.json"} & {path.name for path in newest.iterdir()}
+    assert not {"optimizer", "progress.json", "state.json", "manifest.json"} & {
+        path.name for path in newest.iterdir()
+    }
     first = export_model(tmp_path / "run", tmp_path / "first", step=1)
     assert (first / "model.safetensors").read_bytes() != (newest / "model.safetensors").read_bytes()
 

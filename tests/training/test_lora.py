@@ -369,7 +369,7 @@ def test_a_checkpoint_holds_what_learns_and_not_the_base(base: Path, tmp_path: P
     num_learnt = sum(weight.numel() for weight in learnt(trainer.model).values())
     assert (path / "adapter_model.safetensors").stat().st_size < 4 * num_learnt + 8_000
     # Two moments of each weight, for the policy's and for the critic's adapters.
-    assert (path / "trainer.pt").stat().st_size < 4 * 4 * num_learnt + 80_000
+    assert (path / "optimizer/__0_0.distcp").stat().st_size < 4 * 4 * num_learnt + 80_000
 
 
 def test_the_critic_stands_on_the_policys_own_weights(base: Path):
@@ -431,13 +431,15 @@ def test_an_export_is_an_ordinary_model_with_the_adapters_in_it(base: Path, tmp_
     save(tmp_path / "run", trainer)
     (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
     merged = export_model(tmp_path / "run", tmp_path / "merged", None)
-    assert not {"adapter_config.json", "trainer.pt"} & {file.name for file in merged.iterdir()}
+    assert not {"adapter_config.json", "optimizer"} & {file.name for file in merged.iterdir()}
     loaded = AutoModelForCausalLM.from_pretrained(merged)
     expected = logits(lora_without_install(trainer.model))
     torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-5)
     alone = export_model(tmp_path / "run", tmp_path / "alone", None, adapter_only=True)
     assert {"adapter_config.json", "adapter_model.safetensors"} < {f.name for f in alone.iterdir()}
-    assert not {"trainer.pt", "state.json"} & {file.name for file in alone.iterdir()}
+    assert not {"optimizer", "progress.json", "state.json"} & {
+        file.name for file in alone.iterdir()
+    }
 
 
 def lora_without_install(model: PreTrainedModel) -> PreTrainedModel:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -305,7 +306,7 @@ def test_a_mini_batch_of_which_everything_was_kept_out_is_passed_over():
     assert trainer.version == 2
 
 
-def test_the_leash_is_tightened_while_the_policy_is_too_far_away():
+def test_the_leash_is_tightened_while_the_policy_is_too_far_away(tmp_path: Path):
     kl = KlConfig(coefficient=0.1, adaptive=AdaptiveKl(target=1e-6, horizon=6))
     algorithm = AlgorithmConfig(kl=kl)
     model, reference = make_model(), make_model(seed=1)
@@ -315,7 +316,8 @@ def test_the_leash_is_tightened_while_the_policy_is_too_far_away():
     assert metrics["kl/reference"] > 1e-6
     assert metrics["kl/coefficient"] == trainer.kl_coefficient == pytest.approx(0.1 * 1.2)
     resumed = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
-    resumed.load_state_dict(trainer.state_dict())
+    trainer.write_states(tmp_path)
+    resumed.load_states(tmp_path, trainer.progress())
     assert resumed.kl_coefficient == trainer.kl_coefficient
 
 

@@ -1,0 +1,65 @@
+"""What AdamW remembers of each weight, by the weight's name, in memory and on disk.
+
+The files are a distributed checkpoint of torch's. Every rank writes the parts that it holds, side
+by side, and reads the parts that it needs, so what four ranks wrote is read by one process or by
+three. One process writes the same layout.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import Optimizer
+
+States = dict[str, dict[str, Tensor]]
+"""The states of each learnt weight: its steps, and its two moments."""
+
+
+def states_of(root: nn.Module, optimizer: Optimizer) -> States:
+    """The states as they are; those of a weight that was never updated are zeros, as at first."""
+    return {
+        name: {**_new_states(weight), **optimizer.state.get(weight, {})}
+        for name, weight in root.named_parameters()
+        if weight.requires_grad
+    }
+
+
+def restore(root: nn.Module, optimizer: Optimizer, states: States) -> None:
+    """Make the optimizer go on from ``states``."""
+    for name, weight in root.named_parameters():
+        if weight.requires_grad:
+            optimizer.state[weight] = states[name]
+
+
+def write_states(states: Mapping[str, States], folder: Path) -> None:
+    """Write the states of several models by name; all ranks call this together."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be
+        save(dict(states), checkpoint_id=folder, no_dist=not dist.is_initialized())
+
+
+def read_states(like: Mapping[str, States], folder: Path) -> dict[str, States]:
+    """Read states of these names, shapes and parts; raises what torch raises for others."""
+    read = {
+        model: {
+            name: {key: torch.zeros_like(tensor) for key, tensor in each.items()}
+            for name, each in states.items()
+        }
+        for model, states in like.items()
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        load(read, checkpoint_id=folder, no_dist=not dist.is_initialized())
+    return read
+
+
+def _new_states(weight: Tensor) -> dict[str, Tensor]:
+    moments = {key: torch.zeros_like(weight.detach()) for key in ("exp_avg", "exp_avg_sq")}
+    return {"step": torch.tensor(0.0), **moments}

@@ -1,0 +1,186 @@
+"""The trainer as ranks: processes that hold the weights in parts, driven by the run's one process.
+
+The loop holds ``TrainerRanks`` as it would hold a ``Trainer``. Each rank is a ``Trainer`` that has
+cut its models; every call goes to all ranks with the whole step, and rank 0 answers. The driver has
+a whole copy of the weights, with which its engine samples, and brings it up to date after a step,
+while the ranks wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage import attention
+from forage.algorithms.packing import pack_mini_batches
+from forage.batch import Batch, Weighed
+from forage.config.run_config import RunConfig
+from forage.hardware import choose_matmul_kernel
+from forage.training.model import load_policy
+from forage.training.rank_processes import RankProcesses
+from forage.training.sharding import gathered, load_learnt
+from forage.training.trainer import Progress, Trainer, build_trainer, cost_of
+
+BUCKET_BYTES = 256 << 20
+"""Weights travel in buckets of this size; the driver holds one of them beside its copy."""
+
+
+def open_trainer(config: RunConfig) -> AnyTrainer:
+    """The trainer that ``placement`` asks for: this process, or ranks; raises ``UserError``."""
+    policy = load_policy(config.model, config.seed)
+    if config.placement.num_ranks is None:
+        return build_trainer(policy, config)
+    return TrainerRanks(policy, config)
+
+
+class TrainerRanks:
+    """Holds a copy of the policy's weights, and the processes that improve them."""
+
+    def __init__(self, model: PreTrainedModel, config: RunConfig) -> None:
+        """Start the ranks; raises ``UserError`` where they cannot load or cut their models."""
+        attention.install(model)
+        self.model = model
+        self.has_critic = config.algorithm.critic is not None
+        self.rate_factor = 1.0
+        """The factor by which rollbacks have lowered the learning rate."""
+        self._config = config
+        algorithm = config.algorithm
+        self._looks_ahead = (
+            algorithm.needs_recomputed_logprobs
+            or algorithm.kl is not None
+            or algorithm.critic is not None
+        )
+        placement = config.placement
+        assert placement.num_ranks is not None, "one process needs no ranks"
+        trainer = placement.trainer
+        self._num_data_ranks = placement.num_ranks // (
+            trainer.sequence_parallel * trainer.tensor_parallel
+        )
+        self._ranks = RankProcesses(
+            placement.num_ranks,
+            partial(TrainerRank, config),
+            torch.device(config.model.device).type,
+            trainer.timeout_s,
+        )
+        self._see_progress()
+
+    def prepare(
+        self, weighed_P: Sequence[Sequence[Weighed]]
+    ) -> tuple[list[list[Weighed]], dict[str, float]]:
+        """As ``Trainer.prepare``."""
+        if not self._looks_ahead:
+            return [list(weighed) for weighed in weighed_P], {}
+        return self._ranks.call("prepare", weighed_P)
+
+    def pack(self, weighed_P: Sequence[Sequence[Weighed]]) -> tuple[list[Batch], dict[str, float]]:
+        """As ``Trainer.pack``; micro-batches in multiples of the ranks that take them."""
+        metrics: dict[str, float] = {}
+        if self._config.algorithm.train_observations:
+            weighed_P, metrics = self._ranks.call("unmask_observations", weighed_P)
+        sizes = self._config.trainer
+        batches = pack_mini_batches(
+            weighed_P,
+            sizes.num_mini_batches,
+            sizes.max_tokens_per_micro_batch,
+            cost_of(self.model),
+            self._num_data_ranks,
+        )
+        return batches, metrics
+
+    def learn(
+        self, batches: Sequence[Batch], changing: AbstractContextManager[object]
+    ) -> dict[str, float]:
+        """As ``Trainer.learn``; the driver's copy changes once, at the end."""
+        metrics = self._ranks.call("learn", batches, self.rate_factor)
+        with changing:
+            self._copy_weights()
+        self._see_progress()
+        return metrics
+
+    def progress(self) -> Progress:
+        """As ``Trainer.progress``."""
+        return self._ranks.call("progress")
+
+    def write_states(self, folder: Path) -> None:
+        """As ``Trainer.write_states``; each rank writes a file."""
+        self._ranks.call("write_states", folder)
+
+    def load_states(self, folder: Path, progress: Progress) -> None:
+        """As ``Trainer.load_states``; the ranks also take over the copy's weights."""
+        self._ranks.call("load_states", folder, progress)
+        weights = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
+        self._ranks.call("load_weights", {name: w.detach().cpu() for name, w in weights.items()})
+        self._see_progress()
+
+    def critic_weights(self) -> dict[str, Tensor]:
+        """As ``Trainer.critic_weights``."""
+        return self._ranks.call("critic_weights")
+
+    def load_critic(self, weights: Mapping[str, Tensor]) -> None:
+        """As ``Trainer.load_critic``."""
+        self._ranks.call("load_critic", weights)
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._ranks.close()
+
+    def _see_progress(self) -> None:
+        progress = self.progress()
+        self.version = int(progress["version"])
+        self.kl_coefficient = progress["kl_coefficient"]
+
+    def _copy_weights(self) -> None:
+        """Bring the driver's copy up to date, a bucket at a time."""
+        mine = dict(self.model.named_parameters())
+        self._ranks.call("begin_gathering")
+        while bucket := self._ranks.call("next_bucket", BUCKET_BYTES):
+            for name, weight in bucket:
+                mine[name].data.copy_(weight)
+
+
+class TrainerRank:
+    """One rank: a trainer over its part of the weights. The ranks' methods are called together."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Load every model and cut it; raises ``UserError``."""
+        choose_matmul_kernel()
+        policy = load_policy(config.model, config.seed)
+        self._trainer = build_trainer(policy, config, config.placement.trainer)
+        trainer = self._trainer
+        self.prepare, self.unmask_observations = trainer.prepare, trainer.unmask_observations
+        self.progress = trainer.progress
+        self.write_states, self.load_states = trainer.write_states, trainer.load_states
+        self.critic_weights, self.load_critic = trainer.critic_weights, trainer.load_critic
+        self._gathered: Iterator[tuple[str, Tensor]] = iter(())
+
+    def learn(self, batches: Sequence[Batch], rate_factor: float) -> dict[str, float]:
+        self._trainer.rate_factor = rate_factor
+        return self._trainer.learn(batches, nullcontext())
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over whole weights of the policy."""
+        load_learnt(self._trainer.model, weights)
+
+    def begin_gathering(self) -> None:
+        """The weights that are learnt will be asked for, from the first."""
+        self._gathered = gathered(self._trainer.model)
+
+    def next_bucket(self, num_bytes: int) -> list[tuple[str, Tensor]]:
+        """The next weights, whole, in at least ``num_bytes`` if there are as many; then none."""
+        bucket: list[tuple[str, Tensor]] = []
+        for name, weight in self._gathered:
+            bucket.append((name, weight.cpu()))
+            num_bytes -= weight.nbytes
+            if num_bytes <= 0:
+                break
+        return bucket
+
+
+AnyTrainer = Trainer | TrainerRanks
+"""What the loop holds."""
