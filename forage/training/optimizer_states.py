@@ -8,12 +8,14 @@ three. One process writes the same layout.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
@@ -39,14 +41,16 @@ def restore(root: nn.Module, optimizer: Optimizer, states: States) -> None:
 
 
 def write_states(states: Mapping[str, States], folder: Path) -> None:
-    """Write the states of several models by name; all ranks call this together."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be
+    """Write the states of several models by name; all ranks call this together.
+
+    Raises ``OSError`` where they cannot be written.
+    """
+    with _one_process_is_enough():
         save(dict(states), checkpoint_id=folder, no_dist=not dist.is_initialized())
 
 
 def read_states(like: Mapping[str, States], folder: Path) -> dict[str, States]:
-    """Read states of these names, shapes and parts; raises what torch raises for others."""
+    """Read states of these names, shapes and parts; raises ``OSError`` for others."""
     read = {
         model: {
             name: {key: torch.zeros_like(tensor) for key, tensor in each.items()}
@@ -54,10 +58,21 @@ def read_states(like: Mapping[str, States], folder: Path) -> dict[str, States]:
         }
         for model, states in like.items()
     }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    with _one_process_is_enough():
         load(read, checkpoint_id=folder, no_dist=not dist.is_initialized())
     return read
+
+
+@contextmanager
+def _one_process_is_enough() -> Iterator[None]:
+    """No warning without ranks; and torch's error, which is no ``Exception``, becomes one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        try:
+            yield
+        except CheckpointException as error:
+            rank, (reason, _) = next(iter(error.failures.items()))
+            raise OSError(f"rank {rank}: {str(reason).partition(chr(10))[0]}") from error
 
 
 def _new_states(weight: Tensor) -> dict[str, Tensor]:
