@@ -109,6 +109,7 @@ class Trainer:
             assert algorithm.critic is not None, "a critic is built where the estimator reads one"
             self.critic = CriticTrainer(critic, algorithm.critic, self._ranks)
         self._num_learnt = 0
+        self._num_skipped = 0
         self._config = config
         self._algorithm = algorithm
         self._temperature = temperature
@@ -201,18 +202,23 @@ class Trainer:
         metrics = {"loss/total": sum(loss for loss, _ in shares)}
         metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
         grad_norm = clip_gradient(self._policy, self._config.max_grad_norm, self._ranks)
-        if not math.isfinite(grad_norm):
+        is_finite = math.isfinite(grad_norm)
+        self._num_skipped = 0 if is_finite else self._num_skipped + 1
+        if self._num_skipped > self._config.max_skipped_updates:
             raise FloatingPointError(
                 f"the gradient's norm is {grad_norm} at policy version {self.version}; "
-                "lower trainer.learning_rate, or look at the last episodes in the records"
+                "lower trainer.learning_rate, or look at the last episodes in the records "
+                f"({self._num_skipped - 1} updates before it were left out for the same)"
             )
-        if batch.rows:
+        if not is_finite:
+            LOG.warning("update %d is left out: its gradient's norm is %s", self.version, grad_norm)
+        if batch.rows and is_finite:
             with changing:
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
         metrics |= _compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
-        metrics |= {"optimizer/grad_norm": grad_norm}
+        metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": float(not is_finite)}
         return metrics | {"optimizer/learning_rate": learning_rate}
 
     def progress(self) -> Progress:

@@ -413,8 +413,23 @@ def test_weight_decay_shrinks_the_weights():
     assert after < before
 
 
+def test_updates_without_a_finite_gradient_are_left_out_and_counted_before_they_end_the_run():
+    trainer = new_trainer(config=NO_CLIPPING.model_copy(update={"max_skipped_updates": 2}))
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    bad = batch_of(EPISODES, [1.0, math.nan, 0.0, 0.0, 0.0, 0.0])
+    for _ in range(2):
+        assert trainer.step(bad, nullcontext())["optimizer/skipped"] == 1
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+    assert trainer.step(batch_of(EPISODES, ADVANTAGES), nullcontext())["optimizer/skipped"] == 0
+    for _ in range(2):  # only those in a row count
+        trainer.step(bad, nullcontext())
+    with pytest.raises(FloatingPointError, match="2 updates before it were left out"):
+        trainer.step(bad, nullcontext())
+
+
 def test_a_gradient_that_is_no_number_is_an_error_that_says_what_to_do_and_changes_no_weight():
-    trainer = new_trainer()
+    trainer = new_trainer(config=NO_CLIPPING.model_copy(update={"max_skipped_updates": 0}))
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     bad = batch_of(EPISODES, [1.0, math.nan, 0.0, 0.0, 0.0, 0.0])
     with pytest.raises(FloatingPointError, match="version 0; lower trainer.learning_rate"):
