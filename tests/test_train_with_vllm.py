@@ -1,7 +1,12 @@
 """``forage train`` with real vLLM servers: the run's own and the user's."""
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from forage.errors import UserError
@@ -46,3 +51,46 @@ def test_a_server_whose_context_holds_no_episode_is_refused_before_the_run(tmp_p
     )
     with pytest.raises(UserError, match=r"context of 384 tokens holds no episode"):
         run_training(config, resume=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_server_that_is_killed_is_started_again_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """It comes back with the weights of its folder; it serves again when it has the run's."""
+    engine = {"lost_after_s": 600, "update_timeout_s": 60}
+    config = served_config(
+        tmp_path / "run", engine=engine, trainer={"num_steps": 6, "checkpoint_every": 6}
+    )
+    killed: list[int] = []
+
+    def kill_in_the_middle() -> None:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
+            time.sleep(0.05)
+        for child in psutil.Process(os.getpid()).children(recursive=True):
+            if any("EngineCore" in part for part in [child.name(), *child.cmdline()]):
+                killed.append(child.pid)
+                child.send_signal(signal.SIGKILL)
+
+    caplog.set_level("INFO", logger="forage")
+    killer = threading.Thread(target=kill_in_the_middle, daemon=True)
+    killer.start()
+    run_training(config, resume=False)
+    killer.join(5)
+    assert killed
+    assert "is left out" in caplog.text
+    assert "is there again" in caplog.text
+    rows = metrics_of(tmp_path / "run")
+    assert len(rows) == 6
+    for row in rows:
+        difference = row["policy/logprob_diff_max"]
+        assert difference is not None
+        assert difference < 1e-4
+    assert not [
+        child
+        for child in psutil.Process(os.getpid()).children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and "serve" in child.cmdline()
+        if any(part.endswith("bin/vllm") for part in child.cmdline())
+    ]
