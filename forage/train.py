@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from forage.cluster.model_servers import open_servers
-from forage.config.run_config import RunConfig, to_yaml
+from forage.config.run_config import RunConfig
 from forage.data.order import questions_of_run
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
@@ -31,19 +31,11 @@ from forage.rollout.play.groups import GroupsInFlight, GroupSource, NothingToLea
 from forage.rollout.play.player import Player
 from forage.rollout.play.recorded_groups import RecordedGroups
 from forage.stop_signal import Stopped, StopSignal
-from forage.training.checkpoint import (
-    RunState,
-    check_run_dir,
-    checkpoints,
-    latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-    set_damaged_aside,
-)
-from forage.training.checkpoint_manifest import DamagedCheckpointError
+from forage.training.checkpoint import check_run_dir
 from forage.training.credit import Credit
 from forage.training.model import load_tokenizer
 from forage.training.rank_processes import RankDiedError
+from forage.training.savepoints import Savepoints
 from forage.training.trainer_ranks import open_trainer
 from forage.types import Group
 from forage.watch.collapse_guard import Collapsed, CollapseGuard, GoBack
@@ -101,6 +93,8 @@ class _Run:
         self.guard = CollapseGuard(config)
         self.report = StepReport(config)
         self.records = RunRecords(config.output_dir, self.player.codec.identity())
+        saved = (self.trainer, self.tokenizer, self.records, self.credit)
+        self.savepoints = Savepoints(config, *saved)
         self.stop = StopSignal()
         self.num_steps_done = 0
 
@@ -117,7 +111,7 @@ class _Run:
                 self.engine = await stack.enter_async_context(opened)
             published = open_publisher(config, self.engine, self.trainer)
             self.weights = await stack.enter_async_context(published)
-            start = await self._resume()
+            start = await self._restore(None)
             self.search = await stack.enter_async_context(SearchClient(config.search))
             stack.enter_context(self.stop.heard())
             if config.note:
@@ -138,7 +132,7 @@ class _Run:
             try:
                 return await self._loop(start)
             except GoBack as back:
-                start = await self._load(back.checkpoint)
+                start = await self._restore(back.checkpoint)
 
     async def _loop(self, start: int) -> None:
         config, num_steps = self.config, self.config.trainer.num_steps
@@ -217,39 +211,14 @@ class _Run:
 
     def _checkpoint(self, num_steps_done: int) -> None:
         self.records.sync()
-        if self.played:
-            return  # nothing was learnt
-        offsets, baseline = self.records.offsets(), self.credit.baseline
-        state = RunState(num_steps_done, self.config.seed, offsets, baseline)
-        num_kept = self.config.trainer.keep_checkpoints
-        save_checkpoint(self.config.output_dir, self.trainer, self.tokenizer, state, num_kept)
+        if not self.played:  # else nothing was learnt
+            self.savepoints.save(num_steps_done)
 
-    async def _resume(self) -> int:
-        """The step to start with; records and weights are those of the newest checkpoint."""
-        out = self.config.output_dir
-        (out / "config.yaml").write_text(to_yaml(self.config), encoding="utf-8")
-        while (checkpoint := latest_checkpoint(out)) is not None:
-            try:
-                start = await self._load(checkpoint)
-            except DamagedCheckpointError as error:
-                if len(checkpoints(out)) == 1:
-                    raise
-                LOG.error("%s. Going on from the one before it", error)
-                set_damaged_aside(checkpoint)
-            else:
-                LOG.info("resuming after step %d from %s", start, checkpoint)
-                return start
-        self.records.truncate_to({})
-        return 0
-
-    async def _load(self, checkpoint: Path) -> int:
-        """Weights, records and everything remembered as they were; gives the steps done."""
+    async def _restore(self, checkpoint: Path | None) -> int:
+        """Everything as it was at ``checkpoint``, None for the newest; gives the steps done."""
         await self.weights.begin()
-        state = load_checkpoint(checkpoint, self.trainer)
-        state.check_seed(self.config.seed, checkpoint)
-        self.records.truncate_to(state.record_offsets)
-        self.credit.baseline = state.baseline
-        self.num_steps_done = state.num_steps_done
+        start = self.savepoints.resume() if checkpoint is None else self.savepoints.load(checkpoint)
+        self.num_steps_done = start
         self.trainer.rate_factor = self.guard.rate_factor
-        self.guard.remember(read_metrics(self.config.output_dir))
-        return state.num_steps_done
+        self.guard.remember(read_metrics(self.config.output_dir) if start else [])
+        return start
