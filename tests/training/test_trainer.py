@@ -160,7 +160,9 @@ def _losses_by_definition(
                 extra = -algorithm.entropy_coefficient * -(row_V.exp() * row_V).sum()
                 if reference is not None and algorithm.kl is not None:
                     gap = row_V[token] - reference_TV[position + index - 1, token]
-                    extra = extra + algorithm.kl.coefficient * ((-gap).exp() - 1 + gap)
+                    extra = extra + algorithm.kl.coefficient * ((-gap).exp() - 1 + gap).clamp(
+                        max=10
+                    )
                 turns[-1].append((row_V[token], segment.logprobs_T[index], extra))
         position += len(segment.token_ids_T)
     tokens = [token for turn in turns for token in turn]
