@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from forage import train
 from forage.commands import train_command
 from forage.commands.cli import main
 from forage.config import config_file
-from forage.config.run_config import RunConfig, load_config
+from forage.config.run_config import RunConfig, load_config, to_yaml
 from forage.data.world.encyclopedia import write_world
 from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
+from forage.training import savepoints
 from tests.test_recipes import CONFIGS, TWINS, flat
 from tests.tiny_runs import scratch
 
@@ -84,7 +84,7 @@ def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[type, 
 
     with monkeypatch.context() as patch:
         patch.setattr(BaseModel, "__getattribute__", spy)
-        patch.setattr(train, "to_yaml", unseen(train.to_yaml))
+        patch.setattr(savepoints, "to_yaml", unseen(to_yaml))
         patch.setattr(train_command, "load_config", unseen(load_config))
         yield reads
 

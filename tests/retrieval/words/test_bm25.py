@@ -129,6 +129,7 @@ def test_a_large_skewed_corpus_is_searched_as_if_every_row_were_scored(tmp_path:
     texts = [" ".join(rng.choices(words, weights, k=rng.choice([4, 8, 30]))) for _ in range(2000)]
     engine = build(tmp_path, [*texts, *texts[:500]])
     columns = engine._columns
+    assert isinstance(columns, Columns), "so small an index is searched by numpy"
     for _ in range(300):
         query = " ".join(rng.choices(words, k=rng.randint(1, 9)))
         terms = [engine._words[word] for word in query.split()]
