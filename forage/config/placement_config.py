@@ -34,15 +34,13 @@ class TrainerPlacement(Frozen):
     sequence_parallel: int = Field(default=1, ge=1)
     """Ranks that the tokens of a micro-batch are cut over, for episodes that fit no single one."""
     compute_dtype: Literal["bfloat16"] | None = None
-    """The type that weights are gathered and computed in, gradients being summed in float32; null:
-    model.dtype."""
+    """The type of gathered weights and of arithmetic; sums are float32; null: model.dtype."""
     offload: tuple[Literal["policy", "critic", "reference"], ...] = ()
     """Models whose weights, gradients and optimizer states rest in host memory."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that a rank waits for another before it gives up, which ends the run."""
     reduce_once: bool = False
-    """Sum gradients over ranks after the last micro-batch alone: less traffic, and room for the
-    gradient of all weights on every rank."""
+    """Sum gradients over ranks once a step: less traffic, a whole gradient on every rank."""
 
 
 class PlacementConfig(Frozen):

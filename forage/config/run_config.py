@@ -325,6 +325,8 @@ def to_yaml(config: RunConfig) -> str:
     tree = config.model_dump(mode="json", exclude_defaults=False)
     if config.placement.has_server or config.model.endpoint is not None:
         del tree["rollout"]["engine"]
+    if config.placement.num_ranks is None:
+        del tree["placement"]["trainer"]  # refused where one process learns
     if config.model.endpoint is not None:
         for name in KEYS_OF_WEIGHTS:
             del tree["model"][name]

@@ -25,8 +25,7 @@ class TrainerConfig(Frozen):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The norm that the gradient is clipped to."""
     max_skipped_updates: int = Field(default=3, ge=0)
-    """Updates in a row that are left out because their gradient is not finite; one more ends the
-    run."""
+    """Updates in a row without a finite gradient that are left out; one more ends the run."""
     max_tokens_per_micro_batch: int = Field(default=16_384, ge=256)
     """Tokens of a micro-batch at most; it changes no gradient."""
     num_mini_batches: int = Field(default=1, ge=1)
