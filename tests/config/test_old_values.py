@@ -72,7 +72,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         **GRPO,
         **FOUR_NODES,
         "placement.tensor_parallel": 2,
-        "placement.offload": False,
     },
     "search-r1-grpo-72b": {**GRPO, **FOUR_NODES, "placement.tensor_parallel": 4},
     "search-r1-grpo-v0.2": {**GRPO, "placement.engine": "vllm"},
