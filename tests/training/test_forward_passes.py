@@ -111,15 +111,16 @@ def test_a_rejected_episode_is_kept_out_and_counted():
     assert "correction/cut_fraction" not in metrics
 
 
-def test_weights_are_normalised_over_what_rejection_leaves():
-    (first, _), metrics = corrected(
-        weights={"kind": "clip", "high": 5.0, "normalise": True}, reject={"high": 2.0}
-    )
-    assert first.weights_M.tolist() == pytest.approx([1.0] * len(first.weights_M))
-    assert metrics["correction/weight_mean"] == pytest.approx(1.0)
-    (first, second), metrics = corrected(weights={"kind": "clip", "high": 5.0, "normalise": True})
+def test_weights_are_normalised_over_all_tokens_what_rejection_takes_away_included():
+    """They were normalised over the rest, which veRL and slime do not do."""
+    weights = {"kind": "clip", "high": 5.0, "normalise": True}
+    (first, second), metrics = corrected(weights=weights)
     assert metrics["correction/weight_mean"] == pytest.approx(1.0)
     assert second.weights_M[0] / first.weights_M[0] == pytest.approx(3.0)
+    (alone, rejected), metrics = corrected(weights=weights, reject={"high": 2.0})
+    assert not rejected.is_kept_M.any()
+    assert alone.weights_M.tolist() == pytest.approx(first.weights_M.tolist())
+    assert metrics["correction/weight_mean"] == pytest.approx(first.weights_M[0].item())
 
 
 def test_a_veto_alone_needs_no_weights():

@@ -9,35 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from forage.remote.json_server import JsonServer
-from forage.remote.openai_client import is_overflow
-from forage.remote.request import RemoteFailure
 from forage.rollout.engines.completions_engine import request_seed
-from forage.rollout.engines.engine_server import (
-    Bucket,
-    JoinInfo,
-    ServerFailed,
-    Tensors,
-    TurnAborted,
-)
-from forage.types import (
-    Completion,
-    ContextOverflow,
-    EngineError,
-    FailureKind,
-    FinishReason,
-    Sampling,
-)
-
-_HEALTH_S = 10.0
-_KEEPALIVE_S = 2.0
-_CONTROL_CONNECTIONS = 8
-_ENDS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
+from forage.rollout.engines.engine_server import Bucket, JoinInfo, ServerFailed, Tensors
+from forage.types import Completion, FailureKind, Sampling
 
 
 class _Logprob(BaseModel):
@@ -48,19 +29,13 @@ class _Logprobs(BaseModel):
     content: list[_Logprob]
 
 
-class _Span(BaseModel):
-    version: int
-    start: int
-    end: int
-
-
 class _Choice(BaseModel):
     """The part of a choice that is read."""
 
     token_ids: list[int]
     finish_reason: str
     logprobs: _Logprobs
-    weight_versions: list[_Span]
+    weight_versions: list[VersionSpan]
 
 
 class VllmServer:
@@ -70,10 +45,7 @@ class VllmServer:
         self, url: str, timeout_s: float, update_timeout_s: float, max_connections: int
     ) -> None:
         self.url = url
-        self._timeout_s = timeout_s
-        self._update_timeout_s = update_timeout_s
-        self._turns = JsonServer(url, max_connections, _KEEPALIVE_S)
-        self._http = JsonServer(url, _CONTROL_CONNECTIONS)
+        self._http = EngineHttp(url, timeout_s, update_timeout_s, max_connections)
         self._numbers = itertools.count()
 
     async def sample(self, token_ids: Sequence[int], sampling: Sampling, salt: str) -> Completion:
@@ -84,38 +56,30 @@ class VllmServer:
             "sampling_params": _sampling_params(sampling, len(token_ids)),
             "cache_salt": salt,
         }
-        document = await self._turns.post("/inference/v1/generate", body, self._timeout_s)
-        if isinstance(document, RemoteFailure):
-            if is_overflow(document):
-                raise ContextOverflow(document.detail)
-            if document.kind is FailureKind.REFUSED and not document.may_pass:
-                raise EngineError(f"{self.url} refuses the turn: {document.detail}")
-            raise ServerFailed(self.url, "sample a turn", document)
-        try:
-            return _read_turn(document, sampling.max_tokens)
-        except ValueError as error:
-            failure = RemoteFailure(FailureKind.MALFORMED, f"its reply is no turn: {error}")
-            raise ServerFailed(self.url, "sample a turn", failure) from None
+        read = partial(_read_turn, max_tokens=sampling.max_tokens)
+        return await self._http.sample("/inference/v1/generate", body, read)
 
     async def is_alive(self) -> bool:
-        return not isinstance(await self._http.get("/health", _HEALTH_S), RemoteFailure)
+        return await self._http.is_alive()
 
     async def version(self) -> str:
-        return str((await self._get("/weight_info", "name its weights")).get("weight_version"))
+        return str((await self._http.get("/weight_info", "name its weights")).get("weight_version"))
 
     async def num_workers(self) -> int:
         """Processes that hold a part of the weights: its ranks in the trainer's group."""
-        return int((await self._get("/get_world_size", "count its workers"))["world_size"])
+        return int((await self._http.get("/get_world_size", "count its workers"))["world_size"])
 
     async def pause(self) -> None:
-        await self._post("/pause?mode=keep&clear_cache=false", {}, "pause")
+        await self._http.post("/pause?mode=keep&clear_cache=false", {}, "pause")
 
     async def resume(self) -> None:
-        await self._post("/resume", {}, "go on")
+        await self._http.post("/resume", {}, "go on")
 
     async def forget_keys(self) -> None:
         """Keys and values of older weights go; turns in flight compute theirs anew."""
-        await self._post("/reset_prefix_cache?reset_running_requests=true", {}, "drop its cache")
+        await self._http.post(
+            "/reset_prefix_cache?reset_running_requests=true", {}, "drop its cache"
+        )
 
     async def misfits(self, tensors: Tensors) -> list[str]:
         """Why these tensors are not those of the served model, a sentence each."""
@@ -126,10 +90,10 @@ class VllmServer:
     async def join(self, info: JoinInfo) -> None:
         """Join the trainer's group, which the trainer makes at the same time."""
         body = {"init_info": asdict(info)}
-        await self._post("/init_weight_transfer_engine", body, "join the trainer's group")
+        await self._http.post("/init_weight_transfer_engine", body, "join the trainer's group")
 
     async def start_update(self) -> None:
-        await self._post("/start_weight_update", {}, "start an update")
+        await self._http.post("/start_weight_update", {}, "start an update")
 
     async def receive(self, bucket: Bucket) -> None:
         """Take a bucket, which the trainer broadcasts at the same time."""
@@ -138,10 +102,12 @@ class VllmServer:
             "starts": bucket.starts,
             "num_bytes": bucket.num_bytes,
         }
-        await self._post("/update_weights", {"update_info": info}, "receive weights")
+        await self._http.post("/update_weights", {"update_info": info}, "receive weights")
 
     async def finish_update(self, version: str) -> None:
-        await self._post("/finish_weight_update", {"weight_version": version}, "end the update")
+        await self._http.post(
+            "/finish_weight_update", {"weight_version": version}, "end the update"
+        )
 
     async def abandon_update(self) -> None:
         """End an update that will not go on: the weights are half new until the next one."""
@@ -155,27 +121,15 @@ class VllmServer:
             if failed.failure.kind is not FailureKind.SERVER_ERROR:
                 raise
             await self._call("reload_weights", {"weights_path": str(folder)}, f"load {folder}")
-        await self._post("/update_weight_version", {"new_version": version}, "take a version")
+        await self._http.post("/update_weight_version", {"new_version": version}, "take a version")
 
     async def close(self) -> None:
-        await self._turns.close()
         await self._http.close()
 
     async def _call(self, method: str, kwargs: dict[str, Any], doing: str) -> list[Any]:
         """A method of all its workers."""
         body = {"method": method, "kwargs": kwargs}
-        return (await self._post("/collective_rpc", body, doing)).get("results", [])
-
-    async def _get(self, path: str, doing: str) -> dict[str, Any]:
-        return self._or_raise(await self._http.get(path, self._update_timeout_s), doing)
-
-    async def _post(self, path: str, body: dict[str, Any], doing: str) -> dict[str, Any]:
-        return self._or_raise(await self._http.post(path, body, self._update_timeout_s), doing)
-
-    def _or_raise(self, document: dict[str, Any] | RemoteFailure, doing: str) -> dict[str, Any]:
-        if isinstance(document, RemoteFailure):
-            raise ServerFailed(self.url, doing, document)
-        return document
+        return (await self._http.post("/collective_rpc", body, doing)).get("results", [])
 
 
 def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
@@ -201,29 +155,7 @@ def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
 
 def _read_turn(document: dict[str, Any], max_tokens: int) -> Completion:
     """The turn; raises ``TurnAborted``, and ``ValueError`` for what is no turn."""
-    try:
-        (choice,) = (_Choice.model_validate(each) for each in document.get("choices", ()))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    if choice.finish_reason == "abort":
-        raise TurnAborted("the server was told to abort the turn")
-    if choice.finish_reason not in _ENDS:
-        raise ValueError(f"it ended with {choice.finish_reason!r}")
-    num_tokens = len(choice.token_ids)
-    if num_tokens != len(choice.logprobs.content) or not 0 < num_tokens <= max_tokens:
-        raise ValueError(
-            f"{num_tokens} tokens with {len(choice.logprobs.content)} log-probabilities came, "
-            f"{max_tokens} were asked for"
-        )
-    versions: list[int] = []
-    for span in choice.weight_versions:
-        versions += [span.version] * (span.end - span.start)
-    if len(versions) != num_tokens:
-        raise ValueError(f"{num_tokens} tokens came with {len(versions)} versions")
-    return Completion(
-        tuple(choice.token_ids),
-        tuple(each.logprob for each in choice.logprobs.content),
-        tuple(versions),
-        _ENDS[choice.finish_reason],
-    )
+    (choice,) = (_Choice.model_validate(each) for each in document.get("choices", ()))
+    logprobs = [each.logprob for each in choice.logprobs.content]
+    spans, reason = choice.weight_versions, choice.finish_reason
+    return make_completion(choice.token_ids, logprobs, spans, reason, max_tokens)

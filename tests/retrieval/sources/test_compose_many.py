@@ -9,6 +9,7 @@ import pytest
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.index.index import OpenOptions, build_index, open_index
+from forage.retrieval.serve.middleware import Limits
 from forage.retrieval.sources import compose
 from forage.retrieval.sources.compose import (
     FusionSettings,
@@ -148,8 +149,8 @@ def test_k1_b_and_the_cluster_reach_lucene_and_ray(
 
     monkeypatch.setattr(compose, "Lucene", open_other)
     monkeypatch.setattr("forage.retrieval.sources.compose.Sharded", open_other)
-    lucene = LuceneSettings(k1=1.2, b=0.75)
-    opened(settings("lucene:wiki/", "ray:shards", lucene=lucene, ray_address="head:6379"))
+    more = {"lucene": LuceneSettings(k1=1.2, b=0.75), "limits": Limits(deadline_s=30.0)}
+    opened(settings("lucene:wiki/", "ray:shards", ray_address="head:6379", **more))
     assert asked == [(Path("wiki"), 1.2, 0.75), ("shards", "head:6379", 30.0)]
 
 

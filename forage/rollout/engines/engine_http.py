@@ -1,0 +1,114 @@
+"""What servers that sample share over HTTP: their connections, their failures, a turn put together.
+
+Each server's own routes and replies are in ``vllm_server.py`` and ``sglang_server.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from forage.remote.json_server import JsonServer
+from forage.remote.openai_client import is_overflow
+from forage.remote.request import RemoteFailure
+from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
+from forage.types import Completion, ContextOverflow, EngineError, FailureKind, FinishReason
+
+HEALTH_S = 10.0
+_KEEPALIVE_S = 2.0
+_CONTROL_CONNECTIONS = 8
+_ENDS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class VersionSpan(BaseModel):
+    """Tokens [start, end) were sampled under this version of the weights."""
+
+    version: int
+    start: int
+    end: int
+
+
+class EngineHttp:
+    """Connections to one server: some for turns, some for its control. All times in seconds."""
+
+    def __init__(
+        self, url: str, timeout_s: float, update_timeout_s: float, max_connections: int
+    ) -> None:
+        self.url = url
+        self._timeout_s, self._update_timeout_s = timeout_s, update_timeout_s
+        self._turns = JsonServer(url, max_connections, _KEEPALIVE_S)
+        self._control = JsonServer(url, _CONTROL_CONNECTIONS)
+
+    async def sample(
+        self, path: str, body: dict[str, Any], read: Callable[[dict[str, Any]], Completion]
+    ) -> Completion:
+        """The turn that ``read`` makes of the reply; raises as ``EngineServer.sample`` does.
+
+        ``read`` raises ``ValueError`` for what is no turn.
+        """
+        document = await self._turns.post(path, body, self._timeout_s)
+        if isinstance(document, RemoteFailure):
+            if is_overflow(document):
+                raise ContextOverflow(document.detail)
+            if document.kind is FailureKind.REFUSED and not document.may_pass:
+                raise EngineError(f"{self.url} refuses the turn: {document.detail}")
+            raise ServerFailed(self.url, "sample a turn", document)
+        try:
+            return read(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except ValueError as error:
+            why = str(error)
+        failure = RemoteFailure(FailureKind.MALFORMED, f"its reply is no turn: {why}")
+        raise ServerFailed(self.url, "sample a turn", failure)
+
+    async def abort(self, path: str, body: dict[str, Any]) -> None:
+        """Tell the server that a turn is not wanted any more, whatever it says to that."""
+        await self._control.post(path, body, HEALTH_S)
+
+    async def is_alive(self) -> bool:
+        return not isinstance(await self._control.get("/health", HEALTH_S), RemoteFailure)
+
+    async def get(self, path: str, doing: str) -> dict[str, Any]:
+        """Raises ``ServerFailed``, which says what the server failed to do."""
+        return self._or_raise(await self._control.get(path, self._update_timeout_s), doing)
+
+    async def post(self, path: str, body: dict[str, Any], doing: str) -> dict[str, Any]:
+        """Raises ``ServerFailed``, which says what the server failed to do."""
+        return self._or_raise(await self._control.post(path, body, self._update_timeout_s), doing)
+
+    async def close(self) -> None:
+        await self._turns.close()
+        await self._control.close()
+
+    def _or_raise(self, document: dict[str, Any] | RemoteFailure, doing: str) -> dict[str, Any]:
+        if isinstance(document, RemoteFailure):
+            raise ServerFailed(self.url, doing, document)
+        return document
+
+
+def make_completion(
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    spans: Sequence[VersionSpan],
+    reason: str,
+    max_tokens: int,
+) -> Completion:
+    """The turn; raises ``TurnAborted``, and ``ValueError`` where its parts do not fit together."""
+    if reason == "abort":
+        raise TurnAborted("the server was told to abort the turn")
+    if reason not in _ENDS:
+        raise ValueError(f"it ended with {reason!r}")
+    num_tokens = len(token_ids)
+    if num_tokens != len(logprobs) or not 0 < num_tokens <= max_tokens:
+        raise ValueError(
+            f"{num_tokens} tokens with {len(logprobs)} log-probabilities came, {max_tokens} were "
+            "asked for"
+        )
+    versions = [span.version for span in spans for _ in range(span.end - span.start)]
+    if len(versions) != num_tokens:
+        raise ValueError(f"{num_tokens} tokens came with {len(versions)} versions")
+    return Completion(tuple(token_ids), tuple(logprobs), tuple(versions), _ENDS[reason])
