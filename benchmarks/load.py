@@ -145,9 +145,14 @@ class _Client(asyncio.Protocol):
         if end < 0:
             return
         head = bytes(self._received[:end]).lower()
-        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
-        if len(self._received) < end + 4 + length:
-            return
+        if b"\r\ntransfer-encoding: chunked" in head:
+            # Nothing else is in flight, and JSON holds no line break: the last chunk ends it.
+            if not self._received.endswith(b"\r\n0\r\n\r\n"):
+                return
+        else:
+            length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+            if len(self._received) < end + 4 + length:
+                return
         self._outcome.seconds.append(time.perf_counter() - self._sent_at)
         self._outcome.statuses[int(head.split(b" ", 2)[1])] += 1
         self._received.clear()

@@ -150,8 +150,10 @@ def test_a_reward_to_be_had_without_right_answers_is_told_before_exact_match_fal
     hacked_run: RunConfig,
 ):
     rows, ems = read_metrics(hacked_run.output_dir), exact_matches(hacked_run)
-    first, fall = alarms_of(hacked_run)[0], fall_of(ems)
-    assert first.signal == "health/misranked"
+    alarms, fall = alarms_of(hacked_run), fall_of(ems)
+    first = alarms[0]
+    # Its right episodes become less likely with the same step: whichever is said first, both are.
+    assert "health/misranked" in {alarm.signal for alarm in alarms if alarm.step == first.step}
     assert first.step < fall < len(ems)
     assert ems[first.step] > max(ems) / 2
     assert fmean(ems[-3:]) < 0.3 * max(ems)

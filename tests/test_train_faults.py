@@ -290,7 +290,8 @@ def test_a_bug_is_raised_and_leaves_no_thread_behind(
 @pytest.mark.slow
 def test_the_command_line_shows_a_bug_with_its_traceback(tmp_path: Path):
     """A learning rate beyond all sense is found by the next step's gradient, and said."""
-    config = make_config(tmp_path / "run", trainer={"learning_rate": 1e30, "warmup_steps": 0})
+    beyond_sense = {"learning_rate": 1e30, "warmup_steps": 0, "max_skipped_updates": 0}
+    config = make_config(tmp_path / "run", trainer=beyond_sense)
     recipe = write_recipe(tmp_path / "recipe.yaml", config)
     ended = forage("train", recipe)
     assert ended.returncode == 1

@@ -22,6 +22,9 @@ from forage.retrieval.serve.middleware import Limits, Room
 
 _MAX_HEAD_BYTES = 32 * 1024
 _MAX_FIELDS = 100
+# What a refused client still sends is read and forgotten for so long. A connection that is closed
+# with bytes unread is reset, and the client may lose the reply that tells it why.
+_LINGER_S = 1.0
 
 
 class Connection(HttpToolsProtocol):
@@ -41,7 +44,7 @@ class Connection(HttpToolsProtocol):
         self._app, self.app = self.app, self._answer
         self._patience_s, self._room = limits.patience_s, room
         self._address = ""
-        self._has_room = self._is_lost = False
+        self._has_room = self._is_lost = self._is_refused = False
         self._answering: asyncio.Task[Any] | None = None
         # Of the headers that come next, or are coming: what came, and of that what is parsed.
         self._is_in_head = True
@@ -69,7 +72,7 @@ class Connection(HttpToolsProtocol):
             self._answering.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         self._num_received += len(data) if self._is_in_head else 0
         super().data_received(data)
@@ -151,7 +154,10 @@ class Connection(HttpToolsProtocol):
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         head += "connection: close\r\n" + ("retry-after: 1\r\n" if status == 429 else "")
         self.transport.write(STATUS_LINE[status] + head.encode() + b"\r\n" + body)
-        self.transport.close()
+        self.transport.write_eof()
+        self._is_refused = True
+        self._stop(self._reading)
+        self._reading = self.loop.call_later(_LINGER_S, self.transport.close)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._answering = asyncio.current_task()

@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import psutil
 import pytest
@@ -110,9 +109,8 @@ async def test_a_process_that_was_killed_is_replaced(make_extraction: MakeExtrac
     assert "English mathematician" in await extraction.text(page(ARTICLE))
 
 
-async def test_the_process_ends_by_itself_where_the_one_who_asked_has_gone(tmp_path: Path):
-    program = tmp_path / "asks.py"
-    program.write_text(
+async def test_the_process_ends_by_itself_where_the_one_who_asked_has_gone():
+    program = (
         "import asyncio, os, signal\n"
         "from forage.retrieval.web.extraction import Extraction\n"
         "from tests.retrieval.web.test_extraction import HOSTILE, children, page\n"
@@ -125,7 +123,7 @@ async def test_the_process_ends_by_itself_where_the_one_who_asked_has_gone(tmp_p
         "asyncio.run(main())\n"
     )
     asker = await asyncio.create_subprocess_exec(
-        sys.executable, str(program), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
     )
     assert asker.stdout is not None
     pid = int(await asker.stdout.readline())
