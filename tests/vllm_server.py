@@ -41,8 +41,11 @@ def served_config(out: Path, *urls: str, **changes: Any) -> RunConfig:
 
 
 @cache
-def real_server() -> str:
-    """The address of a server of the tiny random model, with room for episodes of 384 tokens."""
+def real_server(number: int = 0) -> str:
+    """The address of a server of the tiny random model, with room for episodes of 384 tokens.
+
+    Tests that need several ask for each by its number.
+    """
     import os
 
     config = served_config(scratch() / "served")
@@ -54,7 +57,7 @@ def real_server() -> str:
         port = free.getsockname()[1]
     command = [*vllm_command(config, engine, program), "--host", "127.0.0.1", "--port", str(port)]
     environment = server_environment(config, 1, os.environ)
-    log = scratch() / "vllm.log"
+    log = scratch() / f"vllm-{number}.log"
     process = ChildProcess("the vLLM server", command, log, environment)
     process.start()
     atexit.register(process.stop)

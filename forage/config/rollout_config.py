@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from forage.settings import Frozen
@@ -18,6 +20,8 @@ class EngineConfig(Frozen):
     """Prompts are padded to multiples of so many tokens."""
     max_draft_tokens: int = Field(default=7, ge=0)
     """Tokens that are guessed and checked in one forward pass; 0: none."""
+    cache_on_update: Literal["recompute", "keep"] = "recompute"
+    """Whether turns in flight go on over keys and values of the new weights or of the old ones."""
 
 
 class RolloutConfig(Frozen):
@@ -30,7 +34,7 @@ class RolloutConfig(Frozen):
     max_concurrent_episodes: int = Field(default=64, ge=1)
     """Episodes in flight at most."""
     max_staleness: int = Field(default=0, ge=0)
-    """Optimizer steps that an episode may lag behind the trainer; 0: synchronous."""
+    """Steps that an episode may lag behind the trainer; 0: synchronous."""
     episode_deadline_s: float = Field(default=600.0, gt=0)
     """Seconds after which an episode is ended."""
     train_on_failed_searches: bool = False

@@ -26,6 +26,7 @@ from forage.config.placement_config import PlacementConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.config.search_config import SearchConfig
 from forage.config.sentinel_config import SentinelKind, WarnOrStop
+from forage.config.server_config import ServerPlacement
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.errors import UserError
@@ -191,6 +192,13 @@ class RunConfig(Frozen):
             raise ValueError(
                 f"rollout.engine does nothing: it sizes the in-process engine, and "
                 f"placement.engine is {placement.engine.kind}; remove one of them"
+            )
+        served, own = placement.engine, self.rollout.engine
+        engine = served if isinstance(served, ServerPlacement) else own
+        if engine.cache_on_update == "keep" and self.rollout.max_staleness == 0:
+            raise ValueError(
+                "cache_on_update: keep does nothing at rollout.max_staleness 0: weights "
+                "change while no turn is in flight; raise max_staleness, or remove it"
             )
         if self.model.device == "cpu" and placement.num_gpus > 1:
             raise ValueError(

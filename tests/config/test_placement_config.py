@@ -35,6 +35,14 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             {"placement": {"engine": "vllm"}, "rollout": {"engine": {"num_slots": 32}}},
             "rollout.engine does nothing",
         ),
+        (
+            {"placement": {"engine": {"kind": "vllm", "cache_on_update": "keep"}}},
+            "cache_on_update: keep does nothing at rollout.max_staleness 0",
+        ),
+        (
+            {"rollout": {"engine": {"cache_on_update": "keep"}}},
+            "cache_on_update: keep does nothing at rollout.max_staleness 0",
+        ),
         ({"device": "cpu", "placement": {"gpus_per_node": 2}}, "asks for 2 GPUs"),
         (
             {"placement": {"engine": {"kind": "vllm", "urls": ["10.0.0.5:8000"]}}},

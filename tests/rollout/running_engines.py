@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from transformers import PreTrainedModel
 
@@ -26,6 +27,7 @@ async def running_engine(
     prefill_bucket: int = 16,
     max_tokens: int = MAX_TOKENS,
     max_draft_tokens: int = 7,
+    cache_on_update: Literal["recompute", "keep"] = "recompute",
 ) -> AsyncIterator[TorchEngine]:
     """An engine that is closed at the end, whatever happens."""
     settings = EngineConfig(
@@ -33,6 +35,7 @@ async def running_engine(
         tile_rows=tile_rows,
         prefill_bucket=prefill_bucket,
         max_draft_tokens=max_draft_tokens,
+        cache_on_update=cache_on_update,
     )
     engine = TorchEngine(model or make_model(), LETTERS, settings, max_tokens, num_threads=1)
     try:

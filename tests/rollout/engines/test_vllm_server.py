@@ -29,6 +29,7 @@ from forage.rollout.engines.weight_update import ServerUpdates
 from forage.training.model import load_tokenizer, weights_by_name, write_weights
 from forage.types import Completion, ContextOverflow, FinishReason, Sampling
 from tests.fakes import tiny_codec
+from tests.rollout.loop_with_delays import LoopWithDelays, check_bound
 from tests.tiny_runs import MAX_TOKENS, random_model
 from tests.vllm_server import needs_vllm, real_server
 
@@ -174,22 +175,28 @@ async def test_a_prompt_beyond_the_context_is_a_typed_failure():
 async def test_turns_in_flight_go_on_under_the_new_weights_over_keys_computed_anew():
     """Each token bears the version that sampled it, and has that version's log-probability."""
     async with served() as it:
-        turns = [
-            asyncio.create_task(it.engine.generate(PROMPT, ask(f"{n}", max_tokens=300)))
-            for n in range(4)
-        ]
-        await asyncio.sleep(0.3)
-        it.change()
-        await it.publish()
-        for completion in await asyncio.gather(*turns):
+        completions: list[Completion] = []
+        while not completions:  # on a busy machine turns may end before the update comes
+            completions = await completions_across_an_update(it)
+        for completion in completions:
             first, second = it.version - 1, it.version
-            assert set(completion.versions_T) == {first, second}
             versions = torch.tensor(completion.versions_T)
             for version in (first, second):
                 expected = logprobs_of(it.models[version], PROMPT, completion.token_ids_T)
                 differing = (torch.tensor(completion.logprobs_T).double() - expected).abs()
                 assert differing[versions == version].max() < 5e-4
                 assert differing[versions != version].max() > 0.05
+
+
+async def completions_across_an_update(it: Served) -> list[Completion]:
+    """Turns that were in flight when new weights came, those that ended before left out."""
+    keys = [f"{it.version}/{number}" for number in range(4)]
+    turns = [asyncio.create_task(it.engine.generate(PROMPT, ask(k, max_tokens=300))) for k in keys]
+    while await metric(it.server, "vllm:num_requests_running") == 0:
+        await asyncio.sleep(0.01)
+    it.change()
+    await it.publish()
+    return [each for each in await asyncio.gather(*turns) if len(set(each.versions_T)) == 2]
 
 
 async def test_no_episode_reads_the_keys_of_one_that_began_under_older_weights():
@@ -267,25 +274,40 @@ async def test_a_trainer_that_vanishes_in_a_broadcast_is_an_error_in_time_and_no
 async def test_a_cancelled_turn_is_aborted_at_the_server():
     async with served() as it:
         turn = asyncio.create_task(it.engine.generate(PROMPT, ask(max_tokens=300)))
-        while await num_running(it.server) == 0:
+        while await metric(it.server, "vllm:num_requests_running") == 0:
             await asyncio.sleep(0.01)
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
-        async with asyncio.timeout(10):
-            while await num_running(it.server):
+        async with asyncio.timeout(60):
+            while await metric(it.server, "vllm:num_requests_running"):
                 await asyncio.sleep(0.05)
 
 
-async def num_running(server: VllmServer) -> float:
+async def metric(server: VllmServer, name: str) -> float:
+    """The sum of a metric over its labels."""
     import aiohttp
 
     async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as reply:
         lines = (await reply.text()).splitlines()
-    return sum(
-        float(line.rsplit(" ", 1)[1])
-        for line in lines
-        if line.startswith("vllm:num_requests_running")
-    )
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize(("max_staleness", "seed"), [(0, 1), (1, 2), (2, 3)])
+async def test_no_token_of_two_servers_is_older_than_the_bound(max_staleness: int, seed: int):
+    """Under random delays of play, training and publish, while weights change in flight."""
+    servers = [VllmServer(real_server(number), 120.0, 60.0, 64) for number in (0, 1)]
+    pool = ServerPool(servers, 60.0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
+    transport = GroupTransport(lambda: weights_by_name(model), CPU, 60.0)
+    updates, engine = ServerUpdates(pool, transport, recomputes=True), ServedEngine(pool)
+    run = LoopWithDelays(engine, updates, model, max_staleness, seed, 0.5, num_tokens=100)
+    try:
+        steps = await run.run(5)
+    finally:
+        await engine.close()
+    tokens = list(run.tokens(steps))
+    check_bound(tokens, max_staleness)
+    assert max(abs(token.logprob - token.expected) for token in tokens) < 1e-3
 
 
 async def test_weights_also_travel_through_files_and_heads_are_the_new_ones(tmp_path: Path):

@@ -87,12 +87,16 @@ class EngineThread:
         self._is_held = True
 
     def take_version(self, version: int) -> None:
-        """The weights are now ``version``: forget what older weights computed."""
+        """The weights are now ``version``: forget what older weights computed.
+
+        Where the cache is kept, episodes in flight go on over what they have.
+        """
         self._version = version
         self._is_held = False
         self._prompts.clear()
-        for slot in self._slots:
-            slot.num_cached = 0
+        if self._config.cache_on_update == "recompute":
+            for slot in self._slots:
+                slot.num_cached = 0
 
     def shut(self) -> None:
         """End the thread once the commands before this one have run."""

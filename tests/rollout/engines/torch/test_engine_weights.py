@@ -51,6 +51,20 @@ async def test_new_weights_between_two_turns_recompute_the_whole_transcript():
         assert abs(expected_TV[len(transcript) + index - 1, token].item() - logprob) <= 1e-5
 
 
+async def test_a_cache_that_is_kept_computes_only_what_is_new():
+    model = make_model()
+    async with running_engine(model, cache_on_update="keep") as engine:
+        first = await engine.generate(tokens(1, 40), sampling(max_tokens=4))
+        async with engine.updating(lambda: 1):
+            model.load_state_dict(make_model(seed=1).state_dict())
+        transcript = [*tokens(1, 40), *first.token_ids_T, *tokens(2, 5)]
+        before = engine.counters
+        second = await engine.generate(transcript, sampling(max_tokens=4))
+    assert second.versions_T == (1,) * 4
+    assert engine.counters.prefilled_tokens - before.prefilled_tokens == 6  # one has no keys yet
+    assert engine.counters.reused_tokens - before.reused_tokens == 43
+
+
 async def test_a_groups_prompt_is_computed_again_after_new_weights():
     model, other = make_model(), make_model(seed=1)
     async with running_engine(model) as engine:
