@@ -4,15 +4,17 @@
   index. The original's design is a synchronous handler in a thread pool that encodes and searches
   for each request alone; ours joins the queries of all connections, encodes them and searches as
   ``forage serve`` does. In float32 and, where the processor multiplies bfloat16, in bfloat16 (with
-  the share of the best ten that stay).
+  the share of the best ten that stay), and against encoder and index without a server.
 - rollout: 256 clients with 64 queries each at once, in float32: how many are answered, and when.
-- lone: one client, the two servers in turns, so that both meet the same noise.
+- lone: one client with one query a request, the two servers in turns, so that both meet the same
+  noise.
+- batch: the same with 64 queries a request.
 - bm25: the same index searched in-process and over HTTP by 256 clients;
   an index of one's own (of a million passages, say) with --index and --questions.
 
 Vectors are random (only speed matters); queries are questions of the generated encyclopedia.
 
-    python benchmarks/serving_load.py dense lone bm25
+    python benchmarks/serving_load.py dense lone batch bm25
     python benchmarks/serving_load.py bm25 --index DIR --questions questions.jsonl
     python benchmarks/serving_load.py dense --vectors 10000 --requests 1000     # small
 """
@@ -235,6 +237,7 @@ def run_dense(args: argparse.Namespace, questions: Sequence[str], index_file: Pa
             f"its p99 is {outcome.quantile_ms(0.99) / original.quantile_ms(0.5):.2f} of the "
             "original's p50"
         )
+    _compare_with_alone(args, questions, index_file, outcomes)
     if _has_bfloat16():
         exact = our_rows(DenseSettings(index_file, args.threads, "float32"))
         rounded = our_rows(DenseSettings(index_file, args.threads, "bfloat16"))
@@ -244,6 +247,32 @@ def run_dense(args: argparse.Namespace, questions: Sequence[str], index_file: Pa
             len({hit.row for hit in a} & {hit.row for hit in b}) / 10 for a, b in pairs
         )
         print(f"  bfloat16 keeps {kept:.3f} of the best ten (200 questions, random vectors)")
+
+
+def _compare_with_alone(
+    args: argparse.Namespace,
+    questions: Sequence[str],
+    index_file: Path,
+    outcomes: dict[str, Outcome],
+) -> None:
+    """What encoder and index do without a server, in the batch that is best for them."""
+    dtypes: dict[str, Dtype] = {"ours": "float32", "ours, bfloat16": "bfloat16"}
+    for name, dtype in dtypes.items():
+        if name not in outcomes:
+            continue
+        rows = our_rows(DenseSettings(index_file, args.threads, dtype))
+        rows(questions[:256], 3)
+        rates: dict[int, float] = {}
+        for size in (32, 64, 128, 256):
+            started = time.perf_counter()
+            for first in range(0, 1024, size):
+                rows([questions[n % len(questions)] for n in range(first, first + size)], 3)
+            rates[size] = 1024 / (time.perf_counter() - started)
+        best = max(rates, key=rates.__getitem__)
+        print(
+            f"  {name}: encoder and index alone {rates[best]:.0f} queries/s, {best} at a time; "
+            f"served {outcomes[name].per_second / rates[best]:.2f} of it"
+        )
 
 
 def run_rollout(args: argparse.Namespace, questions: Sequence[str], index_file: Path) -> None:
@@ -257,23 +286,28 @@ def run_rollout(args: argparse.Namespace, questions: Sequence[str], index_file: 
     )
 
 
-def run_lone(args: argparse.Namespace, questions: Sequence[str], index_file: Path) -> None:
-    print(f"\nlone: one client, {args.rounds} rounds of {args.lone_requests} requests each way")
+def run_lone(
+    args: argparse.Namespace, questions: Sequence[str], index_file: Path, num_queries: int
+) -> None:
+    num_requests = max(20, args.lone_requests // num_queries)
+    print(
+        f"\nlone: one client, {num_queries} queries a request, {args.rounds} rounds of "
+        f"{num_requests} requests each way"
+    )
     settings = DenseSettings(index_file, args.threads, "float32")
     medians: dict[str, list[float]] = {"original's design": [], "ours": []}
     with running(serve_original, settings) as original, running(serve_ours, settings) as ours:
         ports = {"original's design": original, "ours": ours}
         for number in range(args.rounds + 1):
             for name, port in ports.items():
-                outcome = drive(Load(port, questions, args.lone_requests, 1))
+                outcome = drive(Load(port, questions, num_requests, 1, num_queries=num_queries))
                 if number:  # the first round warms up
                     medians[name].append(outcome.quantile_ms(0.5))
     for name, values in medians.items():
         print(f"  {name:18} p50 of the rounds: {', '.join(f'{v:.2f}' for v in values)} ms")
     ratios = [b / a for a, b in zip(*medians.values(), strict=True)]
-    print(
-        f"  ours / original's design, p50: {statistics.median(ratios):.2f} (median of the rounds)"
-    )
+    ratio = statistics.median(ratios)
+    print(f"  ours / original's design, p50: {ratio:.2f} (median of the rounds): {1 / ratio:.2f} x")
 
 
 def run_bm25(args: argparse.Namespace, questions: Sequence[str], index_dir: Path) -> None:
@@ -299,14 +333,16 @@ def _has_bfloat16() -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=["dense", "rollout", "lone", "bm25"])
+    parser.add_argument("parts", nargs="+", choices=["dense", "rollout", "lone", "batch", "bm25"])
     parser.add_argument("--vectors", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=40_000, help="articles of the encyclopedia")
     parser.add_argument("--index", type=Path, help="for bm25: this index, none is built")
     parser.add_argument("--questions", type=Path, help="asked instead of the encyclopedia's")
     parser.add_argument("--requests", type=int, default=8000)
     parser.add_argument("--lone-requests", type=int, default=200)
-    parser.add_argument("--each", type=int, default=64, help="queries of a client of rollout")
+    parser.add_argument(
+        "--each", type=int, default=64, help="queries of a request of rollout and batch"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args()
@@ -320,14 +356,16 @@ def main() -> None:
                 build_index(directory / "corpus.jsonl", directory / "index", show_progress=False)
             run_bm25(args, questions, args.index or directory / "index")
         index_file = directory / "vectors.faiss"
-        if {"dense", "rollout", "lone"} & set(args.parts):
+        if {"dense", "rollout", "lone", "batch"} & set(args.parts):
             write_vectors(index_file, args.vectors)
         if "dense" in args.parts:
             run_dense(args, questions, index_file)
         if "rollout" in args.parts:
             run_rollout(args, questions, index_file)
         if "lone" in args.parts:
-            run_lone(args, questions, index_file)
+            run_lone(args, questions, index_file, 1)
+        if "batch" in args.parts:
+            run_lone(args, questions, index_file, args.each)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import http.client
 import json
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from forage.retrieval.serve.server import serve
 from forage.retrieval.sources.compose import ServeSettings
 from forage.types import Hit, Passage
 from tests.retrieval.conftest import StartServer
+from tests.retrieval.web_servers import replies, serving
+from tests.viewer.browser import needs_chromium, visit
 
 BODY = json.dumps({"queries": ["a secret"]}).encode()
 JSON = {"Content-Type": "application/json"}
@@ -173,6 +176,36 @@ def test_on_another_interface_programs_may_use_any_name_and_pages_a_known_one(li
     named = KnownHosts(listens_on, ["search.example"])
     assert named.refusal(Headers({"host": "search.example:8000"})) is None
     assert named.refusal(Headers({"host": "evil.example"})) is not None
+
+
+# What six of six pages could do: ask without a preflight, ask with one, and read what came.
+_PAGE = """<!doctype html><title>elsewhere</title><pre id="outcome">not yet</pre><script>
+const url = "SERVER/retrieve", body = JSON.stringify({queries: ["a secret"]});
+const ways = {
+  simple: {method: "POST", mode: "no-cors", body},
+  form: {method: "POST", mode: "no-cors", body: new URLSearchParams({queries: body})},
+  blob: {method: "POST", mode: "no-cors", body: new Blob([body])},
+  json: {method: "POST", body, headers: {"Content-Type": "application/json"}},
+};
+Promise.all(Object.entries(ways).map(([name, way]) => fetch(url, way)
+  .then(async reply => `${name}: ${reply.type} ${reply.status} [${await reply.text()}]`)
+  .catch(error => `${name}: ${error.name}`)
+)).then(lines => { document.getElementById("outcome").textContent = lines.join("; "); });
+</script>"""
+
+
+@needs_chromium
+def test_a_page_of_another_origin_asks_nothing_and_reads_nothing_in_a_real_browser(
+    start_server: StartServer, purse: Purse, tmp_path: Path
+):
+    page = _PAGE.replace("SERVER", start_server(source=purse))
+    with serving(replies(page, Content_Type="text/html")) as elsewhere:
+        seen = visit(elsewhere.url, tmp_path / "profile", script_ms=20_000)
+    # An opaque reply tells a page nothing: neither its status nor its text.
+    assert (
+        "simple: opaque 0 []; form: opaque 0 []; blob: opaque 0 []; json: TypeError" in seen.dom
+    ), seen.dom
+    assert purse.asked == []
 
 
 def test_what_costs_money_is_served_with_a_token_or_a_flag():
