@@ -29,6 +29,7 @@ from forage.hardware import quiet_openmp
 
 COMMANDS = {
     "demo": "run everything on this machine: from random weights to a model that searches",
+    "real": "a real language model learns to search real text: index, learn, evaluate, report",
     "new": "make a small model with random weights, and its tokenizer",
     "sft": "teach a model by example: recorded episodes or demonstrations",
     "train": "train a model on a recipe by reinforcement learning",

@@ -7,9 +7,6 @@ writes a report.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import platform
 import shutil
 import signal
 import time
@@ -17,7 +14,6 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -25,10 +21,10 @@ from rich.console import Console
 
 from forage.commands.arguments import count, made_of, port, positive
 from forage.commands.new_command import ModelShape, make_model
+from forage.commands.run_report import figures_path, interrupt, with_model, write_run_report
 from forage.commands.sft_command import LOSSES_FILE, run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.errors import UserError
-from forage.records import read_metrics
 from forage.retrieval.serve.child_server import ServerProcess
 
 if TYPE_CHECKING:
@@ -92,7 +88,7 @@ def run_demo(settings: DemoSettings) -> None:
     started = time.perf_counter()
     console = Console()
     out = _choose_out(settings.out)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     console.print(f"[bold]Forage demo[/bold], seed {settings.seed}, into {out}")
     world = write_world(out / "world", settings.size, settings.seed)
     console.print(
@@ -109,14 +105,15 @@ def run_demo(settings: DemoSettings) -> None:
             _make_warm_start(config, console)
         else:
             _take_warm_start(config, console)
-        before = _evaluate(_with_model(config, out / "models" / "warm"), "before")
-        run_training(_with_model(config, out / "models" / "warm"), resume=False)
+        before = _evaluate(with_model(config, out / "models" / "warm"), "before")
+        run_training(with_model(config, out / "models" / "warm"), resume=False)
         export_model(config.output_dir, out / "models" / "trained", step=None)
-        after = _evaluate(_with_model(config, out / "models" / "trained"), "after")
+        after = _evaluate(with_model(config, out / "models" / "trained"), "after")
     seconds = time.perf_counter() - started
-    report = _write_report(config, before, after, seconds)
+    trained = with_model(config, out / "models" / "trained")
+    report = write_run_report(trained, before, after, seconds)
     recipe = out / "recipe.yaml"
-    recipe.write_text(to_yaml(_with_model(config, out / "models" / "trained")), encoding="utf-8")
+    recipe.write_text(to_yaml(trained), encoding="utf-8")
     console.print(to_rich(before_after_table(before.summary, after.summary)))
     _say_what_next(console, out, report, recipe, seconds)
 
@@ -129,7 +126,7 @@ def _make_warm_start(config: RunConfig, console: Console) -> None:
         world / "corpus.jsonl", world / "train.jsonl", random_model, shape, config.seed
     )
     console.print(f"a Qwen2 of {num_parameters:,} random parameters")
-    run_sft(_with_model(config, random_model), out / "models" / "warm")
+    run_sft(with_model(config, random_model), out / "models" / "warm")
 
 
 def _take_warm_start(config: RunConfig, console: Console) -> None:
@@ -172,65 +169,14 @@ def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
     return build_config(tree, source="forage/commands/demo.yaml")
 
 
-def _with_model(config: RunConfig, path: Path) -> RunConfig:
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})})
-
-
 def _evaluate(config: RunConfig, label: str) -> EvaluationResult:
     from forage.evaluation.evaluate import Destination, evaluate_model
     from forage.evaluation.subset import questions_to_evaluate
 
     questions = questions_to_evaluate(config)
     step = 0 if label == "before" else config.trainer.num_steps
-    destination = Destination(_figures_path(config, label), f"evaluation {label}", step)
+    destination = Destination(figures_path(config, label), f"evaluation {label}", step)
     return asyncio.run(evaluate_model(config, questions, destination))
-
-
-def _figures_path(config: RunConfig, label: str) -> Path:
-    return config.output_dir / "evaluation" / f"{label}.json"
-
-
-def _write_report(
-    config: RunConfig, before: EvaluationResult, after: EvaluationResult, seconds: float
-) -> Path:
-    import torch
-
-    from forage.evaluation.journal import played_episodes
-    from forage.evaluation.subset import questions_to_evaluate
-    from forage.evaluation.summary import em_gain
-    from forage.training.model import load_tokenizer
-    from forage.viewer.report import ReportInput, choose_episodes, write_report
-
-    out = config.output_dir
-    tokenizer = load_tokenizer(_with_model(config, out / "models" / "trained").model)
-    losses = [json.loads(line) for line in (out / LOSSES_FILE).read_text().splitlines()]
-    questions = questions_to_evaluate(config)
-    played_before, played_after = (
-        played_episodes(_figures_path(config, label).with_suffix(".jsonl"), "normal", questions)
-        for label in ("before", "after")
-    )
-    bootstrap = config.evaluation.num_bootstrap
-    write_report(
-        out / "report.html",
-        ReportInput(
-            name=config.name,
-            note=config.note,
-            config_yaml=to_yaml(config),
-            metrics=read_metrics(out),
-            environment=f"{os.cpu_count()} cores ({platform.machine()}), "
-            f"Python {platform.python_version()}, torch {torch.__version__}",
-            total_seconds=seconds,
-            before=before.summary,
-            after=after.summary,
-            em_gain=em_gain(
-                before.scores["normal"], after.scores["normal"], bootstrap, config.seed
-            ),
-            warm_start=[(row["step"], row["loss"]) for row in losses],
-            episodes=choose_episodes(played_before, played_after),
-            decode=lambda i: str(tokenizer.decode([i])),
-        ),
-    )
-    return out / "report.html"
 
 
 def _say_what_next(console: Console, out: Path, report: Path, recipe: Path, seconds: float) -> None:
@@ -242,8 +188,3 @@ def _say_what_next(console: Console, out: Path, report: Path, recipe: Path, seco
         f'forage play {recipe} "Who founded ...?" search.url=http://127.0.0.1:8000',
     ):
         console.print(f"  {command}", highlight=False, soft_wrap=True)
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """SIGTERM ends the demo as Ctrl-C does, so that the search service is stopped."""
-    raise KeyboardInterrupt

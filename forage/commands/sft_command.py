@@ -13,14 +13,14 @@ import json
 import logging
 import random
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from forage.commands.arguments import add_config
 from forage.config.run_config import RunConfig, load_config
-from forage.config.warm_start_config import RecordedSource, ScriptedSource
+from forage.config.warm_start_config import ReadingSource, RecordedSource, ScriptedSource
 from forage.data.questions import read_questions
 from forage.data.selection import select
 from forage.episode_json import EpisodeRecord
@@ -29,13 +29,13 @@ from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.rewards.reward_config import RewardConfig
 from forage.rewards.scoring import score_episode
-from forage.types import Episode, Origin, Question, Status, TokenizerId
+from forage.types import Episode, Generate, Origin, Question, Status, TokenizerId
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from forage.environment.codec import Codec
-    from forage.rollout.play.player import Player
+    from forage.rollout.play.player import Job, Player
     from forage.training.warm_start import ReadArguments, WeightedTokens
 
 LOG = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     config.check_supervised()
     import torch
 
+    from forage.plan.fit_here import fit_here
     from forage.rollout.play.player import Player
     from forage.training import lora
     from forage.training.model import load_policy, load_tokenizer, save_model
@@ -74,6 +75,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
 
     if adapter_only and config.model.lora is None:
         raise UserError("without model.lora there is no adapter to write; leave --adapter out")
+    config = fit_here(config, is_supervised=True)
     choose_matmul_kernel()
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
@@ -83,12 +85,10 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
         episodes = recorded(config, player.codec)
     else:
         num_episodes = settings.num_steps * settings.sequences_per_step
-        form = config.data.train_form
-        questions = _questions_with_hops(config.data.train, form, "data.train")
+        questions = _questions_to_show(config, "train")
         episodes = asyncio.run(demonstrate(config, source, player, questions, num_episodes))
         if config.data.test is not None:
-            form = config.data.test_form
-            questions = _questions_with_hops(config.data.test, form, "data.test")
+            questions = _questions_to_show(config, "test")
             held_out = asyncio.run(demonstrate(config, source, player, questions, NUM_HELD_OUT))
     sequences = [weigh(episode, player.codec, settings) for episode in episodes]
     read_arguments = [find_read_arguments(episode, player.codec) for episode in held_out]
@@ -148,16 +148,17 @@ def _learn(
     read_arguments: Sequence[ReadArguments],
 ) -> None:
     """Run the steps, with a progress bar, and write their losses to a file."""
-    from forage.training.warm_start import reading_accuracy, warm_start
+    from forage.training.warm_start import micro_batch_tokens, reading_accuracy, warm_start
 
     settings = config.warm_start
+    sizes = (micro_batch_tokens(config.trainer), config.trainer.micro_batches_at_once)
     config.output_dir.mkdir(parents=True, exist_ok=True)
     with (
         (config.output_dir / LOSSES_FILE).open("w", buffering=1, encoding="utf-8") as losses,
         progress_bar("warm start", settings.num_steps) as bar,
     ):
         said = ""
-        for step, loss in enumerate(warm_start(model, sequences, settings), start=1):
+        for step, loss in enumerate(warm_start(model, sequences, settings, *sizes), start=1):
             row = {"step": step, "loss": loss}
             if read_arguments and (step % READING_EVERY == 0 or step == settings.num_steps):
                 row["reading"] = reading_accuracy(model, read_arguments)
@@ -168,18 +169,20 @@ def _learn(
 
 async def demonstrate(
     config: RunConfig,
-    source: ScriptedSource,
+    source: ScriptedSource | ReadingSource,
     player: Player,
     questions: Sequence[Question],
     num_episodes: int,
 ) -> list[Episode]:
     """Scripted episodes of questions drawn at random; raises ``UserError``."""
     from forage.retrieval.client.client import SearchClient
-    from forage.rollout.play.demonstrator import Demonstrator, FirstHit, ScriptWriter
+    from forage.rollout.play.demonstrator import FirstHit
     from forage.rollout.play.player import Job, play_all
 
-    writer = ScriptWriter(questions, source.poor_share, player.write_search)
-    num_short = round(source.single_passage_share * num_episodes)
+    demonstrator_of = _demonstrators(source, player, questions, config.seed)
+    num_short = 0
+    if isinstance(source, ScriptedSource):
+        num_short = round(source.single_passage_share * num_episodes)
     rng = random.Random(f"demonstrations-{config.seed}")
     jobs = [
         Job(rng.choice(questions), index, f"demonstration/{index}") for index in range(num_episodes)
@@ -189,9 +192,8 @@ async def demonstrate(
         await client.wait_until_ready()
 
         async def play(job: Job) -> Episode:
-            script = writer.write(job.question, random.Random(f"{config.seed}/{job.key}"))
             search = FirstHit(client) if job.member < num_short else client
-            episode = await player.play(job, Demonstrator(script, player.codec), search)
+            episode = await player.play(job, demonstrator_of(job), search)
             # Only recorded, not learnt from: so without a judge, which may cost money.
             reward = score_episode(episode, RewardConfig(), protocol=config.environment.protocol)
             return replace(episode, reward=reward)
@@ -214,14 +216,51 @@ async def demonstrate(
     return answered
 
 
-def _questions_with_hops(path: Path | None, form: str | None, key: str) -> Sequence[Question]:
+def _demonstrators(
+    source: ScriptedSource | ReadingSource,
+    player: Player,
+    questions: Sequence[Question],
+    seed: int,
+) -> Callable[[Job], Generate]:
+    """What plays the demonstration of a job."""
+    from forage.retrieval.words.languages import stop_words
+    from forage.rollout.play.demonstrator import Demonstrator, ScriptWriter
+    from forage.rollout.play.reader import Reader, plan_reading, words_without
+
+    if isinstance(source, ScriptedSource):
+        writer = ScriptWriter(questions, source.poor_share, player.write_search)
+
+        def script(job: Job) -> Generate:
+            written = writer.write(job.question, random.Random(f"{seed}/{job.key}"))
+            return Demonstrator(written, player.codec)
+
+        return script
+    shares = (source.poor_share, source.keyword_share)
+    key_words = words_without(stop_words("en"))
+
+    def read(job: Job) -> Generate:
+        rng = random.Random(f"{seed}/{job.key}")
+        plan = plan_reading(job.question, questions, *shares, key_words, rng)
+        return Reader(job.question, plan, player.codec, player.write_search)
+
+    return read
+
+
+def _questions_to_show(config: RunConfig, split: Literal["train", "test"]) -> Sequence[Question]:
+    """The questions of a file that can be demonstrated; raises ``UserError`` if there are none."""
+    is_train, data = split == "train", config.data
+    path, form = (data.train, data.train_form) if is_train else (data.test, data.test_form)
     if path is None:
-        raise UserError(f"{key} is missing: name a file of questions")
-    questions = [question for question in read_questions(path, form) if question.hops]
+        raise UserError(f"data.{split} is missing: name a file of questions")
+    questions = read_questions(path, form)
+    if isinstance(config.warm_start.source, ReadingSource):
+        return questions
+    questions = [question for question in questions if question.hops]
     if not questions:
         raise UserError(
-            f"no question of {path} says how it is solved (metadata.hops), so none "
-            "can be demonstrated: learn from recorded episodes with "
+            f"no question of {path} says how it is solved (metadata.hops), so none can be "
+            "demonstrated step by step: show how to search, read and answer with "
+            "warm_start.source=reading, or learn from recorded episodes with "
             "warm_start.source.kind=recorded and warm_start.source.episodes=FILE"
         )
     return questions

@@ -51,6 +51,7 @@ def run(args: Namespace) -> int:
         hardware = None if args.hardware is None else parse_hardware(args.hardware)
         print_plan(make_plan(config, hardware=hardware))
         return 0
+    from forage.plan.fit_here import fit_here
     from forage.train import run_training
 
     played = args.rollout_only
@@ -58,6 +59,8 @@ def run(args: Namespace) -> int:
         raise UserError("--rollout-only has no checkpoint to resume; name the steps that are left")
     if played:
         config = _up_to(config, played.stop)
+    config.check_trainable()
+    config = fit_here(config, earlier=config.output_dir / "config.yaml" if args.resume else None)
     run_training(config, args.resume, args.replay, played, args.trace)
     if config.evaluation.at_end and not (args.replay or played):
         from forage.evaluation.along_training import final_figures

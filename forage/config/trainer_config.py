@@ -28,6 +28,8 @@ class TrainerConfig(Frozen):
     """Updates in a row without a finite gradient that are left out; one more ends the run."""
     max_tokens_per_micro_batch: int = Field(default=16_384, ge=256)
     """Tokens of a micro-batch at most; it changes no gradient."""
+    micro_batches_at_once: int | None = Field(default=None, ge=1)
+    """Micro-batches that a CPU learns at once, sharing its cores; null: what the model suits."""
     num_mini_batches: int = Field(default=1, ge=1)
     """Optimizer steps that a step's groups are split over."""
     num_epochs: int = Field(default=1, ge=1)

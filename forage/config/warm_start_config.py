@@ -56,6 +56,16 @@ class RecordedSource(Frozen):
         return (self.episodes,) if isinstance(self.episodes, Path) else self.episodes
 
 
+class ReadingSource(Frozen):
+    """Demonstrations of questions that have answers and no hops: search, read, answer."""
+
+    kind: Literal["reading"] = "reading"
+    poor_share: float = Field(default=0.2, ge=0, le=1)
+    """The share that guesses without a search, or searches for a single word."""
+    keyword_share: float = Field(default=0.5, ge=0, le=1)
+    """The share of the others that searches for the key words first, not for the question."""
+
+
 class MuonOptimizer(Frozen):
     """Muon for matrices and AdamW for the rest: for small models from random weights."""
 
@@ -74,7 +84,9 @@ class WarmStartConfig(Frozen):
     """Supervised learning from episodes, before reinforcement learning."""
 
     source: Annotated[
-        ScriptedSource | RecordedSource, Field(discriminator="kind"), kind_or("scripted")
+        ScriptedSource | ReadingSource | RecordedSource,
+        Field(discriminator="kind"),
+        kind_or("scripted"),
     ] = ScriptedSource()
     """Where the episodes come from."""
     optimizer: Annotated[

@@ -47,14 +47,18 @@ def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit
     memory, room = memory_of(placed), hardware.gpu_bytes
     if memory.peak_bytes <= room:
         return Fit(placed, hardware, memory)
-    changes = _changes_that_fit(placed, memory_of, room)
+
+    def peak_of(changed: RunConfig) -> int:
+        return memory_of(changed).peak_bytes
+
+    changes = changes_that_fit(placed, peak_of, room)
     if changes:
         peak = memory_of(with_overrides(placed, changes)).peak_bytes
         return Fit(placed, hardware, memory, tuple(changes), peak)
     num_nodes = hardware.num_nodes
     while (num_nodes := 2 * num_nodes) <= _MOST_NODES:
         spread = with_overrides(config, _placement(config, hardware, num_nodes))
-        changes = _changes_that_fit(spread, memory_of, room)
+        changes = changes_that_fit(spread, peak_of, room)
         if changes is not None:
             peak = memory_of(with_overrides(spread, changes)).peak_bytes
             return Fit(placed, hardware, memory, tuple(changes), peak, num_nodes)
@@ -77,17 +81,24 @@ def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[st
     return overrides
 
 
-def _changes_that_fit(config: RunConfig, memory_of: MemoryOf, room: int) -> list[str] | None:
+def changes_that_fit(
+    config: RunConfig,
+    peak_of: Callable[[RunConfig], int],
+    room: int,
+    may_change: Callable[[str], bool] = lambda _: True,
+) -> list[str] | None:
     """Overrides after which the peak is within ``room``; None where none are found."""
     taken: dict[str, str] = {}
 
     def peak(changes: dict[str, str]) -> int:
         overrides = [f"{key}={value}" for key, value in changes.items()]
-        return memory_of(with_overrides(config, overrides)).peak_bytes
+        return peak_of(with_overrides(config, overrides))
 
     now = peak(taken)
     while now > room:
         for key, value in _cheaper(config, taken):
+            if not may_change(key):
+                continue
             changed = {**taken, key: value}
             try:
                 lower = peak(changed)
@@ -98,7 +109,7 @@ def _changes_that_fit(config: RunConfig, memory_of: MemoryOf, room: int) -> list
                 break
         else:
             return None
-    for key in list(taken):
+    for key in reversed(list(taken)):  # the dearest first
         without = {name: value for name, value in taken.items() if name != key}
         if peak(without) <= room:
             taken = without
@@ -108,6 +119,8 @@ def _changes_that_fit(config: RunConfig, memory_of: MemoryOf, room: int) -> list
 def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Settings that take less memory than those of ``config`` and ``taken``, cheapest first."""
     placement = config.placement
+    if config.model.device == "cpu":
+        yield from _cheaper_on_cpu(config, taken)
     if not config.model.gradient_checkpointing:
         yield "model.gradient_checkpointing", "true"
     key = "trainer.max_tokens_per_micro_batch"
@@ -125,3 +138,19 @@ def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, st
     in_flight = int(taken.get(key, config.rollout.max_concurrent_episodes)) // 2
     if in_flight >= _LEAST_IN_FLIGHT:
         yield key, str(in_flight)
+
+
+def _cheaper_on_cpu(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What costs a CPU no time, and then what costs it least: fewer slots of the engine."""
+    key = "trainer.micro_batches_at_once"
+    if int(taken.get(key, config.trainer.micro_batches_at_once or 0)) != 1:
+        yield key, "1"
+    key = "trainer.max_tokens_per_micro_batch"
+    tokens = int(taken.get(key, config.trainer.max_tokens_per_micro_batch))
+    if tokens > config.environment.max_tokens:
+        yield key, str(max(tokens // 2, config.environment.max_tokens))
+    engine = config.rollout.engine
+    key = "rollout.engine.num_slots"
+    num_slots = int(taken.get(key, engine.num_slots))
+    if not config.placement.has_server and num_slots > engine.tile_rows:
+        yield key, str(max(num_slots // 2, engine.tile_rows))

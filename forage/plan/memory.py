@@ -34,6 +34,8 @@ from forage.rollout.engines.torch.slots import LENGTH_BUCKET, round_up
 from forage.training.logprobs import LOGITS_PER_CHUNK
 from forage.training.packed_attention import QUERY_BLOCK
 
+KV_CACHE = "KV cache"
+"""The part that only sampling in this process needs."""
 SERVER_BYTES = 2
 """A server engine samples in bfloat16."""
 _MOMENTS = 2
@@ -86,20 +88,32 @@ class Memory:
         """The most that one device holds at any moment of a step."""
         return max(self.sampling_bytes, self.learning_bytes)
 
+    @property
+    def supervised_bytes(self) -> int:
+        """What learning takes where nothing is played: no cache of an engine."""
+        return sum(part.num_bytes for part in self.parts if part.name != KV_CACHE)
+
 
 def plan_memory(
     config: RunConfig, model: ModelSize, critic: ModelSize | None, num_cores: int
 ) -> Memory:
-    """Memory of each device; ``num_cores`` is how many micro-batches a CPU learns at a time."""
+    """Memory of each device; a CPU may learn a micro-batch on each core."""
     trainer = _trainer_states(config, model, critic)
     parts = [
         *trainer,
-        *_learning_parts(config, model, num_cores if config.model.device == "cpu" else 1),
+        *_learning_parts(config, model, _num_at_once(config, num_cores)),
         *_engine_parts(config, model),
     ]
     is_offloaded = config.placement.engine.offload
     resting = sum(part.num_bytes for part in trainer) if is_offloaded else 0
     return Memory(tuple(parts), resting * config.placement.gpus_per_node)
+
+
+def _num_at_once(config: RunConfig, num_cores: int) -> int:
+    """Micro-batches that are learnt at a time."""
+    if config.model.device != "cpu":
+        return 1
+    return config.trainer.micro_batches_at_once or num_cores
 
 
 def bytes_of(config: RunConfig) -> int:
@@ -185,7 +199,7 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     if not placement.has_server:
         num_bytes, tokens = torch_cache_bytes(config, model), cache_tokens(config)
         text = f"{tokens:,} tokens x {model.kv_numbers_per_token:,} x {bytes_of(config)} B"
-        return [MemoryPart("KV cache", num_bytes, text, while_sampling=True)]
+        return [MemoryPart(KV_CACHE, num_bytes, text, while_sampling=True)]
     # A server that shares its GPUs with an offloaded trainer frees its memory while that learns.
     stays = not placement.engine.offload
     tensor_parallel, gpus = placement.engine.tensor_parallel, placement.num_gpus

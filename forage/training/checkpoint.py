@@ -189,16 +189,21 @@ def drop_checkpoint(checkpoint: Path) -> None:
     _sweep(checkpoint.parent)
 
 
-def check_run_dir(run_dir: Path, resume: bool) -> None:
-    """Refuse to begin a run where one is, or to resume one where none is; raises ``UserError``."""
+def has_run(run_dir: Path) -> bool:
+    """Whether a training run was begun there: it has a checkpoint or a row of metrics."""
     metrics = run_dir / METRICS_FILE
     has_rows = metrics.exists() and metrics.stat().st_size > 0
-    has_run = latest_checkpoint(run_dir) is not None or has_rows
-    if has_run and not resume:
+    return latest_checkpoint(run_dir) is not None or has_rows
+
+
+def check_run_dir(run_dir: Path, resume: bool) -> None:
+    """Refuse to begin a run where one is, or to resume one where none is; raises ``UserError``."""
+    is_there = has_run(run_dir)
+    if is_there and not resume:
         raise UserError(
             f"{run_dir} already holds a run; go on with --resume, or set another output_dir"
         )
-    if resume and not has_run:
+    if resume and not is_there:
         raise UserError(f"{run_dir} holds no run to resume; leave --resume out")
 
 

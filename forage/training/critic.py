@@ -55,9 +55,16 @@ class Critic(nn.Module):
 class CriticTrainer:
     """Holds the critic's weights and trains them on returns, one batch at a time."""
 
-    def __init__(self, critic: Critic, config: CriticConfig, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        critic: Critic,
+        config: CriticConfig,
+        ranks: Ranks | None = None,
+        at_once: int | None = None,
+    ) -> None:
+        """``at_once`` is how many micro-batches a CPU learns at a time."""
         self.critic = critic
-        self._ranks = ranks
+        self._ranks, self._at_once = ranks, at_once
         self.num_updates = 0
         self.config = config
         learnt = [weight for weight in critic.parameters() if weight.requires_grad]
@@ -72,7 +79,7 @@ class CriticTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss_of = partial(self._loss, batch=batch)
-        shares = gradient(self.critic, batch.rows, loss_of, self._ranks)
+        shares = gradient(self.critic, batch.rows, loss_of, self._ranks, self._at_once)
         grad_norm = clip_gradient(self.critic, config.max_grad_norm, self._ranks)
         if not math.isfinite(grad_norm):
             raise FloatingPointError(

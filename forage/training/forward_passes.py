@@ -34,7 +34,7 @@ from forage.types import Origin, Segment
 
 @dataclass(frozen=True, slots=True)
 class ForwardPasses:
-    """The models to run, and the size of a micro-batch."""
+    """The models to run, and the size of a micro-batch; ``at_once`` is for a CPU."""
 
     policy: TokenLogprobs
     reference: TokenLogprobs | None
@@ -42,6 +42,7 @@ class ForwardPasses:
     algorithm: AlgorithmConfig
     temperature: float
     max_tokens: int
+    at_once: int | None
     cost_of: CostOf
     ranks: Ranks | None
 
@@ -99,7 +100,8 @@ class ForwardPasses:
             results = self.ranks.evaluate(rows, lambda each: run(each).float())
         else:
             device = next(self.policy.parameters()).device
-            results = evaluate(device, [lambda each=each: run(each).float().cpu() for each in rows])
+            functions = [lambda each=each: run(each).float().cpu() for each in rows]
+            results = evaluate(device, functions, self.at_once)
         by_episode: dict[int, Tensor] = {}
         for bin_, values in zip(bins, results, strict=True):
             lengths = [len(weighed[i].old_logprobs_M) for i in bin_]

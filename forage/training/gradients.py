@@ -1,8 +1,9 @@
-"""The gradient of a batch from its micro-batches: one at a time on a GPU, one a core on a CPU.
+"""The gradient of a batch from its micro-batches: one at a time on a GPU, some at once on a CPU.
 
-A small model's operations are too short to be shared between cores, so each core computes a whole
-micro-batch. Gradients are added in the order of the micro-batches, so the result does not depend on
-the number of cores.
+A small model's operations are too short to be shared between cores, so by default each core
+computes a whole micro-batch. A larger one may have fewer at once (``at_once``), which share the
+cores. Gradients are added in the order of the micro-batches, so that with a core for each the
+result does not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ Loss = Callable[[], tuple[Tensor, T]]
 
 
 def accumulate(
-    model: nn.Module, losses: Sequence[Loss[T]], num_threads: int | None = None
+    model: nn.Module, losses: Sequence[Loss[T]], at_once: int | None = None
 ) -> list[tuple[float, T]]:
     """Set the parameters' ``grad`` to the gradient of the sum of ``losses``.
 
-    Returns each loss's value and report, in order. Raises what a loss raises. ``num_threads`` None
+    Returns each loss's value and report, in order. Raises what a loss raises. ``at_once`` None
     is one for each core, or one on a GPU.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -45,7 +46,7 @@ def accumulate(
         return loss.item(), report, torch.autograd.grad(loss, parameters)
 
     results: list[tuple[float, T]] = []
-    with _pool(parameters[0].device, num_threads) as pool:
+    with _pool(parameters[0].device, at_once) as pool:
         for value, report, gradients in pool.map(differentiate, losses):
             results.append((value, report))
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -61,6 +62,7 @@ def gradient(
     rows: Sequence[Rows],
     loss_of: Callable[[Rows], tuple[Tensor, T]],
     ranks: Ranks | None,
+    at_once: int | None = None,
 ) -> list[tuple[float, T]]:
     """Set the parameters' ``grad`` to that of the micro-batches' sum, in one process or in ranks.
 
@@ -68,7 +70,7 @@ def gradient(
     """
     if ranks is not None:
         return ranks.accumulate(root, rows, loss_of)
-    return accumulate(root, [partial(loss_of, each) for each in rows])
+    return accumulate(root, [partial(loss_of, each) for each in rows], at_once)
 
 
 def clip_gradient(root: nn.Module, max_norm: float, ranks: Ranks | None) -> float:
@@ -78,14 +80,16 @@ def clip_gradient(root: nn.Module, max_norm: float, ranks: Ranks | None) -> floa
     return nn.utils.clip_grad_norm_(root.parameters(), max_norm).item()
 
 
-def evaluate(device: torch.device, functions: Sequence[Callable[[], T]]) -> list[T]:
+def evaluate(
+    device: torch.device, functions: Sequence[Callable[[], T]], at_once: int | None = None
+) -> list[T]:
     """The value of each function, without gradients, in order. Raises what a function raises."""
 
     def run(function: Callable[[], T]) -> T:
         with torch.no_grad():  # a setting of this thread alone
             return function()
 
-    with _pool(device) as pool:
+    with _pool(device, at_once) as pool:
         return list(pool.map(run, functions))
 
 
@@ -98,8 +102,10 @@ def means(reports: Sequence[Mapping[str, Tensor]], num_tokens: int) -> dict[str,
     return totals
 
 
-def _pool(device: torch.device, num_threads: int | None = None) -> ThreadPoolExecutor:
-    if device.type == "cpu":
-        num_threads = num_threads or num_cores()
-        return ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
-    return ThreadPoolExecutor(1)
+def _pool(device: torch.device, at_once: int | None) -> ThreadPoolExecutor:
+    """As many threads as micro-batches are learnt at once, each with its share of the cores."""
+    if device.type != "cpu":
+        return ThreadPoolExecutor(1)
+    at_once = at_once or num_cores()
+    share = max(1, num_cores() // at_once)
+    return ThreadPoolExecutor(at_once, initializer=torch.set_num_threads, initargs=(share,))

@@ -107,7 +107,9 @@ class Trainer:
         self.critic = None
         if critic is not None:
             assert algorithm.critic is not None, "a critic is built where the estimator reads one"
-            self.critic = CriticTrainer(critic, algorithm.critic, self._ranks)
+            self.critic = CriticTrainer(
+                critic, algorithm.critic, self._ranks, config.micro_batches_at_once
+            )
         self._num_learnt = 0
         self._num_skipped = 0
         self._config = config
@@ -120,6 +122,7 @@ class Trainer:
             algorithm=algorithm,
             temperature=temperature,
             max_tokens=config.max_tokens_per_micro_batch,
+            at_once=config.micro_batches_at_once,
             cost_of=self._cost_of,
             ranks=self._ranks,
         )
@@ -198,7 +201,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         loss_of = partial(self._loss, batch=batch)
-        shares = gradient(self._policy, batch.rows, loss_of, self._ranks)
+        at_once = self._config.micro_batches_at_once
+        shares = gradient(self._policy, batch.rows, loss_of, self._ranks, at_once)
         metrics = {"loss/total": sum(loss for loss, _ in shares)}
         metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
         grad_norm = clip_gradient(self._policy, self._config.max_grad_norm, self._ranks)

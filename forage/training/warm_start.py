@@ -10,6 +10,7 @@ the protocol.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +21,11 @@ from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.packing import first_fit, lay_end_to_end
+from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.environment.codec import Codec
 from forage.errors import UserError
+from forage.hardware import num_cores
 from forage.training import lora
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_states, token_logprobs
@@ -37,6 +40,11 @@ class WeightedTokens:
 
     token_ids_T: tuple[int, ...]
     weights_T: tuple[float, ...]
+
+
+def micro_batch_tokens(trainer: TrainerConfig) -> int:
+    """Tokens of a micro-batch of supervised learning at most."""
+    return min(MAX_TOKENS_PER_MICRO_BATCH, trainer.max_tokens_per_micro_batch)
 
 
 def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTokens:
@@ -75,18 +83,24 @@ def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTo
 
 
 def warm_start(
-    model: PreTrainedModel, sequences: Sequence[WeightedTokens], config: WarmStartConfig
+    model: PreTrainedModel,
+    sequences: Sequence[WeightedTokens],
+    config: WarmStartConfig,
+    max_tokens: int | None = None,
+    at_once: int | None = None,
 ) -> Iterator[float]:
     """Train in place; each step yields its loss (nats per unit of weight).
 
     Step k learns the k-th ``sequences_per_step`` sequences, and the first ones again after the
     last. With ``muon``, Muon (https://kellerjordan.github.io/posts/muon/) updates the matrices
     inside the blocks, and AdamW embeddings, head, biases and norms; without it AdamW updates all
-    trained weights. Rates warm up, and decay to 5 % in the end.
+    trained weights. Rates warm up, and decay to 5 % in the end. ``max_tokens`` is the size of a
+    micro-batch, ``at_once`` how many a CPU learns at a time (None: one a core).
     """
     attention.install(model)
     if next(model.parameters()).device.type == "cpu":
-        torch.set_num_threads(1)  # the matrices of the update are small, too
+        # The matrices of a small model's update are small, too.
+        torch.set_num_threads(max(1, num_cores() // at_once) if at_once else 1)
     optimizers = _optimizers(model, config)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
@@ -95,7 +109,7 @@ def warm_start(
     for step in range(config.num_steps):
         start = step * config.sequences_per_step
         chosen = [sequences[(start + i) % len(sequences)] for i in range(config.sequences_per_step)]
-        loss = _accumulate(model, chosen)
+        loss = _accumulate(model, chosen, max_tokens, at_once)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
@@ -104,17 +118,22 @@ def warm_start(
         yield loss
 
 
-def _accumulate(model: PreTrainedModel, chosen: Sequence[WeightedTokens]) -> float:
+def _accumulate(
+    model: PreTrainedModel,
+    chosen: Sequence[WeightedTokens],
+    max_tokens: int | None = None,
+    at_once: int | None = None,
+) -> float:
     """Set the gradient of the mean over the chosen sequences' weight; returns the loss."""
     total_weight = sum(sum(sequence.weights_T[1:]) for sequence in chosen)
     sizes = [len(sequence.token_ids_T) for sequence in chosen]
-    bins = first_fit(sizes, max(MAX_TOKENS_PER_MICRO_BATCH, max(sizes)))
+    bins = first_fit(sizes, max(max_tokens or MAX_TOKENS_PER_MICRO_BATCH, max(sizes)))
     losses = [partial(_loss, model, [chosen[i] for i in bin_], total_weight) for bin_ in bins]
     if not (lora.has_adapters(model) and lora.adapter_config(model).lora_dropout):
-        return sum(value for value, _ in accumulate(model, losses))
+        return sum(value for value, _ in accumulate(model, losses, at_once))
     lora.set_dropout(model, is_on=True)
     # Several threads would draw their dropout masks in an order that differs from run to run.
-    results = accumulate(model, losses, num_threads=1)
+    results = accumulate(model, losses, at_once=1)
     lora.set_dropout(model, is_on=False)
     return sum(value for value, _ in results)
 
@@ -128,6 +147,24 @@ def _loss(
     logprobs_M, _ = token_logprobs(model, packed, is_wanted_N, temperature=1.0)
     weights_M = weights_N[is_wanted_N].to(logprobs_M.device)
     return -(logprobs_M * weights_M).sum() / total_weight, None
+
+
+def step_seconds(
+    model: PreTrainedModel,
+    sequences: Sequence[WeightedTokens],
+    max_tokens: int | None = None,
+    at_once: int | None = None,
+) -> tuple[float, float]:
+    """Seconds of a gradient over ``sequences``, and of a forward pass, each taken once."""
+    attention.install(model)
+    started = time.perf_counter()
+    _accumulate(model, sequences, max_tokens, at_once)
+    learnt = time.perf_counter()
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for sequence in sequences:
+            hidden_states(model, lay_end_to_end([sequence.token_ids_T]))
+    return learnt - started, time.perf_counter() - learnt
 
 
 def _optimizers(model: PreTrainedModel, config: WarmStartConfig) -> list[torch.optim.Optimizer]:

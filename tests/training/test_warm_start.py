@@ -138,9 +138,9 @@ def test_steps_go_through_the_sequences_in_order_and_start_over(monkeypatch: pyt
     seen: list[list[WeightedTokens]] = []
     accumulate = module._accumulate
 
-    def watch(model: object, chosen: list[WeightedTokens]) -> float:
+    def watch(model: object, chosen: list[WeightedTokens], *rest: int | None) -> float:
         seen.append(chosen)
-        return accumulate(model, chosen)  # pyright: ignore[reportArgumentType]  # passed on
+        return accumulate(model, chosen, *rest)  # pyright: ignore[reportArgumentType]  # passed on
 
     monkeypatch.setattr(module, "_accumulate", watch)
     drawn = sequences(3)

@@ -8,6 +8,7 @@ from forage.evaluation.result import EvaluationResult
 
 ARM_NAMES = {
     "normal": "searching",
+    "sampled": "searching, sampled",
     "closed_book": "closed book",
     "empty": "empty results",
     "gold": "gold passages",
@@ -16,6 +17,7 @@ ARM_NAMES = {
 }
 ARM_NOTES = {
     "normal": "what the retriever finds",
+    "sampled": "the same, several times a question at temperature 1",
     "closed_book": "nothing: there is no search, and the policy is told to answer from memory",
     "empty": "that nothing was found, each time",
     "gold": "always the right passages, so that only reading counts",

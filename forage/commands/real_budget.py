@@ -1,0 +1,144 @@
+"""How much of ``forage real`` fits its time, from what this machine is measured to do.
+
+A quarter of the time is the warm start's, somewhat less than half the learning's, the rest the
+evaluations'. What was chosen is written down with the seconds that each phase took (``real.json``),
+so that a run which goes on has the same steps and questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from forage.config.run_config import RunConfig
+from forage.errors import UserError
+from forage.records import write_whole_text
+
+WARM_START, LEARNING, EVALUATIONS = 0.25, 0.44, 0.25
+"""Shares of the time; the rest is for the index, the model and checkpoints."""
+_EPISODES_A_QUESTION = 2 * (4 + 4)
+"""Greedy in four arms and four samples, before and after."""
+_PASSES_TO_PLAY = 1.5
+"""What playing an episode takes, in forward passes over its tokens: some are sampled one by one."""
+_NUM_MEASURED = 8
+_FEWEST_QUESTIONS, _FEWEST_STEPS = 16, 2
+_MOST_QUESTIONS, _MOST_WARM, _MOST_STEPS = 774, 400, 400
+
+
+@dataclass(slots=True)
+class RunNotes:
+    """What a run was begun with, what was chosen for it, and the seconds of its phases."""
+
+    path: Path
+    told: dict[str, str]
+    chosen: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, told: dict[str, str]) -> Self:
+        """The notes of a run that is begun, or that goes on; raises ``UserError``."""
+        folder = path.parent
+        if not path.exists():
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise UserError(f"{folder} exists and holds no run of this command; choose --out")
+            return cls(path, told)
+        row = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in row["told"].items():
+            if told.get(name) != value:
+                raise UserError(
+                    f"{folder} holds a run that was begun with {name} {value}, not "
+                    f"{told.get(name)}: choose another --out, or go on with the same"
+                )
+        return cls(path, told, row["chosen"], row["seconds"])
+
+    def save(self) -> None:
+        """Write them in one move."""
+        row = {"told": self.told, "chosen": self.chosen, "seconds": self.seconds}
+        write_whole_text(self.path, json.dumps(row, indent=1) + "\n")
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add what a phase takes to its seconds, also where it is cut."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            self.save()
+
+    def choose(self, **numbers: int) -> None:
+        """Write down what was chosen; what is there already stays."""
+        self.chosen = numbers | self.chosen
+        self.save()
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Seconds that an episode takes to learn, and to play."""
+
+    learn_s: float
+    play_s: float
+
+
+def measure_rates(config: RunConfig) -> Rates:
+    """Measured on some demonstrations with the model at hand; the search service must run."""
+    from forage.commands.sft_command import demonstrate
+    from forage.config.warm_start_config import RecordedSource
+    from forage.data.questions import read_questions
+    from forage.environment.codec import Codec
+    from forage.rollout.play.player import Player
+    from forage.training.model import load_policy, load_tokenizer
+    from forage.training.warm_start import micro_batch_tokens, step_seconds, weigh
+
+    settings, source = config.warm_start, config.warm_start.source
+    assert config.data.train is not None
+    assert not isinstance(source, RecordedSource)
+    tokenizer = load_tokenizer(config.model)
+    player = Player(config.environment, config.rollout, tokenizer, config.seed)
+    questions = read_questions(config.data.train)
+    shown = asyncio.run(demonstrate(config, source, player, questions, _NUM_MEASURED))
+    codec = Codec(tokenizer)
+    sequences = [weigh(episode, codec, settings) for episode in shown]
+    model = load_policy(config.model, config.seed)
+    sizes = (micro_batch_tokens(config.trainer), config.trainer.micro_batches_at_once)
+    learn_s, pass_s = step_seconds(model, sequences, *sizes)
+    count = len(sequences)
+    return Rates(learn_s / count, _PASSES_TO_PLAY * pass_s / count)
+
+
+def choose_before(rates: Rates, minutes: float, sequences_per_step: int) -> dict[str, int]:
+    """Steps of the warm start and questions of each evaluation.
+
+    >>> choose_before(Rates(learn_s=1.0, play_s=0.5), 60, 8)
+    {'warm_start_steps': 112, 'num_questions': 112}
+    """
+    seconds = 60 * minutes
+    steps = WARM_START * seconds / (sequences_per_step * rates.learn_s)
+    questions = EVALUATIONS * seconds / (_EPISODES_A_QUESTION * rates.play_s)
+    return {
+        "warm_start_steps": round(min(max(steps, _FEWEST_STEPS), _MOST_WARM)),
+        "num_questions": round(min(max(questions, _FEWEST_QUESTIONS), _MOST_QUESTIONS)),
+    }
+
+
+def choose_steps(rates: Rates, minutes: float, episodes_per_step: int) -> int:
+    """Steps of reinforcement learning.
+
+    >>> choose_steps(Rates(learn_s=1.0, play_s=0.5), 60, 32)
+    33
+    """
+    steps = LEARNING * 60 * minutes / (episodes_per_step * (rates.learn_s + rates.play_s))
+    return round(min(max(steps, _FEWEST_STEPS), _MOST_STEPS))
+
+
+def rates_of(notes: RunNotes, num_learnt: int, num_played: int) -> Rates:
+    """What an episode took in the run's own warm start and in its first, sampled evaluation."""
+    return Rates(
+        notes.seconds["warm start"] / num_learnt, notes.seconds["before, sampled"] / num_played
+    )

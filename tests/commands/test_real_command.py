@@ -1,0 +1,68 @@
+"""``forage real``, whole: with a tiny model, and where its package can be had with the real one."""
+
+import json
+import shutil
+from pathlib import Path
+
+from forage.commands.real_command import RealSettings, run_real
+from forage.records import read_metrics
+from tests.tiny_runs import random_model, world_dir
+
+SMALL = (
+    "environment.max_turn_tokens=60",
+    "environment.max_observation_tokens=100",
+    "environment.max_tokens=384",
+    "trainer.questions_per_step=2",
+    "trainer.group_size=2",
+    "trainer.max_tokens_per_micro_batch=1024",
+    "rollout.engine.num_slots=16",
+    "evaluation.num_bootstrap=100",
+    "warm_start.sequences_per_step=4",
+)
+
+
+def tiny_data(folder: Path) -> Path:
+    """The one-hop questions of the world without their hops: what real ones have."""
+    folder.mkdir()
+    world = world_dir()
+    shutil.copy(world / "corpus.jsonl", folder)
+    for source, target in (("train", "train"), ("test", "dev")):
+        rows = [json.loads(line) for line in (world / f"{source}.jsonl").open(encoding="utf-8")]
+        rows = [row for row in rows if len(row["metadata"]["hops"]) == 1]
+        for row in rows:
+            row["metadata"]["hops"] = []
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{target}.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_tiny_model_goes_through_all_of_it_and_a_finished_run_is_not_done_again(
+    tmp_path: Path,
+) -> None:
+    settings = RealSettings(
+        out=tmp_path / "real",
+        model=str(random_model()),
+        data=tiny_data(tmp_path / "data"),
+        warm_start_steps=2,
+        steps=1,
+        num_questions=2,
+        overrides=SMALL,
+    )
+    run_real(settings)
+    out = settings.out
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert "Searching, sampled" in report
+    figures = json.loads((out / "evaluation" / "after.json").read_text())
+    assert set(figures["arms"]) == {"normal", "closed_book", "gold", "random"}
+    sampled = json.loads((out / "evaluation" / "after-sampled.json").read_text())
+    assert sampled["protocol"]["num_samples"] == 4
+    notes = json.loads((out / "real.json").read_text())
+    assert notes["chosen"].keys() == {"port", "warm_start_steps", "num_questions", "steps"}
+    steps = len((out / "warm_start.jsonl").read_text().splitlines())
+    assert steps == notes["chosen"]["warm_start_steps"]
+    assert len(read_metrics(out)) == 1
+    weights = out / "models" / "trained" / "model.safetensors"
+    written = weights.stat().st_mtime_ns
+    run_real(settings)
+    assert weights.stat().st_mtime_ns == written
+    assert len(read_metrics(out)) == 1
