@@ -40,6 +40,7 @@ COMMANDS = {
     "play": "play one question and show the episode",
     "index": "build a search index over a corpus",
     "serve": "answer POST /retrieve over HTTP",
+    "mcp": "offer an index to other agents, as tools of the Model Context Protocol",
     "shards": "spread an index over several machines",
     "bench": "measure a search server under load",
     "data": "write questions and a corpus",

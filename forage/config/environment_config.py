@@ -15,7 +15,7 @@ class EnvironmentConfig(Frozen):
     protocol: Literal["tags", "tools"] = "tags"
     """tags in the policy's own text, or tools through the chat template."""
     tools: tuple[str, ...] = Field(default=("search",), min_length=1)
-    """search, open_page, or a tool of one's own, module:name."""
+    """search, open_page, a tool of one's own (module:name), or an MCP server's (mcp:URL)."""
     prompt: str = "search-r1"
     """A built-in template or a file of one."""
     max_turns: int = Field(default=4, ge=1)

@@ -84,7 +84,7 @@ class Tool:
         if len(required) != 1:
             return None
         schema = properties[required[0]]
-        is_list = schema.get("type") == "array" and schema["items"].get("type") == "string"
+        is_list = schema.get("type") == "array" and schema.get("items", {}).get("type") == "string"
         return required[0] if schema.get("type") == "string" or is_list else None
 
     @property

@@ -24,6 +24,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from forage.config.environment_config import EnvironmentConfig
 from forage.environment.observation import ResultText
+from forage.environment.tools.mcp_tools import PREFIX, mcp_tools
 from forage.environment.tools.open_page import OPEN_PAGE, make_open_page
 from forage.environment.tools.search import make_search
 from forage.environment.tools.tool import Arguments, Tool, ToolReply
@@ -38,21 +39,24 @@ _RESERVED = ({*Tag} - {Tag.SEARCH}) | {"tools"}
 def load_tools(config: EnvironmentConfig) -> tuple[Tool, ...]:
     """The tools of ``environment.tools``, in its order; raises ``UserError``."""
     built_in = _built_in(config)
-    tools = tuple(
-        own_tool(load_by_path(name, "environment.tools"), name)
-        if re.match(IMPORT_PATH, name)
-        else _known(name, built_in)
-        for name in config.tools
-    )
-    for name, tool in zip(config.tools, tools, strict=True):
-        _check(tool, name)
+    tools: list[Tool] = []
+    for name in config.tools:
+        if name.startswith(PREFIX):
+            added = mcp_tools(name, (*_RESERVED, *built_in))
+        elif re.match(IMPORT_PATH, name):
+            added = [own_tool(load_by_path(name, "environment.tools"), name)]
+        else:
+            added = [_known(name, built_in)]
+        for tool in added:
+            _check(tool, name)
+        tools += added
     name, count = Counter(tool.name for tool in tools).most_common(1)[0]
     if count > 1:
         raise UserError(
             f"environment.tools holds {count} tools of the name {name} ({', '.join(config.tools)});"
             " a name says which is meant, so give one of them another"
         )
-    return tools
+    return tuple(tools)
 
 
 def _built_in(config: EnvironmentConfig) -> dict[str, Tool]:
@@ -69,7 +73,8 @@ def _known(name: str, built_in: dict[str, Tool]) -> Tool:
     raise UserError(
         f"environment.tools: there is no tool {name!r}"
         + (f"; did you mean {close[0]}?" if close else "")
-        + f" (built in: {', '.join(built_in)}; one of your own is written module:name)"
+        + f" (built in: {', '.join(built_in)}; one of your own is written module:name, those of an "
+        "MCP server mcp:URL)"
     )
 
 

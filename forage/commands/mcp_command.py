@@ -1,0 +1,44 @@
+"""``forage mcp``: an index, or a search server, as tools for any agent that speaks MCP."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import ArgumentParser, Namespace
+from contextlib import ExitStack
+from pathlib import Path
+
+from forage.commands.arguments import port, positive
+from forage.errors import UserError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Everything ``forage mcp`` takes."""
+    parser.epilog = (
+        "example: forage mcp runs/demo/index. An agent starts this command itself and speaks over "
+        "its standard input and output; with --port it is at http://127.0.0.1:PORT/mcp."
+    )
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="DIR of an index, or the address of a search server")
+    add("--topk", type=positive, default=3, help="passages of a search")
+    text = "serve over HTTP on this port of this machine; 0 takes any free one (default: stdio)"
+    add("--port", type=port, help=text)
+    text = "file of the search server's bearer token (or FORAGE_TOKEN in the environment)"
+    add("--token-file", type=Path, help=text)
+
+
+def run(args: Namespace) -> int:
+    """Serve until a stop, or until the agent hangs up; raises ``UserError``."""
+    from forage.config.search_config import SearchConfig
+    from forage.retrieval.client.mcp_server import serve_mcp
+    from forage.retrieval.serve.child_server import ServerProcess
+
+    is_address = args.source.startswith(("http://", "https://"))
+    if not is_address and args.token_file is not None:
+        raise UserError("--token-file has no effect: the server of an index is started here")
+    with ExitStack() as stack:
+        url = args.source
+        if not is_address:
+            url = stack.enter_context(ServerProcess(Path(args.source))).url
+        settings = SearchConfig(url=url, topk=args.topk, token_file=args.token_file)
+        asyncio.run(serve_mcp(settings, args.port))
+    return 0

@@ -1,0 +1,100 @@
+"""The search service as tools of the Model Context Protocol, for agents that Forage did not train.
+
+``search`` and ``open_page`` ask a search server as an episode does; what fails there is an error of
+the tool, which says why, and never an empty result. Over HTTP the server listens on loopback alone.
+https://modelcontextprotocol.io
+"""
+
+from __future__ import annotations
+
+import logging
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import BaseModel, Field
+
+from forage import __version__
+from forage.config.search_config import SearchConfig
+from forage.retrieval.client.client import SearchClient
+from forage.retrieval.serve.port import bind_port
+
+LOG = logging.getLogger(__name__)
+_HOST, _PATH = "127.0.0.1", "/mcp"
+_PART_CHARS = 8000
+"""Characters of a page that one call shows."""
+
+
+class FoundPassage(BaseModel):
+    """One passage of a reply, as an agent reads it."""
+
+    id: str = Field(description="Its name in the corpus; of a page of the web, its address.")
+    title: str
+    text: str
+    score: float = Field(description="Higher is better; comparable within one reply only.")
+
+
+class FoundPassages(BaseModel):
+    """The reply to a search, the best first."""
+
+    passages: list[FoundPassage]
+
+
+class PagePart(BaseModel):
+    """A part of a page; ``part`` counts from 1."""
+
+    address: str
+    text: str
+    part: int
+    num_parts: int
+
+
+async def serve_mcp(settings: SearchConfig, port: int | None) -> None:
+    """Serve until a stop, over standard input and output, or over HTTP on ``port`` (0: any)."""
+    async with SearchClient(settings) as client:
+        await client.wait_until_ready()
+        server = make_mcp_server(client)
+        if port is None:
+            await server.run_stdio_async()
+            return
+        with bind_port(_HOST, port) as sock:
+            LOG.info("MCP tools at http://%s:%d%s", _HOST, sock.getsockname()[1], _PATH)
+            app = server.streamable_http_app(streamable_http_path=_PATH, host=_HOST)
+            await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve([sock])
+
+
+def make_mcp_server(client: SearchClient) -> MCPServer:
+    """The server with its two tools; ``client`` is the caller's to close."""
+    server = MCPServer("forage", version=__version__, log_level="WARNING")
+
+    @server.tool()
+    async def search(query: str) -> FoundPassages:
+        """Searches a corpus of passages and returns the best ones for a query."""
+        reply = await client.search(query)
+        if reply.failure is not None:
+            raise ToolError(f"the search failed ({reply.failure}): {reply.detail}")
+        found = [
+            FoundPassage(
+                id=hit.passage.id,
+                title=hit.passage.title,
+                text=hit.passage.text,
+                score=hit.score,
+            )
+            for hit in reply.hits_K
+        ]
+        return FoundPassages(passages=found)
+
+    @server.tool()
+    async def open_page(address: str, part: int = 1) -> PagePart:
+        """Opens the page at an address that a search has shown, one part at a time."""
+        reply = await client.open_page(address, part - 1, _PART_CHARS) if part > 0 else None
+        if reply is not None and reply.failure is not None:
+            raise ToolError(f"the page was not opened ({reply.failure}): {reply.detail}")
+        if reply is not None and reply.page is None:
+            raise ToolError(f"there is no page at {address!r}")
+        if reply is None or reply.page is None or part > reply.page.num_chunks:
+            raise ToolError(f"the page has no part {part}")
+        page = reply.page
+        return PagePart(address=page.url, text=page.text, part=part, num_parts=page.num_chunks)
+
+    return server
