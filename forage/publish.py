@@ -20,6 +20,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from forage.config.run_config import RunConfig
 from forage.rollout.engines.engine import Engine
@@ -74,20 +75,29 @@ class Publisher(AbstractContextManager[None]):
 async def open_publisher(
     config: RunConfig, engine: Engine, trainer: AnyTrainer
 ) -> AsyncIterator[Publisher]:
-    """The publisher of a run; with servers, it also gives late ones their weights meanwhile."""
+    """The publisher of a run."""
+    async with open_updates(config, engine, trainer.model) as updated:
+        yield Publisher(updated, trainer)
+
+
+@asynccontextmanager
+async def open_updates(
+    config: RunConfig, engine: Engine, model: PreTrainedModel
+) -> AsyncIterator[Updated]:
+    """What brings the weights of ``model`` to the engine; servers that come late get them, too."""
     settings = config.placement.engine
     if not isinstance(engine, ServedEngine):
-        yield Publisher(engine, trainer)
+        yield engine
         return
     assert settings.kind != "torch", "servers are named in placement.engine"
-    weights = partial(weights_by_name, trainer.model)
+    weights = partial(weights_by_name, model)
     if settings.kind == "vllm" and settings.transfer == "group":
         device = torch.device(config.model.device)
         transport = GroupTransport(weights, device, settings.update_timeout_s)
     else:
-        write = partial(write_weights, trainer.model)
+        write = partial(write_weights, model)
         transport = DiskTransport(write, config.output_dir / "published")
     recomputes = settings.cache_on_update == "recompute"
     updates = ServerUpdates(engine.pool, transport, recomputes)
     async with updates.looking_after():
-        yield Publisher(updates, trainer)
+        yield updates

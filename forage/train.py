@@ -31,11 +31,10 @@ from forage.rollout.play.groups import GroupsInFlight, GroupSource, NothingToLea
 from forage.rollout.play.player import Player
 from forage.rollout.play.recorded_groups import RecordedGroups
 from forage.stop_signal import Stopped, StopSignal
-from forage.training.checkpoint import check_run_dir
 from forage.training.credit import Credit
 from forage.training.model import load_tokenizer
 from forage.training.rank_processes import RankDiedError
-from forage.training.savepoints import Savepoints
+from forage.training.savepoints import Savepoints, check_run
 from forage.training.trainer_ranks import open_trainer
 from forage.types import Group
 from forage.watch.collapse_guard import Collapsed, CollapseGuard, GoBack
@@ -59,7 +58,7 @@ def run_training(
     """
     config.check_trainable()
     config.check_placement()
-    check_run_dir(config.output_dir, resume)
+    check_run(config, resume)
     if replay or played:
         config = config.without_evaluation()
     try:
@@ -103,6 +102,7 @@ class _Run:
         async with AsyncExitStack() as stack:
             stack.callback(self.trainer.close)
             stack.callback(self.records.close)
+            stack.callback(self.savepoints.close)
             self.trace = trace and stack.enter_context(closing(TraceFile(trace)))
             self.engine: Engine = IdleEngine()
             if self.recorded is None:
@@ -200,6 +200,9 @@ class _Run:
             self.records.write_groups(step, groups.played, groups.chosen)
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
+        self.savepoints.check()
+        if alarms:
+            self.savepoints.wait()  # whoever goes back chooses among whole checkpoints
         self.guard.act_on(alarms)
         if (step + 1) % config.trainer.checkpoint_every == 0:
             self._checkpoint(step + 1)

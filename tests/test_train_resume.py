@@ -14,6 +14,7 @@ from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
 from forage.records import read_episodes
 from forage.train import run_training
+from forage.training import checkpoint
 from tests.fakes import oldest_version
 from tests.tiny_runs import (
     assert_same_run,
@@ -68,6 +69,36 @@ def test_a_run_that_was_killed_and_resumed_is_the_run_that_was_not(tmp_path: Pat
     resumed = forage("train", recipe, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+def test_a_run_whose_disk_is_lost_goes_on_from_the_copies_of_its_checkpoints(tmp_path: Path):
+    """Written in the background, while the steps go on; nothing of the run depends on that."""
+    url = f"file://{tmp_path}/elsewhere"
+    trainer = {"checkpoint_in_background": True, "checkpoint_url": url}
+    out = tmp_path / "run"
+    run_training(make_config(out, trainer={"num_steps": 4, **trainer}), resume=False)
+    shutil.rmtree(out)
+    config = make_config(out, trainer={"num_steps": NUM_STEPS, **trainer})
+    with pytest.raises(UserError, match="checkpoint_url already holds a run"):
+        run_training(config, resume=False)
+    run_training(config, resume=True)
+    assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+def test_a_checkpoint_that_fails_in_the_background_ends_the_run_and_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def write_manifest(folder: Path) -> None:
+        if not folder.name.startswith("step_000002"):
+            raise OSError(28, "No space left on device")
+        real(folder)
+
+    real = checkpoint.write_manifest
+    monkeypatch.setattr(checkpoint, "write_manifest", write_manifest)
+    trainer = {"num_steps": NUM_STEPS, "checkpoint_in_background": True}
+    with pytest.raises(UserError, match=r"cannot write the checkpoint.*step_000002, is intact"):
+        run_training(make_config(tmp_path / "run", trainer=trainer), resume=False)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000002"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -46,6 +46,8 @@ async def open_servers(config: RunConfig) -> AsyncIterator[Addresses | None]:
     engine = config.placement.engine
     if engine.kind == "torch":
         yield None
+    elif engine.kind == "sglang" and not engine.urls:
+        raise UserError("placement.engine is sglang without urls: name servers that you started")
     elif engine.urls or engine.kind == "sglang":
         yield Addresses(engine.urls)
     else:

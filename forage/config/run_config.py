@@ -26,7 +26,7 @@ from forage.config.placement_config import PlacementConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.config.search_config import SearchConfig
 from forage.config.sentinel_config import SentinelKind, WarnOrStop
-from forage.config.server_config import ServerPlacement
+from forage.config.server_config import KEYS_OF_OWN_SERVERS, ServerPlacement
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.errors import UserError
@@ -333,6 +333,9 @@ def to_yaml(config: RunConfig) -> str:
     tree = config.model_dump(mode="json", exclude_defaults=False)
     if config.placement.has_server or config.model.endpoint is not None:
         del tree["rollout"]["engine"]
+    if getattr(config.placement.engine, "urls", ()):
+        for name in KEYS_OF_OWN_SERVERS:
+            tree["placement"]["engine"].pop(name, None)
     if config.placement.num_ranks is None:
         del tree["placement"]["trainer"]  # refused where one process learns
     if config.model.endpoint is not None:

@@ -46,6 +46,10 @@ class ServerPlacement(Frozen):
         return self
 
 
+KEYS_OF_OWN_SERVERS = ("num_servers", "program", "arguments", "startup_timeout_s")
+"""Keys for servers that Forage starts, refused where running ones are named."""
+
+
 class VllmPlacement(ServerPlacement):
     """Servers of vLLM, started by Forage or by the user."""
 
@@ -63,7 +67,7 @@ class VllmPlacement(ServerPlacement):
 
     @model_validator(mode="after")
     def _own_servers_are_not_named(self) -> Self:
-        named = {"num_servers", "program", "arguments", "startup_timeout_s"} & self.model_fields_set
+        named = {*KEYS_OF_OWN_SERVERS} & self.model_fields_set
         if self.urls and named:
             raise ValueError(
                 f"placement.engine.{sorted(named)[0]} is for servers that Forage starts, and "

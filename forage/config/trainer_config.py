@@ -38,3 +38,7 @@ class TrainerConfig(Frozen):
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints that are kept, the newest."""
+    checkpoint_in_background: bool = False
+    """Write a checkpoint from a copy in host memory while training goes on."""
+    checkpoint_url: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9+.-]*://.")
+    """A directory, for example s3://bucket/run, that checkpoints and records are copied to."""

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forage.cluster.model_servers import open_servers
 from forage.config.run_config import RunConfig
 from forage.config.search_config import SearchConfig
 from forage.data.corpus import CorpusStore
@@ -32,10 +34,12 @@ from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import summarise
 from forage.progress import progress_bar
+from forage.publish import open_updates
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.client.servers import Served
 from forage.retrieval.index.index import open_corpus, read_manifest
 from forage.rewards.scorer import Scorer
+from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.play.player import Job, play_all
 from forage.training.model import load_sampled, load_tokenizer
@@ -222,7 +226,7 @@ async def evaluate_model(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(scorer)
         model = load_sampled(config.model)
-        engine = await stack.enter_async_context(open_engine(config, tokenizer, model))
+        engine = await _open_policy(config, tokenizer, model, stack)
         search = await stack.enter_async_context(SearchClient(config.search))
         served = None
         if "normal" in arms and config.evaluation.searches:
@@ -233,6 +237,25 @@ async def evaluate_model(
         evaluator = Evaluator(config, player, engine, search, passages, scorer, other)
         policy = facts_of_policy(config, tokenizer, model)
         return await evaluate(evaluator, questions, destination, policy, served, digest)
+
+
+async def _open_policy(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    model: PreTrainedModel | None,
+    stack: AsyncExitStack,
+) -> Engine:
+    """The engine, with the weights of ``model``: the servers of ``placement.engine``, if any."""
+    if model is None:
+        return await stack.enter_async_context(open_engine(config, tokenizer, None))
+    servers = await stack.enter_async_context(open_servers(config))
+    opened = open_engine(config, tokenizer, model, servers)
+    engine = await stack.enter_async_context(opened)
+    if servers is not None:
+        updates = await stack.enter_async_context(open_updates(config, engine, model))
+        async with updates.updating(lambda: 0):
+            pass
+    return engine
 
 
 async def open_other_search(

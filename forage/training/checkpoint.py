@@ -16,7 +16,10 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +30,7 @@ from forage.errors import UserError
 from forage.records import METRICS_FILE
 from forage.training import lora
 from forage.training.checkpoint_manifest import check_manifest, damaged, write_manifest
-from forage.training.model import save_model
+from forage.training.model import copy_in_host_memory, save_learnt
 from forage.training.trainer_ranks import AnyTrainer
 
 LOG = logging.getLogger(__name__)
@@ -69,35 +72,69 @@ def save_checkpoint(
     num_kept: int,
 ) -> Path:
     """Write a checkpoint and remove the oldest beyond ``num_kept``; raises ``UserError``."""
-    folder = run_dir / CHECKPOINTS_DIR
-    final = folder / f"{_PREFIX}{state.num_steps_done:06d}"
-    partial = final.with_name(final.name + _PARTIAL)
-    try:
+    return begin_checkpoint(run_dir, trainer, tokenizer, state, num_kept, is_copied=False)()
+
+
+def begin_checkpoint(
+    run_dir: Path,
+    trainer: AnyTrainer,
+    tokenizer: PreTrainedTokenizerFast,
+    state: RunState,
+    num_kept: int,
+    is_copied: bool = True,
+) -> Callable[[], Path]:
+    """``save_checkpoint`` in two: what it gives writes the checkpoint, on any thread.
+
+    ``is_copied``: of a copy in host memory, so that training may go on meanwhile.
+    """
+    final = checkpoint_path(run_dir, state.num_steps_done)
+    folder = final.parent
+    unfinished = final.with_name(final.name + _PARTIAL)
+    with _the_last_one_intact(run_dir, final):
         _sweep(folder)
-        partial.mkdir(parents=True)
-        save_model(trainer.model, tokenizer, partial)
-        trainer.write_states(partial / _OPTIMIZER)
-        if critic_weights := trainer.critic_weights():
-            save_file(critic_weights, partial / _CRITIC)
-        (partial / _PROGRESS).write_text(json.dumps(trainer.progress()), encoding="utf-8")
-        (partial / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
-        write_manifest(partial)
-        _flush(partial)
-        if final.exists():
-            _set_aside(final)
-        partial.rename(final)
+        unfinished.mkdir(parents=True)
+        tokenizer.save_pretrained(unfinished)  # now: it encodes for the loop, on the loop's thread
+        states, critic = unfinished / _OPTIMIZER, trainer.critic_weights()
+        model, write_states = trainer.model, partial(trainer.write_states, states)
+        if is_copied:
+            model, write_states = copy_in_host_memory(model), trainer.states_writer(states)
+            critic = {name: weight.to("cpu", copy=True) for name, weight in critic.items()}
+        progress = json.dumps(trainer.progress())
+
+    def write() -> Path:
+        with _the_last_one_intact(run_dir, final):
+            save_learnt(model, unfinished)
+            write_states()
+            if critic:
+                save_file(critic, unfinished / _CRITIC)
+            (unfinished / _PROGRESS).write_text(progress, encoding="utf-8")
+            (unfinished / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
+            write_manifest(unfinished)
+            _flush(unfinished)
+            if final.exists():
+                _set_aside(final)
+            unfinished.rename(final)
+        for old in list(checkpoints(run_dir).values())[:-num_kept]:
+            _set_aside(old)
+        _sweep(folder)
+        return final
+
+    return write
+
+
+@contextmanager
+def _the_last_one_intact(run_dir: Path, final: Path) -> Iterator[None]:
+    """An error removes the unfinished checkpoint, and becomes a ``UserError``."""
+    try:
+        yield
     except Exception as error:  # torch and safetensors have exceptions of their own for a full disk
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(final.with_name(final.name + _PARTIAL), ignore_errors=True)
         last = latest_checkpoint(run_dir)
         kept = f"the previous one, {last}, is intact" if last else "there is no earlier one"
         raise UserError(
             f"cannot write the checkpoint {final}: {error}; {kept}. Free some space and "
             "continue with --resume"
         ) from error
-    for old in list(checkpoints(run_dir).values())[:-num_kept]:
-        _set_aside(old)
-    _sweep(folder)
-    return final
 
 
 def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
@@ -108,7 +145,7 @@ def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
     """
     check_manifest(checkpoint)
     try:
-        row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
+        state = read_state(checkpoint)
         has_adapters = (checkpoint / lora.ADAPTER_CONFIG).exists()
         weights = (
             lora.read_adapters(checkpoint) if has_adapters else load_file(checkpoint / _WEIGHTS)
@@ -116,7 +153,6 @@ def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
         progress = json.loads((checkpoint / _PROGRESS).read_text(encoding="utf-8"))
         has_critic = trainer.has_critic and (checkpoint / _CRITIC).exists()
         critic_weights = load_file(checkpoint / _CRITIC) if has_critic else None
-        state = RunState(row["num_steps_done"], row["seed"], row["record_offsets"], row["baseline"])
     except Exception as error:  # readers raise all kinds of errors for a damaged file
         raise damaged(checkpoint, error) from error
     _load_weights(checkpoint, trainer.model, weights)
@@ -181,6 +217,17 @@ def set_damaged_aside(checkpoint: Path) -> None:
     aside = checkpoint.with_name(checkpoint.name + _DAMAGED)
     shutil.rmtree(aside, ignore_errors=True)
     checkpoint.rename(aside)
+
+
+def checkpoint_path(run_dir: Path, num_steps_done: int) -> Path:
+    """Where the checkpoint after so many steps is, or will be."""
+    return run_dir / CHECKPOINTS_DIR / f"{_PREFIX}{num_steps_done:06d}"
+
+
+def read_state(checkpoint: Path) -> RunState:
+    """What a checkpoint holds besides weights."""
+    row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
+    return RunState(row["num_steps_done"], row["seed"], row["record_offsets"], row["baseline"])
 
 
 def drop_checkpoint(checkpoint: Path) -> None:

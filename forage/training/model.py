@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -184,11 +185,31 @@ def _check_path(path: str) -> None:
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write a Hugging Face directory; of a model with adapters, the adapters alone."""
+    save_learnt(model, out)
+    tokenizer.save_pretrained(out)
+
+
+def save_learnt(model: PreTrainedModel, out: Path) -> None:
+    """Write what ``save_model`` writes but the tokenizer."""
     if lora.has_adapters(model):
         lora.save_adapters(model, out)
     else:
         model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+
+
+def copy_in_host_memory(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as it is now, on the CPU, to be written while this one changes."""
+    tensors = [*model.parameters(), *model.buffers()]
+    # Tied weights are one tensor here, and stay one.
+    copies = {id(tensor): _copy_of(tensor) for tensor in tensors}
+    return copy.deepcopy(model, copies)
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    copied = tensor.detach().to("cpu", copy=True)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    return copied
 
 
 def weights_by_name(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

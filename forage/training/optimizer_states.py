@@ -40,6 +40,17 @@ def restore(root: nn.Module, optimizer: Optimizer, states: States) -> None:
             optimizer.state[weight] = states[name]
 
 
+def copies_of(states: Mapping[str, States]) -> dict[str, States]:
+    """The states as they are now, in host memory."""
+    return {
+        model: {
+            name: {key: tensor.detach().to("cpu", copy=True) for key, tensor in each.items()}
+            for name, each in states_of_model.items()
+        }
+        for model, states_of_model in states.items()
+    }
+
+
 def write_states(states: Mapping[str, States], folder: Path) -> None:
     """Write the states of several models by name; all ranks call this together.
 

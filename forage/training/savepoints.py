@@ -1,31 +1,53 @@
 """The checkpoints of one run: what is saved beside the weights, and which one a run goes on from.
 
-``checkpoint.py`` writes and reads one; this one knows the run's records and running baseline, which
-have to be as they were when the weights were.
+``checkpoint.py`` writes and reads one, ``checkpoints_elsewhere.py`` keeps copies; this one knows
+the run's records and running baseline, which have to be as they were when the weights were.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from forage.config.run_config import RunConfig, to_yaml
+from forage.errors import UserError
 from forage.records import RunRecords
 from forage.training.checkpoint import (
     RunState,
+    begin_checkpoint,
+    check_run_dir,
     checkpoints,
     latest_checkpoint,
     load_checkpoint,
-    save_checkpoint,
     set_damaged_aside,
 )
 from forage.training.checkpoint_manifest import DamagedCheckpointError
+from forage.training.checkpoints_elsewhere import CheckpointsElsewhere
 from forage.training.credit import Credit
 from forage.training.trainer_ranks import AnyTrainer
 
 LOG = logging.getLogger(__name__)
+
+
+def check_run(config: RunConfig, resume: bool) -> None:
+    """Refuse to begin a run where one is, or to resume one where none is; raises ``UserError``.
+
+    A newer checkpoint at ``trainer.checkpoint_url`` is fetched before a run is resumed.
+    """
+    if config.trainer.checkpoint_url is not None:
+        elsewhere = CheckpointsElsewhere(config.trainer.checkpoint_url)
+        if resume:
+            elsewhere.bring_back(config.output_dir)
+        elif elsewhere.steps():
+            raise UserError(
+                f"trainer.checkpoint_url already holds a run ({config.trainer.checkpoint_url}); go "
+                "on with --resume, or set another address"
+            )
+    check_run_dir(config.output_dir, resume)
 
 
 class Savepoints:
@@ -41,14 +63,50 @@ class Savepoints:
     ) -> None:
         self._config, self._trainer, self._tokenizer = config, trainer, tokenizer
         self._records, self._credit = records, credit
+        url = config.trainer.checkpoint_url
+        self._elsewhere = None if url is None else CheckpointsElsewhere(url)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
 
     def save(self, num_steps_done: int) -> None:
-        """Write a checkpoint, and keep the newest ``trainer.keep_checkpoints`` of them."""
+        """Write a checkpoint, and keep the newest ``trainer.keep_checkpoints`` of them.
+
+        In the background only the copy is made before this returns. Raises ``UserError``, also for
+        the one before.
+        """
+        self.wait()
         offsets, baseline = self._records.offsets(), self._credit.baseline
         state = RunState(num_steps_done, self._config.seed, offsets, baseline)
-        config = self._config
-        num_kept = config.trainer.keep_checkpoints
-        save_checkpoint(config.output_dir, self._trainer, self._tokenizer, state, num_kept)
+        config, num_kept = self._config, self._config.trainer.keep_checkpoints
+        run = (config.output_dir, self._trainer, self._tokenizer, state, num_kept)
+        if config.trainer.checkpoint_in_background:
+            write = begin_checkpoint(*run)
+            self._writing = self._thread.submit(self._finish, write)
+        else:
+            self._finish(begin_checkpoint(*run, is_copied=False))
+
+    def check(self) -> None:
+        """Raise the ``UserError`` of a checkpoint that could not be written meanwhile."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when no checkpoint is being written; raises as ``check`` does."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait for the last one; raises as ``check`` does."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def _finish(self, write: Callable[[], Path]) -> None:
+        checkpoint = write()
+        if self._elsewhere is not None:
+            self._elsewhere.put(checkpoint, self._config.trainer.keep_checkpoints)
 
     def resume(self) -> int:
         """The step to start with: that of the newest checkpoint, 0 where there is none.
@@ -69,13 +127,20 @@ class Savepoints:
             else:
                 LOG.info("resuming after step %d from %s", start, checkpoint)
                 return start
-        self._records.truncate_to({})
+        self._go_back(0, {})
         return 0
 
     def load(self, checkpoint: Path) -> int:
         """Weights, records and the baseline as they were; gives the steps done."""
+        self.wait()
         state = load_checkpoint(checkpoint, self._trainer)
         state.check_seed(self._config.seed, checkpoint)
-        self._records.truncate_to(state.record_offsets)
+        self._go_back(state.num_steps_done, state.record_offsets)
         self._credit.baseline = state.baseline
         return state.num_steps_done
+
+    def _go_back(self, num_steps_done: int, record_offsets: Mapping[str, int]) -> None:
+        """The records are as they were; what came later is forgotten elsewhere, too."""
+        self._records.truncate_to(record_offsets)
+        if self._elsewhere is not None:
+            self._elsewhere.go_back(num_steps_done, record_offsets)

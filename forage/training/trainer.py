@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from forage.training.model import load_critic_base, load_reference
 from forage.training.objective import token_losses
 from forage.training.optimizer_states import (
     States,
+    copies_of,
     read_states,
     restore,
     states_of,
@@ -237,6 +238,10 @@ class Trainer:
     def write_states(self, folder: Path) -> None:
         """Write what the optimizers remember; ranks write their parts together."""
         write_states(self._states(), folder)
+
+    def states_writer(self, folder: Path) -> Callable[[], None]:
+        """``write_states`` for later, of a copy in host memory as they are now."""
+        return partial(write_states, copies_of(self._states()), folder)
 
     def load_states(self, folder: Path, progress: Progress) -> None:
         """Go on from ``progress`` and what ``write_states`` wrote; raises what reading raises."""

@@ -8,7 +8,7 @@ while the ranks wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -110,6 +110,11 @@ class TrainerRanks:
     def write_states(self, folder: Path) -> None:
         """As ``Trainer.write_states``; each rank writes a file."""
         self._ranks.call("write_states", folder)
+
+    def states_writer(self, folder: Path) -> Callable[[], None]:
+        """``write_states`` at once, and nothing for later: what ranks do, they do together."""
+        self.write_states(folder)
+        return lambda: None
 
     def load_states(self, folder: Path, progress: Progress) -> None:
         """As ``Trainer.load_states``; the ranks also take over the copy's weights."""

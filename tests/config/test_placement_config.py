@@ -112,12 +112,20 @@ def test_servers_are_corrected_for_unless_the_recipe_says_otherwise(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "placement", [{}, {"gpus_per_node": 8}, {"engine": {"kind": "vllm", "offload": True}}]
+    "placement",
+    [
+        {},
+        {"gpus_per_node": 8},
+        {"engine": {"kind": "vllm", "offload": True}},
+        {"engine": {"kind": "vllm", "urls": ["http://10.0.0.5:8000"]}},
+        {"engine": {"kind": "sglang", "urls": ["http://10.0.0.5:30000"]}},
+    ],
 )
 def test_a_placement_written_as_yaml_is_read_back_equal(
     tmp_path: Path, placement: dict[str, Any]
 ) -> None:
-    """The in-process engine's sizes are dead beside a server: they are not written."""
+    """Dead keys are not written: the in-process engine's sizes beside a server, and how servers
+    are started beside the addresses of running ones, which the reader once refused."""
     written = config(placement=placement)
     path = tmp_path / "round_trip.yaml"
     path.write_text(to_yaml(written), encoding="utf-8")

@@ -19,6 +19,8 @@ from forage.errors import UserError
 from forage.training.checkpoint import (
     CHECKPOINTS_DIR,
     RunState,
+    begin_checkpoint,
+    checkpoints,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -253,6 +255,53 @@ def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
     resumed = new_trainer(seed=5)
     load_checkpoint(latest, resumed)
     assert_same_weights(resumed, trainer)
+
+
+# --- in the background ----------------------------------------------------------------------------
+
+
+def test_what_is_written_later_is_what_was_there_when_it_was_begun(tmp_path: Path):
+    trainer, then = new_trainer(), new_trainer()
+    learn(trainer, 0, 1)
+    learn(then, 0, 1)
+    write = begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(2, 3, {}), 2)
+    learn(trainer, 2)
+    assert latest_checkpoint(tmp_path) is None
+    resumed = new_trainer(seed=9)
+    load_checkpoint(write(), resumed)
+    assert_same_weights(resumed, then)
+    learn(resumed, 2)
+    assert_same_weights(resumed, trainer)  # the optimizer's states are of that moment, too
+
+
+_HANGS = """
+import sys, time
+from pathlib import Path
+from forage.training import checkpoint
+from tests.training.test_checkpoint import *
+out, trainer = Path(sys.argv[1]), new_trainer()
+save(out, trainer)
+trainer.version = 1
+write = begin_checkpoint(out, trainer, tiny_tokenizer(), RunState(1, 3, {}), 2)
+checkpoint.write_manifest = lambda folder: (print("writing", flush=True), time.sleep(1e6))
+write()
+"""
+
+
+def test_a_run_killed_while_it_writes_goes_on_from_the_checkpoint_before(tmp_path: Path):
+    child = subprocess.Popen(
+        [sys.executable, "-c", _HANGS, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "writing\n"
+    child.kill()
+    child.communicate()
+    assert checkpoint_names(tmp_path) == ["step_000000", "step_000001.partial"]
+    (latest,) = checkpoints(tmp_path).values()
+    load_checkpoint(latest, new_trainer(seed=9))
 
 
 # --- the critic -----------------------------------------------------------------------------------

@@ -1,0 +1,242 @@
+"""What one GPU does with Forage's own engine and trainer: right first, then how fast.
+
+    python benchmarks/gpu.py --hardware H100-80GB                        # Qwen2.5-1.5B and 3B
+    python benchmarks/gpu.py --device cpu --shapes tiny --episodes 8 --contexts 64 --new-tokens 8
+
+For each shape, with random weights: the log-probabilities of the engine and of the trainer against
+float32 on the CPU; then tokens a second of prefill and of decoding at each context, of the pass for
+log-probabilities and of a training step, and the seconds that new weights take into buckets, as
+they travel to servers. Decoding is held against the floor of the memory's bandwidth (weights
+and keys and values are read once a token), training against the peak of bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from forage.hardware import choose_matmul_kernel, quiet_openmp
+
+quiet_openmp()
+
+import torch  # noqa: E402  # after the OpenMP settings
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+
+from forage.algorithms.packing import pack, unweighed  # noqa: E402
+from forage.batch import Weighed  # noqa: E402
+from forage.config.algorithm_config import AlgorithmConfig  # noqa: E402
+from forage.config.rollout_config import EngineConfig  # noqa: E402
+from forage.config.trainer_config import TrainerConfig  # noqa: E402
+from forage.plan.accelerators import ACCELERATORS  # noqa: E402
+from forage.rollout.engines.torch.stopping import StopTable  # noqa: E402
+from forage.rollout.engines.torch.torch_engine import TorchEngine  # noqa: E402
+from forage.rollout.engines.weight_sender import fill_buckets  # noqa: E402
+from forage.training.model import weights_by_name  # noqa: E402
+from forage.training.trainer import Trainer  # noqa: E402
+from forage.types import Completion, Episode, Origin, Question, Sampling, Segment, Status  # noqa: E402
+
+SHAPES = {  # hidden, feed-forward, layers, heads, key-value heads, vocabulary
+    "tiny": (64, 128, 2, 4, 2, 512),
+    "qwen2.5-1.5b": (1536, 8960, 28, 12, 2, 151_936),
+    "qwen2.5-3b": (2048, 11_008, 36, 16, 2, 151_936),
+}
+CHECKED_PROMPT, CHECKED_TOKENS = 24, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device, and what its memory and its arithmetic can do at most; None: not known."""
+
+    device: torch.device
+    terabytes_per_s: float | None
+    teraflops: float | None
+
+
+def new_model(shape: str, device: torch.device) -> PreTrainedModel:
+    hidden, feed_forward, layers, heads, kv_heads, vocabulary = SHAPES[shape]
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=feed_forward,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    with device:
+        return Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def seconds_of(work: Callable[[], object], machine: Machine) -> float:
+    """Of the second of two runs: the first one warms up."""
+    for _ in range(2):
+        started = time.monotonic()
+        work()
+        if machine.device.type == "cuda":
+            torch.cuda.synchronize(machine.device)
+        seconds = time.monotonic() - started
+    return seconds
+
+
+def prompts(number: int, length: int, vocabulary: int) -> list[list[int]]:
+    """Different ones, so that none is computed once for several."""
+    chance = random.Random(length)
+    return [[chance.randrange(vocabulary) for _ in range(length)] for _ in range(number)]
+
+
+def ask(key: str, num_tokens: int) -> Sampling:
+    return Sampling(num_tokens, (), (), key, 7, 1.0)
+
+
+def episode_of(prompt: Sequence[int], completion: Completion) -> Episode:
+    sampled = (completion.token_ids_T, completion.logprobs_T, completion.versions_T)
+    segments = (Segment(Origin.PROMPT, tuple(prompt)), Segment(Origin.SAMPLED, *sampled))
+    return Episode(Question("q", "?", ("a",), "random"), 0, segments, (), Status.ANSWERED)
+
+
+def new_engine(model: PreTrainedModel, num_slots: int, max_tokens: int) -> TorchEngine:
+    tile_rows = min(32, num_slots)
+    settings = EngineConfig(num_slots=num_slots, tile_rows=tile_rows, max_draft_tokens=0)
+    vocabulary = model.config.vocab_size
+    return TorchEngine(model, StopTable([b"?"] * vocabulary), settings, max_tokens)
+
+
+def new_trainer(model: PreTrainedModel) -> Trainer:
+    return Trainer(model, TrainerConfig(), AlgorithmConfig(decoupled=True), 1.0)
+
+
+async def play(
+    engine: TorchEngine, asked: Sequence[Sequence[int]], num_tokens: int
+) -> tuple[list[Completion], float, float]:
+    """The turns, the seconds until all had begun, and the seconds from then to the end."""
+    started, first = time.monotonic(), engine.counters.sampled_tokens
+    turns = [
+        asyncio.create_task(engine.generate(prompt, ask(f"{number}", num_tokens)))
+        for number, prompt in enumerate(asked)
+    ]
+    while engine.counters.sampled_tokens - first < len(asked) and not all(t.done() for t in turns):
+        await asyncio.sleep(0.001)
+    begun = time.monotonic()
+    completions = await asyncio.gather(*turns)
+    ended = time.monotonic()
+    for number in range(len(asked)):
+        engine.release(f"{number}")
+    return completions, begun - started, ended - begun
+
+
+async def check(model: PreTrainedModel) -> None:
+    """Engine and trainer against float32 on the CPU; printed, as is the largest difference."""
+    (prompt,) = prompts(1, CHECKED_PROMPT, model.config.vocab_size)
+    engine = new_engine(model, 8, CHECKED_PROMPT + CHECKED_TOKENS)
+    ((completion,), _, _) = await play(engine, [prompt], CHECKED_TOKENS)
+    await engine.close()
+    weighed = unweighed(episode_of(prompt, completion))
+    ((filled,),), _ = new_trainer(model).prepare([[weighed]])
+    plain = Qwen2ForCausalLM(Qwen2Config(**model.config.to_dict())).float().eval()
+    plain.set_attn_implementation("eager")
+    plain.load_state_dict({name: w.float().cpu() for name, w in model.state_dict().items()})
+    with torch.no_grad():
+        ids = torch.tensor([[*prompt, *completion.token_ids_T]])
+        logprobs_TV = torch.log_softmax(plain(ids).logits[0], -1)[len(prompt) - 1 : -1]
+    expected = logprobs_TV.gather(1, torch.tensor(completion.token_ids_T)[:, None])[:, 0]
+    for name, found in (
+        ("engine", torch.tensor(completion.logprobs_T)),
+        ("trainer", filled.old_logprobs_M.float().cpu()),
+    ):
+        differing = (found - expected).abs()
+        told = f"largest difference {differing.max():.2e}, mean {differing.mean():.2e}"
+        print(f"  {name} against float32 on the CPU: {told}")
+
+
+async def sampling(
+    model: PreTrainedModel, machine: Machine, context: int, number: int, new_tokens: int
+) -> list[Weighed]:
+    """Prefill and decode, printed; gives the episodes."""
+    asked = prompts(number, context - new_tokens, model.config.vocab_size)
+    engine = new_engine(model, number, context)
+    for _ in range(2):  # the first one warms up
+        completions, prefill_s, decode_s = await play(engine, asked, new_tokens)
+    await engine.close()
+    prefill = sum(map(len, asked)) / prefill_s
+    decode = number * (new_tokens - 1) / max(decode_s, 1e-9)
+    told = f"  context {context}: prefill {prefill:,.0f} tokens/s, decoding {decode:,.0f} tokens/s"
+    if machine.terabytes_per_s is not None:
+        floor = machine.terabytes_per_s * 1e12 / bytes_a_token(model, context, number)
+        told += f", {decode / floor:.2f} of the floor ({floor:,.0f})"
+    print(told, flush=True)
+    return [unweighed(episode_of(p, c)) for p, c in zip(asked, completions, strict=True)]
+
+
+def bytes_a_token(model: PreTrainedModel, context: int, number: int) -> float:
+    """What must be read for a token: its share of the weights, and its keys and values."""
+    config = model.config
+    head_dim = config.hidden_size // config.num_attention_heads
+    cached = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * context
+    return 2 * model.num_parameters() / number + cached
+
+
+def learning(model: PreTrainedModel, machine: Machine, played: list[Weighed]) -> None:
+    """The pass for log-probabilities, a training step, and weights into buckets; printed."""
+    num_tokens = sum(each.episode.num_tokens for each in played)
+    trainer = new_trainer(model)
+    seconds = seconds_of(lambda: trainer.prepare([played]), machine)
+    _tell("log-probabilities", num_tokens, seconds, 2 * model.num_parameters(), machine)
+    batch = pack(played, TrainerConfig().max_tokens_per_micro_batch)
+    seconds = seconds_of(lambda: trainer.step(batch, nullcontext()), machine)
+    _tell("training step", num_tokens, seconds, 6 * model.num_parameters(), machine)
+
+    def publish() -> None:
+        for filled in fill_buckets(weights_by_name(model), machine.device):
+            del filled
+
+    seconds = seconds_of(publish, machine)
+    size = sum(weight.nbytes for _, weight in weights_by_name(model))
+    print(f"  weights into buckets: {seconds:.3f} s for {size / 1e9:.2f} GB", flush=True)
+
+
+def _tell(what: str, num_tokens: int, seconds: float, flops: float, machine: Machine) -> None:
+    speed = num_tokens / seconds
+    told = f"  {what}: {speed:,.0f} tokens/s"
+    if machine.teraflops is not None:
+        told += f", {speed * flops / machine.teraflops / 1e12:.2f} of the peak"
+    print(told, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The engine and the trainer on one GPU")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--hardware", choices=sorted(ACCELERATORS), help="for the floors")
+    parser.add_argument("--shapes", nargs="+", default=["qwen2.5-1.5b", "qwen2.5-3b"])
+    parser.add_argument("--contexts", nargs="+", type=int, default=[500, 1500, 4000])
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    args = parser.parse_args()
+    choose_matmul_kernel()
+    known = ACCELERATORS.get(args.hardware)
+    machine = Machine(
+        torch.device(args.device),
+        known.terabytes_per_s if known else None,
+        known.teraflops if known else None,
+    )
+    for shape in args.shapes:
+        model = new_model(shape, machine.device)
+        print(f"{shape}: {model.num_parameters() / 1e6:,.1f} million parameters, bfloat16")
+        asyncio.run(check(model))
+        played: list[Weighed] = []
+        for context in args.contexts:
+            work = sampling(model, machine, context, args.episodes, args.new_tokens)
+            played = [*played, *asyncio.run(work)]
+        learning(model, machine, played)
+
+
+if __name__ == "__main__":
+    main()

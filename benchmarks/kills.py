@@ -1,0 +1,278 @@
+"""A run whose processes are killed (kill -9) at random moments: is a step or a prompt lost?
+
+    python benchmarks/kills.py --out runs/kills --kills 20
+
+A driver with two ranks, a server that samples and a search server, each a process of its own. The
+server is a stand-in that speaks vLLM's routes and writes a search, then an answer: a real vLLM
+takes a minute to come back. What is killed is drawn by ``--seed``. The servers are started again at
+once, as a supervisor would; a driver that was killed, or that ended because a rank was, is resumed.
+
+At the end: each step was recorded once, each episode of each step's questions once, in the order of
+the data; and each resumed run went on from the newest checkpoint that was whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvicorn
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from forage.config.model_config import ModelConfig
+from forage.config.run_config import RunConfig, build_config, to_yaml
+from forage.data.order import questions_of_run
+from forage.data.world.encyclopedia import write_world
+from forage.environment.codec import Codec
+from forage.records import read_episodes, read_metrics
+from forage.retrieval.index.index import build_index
+from forage.training.checkpoint import latest_checkpoint
+from forage.training.model import load_tokenizer
+from tests.rollout.policy_server import PolicyServer
+
+KINDS = ("driver", "rank", "server", "retriever")
+DEADLINE_S = 600.0
+_SETTINGS: Mapping[str, Any] = {
+    "environment": {
+        "prompt": "brief",
+        "max_turns": 2,
+        "max_turn_tokens": 40,
+        "max_observation_tokens": 120,
+        "max_tokens": 384,
+    },
+    "search": {"topk": 2, "timeout_s": 5, "deadline_s": 60, "startup_timeout_s": 300},
+    "reward": {"structure_score": 0.2},
+    "rollout": {"max_concurrent_episodes": 16},
+    "evaluation": {"at_end": False},
+}
+
+
+class WritingServer(PolicyServer):
+    """Writes a search, then an answer, with the numbers of the request's seed for words."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._codec = Codec(load_tokenizer(ModelConfig(path=model)))
+
+    async def _generate(self, request: Request) -> Response:
+        body = await request.json()
+        seed = (body["sampling_params"].get("seed") or 0) % 10
+        has_searched = "<information>" in self._codec.decode(body["token_ids"])
+        text = f"<answer> {seed} </answer>" if has_searched else f"<search> {seed} </search>"
+        ids = self._codec.tokenizer.encode(text, add_special_tokens=False)
+        choice = {
+            "token_ids": ids,
+            "finish_reason": "stop",
+            "logprobs": {"content": [{"logprob": -1.0} for _ in ids]},
+            "weight_versions": [{"version": self.version, "start": 0, "end": len(ids)}],
+            "text": self._codec.decode(ids),
+        }
+        return JSONResponse({"choices": [choice]})
+
+
+@dataclass
+class Fleet:
+    """The processes of a run; every start is of the same command at the same address."""
+
+    config: RunConfig
+    recipe: Path
+    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, kind: str, *more: str) -> None:
+        """Start a process, its output in a file of its own; ``resume`` is for the driver."""
+        engine = self.config.placement.engine
+        assert engine.kind == "vllm"
+        port = engine.urls[0].rpartition(":")[2]
+        index, search_port = str(self.config.data.index), self.config.search.url.rpartition(":")[2]
+        command = {
+            "driver": ("-m", "forage", "train", str(self.recipe), *more),
+            "server": (__file__, "--serve", port, "--model", str(self.config.model.path)),
+            "retriever": ("-m", "forage", "serve", index, "--port", search_port),
+        }[kind]
+        root = str(Path(__file__).parents[1])
+        environment = os.environ | {"PYTHONPATH": root, "COLUMNS": "400"}
+        with self.log(kind).open("ab") as log:
+            self.children[kind] = subprocess.Popen(
+                [sys.executable, *command], stdout=log, stderr=log, env=environment
+            )
+
+    def log(self, kind: str) -> Path:
+        return self.recipe.with_name(f"{kind}.log")
+
+    def kill(self, kind: str) -> None:
+        """Kill one process with SIGKILL: of the ranks, one."""
+        process = psutil.Process(self.children["driver" if kind == "rank" else kind].pid)
+        if kind == "rank":
+            process = max(ranks_of(process), key=lambda rank: rank.pid)
+        process.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        for child in self.children.values():
+            child.kill()
+            child.wait()
+
+    def num_steps(self) -> int:
+        """Steps that are recorded."""
+        metrics = self.config.output_dir / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def ranks_of(driver: psutil.Process) -> list[psutil.Process]:
+    """The forked processes below the driver's fork server."""
+    return [child for each in driver.children() for child in each.children()]
+
+
+def run_with_kills(config: RunConfig, recipe: Path, kinds: Sequence[str], seed: int) -> list[str]:
+    """Train to the end while each of ``kinds`` is killed once, in turn; gives a line for each."""
+    recipe.parent.mkdir(parents=True, exist_ok=True)
+    recipe.write_text(to_yaml(config), encoding="utf-8")
+    fleet, chance, told = Fleet(config, recipe), random.Random(seed), []
+    try:
+        for kind in ("retriever", "server", "driver"):
+            fleet.start(kind)
+        for kind in kinds:
+            before = fleet.num_steps()
+            _wait(fleet, before + 1)  # so that the run gets on, however many kills there are
+            time.sleep(chance.uniform(0.0, 2.0))
+            assert fleet.children["driver"].poll() is None, "the run ended before all its kills"
+            fleet.kill(kind)
+            told.append(f"{kind} killed after step {fleet.num_steps()}")
+            if kind in ("driver", "rank"):
+                fleet.children["driver"].wait(DEADLINE_S)
+                told[-1] += f"; {_resume(fleet)}"
+            else:
+                fleet.children[kind].wait(DEADLINE_S)
+                fleet.start(kind)
+        status = fleet.children["driver"].wait(DEADLINE_S)
+        assert status == 0, fleet.log("driver").read_text()[-3000:]
+    finally:
+        fleet.close()
+    return told
+
+
+def _wait(fleet: Fleet, num_steps: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while fleet.num_steps() < num_steps:
+        assert fleet.children["driver"].poll() is None, fleet.log("driver").read_text()[-3000:]
+        assert time.monotonic() < deadline, f"no step within {DEADLINE_S:g} s"
+        time.sleep(0.05)
+
+
+def _resume(fleet: Fleet) -> str:
+    """Resume, and check that no step before the newest whole checkpoint is taken again."""
+    newest = latest_checkpoint(fleet.config.output_dir)
+    number = fleet.log("driver").read_text().count("resuming after step")
+    fleet.start("driver", "--resume")
+    if newest is None:
+        return "there was no checkpoint yet"
+    steps = int(newest.name.removeprefix("step_"))
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        found = re.findall(r"resuming after step (\d+)", fleet.log("driver").read_text())
+        if len(found) > number:
+            break
+        assert time.monotonic() < deadline, f"not resumed within {DEADLINE_S:g} s"
+        time.sleep(0.05)
+    assert int(found[-1]) == steps, f"resumed after step {found[-1]}, the newest was {steps}"
+    _wait_for_cut(fleet, steps)
+    return f"resumed after step {steps}"
+
+
+def _wait_for_cut(fleet: Fleet, steps: int) -> None:
+    """Until the records are as long as the checkpoint says, or have grown since."""
+    deadline = time.monotonic() + DEADLINE_S
+    while fleet.num_steps() > steps + 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def check_whole(config: RunConfig) -> int:
+    """Assert that each step, prompt and episode is recorded once, in order; gives the episodes."""
+    steps = [int(row["step"]) for row in read_metrics(config.output_dir)]
+    assert steps == list(range(config.trainer.num_steps)), f"steps {steps}"
+    _, questions = questions_of_run(config)
+    records = list(read_episodes(config.output_dir / "episodes.jsonl"))
+    for step in steps:
+        played = [record for record in records if record.step == step]
+        asked = [
+            (question.id, member)
+            for question in questions.own(step)
+            for member in range(config.trainer.group_size)
+        ]
+        found = [(record.episode.question.id, record.episode.member) for record in played]
+        assert found == asked, f"step {step} played {Counter(found) - Counter(asked)} too much"
+    assert len(records) == sum(1 for record in records if record.step in set(steps))
+    return len(records)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def config_of(out: Path, world: Path, model: Path, **trainer: int) -> RunConfig:
+    """A run of two ranks that samples with one server; its ports are free ones."""
+    server, search = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
+    engine = {"kind": "vllm", "urls": [server], "transfer": "disk", "lost_after_s": DEADLINE_S}
+    sizes = {"questions_per_step": 2, "group_size": 4, "checkpoint_every": 3, **trainer}
+    tree: dict[str, Any] = {
+        **_SETTINGS,
+        "output_dir": str(out / "run"),
+        "model": {"path": str(model)},
+        "data": {"train": str(world / "train.jsonl"), "index": str(world / "index")},
+        "trainer": {"learning_rate": 1e-4, "max_tokens_per_micro_batch": 1024, **sizes},
+        "placement": {"engine": engine, "trainer": {"num_ranks": 2}},
+    }
+    tree["search"] = {**tree["search"], "url": search}
+    return build_config(tree)
+
+
+def _serve(port: int, model: str) -> None:
+    app = WritingServer(model).app()
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A run whose processes are killed")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--serve", type=int, metavar="PORT", help="be the server that samples")
+    parser.add_argument("--model", type=str, help="the model whose tokens it writes")
+    args = parser.parse_args()
+    if args.serve:
+        _serve(args.serve, args.model)
+        return
+    import forage
+
+    world, started = args.out / "world", time.monotonic()
+    if not world.exists():
+        write_world(world, 500, seed=0)
+        build_index(world / "corpus.jsonl", world / "index", show_progress=False)
+    model = Path(forage.__file__).parent / "warm" / "model"
+    chance = random.Random(args.seed)
+    kinds = [chance.choice(KINDS) for _ in range(args.kills)]
+    config = config_of(args.out, world, model, num_steps=3 * args.kills + 3)
+    for line in run_with_kills(config, args.out / "recipe.yaml", kinds, args.seed):
+        print(line)
+    num_episodes = check_whole(config)
+    print(f"{args.kills} kills, {dict(Counter(kinds))}: {config.trainer.num_steps} steps and ")
+    print(f"{num_episodes} episodes, each recorded once; {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
