@@ -25,15 +25,26 @@ logger = logging.getLogger(__name__)
 _STOP_S = 15.0
 _TAIL_LINES = 20
 
-# Runs between us and the server: asks the kernel to end it with its parent, then becomes it. Python
-# code in a forked child (preexec_fn) could deadlock on a lock that another of our threads held.
+# Runs between us and the server: asks the kernel to end it with its parent, leaves a watcher, then
+# becomes the server. Python code in a forked child (preexec_fn) could deadlock on a lock that another
+# of our threads held. The watcher ends the server's group once the server has gone, however it went:
+# a model server that was killed left its engine behind, and with it a full device.
 _DIE_WITH_PARENT = """
 import os, signal, sys
 if sys.platform == "linux":
     import ctypes
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    libc = ctypes.CDLL(None)
+    libc.prctl(1, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         sys.exit("the parent process has gone")
+    server = os.getpid()
+    if os.fork() == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+        os.closerange(0, 256)
+        libc.prctl(1, signal.SIGUSR1)
+        if os.getppid() == server:
+            signal.sigwait([signal.SIGUSR1])
+        os.killpg(server, signal.SIGKILL)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
