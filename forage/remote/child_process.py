@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 _STOP_S = 15.0
 _TAIL_LINES = 20
 
-# Runs between us and the server: asks the kernel to end it with its parent, leaves a watcher, then
-# becomes the server. Python code in a forked child (preexec_fn) could deadlock on a lock that another
-# of our threads held. The watcher ends the server's group once the server has gone, however it went:
-# a model server that was killed left its engine behind, and with it a full device.
+# Runs between us and the server: asks the kernel to end it with its parent, leaves a watcher,
+# becomes the server. Python code in a forked child (preexec_fn) could deadlock on a lock that
+# another of our threads held. The watcher ends the server's group once the server has gone,
+# however it went: a model server that was killed left its engine behind, and a full device.
 _DIE_WITH_PARENT = """
 import os, signal, sys
 if sys.platform == "linux":
