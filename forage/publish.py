@@ -19,7 +19,6 @@ from contextlib import (
 from functools import partial
 from typing import Protocol
 
-import torch
 from transformers import PreTrainedModel
 
 from forage.config.run_config import RunConfig
@@ -92,12 +91,12 @@ async def open_updates(
     assert settings.kind != "torch", "servers are named in placement.engine"
     weights = partial(weights_by_name, model)
     if settings.kind == "vllm" and settings.transfer == "group":
-        device = torch.device(config.model.device)
-        transport = GroupTransport(weights, device, settings.update_timeout_s)
+        # Ranks leave their GPUs to themselves: a copy in host memory travels over gloo.
+        transport = GroupTransport(weights, model.device, settings.update_timeout_s)
     else:
         write = partial(write_weights, model)
         transport = DiskTransport(write, config.output_dir / "published")
     recomputes = settings.cache_on_update == "recompute"
-    updates = ServerUpdates(engine.pool, transport, recomputes)
+    updates = ServerUpdates(engine.pool, transport, recomputes, sleeps=settings.offload)
     async with updates.looking_after():
         yield updates

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from forage.cluster.model_servers import open_servers
+from forage.cluster.places import open_places
 from forage.config.run_config import RunConfig
 from forage.data.order import questions_of_run
 from forage.errors import UserError
@@ -87,7 +88,8 @@ class _Run:
             questions, self.questions = questions_of_run(config)
             self.player.check_prompts(questions)
         self.scorer = Scorer(config.reward, config.environment.protocol)
-        self.trainer = open_trainer(config)
+        self.places = open_places(config)
+        self.trainer = open_trainer(config, self.places.start_ranks)
         self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
         self.guard = CollapseGuard(config)
         self.report = StepReport(config)
@@ -100,13 +102,16 @@ class _Run:
     async def run(self, trace: Path | None) -> None:
         config, model = self.config, self.trainer.model
         async with AsyncExitStack() as stack:
+            stack.callback(self.places.close)
             stack.callback(self.trainer.close)
             stack.callback(self.records.close)
             stack.callback(self.savepoints.close)
             self.trace = trace and stack.enter_context(closing(TraceFile(trace)))
             self.engine: Engine = IdleEngine()
             if self.recorded is None:
-                servers = await stack.enter_async_context(open_servers(config))
+                servers = await stack.enter_async_context(
+                    open_servers(config, self.places.server_hosts)
+                )
                 opened = open_engine(config, self.tokenizer, model, servers)
                 self.engine = await stack.enter_async_context(opened)
             published = open_publisher(config, self.engine, self.trainer)
@@ -173,6 +178,8 @@ class _Run:
     async def _learn_from(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Weigh the groups, pack them, learn them, and publish the weights that come of it."""
         trainer = self.trainer
+        if self.config.placement.engine.offload:
+            await self.weights.begin()  # servers sleep: their GPUs are the trainer's now
         prepared_P, seen = await asyncio.to_thread(trainer.prepare, self.credit.unweighed(groups))
         weighed_P, credited = self.credit.weigh(groups, prepared_P, trainer.kl_coefficient)
         batches, unmasked = await asyncio.to_thread(trainer.pack, weighed_P)

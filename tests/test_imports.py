@@ -40,7 +40,8 @@ HEAVY = {
     *("sglang", "vllm", "wandb"),
 }
 # sentence-transformers has two kinds of models: encoders and cross-encoders have a file each.
-NUM_WRAPPERS = {"sentence_transformers": 2}
+# Ray runs the shards of an index, and the actors of a training run.
+NUM_WRAPPERS = {"ray": 2, "sentence_transformers": 2}
 
 MAX_ROOT_FILES = 14
 MAX_FUNCTION_LINES = 60

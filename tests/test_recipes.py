@@ -194,3 +194,13 @@ def test_each_file_is_planned_by_a_dry_run(
 def test_the_twins_are_described_in_one_place() -> None:
     text = (CONFIGS.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
     assert all(f"`{recipe}`" in text for recipe in RECIPES)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_each_recipe_can_be_placed_or_says_what_it_needs(path: Path):
+    config = load_config(path)
+    for sentence in config.placement.not_yet():
+        assert sentence.startswith("placement.engine is sglang without urls")
+        assert "name them in placement.engine.urls" in path.read_text()
+        urls = ["placement.engine.urls=[http://127.0.0.1:30000]"]
+        assert load_config(path, urls).placement.not_yet() == []

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,14 @@ def wait_for(path: Path, child: subprocess.Popen[str], num_lines: int = 0) -> No
                 f"the command ended with {child.returncode}: {child.communicate()}"
             )
         time.sleep(0.01)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for it, a minute at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about within a minute"
+        time.sleep(0.05)
 
 
 def _num_lines(path: Path) -> int:

@@ -56,7 +56,7 @@ def real_server(number: int = 0) -> str:
     with bind_port("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     command = [*vllm_command(config, engine, program), "--host", "127.0.0.1", "--port", str(port)]
-    environment = server_environment(config, 1, os.environ)
+    environment = server_environment(config, 1, None, os.environ)
     log = scratch() / f"vllm-{number}.log"
     process = ChildProcess("the vLLM server", command, log, environment)
     process.start()

@@ -1,7 +1,8 @@
-"""vLLM servers that a run starts on this machine: started, watched, started again, ended with it.
+"""vLLM servers that a run starts: started, watched, started again, ended with it.
 
-A server that dies, or that is said to have failed, is started again on its old address. It comes
-back with the weights of ``model.path``; ``publish.py`` gives it the run's before it serves a turn.
+They stand on this machine, or where Ray has found places (``places.py``). A server that dies, or
+that is said to have failed, is started again on its old address. It comes back with the weights of
+``model.path``; ``publish.py`` gives it the run's before it serves a turn.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import math
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from forage.config.run_config import RunConfig
 from forage.config.server_config import VllmPlacement
@@ -37,9 +40,49 @@ _MAX_FAILED_STARTS = 3
 _BATCHED_TOKENS = 8192
 
 
+class ServerRun(Protocol):
+    """One start of a server."""
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while it runs."""
+        ...
+
+    def stop(self) -> None: ...
+    def last_words(self) -> str: ...
+
+
+class ServerHost(Protocol):
+    """The place of one server: a machine, and what the server sees there."""
+
+    @property
+    def address(self) -> str: ...
+    def free_port(self) -> int: ...
+    async def start(self, name: str, command: Sequence[str], log_path: Path) -> ServerRun: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ThisMachine:
+    """A place beside the run itself; use it on the main thread, with which servers end."""
+
+    environment: Mapping[str, str]
+    address: str = _HOST
+
+    def free_port(self) -> int:
+        with bind_port(self.address, 0) as free:
+            return free.getsockname()[1]
+
+    async def start(self, name: str, command: Sequence[str], log_path: Path) -> ServerRun:
+        process = ChildProcess(name, command, log_path, self.environment)
+        process.start()
+        return process
+
+
 @asynccontextmanager
-async def open_servers(config: RunConfig) -> AsyncIterator[Addresses | None]:
-    """The servers that ``placement.engine`` names, or new ones; None without servers.
+async def open_servers(
+    config: RunConfig, hosts: Callable[[], Sequence[ServerHost]]
+) -> AsyncIterator[Addresses | None]:
+    """The servers that ``placement.engine`` names, or new ones at ``hosts``; None without servers.
 
     Raises ``UserError`` where one cannot be started.
     """
@@ -51,7 +94,7 @@ async def open_servers(config: RunConfig) -> AsyncIterator[Addresses | None]:
     elif engine.urls or engine.kind == "sglang":
         yield Addresses(engine.urls)
     else:
-        own = OwnServers(config, engine)
+        own = OwnServers(config, engine, hosts)
         try:
             await own.start()
             yield Addresses(own.urls, own.restart)
@@ -62,7 +105,12 @@ async def open_servers(config: RunConfig) -> AsyncIterator[Addresses | None]:
 class OwnServers:
     """The servers of one run; make and use it on the main thread's event loop."""
 
-    def __init__(self, config: RunConfig, engine: VllmPlacement) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        engine: VllmPlacement,
+        hosts: Callable[[], Sequence[ServerHost]],
+    ) -> None:
         """Raises ``UserError`` without a vllm command, or for a model that it cannot serve."""
         program = vllm_program(engine.program)
         if program is None:
@@ -76,14 +124,11 @@ class OwnServers:
                 f"model.path is {config.model.path}, a directory of adapters: vLLM serves whole "
                 "models; merge it into one with forage export"
             )
-        number = engine.num_servers or max(
-            1, config.placement.gpus_per_node // engine.tensor_parallel
-        )
-        environment = server_environment(config, number, os.environ)
         self._startup_timeout_s = engine.startup_timeout_s
+        command = vllm_command(config, engine, program)
         self._servers = [
-            _OwnServer(vllm_command(config, engine, program), environment, config.output_dir, index)
-            for index in range(number)
+            _OwnServer(command, host, config.output_dir, index)
+            for index, host in enumerate(hosts())
         ]
         self._watcher: asyncio.Task[None] | None = None
 
@@ -100,7 +145,7 @@ class OwnServers:
         """Start all and wait until they are ready; raises ``UserError`` with their last words."""
         LOG.info("starting %d vLLM servers; their logs are in servers/", len(self._servers))
         for server in self._servers:
-            server.start()
+            await server.start()
         await asyncio.gather(*map(self._wait_until_ready, self._servers))
         self._watcher = asyncio.create_task(self._watch())
 
@@ -142,25 +187,22 @@ class OwnServers:
             return
         LOG.warning("the vLLM server at %s is started again: it %s", server.url, fault)
         await server.stop()
-        server.start()
+        await server.start()
 
 
 class _OwnServer:
     """One process at one address, through all its starts."""
 
-    def __init__(
-        self, command: list[str], environment: Mapping[str, str], run_dir: Path, index: int
-    ) -> None:
-        with bind_port(_HOST, 0) as free:
-            port = free.getsockname()[1]
-        self.url = f"http://{_HOST}:{port}"
+    def __init__(self, command: list[str], host: ServerHost, run_dir: Path, index: int) -> None:
+        port = host.free_port()
+        self.url = f"http://{host.address}:{port}"
         self.is_ready = self.must_restart = self.has_given_up = False
         self.num_failed_starts = 0
         self.log_path = Path()
-        self._command = [*command, "--host", _HOST, "--port", str(port)]
-        self._environment = environment
+        self._command = [*command, "--host", host.address, "--port", str(port)]
+        self._host = host
         self._folder, self._index, self._num_starts = run_dir / "servers", index, 0
-        self._process: ChildProcess | None = None
+        self._process: ServerRun | None = None
         self._started = 0.0
 
     @property
@@ -172,15 +214,14 @@ class _OwnServer:
     def has_ended(self) -> bool:
         return self._process is None or self._process.status is not None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self.is_ready = self.must_restart = False
         # A log for each start: the last words of a server that died are worth keeping.
         self.log_path = self._folder / f"vllm-{self._index}.{self._num_starts}.log"
         self._num_starts += 1
         self._started = time.monotonic()
         name = f"the vLLM server at {self.url}"
-        self._process = ChildProcess(name, self._command, self.log_path, self._environment)
-        self._process.start()
+        self._process = await self._host.start(name, self._command, self.log_path)
 
     async def becomes_ready(self) -> bool:
         """Whether it answers now."""
@@ -228,6 +269,8 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
     command += ["--generation-config", "vllm"]
     command += ["--worker-extension-cls", "forage_receiver.Receiver"]
     command += ["--weight-transfer-config", '{"backend": "forage"}']
+    if config.model.device != "cpu" and engine.offload:
+        command.append("--enable-sleep-mode")
     if config.model.device == "cpu":
         # Seeded sampling on a CPU ends the engine after a chunked prefill or a preemption.
         command += ["--enforce-eager", "--no-enable-chunked-prefill"]
@@ -236,10 +279,12 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
 
 
 def server_environment(
-    config: RunConfig, num_servers: int, inherited: Mapping[str, str]
+    config: RunConfig, num_servers: int, gpus: Sequence[str] | None, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the servers see: ours, the receiver's folder, and what their routes need."""
+    """What a server sees: ours, the receiver's folder, what its routes need, and these GPUs."""
     environment = {**inherited, "PYTHONPATH": str(_PLUGINS)}
+    if gpus is not None and config.model.device != "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if Path(config.model.path).is_dir():
         environment["HF_HUB_OFFLINE"] = "1"

@@ -1,7 +1,7 @@
 """The settings of ``placement``: machines, GPUs, what samples, and what rests in host memory.
 
-``forage train --dry-run`` plans with every key (see ``plan/``); training goes on in one process or
-in ranks on one machine so far, and ``not_yet`` says what it refuses.
+``forage train --dry-run`` plans with every key (see ``plan/``), and ``not_yet`` says what training
+refuses.
 """
 
 from __future__ import annotations
@@ -43,8 +43,31 @@ class TrainerPlacement(Frozen):
     """Sum gradients over ranks once a step: less traffic, a whole gradient on every rank."""
 
 
+class LocalCluster(Frozen):
+    """This machine: ranks and servers are processes of it."""
+
+    kind: Literal["local"] = "local"
+
+
+class RayCluster(Frozen):
+    """Machines that Ray joins: it finds places for ranks and servers on them."""
+
+    kind: Literal["ray"] = "ray"
+    address: str | None = None
+    """Where Ray runs (HOST:PORT, or auto); null: at RAY_ADDRESS, else the run starts it here."""
+    startup_timeout_s: float = Field(default=45.0, gt=0)
+    """Seconds to reach Ray, and again to find places on it."""
+    cpus_each: float = Field(default=1.0, gt=0)
+    """CPUs that each rank and each server takes of Ray's count; a half lets two share one."""
+
+
 class PlacementConfig(Frozen):
     """What a run is spread over; the default is one process on ``model.device``."""
+
+    cluster: Annotated[LocalCluster | RayCluster, Field(discriminator="kind"), kind_or("local")] = (
+        LocalCluster()
+    )
+    """Who starts ranks and servers: the run itself on its machine, or Ray on several."""
 
     num_nodes: int = Field(default=1, ge=1)
     """Machines of the run."""
@@ -62,9 +85,30 @@ class PlacementConfig(Frozen):
     @property
     def num_ranks(self) -> int | None:
         """Processes that learn; None where the one process of the run does."""
-        if self.trainer.num_ranks is None and self.num_gpus == 1:
+        num_gpus = self.num_gpus - self.own_gpus
+        if self.trainer.num_ranks is None and num_gpus == 1 and self.cluster.kind == "local":
             return None
-        return self.trainer.num_ranks or self.num_gpus
+        return self.trainer.num_ranks or num_gpus
+
+    @property
+    def own_gpus(self) -> int:
+        """GPUs on which servers sample and nothing learns."""
+        return self.engine.own_gpus if self.engine.kind == "vllm" else 0
+
+    @property
+    def num_servers(self) -> int:
+        """Servers that Forage starts."""
+        if self.engine.kind != "vllm" or self.engine.urls:
+            return 0
+        num_gpus = self.own_gpus or self.num_gpus
+        return self.engine.num_servers or max(1, num_gpus // self.engine.tensor_parallel)
+
+    @property
+    def learning(self) -> TrainerPlacement:
+        """``trainer`` with what ``engine.offload`` adds to it."""
+        if not self.engine.offload:
+            return self.trainer
+        return self.trainer.model_copy(update={"offload": ("policy", "critic", "reference")})
 
     @property
     def num_gpus(self) -> int:
@@ -98,20 +142,20 @@ class PlacementConfig(Frozen):
     def not_yet(self) -> list[str]:
         """What this placement asks for that training cannot do, a sentence each."""
         missing: list[str] = []
-        if self.num_nodes > 1:
+        if self.num_nodes > 1 and self.cluster.kind == "local":
             missing.append(
-                f"placement asks for {self.num_nodes} machines: the ranks of a trainer are "
-                "processes of one machine so far (num_nodes: 1)"
+                f"placement asks for {self.num_nodes} machines, which Ray joins: set "
+                "placement.cluster to ray"
             )
         if self.engine.kind == "sglang" and not self.engine.urls:
             missing.append(
                 "placement.engine is sglang without urls: Forage does not start SGLang, so start "
                 "it and name its servers in placement.engine.urls"
             )
-        if self.engine.offload:
+        if self.engine.offload and self.num_ranks is None:
             missing.append(
-                "placement.engine.offload is true: the trainer's states cannot be moved to host "
-                "memory yet (offload: false)"
+                "placement.engine.offload is true, and one process learns, whose states cannot "
+                "rest in host memory: set placement.trainer.num_ranks to 1, or offload to false"
             )
         return missing
 
@@ -121,5 +165,38 @@ class PlacementConfig(Frozen):
             raise ValueError(
                 f"placement.engine.tensor_parallel ({self.engine.tensor_parallel}) does not divide "
                 f"gpus_per_node ({self.gpus_per_node}): an engine would span two nodes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_suffice(self) -> Self:
+        if self.num_gpus == 1:  # which also stands for a CPU
+            if self.own_gpus:
+                raise ValueError(
+                    "placement.engine.own_gpus leaves no GPU to learn on: the run has one"
+                )
+            return self
+        for_servers = self.own_gpus or self.num_gpus
+        needed = self.num_servers * self.engine.tensor_parallel
+        learners = self.num_gpus - self.own_gpus
+        if learners < 1 or (self.num_ranks or 1) > learners:
+            raise ValueError(
+                f"placement.trainer has {self.num_ranks} ranks for {learners} GPUs: "
+                f"{self.num_gpus} in all, less placement.engine.own_gpus ({self.own_gpus})"
+            )
+        if needed > for_servers:
+            raise ValueError(
+                f"placement.engine asks for {self.num_servers} servers of "
+                f"{self.engine.tensor_parallel} GPUs, and there are {for_servers} for them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ray_has_work(self) -> Self:
+        is_idle = self.num_ranks == 1 and not self.num_servers and self.num_gpus == 1
+        if self.cluster.kind == "ray" and is_idle and self.trainer.num_ranks is None:
+            raise ValueError(
+                "placement.cluster is ray, and one process learns and samples: set "
+                "placement.trainer.num_ranks or placement.engine, or remove cluster"
             )
         return self

@@ -205,6 +205,12 @@ class RunConfig(Frozen):
                 f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs: set "
                 "model.device to cuda, or remove placement"
             )
+        if placement.engine.offload and self.rollout.max_staleness > 0:
+            raise ValueError(
+                f"rollout.max_staleness is {self.rollout.max_staleness}, and with "
+                "placement.engine.offload nothing is sampled while the trainer learns: set one of "
+                "them to 0 or false"
+            )
         return self
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ class ServerPlacement(Frozen):
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs that an engine is cut over."""
     offload: bool = False
-    """Keep the trainer's states in host memory while the server samples."""
+    """Share GPUs in turn: servers sleep while the trainer learns, whose states rest in the host."""
     urls: tuple[str, ...] = ()
     """Servers that run already, for example http://10.0.0.5:8000; none: Forage starts its own."""
     timeout_s: float = Field(default=300.0, gt=0)
@@ -55,7 +55,9 @@ class VllmPlacement(ServerPlacement):
 
     kind: Literal["vllm"] = "vllm"
     num_servers: int | None = Field(default=None, ge=1)
-    """Servers that Forage starts on this machine; null: one for each tensor_parallel GPUs."""
+    """Servers that Forage starts; null: one for each tensor_parallel GPUs."""
+    own_gpus: int = Field(default=0, ge=0)
+    """GPUs of the run that servers have for themselves; 0: they share those of the trainer."""
     program: Path | None = None
     """The vllm command; null: that of make vllm if it is there, else the one on the PATH."""
     arguments: tuple[str, ...] = ()

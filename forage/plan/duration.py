@@ -72,7 +72,7 @@ def estimate_duration(
     return Duration(
         sampling_s=sampling_seconds(config, model, num_episodes, hardware),
         learning_s=learning_operations(config, model, tokens)
-        / (hardware.num_gpus * hardware.gpu.teraflops * 1e12 * LEARN_SHARE),
+        / ((config.placement.num_ranks or 1) * hardware.gpu.teraflops * 1e12 * LEARN_SHARE),
         publishing_s=model.num_parameters * SERVER_BYTES / PUBLISH_BYTES_PER_S,
         overlaps=config.rollout.max_staleness > 0,
         num_steps=config.trainer.num_steps,
@@ -85,7 +85,8 @@ def sampling_seconds(
 ) -> float:
     """The time to play so many episodes: decoding, and the prefill of what is not sampled."""
     tensor_parallel = config.placement.engine.tensor_parallel
-    num_engines = max(hardware.num_gpus // tensor_parallel, 1)
+    num_gpus = config.placement.own_gpus or hardware.num_gpus
+    num_engines = max(num_gpus // tensor_parallel, 1)
     length = LENGTH_SHARE * config.environment.max_tokens
     at_once = ceil(min(config.rollout.max_concurrent_episodes, num_episodes) / num_engines)
     held = at_once * (length / 2) * model.kv_numbers_per_token * SERVER_BYTES
@@ -94,7 +95,7 @@ def sampling_seconds(
     tokens_per_s = num_engines * at_once / (read / bandwidth)
     decoding = num_episodes * length * SAMPLED_SHARE / tokens_per_s
     prefilled = num_episodes * length * (1 - SAMPLED_SHARE)
-    arithmetic = hardware.num_gpus * hardware.gpu.teraflops * 1e12 * LEARN_SHARE
+    arithmetic = num_gpus * hardware.gpu.teraflops * 1e12 * LEARN_SHARE
     return TAIL * decoding + 2 * model.num_parameters * prefilled / arithmetic
 
 

@@ -73,6 +73,8 @@ def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[st
         f"placement.num_nodes={num_nodes}",
         f"placement.gpus_per_node={gpus}",
     ]
+    if num_nodes > 1:
+        overrides.append("placement.cluster=ray")
     if num_nodes * gpus == 1:
         overrides.append("placement.trainer=null")  # one process learns, which has no ranks
     if config.placement.has_server:

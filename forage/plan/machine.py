@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -51,7 +52,11 @@ def look_at_machine(directory: Path) -> Machine:
         disk_bytes=shutil.disk_usage(directory).free,
         gpu_bytes=tuple(sorted(gpu.total_memory for gpu in gpus)),
         gpu_name=gpus[0].name if gpus else "",
-        packages=frozenset(["vllm"] if vllm_program(None) else []),
+        packages=frozenset(
+            name
+            for name, is_there in (("vllm", vllm_program(None)), ("ray", find_spec("ray")))
+            if is_there is not None
+        ),
     )
 
 

@@ -66,6 +66,8 @@ class MemoryPart:
     formula: str
     while_sampling: bool = False
     while_learning: bool = True
+    rests_in_host: bool = False
+    """It is in the host's memory, in pieces on the device for the time that they are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,10 @@ def plan_memory(
         *_learning_parts(config, model, _num_at_once(config, num_cores)),
         *_engine_parts(config, model),
     ]
-    is_offloaded = config.placement.engine.offload
-    resting = sum(part.num_bytes for part in trainer) if is_offloaded else 0
-    return Memory(tuple(parts), resting * config.placement.gpus_per_node)
+    resting = sum(part.num_bytes for part in trainer if part.rests_in_host)
+    placement = config.placement
+    learners = min(placement.num_ranks or 1, placement.gpus_per_node)
+    return Memory(tuple(parts), resting * learners)
 
 
 def _num_at_once(config: RunConfig, num_cores: int) -> int:
@@ -124,15 +127,19 @@ def bytes_of(config: RunConfig) -> int:
 def _trainer_states(
     config: RunConfig, model: ModelSize, critic: ModelSize | None
 ) -> list[MemoryPart]:
-    """What the trainer keeps from step to step; offload moves it to the host while sampling."""
-    size, gpus = bytes_of(config), config.placement.num_gpus
-    stays = not config.placement.engine.offload
-    shard = f" / {gpus} GPUs" if gpus > 1 else ""
+    """What the trainer keeps from step to step; offload moves it to the host."""
+    size, placement = bytes_of(config), config.placement
+    num_parts, shard = _cut(config)
+    offload = placement.learning.offload
 
     def state(name: str, numbers: _Numbers, moments: int = 1) -> MemoryPart:
-        num_bytes = ceil(moments * numbers.count * numbers.size / gpus)
+        num_bytes = ceil(moments * numbers.count * numbers.size / num_parts)
         times = f"{moments} moments x " if moments > 1 else ""
-        return MemoryPart(name, num_bytes, times + numbers.text + shard, stays, True)
+        owner = name.partition(" ")[0].rstrip(":")
+        rests = (owner if owner in ("critic", "reference") else "policy") in offload
+        there = not rests
+        sampling = there and not placement.own_gpus
+        return MemoryPart(name, num_bytes, times + numbers.text + shard, sampling, there, rests)
 
     lora, algorithm = config.model.lora, config.algorithm
     whole, learnt = _Numbers(model.num_parameters, size), _learnt(config, model)
@@ -169,29 +176,48 @@ def _learnt(config: RunConfig, model: ModelSize) -> _Numbers:
 
 
 def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> list[MemoryPart]:
-    size, gpus = bytes_of(config), config.placement.num_gpus
+    placement = config.placement
+    trainer = placement.learning
+    size = 2 if trainer.compute_dtype else bytes_of(config)
     num_sets = 1 + num_at_once
     learnt = _learnt(config, model)
     sets = f"{num_sets} sets (the sum, and the current ones) x {learnt.text}"
-    shard = f" / {gpus} GPUs" if gpus > 1 else ""
+    num_parts, shard = _cut(config)
+    if trainer.reduce_once:  # summed over the ranks after the last micro-batch alone
+        num_parts, shard = trainer.tensor_parallel, ", whole on every rank"
     tokens = config.trainer.max_tokens_per_micro_batch
-    kept = activation_bytes(config, model, tokens)
+    kept = activation_bytes(config, model, ceil(tokens / trainer.sequence_parallel))
     how = "layer inputs and one layer" if config.model.gradient_checkpointing else "all layers"
     many = f", {num_at_once} at a time" if num_at_once > 1 else ""
     logits = _LOGIT_COPIES * LOGITS_PER_CHUNK * 4 * num_at_once
     parts = [
-        MemoryPart("gradients", ceil(num_sets * learnt.count * learnt.size / gpus), sets + shard),
+        MemoryPart(
+            "gradients",
+            ceil(num_sets * learnt.count * learnt.size / num_parts),
+            sets + shard,
+            while_learning="policy" not in trainer.offload,
+            rests_in_host="policy" in trainer.offload,
+        ),
         MemoryPart(
             "activations", kept * num_at_once, f"micro-batch of {tokens:,} tokens: {how}{many}"
         ),
         MemoryPart("logits", logits, f"{_LOGIT_COPIES} chunks of {LOGITS_PER_CHUNK:,} x 4 B"),
     ]
-    if gpus > 1:
+    if placement.num_ranks is not None:
         embedding = model.num_embedding_parameters
         numbers = max(embedding, (model.num_base_parameters - embedding) // model.num_layers)
+        numbers = ceil(numbers / trainer.tensor_parallel)
         text = f"largest part, whole: {_millions(numbers)} x {size} B"
         parts.append(MemoryPart("gathered weights", numbers * size, text))
     return parts
+
+
+def _cut(config: RunConfig) -> tuple[int, str]:
+    """The parts that weights are cut into, and how the page says so: ranks less whole copies."""
+    placement = config.placement
+    num_parts = (placement.num_ranks or 1) // placement.trainer.replicas
+    what = "GPUs" if placement.num_gpus > 1 else "ranks"
+    return num_parts, f" / {num_parts} {what}" if num_parts > 1 else ""
 
 
 def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
@@ -200,9 +226,11 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
         num_bytes, tokens = torch_cache_bytes(config, model), cache_tokens(config)
         text = f"{tokens:,} tokens x {model.kv_numbers_per_token:,} x {bytes_of(config)} B"
         return [MemoryPart(KV_CACHE, num_bytes, text, while_sampling=True)]
-    # A server that shares its GPUs with an offloaded trainer frees its memory while that learns.
-    stays = not placement.engine.offload
-    tensor_parallel, gpus = placement.engine.tensor_parallel, placement.num_gpus
+    # A server that shares its GPUs in turn frees its memory while the trainer learns; one that has
+    # its own holds nothing on those of the trainer.
+    stays = not placement.engine.offload and not placement.own_gpus
+    tensor_parallel = placement.engine.tensor_parallel
+    gpus = placement.own_gpus or placement.num_gpus
     weights = ceil(model.num_parameters * SERVER_BYTES / tensor_parallel)
     numbers, each = _millions(model.num_parameters), f"{SERVER_BYTES} B"
     whole = f"{numbers} x {each} / {tensor_parallel} (tensor_parallel)"

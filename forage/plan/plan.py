@@ -172,6 +172,8 @@ def _obstacles(
     placement = config.placement
     obstacles = placement.not_yet()
     engine = placement.engine
+    if placement.cluster.kind == "ray" and "ray" not in machine.packages:
+        obstacles.append("Ray is not installed on this machine: pip install forage[ray]")
     if engine.kind == "vllm" and not engine.urls and "vllm" not in machine.packages:
         obstacles.append("the engine vllm is not installed on this machine (make vllm is for CPUs)")
     on_gpu = config.model.device != "cpu"

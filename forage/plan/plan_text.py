@@ -77,27 +77,35 @@ def _memory(plan: Plan) -> Iterator[str]:
     for part in memory.parts:
         phases = {"sampling": part.while_sampling, "learning": part.while_learning}
         held = " and ".join(phase for phase, holds in phases.items() if holds)
-        yield f"{part.name:{width}}  {_gb(part.num_bytes):>10}  {part.formula}; while {held}"
+        when = "in host memory" if part.rests_in_host else f"while {held}"
+        yield f"{part.name:{width}}  {_gb(part.num_bytes):>10}  {part.formula}; {when}"
     yield (
         f"{'peak':{width}}  {_gb(memory.peak_bytes):>10}  the larger of sampling "
         f"({_gb(memory.sampling_bytes)}) and learning ({_gb(memory.learning_bytes)})"
     )
     if memory.host_bytes_per_node:
-        yield f"{_gb(memory.host_bytes_per_node)} in the memory of each machine while sampling"
+        yield f"{_gb(memory.host_bytes_per_node)} in the memory of each machine"
 
 
 def _places(plan: Plan) -> Iterator[str]:
     config, placement = plan.config, plan.config.placement
     yield f"search service: {', '.join(config.search.urls)} (started apart; not asked now)"
-    if placement.num_gpus > 1:
+    if placement.num_ranks is not None:
         where = f"{placement.num_nodes} x {placement.gpus_per_node} GPUs"
-        yield f"trainer: weights, gradients and optimizer sharded over {where}"
+        trainer, by = placement.trainer, "Ray" if placement.cluster.kind == "ray" else "this run"
+        cut = {"replicas": trainer.replicas, "tensor_parallel": trainer.tensor_parallel}
+        cut["sequence_parallel"] = trainer.sequence_parallel
+        ways = "".join(f", {name} {number}" for name, number in cut.items() if number > 1)
+        yield f"trainer: {placement.num_ranks} ranks{ways} on {where}, started by {by}"
     else:
         yield f"trainer: this process, on {config.model.device}"
     in_flight = f"{config.rollout.max_concurrent_episodes:,} episodes in flight"
     if placement.has_server:
-        num_engines = placement.num_gpus // placement.engine.tensor_parallel
+        num_engines = (
+            placement.num_servers or placement.num_gpus // placement.engine.tensor_parallel
+        )
         turns = ", taking turns with the trainer" if placement.engine.offload else ""
+        turns += ", which the trainer has no part in" if placement.own_gpus else ""
         yield (
             f"engine: {num_engines} x {placement.engine.kind} on "
             f"{placement.engine.tensor_parallel} GPUs each{turns}; {in_flight}"

@@ -2,7 +2,8 @@
 
 The driver starts them, hands each call to all, and takes the answer of rank 0. They find each other
 through a store in the driver. A rank that fails or dies ends all of them: the others may wait for
-it in the middle of a sum. What the objects are is their maker's business.
+it in the middle of a sum. What the objects are is their maker's business. ``cluster/`` has ranks on
+several machines, which join, answer and fail by the same functions.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import pickle
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, get_context
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,37 @@ _GRACE_S = 5.0
 
 class RankDiedError(RuntimeError):
     """A rank's process is gone, or gave up waiting for another."""
+
+
+class RankGroup(Protocol):
+    """Ranks that each hold an object."""
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of every rank's object; the answer of rank 0. Raises what a rank raises."""
+        ...
+
+    def close(self) -> None:
+        """End the ranks."""
+        ...
+
+
+StartRanks = Callable[[int, Callable[[], object], str, float], RankGroup]
+"""Starts so many ranks; what they make, the type of their device, and how long they wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank stands, and where the ranks meet: a store in the driver."""
+
+    rank: int
+    num_ranks: int
+    num_beside: int
+    """Ranks on its machine, itself among them: they share its cores."""
+    host: str
+    port: int
+    device_type: str
+    device_index: int
+    timeout_s: float
 
 
 class RankProcesses:
@@ -47,7 +80,8 @@ class RankProcesses:
         self._processes = []
         for rank in range(num_ranks):
             mine, theirs = context.Pipe()
-            place = (rank, num_ranks, self._store.port, device_type, timeout_s)
+            port = self._store.port
+            place = RankPlace(rank, num_ranks, num_ranks, _HOST, port, device_type, rank, timeout_s)
             process = context.Process(
                 target=_serve, args=(theirs, make, place), name=f"rank {rank}", daemon=True
             )
@@ -103,6 +137,10 @@ class RankProcesses:
                     self._end()
                     raise RankDiedError(f"rank {rank} has died") from error
                 if not is_right:
+                    if isinstance(answer, RankDiedError):  # who died says so soon
+                        connection.wait([each.sentinel for each in self._processes], _GRACE_S)
+                        dead = [r for r, each in enumerate(self._processes) if each.exitcode]
+                        answer = RankDiedError(f"rank {dead[0]} has died") if dead else answer
                     self._end()
                     raise answer
                 if rank == 0:
@@ -114,55 +152,55 @@ class RankProcesses:
         self.close()
 
 
-def _serve(
-    driver: connection.Connection,
-    make: Callable[[], object],
-    place: tuple[int, int, int, str, float],
-) -> None:
+def _serve(driver: connection.Connection, make: Callable[[], object], place: RankPlace) -> None:
     """A rank's life: join the group, make the object, answer calls until the driver is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it, and ends its ranks
     with suppress(EOFError, OSError):
         made: list[object] = []
 
         def begin() -> None:
-            _join_group(*place)
+            join_group(place)
             made.append(make())
 
-        _answer_with(driver, begin)
+        driver.send_bytes(answer_of(begin))
         while made:
             method, arguments = pickle.loads(driver.recv_bytes())
-            bound = getattr(made[0], method)
-            _answer_with(driver, lambda bound=bound, arguments=arguments: bound(*arguments))
+            driver.send_bytes(answer_of(getattr(made[0], method), *arguments))
 
 
-def _answer_with(driver: connection.Connection, work: Callable[[], object]) -> None:
-    """Send what ``work`` returns, or the error that it raises, with its traceback as a note."""
+def answer_of(work: Callable[..., object], *arguments: object) -> bytes:
+    """Pickled: (True, what ``work`` returns to rank 0), or (False, the error that it raises).
+
+    The error has its traceback as a note. One of waiting in vain is a ``RankDiedError``.
+    """
     is_right = True
     try:
-        answer = work()
+        answer = work(*arguments)
     except Exception as error:  # raised again in the driver
         import traceback
 
+        if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
+            error = RankDiedError(f"rank {dist.get_rank()} waited in vain for another: {error}")
         error.add_note("".join(traceback.format_exception(error)))
         is_right, answer = False, error
     rank = dist.get_rank() if dist.is_initialized() else 0
     try:
-        message = pickle.dumps((is_right, answer if rank == 0 or not is_right else None))
+        return pickle.dumps((is_right, answer if rank == 0 or not is_right else None))
     except Exception as error:  # an error that does not survive pickling is told in words
-        message = pickle.dumps((False, RuntimeError(f"rank {rank}: {answer!r} ({error})")))
-    driver.send_bytes(message)
+        return pickle.dumps((False, RuntimeError(f"rank {rank}: {answer!r} ({error})")))
 
 
-def _join_group(rank: int, num_ranks: int, port: int, device_type: str, timeout_s: float) -> None:
+def join_group(place: RankPlace) -> None:
+    """Make this process a rank of torch's default process group."""
     # It warns of each weight that is cut by two meshes; that is what was asked for.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    torch.set_num_threads(max(1, num_cores() // num_ranks))
-    if device_type != "cpu":
-        torch.cuda.set_device(rank)
+    torch.set_num_threads(max(1, num_cores() // place.num_beside))
+    if place.device_type != "cpu":
+        torch.cuda.set_device(place.device_index)
     dist.init_process_group(
-        "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:nccl",
-        store=TCPStore(_HOST, port, is_master=False),
-        rank=rank,
-        world_size=num_ranks,
-        timeout=timedelta(seconds=timeout_s),
+        "gloo" if place.device_type == "cpu" else f"cpu:gloo,{place.device_type}:nccl",
+        store=TCPStore(place.host, place.port, is_master=False),
+        rank=place.rank,
+        world_size=place.num_ranks,
+        timeout=timedelta(seconds=place.timeout_s),
     )

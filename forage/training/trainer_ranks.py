@@ -23,7 +23,7 @@ from forage.batch import Batch, Weighed
 from forage.config.run_config import RunConfig
 from forage.hardware import choose_matmul_kernel
 from forage.training.model import load_policy
-from forage.training.rank_processes import RankProcesses
+from forage.training.rank_processes import RankProcesses, StartRanks
 from forage.training.sharding import gathered, load_learnt
 from forage.training.trainer import Progress, Trainer, build_trainer, cost_of
 
@@ -31,18 +31,20 @@ BUCKET_BYTES = 256 << 20
 """Weights travel in buckets of this size; the driver holds one of them beside its copy."""
 
 
-def open_trainer(config: RunConfig) -> AnyTrainer:
+def open_trainer(config: RunConfig, start_ranks: StartRanks = RankProcesses) -> AnyTrainer:
     """The trainer that ``placement`` asks for: this process, or ranks; raises ``UserError``."""
-    policy = load_policy(config.model, config.seed)
+    model = config.model
     if config.placement.num_ranks is None:
-        return build_trainer(policy, config)
-    return TrainerRanks(policy, config)
+        return build_trainer(load_policy(model, config.seed), config)
+    if config.placement.has_server:  # the copy here is only read: the GPUs are for the others
+        model = model.model_copy(update={"device": "cpu"})
+    return TrainerRanks(load_policy(model, config.seed), config, start_ranks)
 
 
 class TrainerRanks:
     """Holds a copy of the policy's weights, and the processes that improve them."""
 
-    def __init__(self, model: PreTrainedModel, config: RunConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: RunConfig, start_ranks: StartRanks) -> None:
         """Start the ranks; raises ``UserError`` where they cannot load or cut their models."""
         attention.install(model)
         self.model = model
@@ -62,7 +64,7 @@ class TrainerRanks:
         self._num_data_ranks = placement.num_ranks // (
             trainer.sequence_parallel * trainer.tensor_parallel
         )
-        self._ranks = RankProcesses(
+        self._ranks = start_ranks(
             placement.num_ranks,
             partial(TrainerRank, config),
             torch.device(config.model.device).type,
@@ -156,7 +158,7 @@ class TrainerRank:
         """Load every model and cut it; raises ``UserError``."""
         choose_matmul_kernel()
         policy = load_policy(config.model, config.seed)
-        self._trainer = build_trainer(policy, config, config.placement.trainer)
+        self._trainer = build_trainer(policy, config, config.placement.learning)
         trainer = self._trainer
         self.prepare, self.unmask_observations = trainer.prepare, trainer.unmask_observations
         self.progress = trainer.progress

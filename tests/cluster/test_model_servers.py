@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from forage.cluster.model_servers import (
     server_environment,
     vllm_command,
 )
+from forage.cluster.places import LocalPlaces
 from forage.config.run_config import RunConfig, build_config
 from forage.config.server_config import VllmPlacement
 from forage.errors import UserError
+from forage.rollout.engines.engine_server import Addresses
 
 SCRIPT = f"""#!{sys.executable}
 import http.server, os, sys
@@ -69,6 +72,10 @@ def vllm_of(config: RunConfig) -> VllmPlacement:
     return engine
 
 
+def servers_of(config: RunConfig) -> AbstractAsyncContextManager[Addresses | None]:
+    return open_servers(config, LocalPlaces(config).server_hosts)
+
+
 def pids(program: Path) -> list[int]:
     return [int(path.name.removeprefix("pid-")) for path in program.parent.glob("pid-*")]
 
@@ -102,26 +109,26 @@ def test_the_command_has_what_the_engine_and_the_receiver_need(tmp_path: Path, p
 
 
 def test_the_servers_see_the_receiver_and_not_the_path_that_we_have(tmp_path: Path):
-    seen = server_environment(config_of(tmp_path), 1, {"PYTHONPATH": "ours", "HOME": "/h"})
+    seen = server_environment(config_of(tmp_path), 1, None, {"PYTHONPATH": "ours", "HOME": "/h"})
     assert (Path(seen["PYTHONPATH"]) / "forage_receiver.py").is_file()
     assert (seen["HOME"], seen["VLLM_SERVER_DEV_MODE"], seen["HF_HUB_OFFLINE"]) == ("/h", "1", "1")
     assert seen["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    assert "OMP_NUM_THREADS" not in server_environment(config_of(tmp_path, "cuda"), 1, {})
+    assert "OMP_NUM_THREADS" not in server_environment(config_of(tmp_path, "cuda"), 1, None, {})
 
 
 def test_without_vllm_and_with_adapters_the_run_is_refused(tmp_path: Path):
     config = config_of(tmp_path, program=str(tmp_path / "none"))
     with pytest.raises(UserError, match="make vllm"):
-        OwnServers(config, vllm_of(config))
+        OwnServers(config, vllm_of(config), LocalPlaces(config).server_hosts)
     (tmp_path / "adapter_config.json").write_text("{}")
     config = config_of(tmp_path, program=str(tmp_path / "adapter_config.json"))
     with pytest.raises(UserError, match="a directory of adapters"):
-        OwnServers(config, vllm_of(config))
+        OwnServers(config, vllm_of(config), LocalPlaces(config).server_hosts)
 
 
 async def test_servers_of_the_users_are_taken_as_they_are(tmp_path: Path):
     urls = ["http://10.0.0.5:8000", "http://10.0.0.6:8000"]
-    async with open_servers(config_of(tmp_path, urls=urls)) as servers:
+    async with servers_of(config_of(tmp_path, urls=urls)) as servers:
         assert servers is not None
         assert servers.urls == tuple(urls)
 
@@ -129,7 +136,7 @@ async def test_servers_of_the_users_are_taken_as_they_are(tmp_path: Path):
 async def test_a_server_that_dies_is_started_again_at_its_address_and_ends_with_the_run(
     tmp_path: Path, program: Path
 ):
-    async with open_servers(config_of(tmp_path, program=str(program))) as servers:
+    async with servers_of(config_of(tmp_path, program=str(program))) as servers:
         assert servers is not None
         (url,) = servers.urls
         (first,) = pids(program)
@@ -152,7 +159,7 @@ async def test_a_server_that_cannot_start_is_an_error_with_its_last_words(
 ):
     (program.parent / "broken").touch()
     with pytest.raises(UserError, match=r"(?s)ended with status 1.*out of memory, say") as error:
-        async with open_servers(config_of(tmp_path, program=str(program))):
+        async with servers_of(config_of(tmp_path, program=str(program))):
             pass
     assert "vllm-0.0.log" in str(error.value)
 
@@ -163,15 +170,32 @@ async def test_a_server_that_is_never_ready_is_an_error_after_its_time(
     (program.parent / "silent").touch()
     config = config_of(tmp_path, program=str(program), startup_timeout_s=1)
     with pytest.raises(UserError, match="was not ready after"):
-        async with open_servers(config):
+        async with servers_of(config):
             pass
 
 
 async def test_a_server_that_fails_from_the_beginning_is_given_up(
     tmp_path: Path, program: Path, caplog: pytest.LogCaptureFixture
 ):
-    async with open_servers(config_of(tmp_path, program=str(program))):
+    async with servers_of(config_of(tmp_path, program=str(program))):
         (program.parent / "broken").touch()
         os.kill(pids(program)[0], signal.SIGKILL)
         await until(lambda: "is given up" in caplog.text)
     assert caplog.text.count("is started again") == 3
+
+
+def test_servers_stand_on_the_last_gpus_or_on_those_of_the_trainer(tmp_path: Path):
+    """Eight GPUs, two for each server. They were all on the first ones."""
+    for own_gpus, expected in ((4, ["4,5", "6,7"]), (0, ["0,1", "2,3", "4,5", "6,7"])):
+        engine = {"kind": "vllm", "tensor_parallel": 2, "own_gpus": own_gpus}
+        placement = {"gpus_per_node": 8, "engine": engine}
+        model = {"path": str(tmp_path), "device": "cuda"}
+        config = build_config({"model": model, "placement": placement})
+        hosts = LocalPlaces(config).server_hosts()
+        assert [host.environment["CUDA_VISIBLE_DEVICES"] for host in hosts] == expected
+
+
+def test_a_server_that_shares_gpus_in_turn_can_sleep(tmp_path: Path, program: Path):
+    for device, is_there in (("cuda", True), ("cpu", False)):  # a CPU build refuses the argument
+        config = config_of(tmp_path, device, offload=True)
+        assert ("--enable-sleep-mode" in vllm_command(config, vllm_of(config), program)) is is_there

@@ -56,6 +56,32 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             {"placement": {"engine": {"kind": "vllm", "urls": ["http://a"], "num_servers": 2}}},
             "placement.engine.num_servers is for servers that Forage starts",
         ),
+        (
+            {"placement": {"engine": {"kind": "vllm", "own_gpus": 1}}},
+            "own_gpus leaves no GPU to learn on",
+        ),
+        (
+            {"placement": {"gpus_per_node": 4, "engine": {"kind": "vllm", "num_servers": 5}}},
+            "5 servers of 1 GPUs, and there are 4 for them",
+        ),
+        (
+            {
+                "placement": {
+                    "gpus_per_node": 4,
+                    "trainer": {"num_ranks": 4},
+                    "engine": {"kind": "vllm", "own_gpus": 2},
+                }
+            },
+            "4 ranks for 2 GPUs",
+        ),
+        ({"placement": {"cluster": "ray"}}, "one process learns and samples"),
+        (
+            {
+                "placement": {"gpus_per_node": 2, "engine": {"kind": "vllm", "offload": True}},
+                "rollout": {"max_staleness": 1},
+            },
+            "nothing is sampled while the trainer learns",
+        ),
     ],
 )
 def test_a_placement_that_cannot_be_meant_is_refused(
@@ -69,9 +95,9 @@ def test_a_placement_that_cannot_be_meant_is_refused(
 @pytest.mark.parametrize(
     ("placement", "expected"),
     [
-        ({"num_nodes": 2}, "placement asks for 2 machines"),
+        ({"num_nodes": 2}, "placement.cluster to ray"),
         ({"engine": "sglang"}, "placement.engine is sglang without urls"),
-        ({"engine": {"kind": "sglang", "offload": True}}, "placement.engine.offload is true"),
+        ({"engine": {"kind": "sglang", "offload": True}}, "placement.trainer.num_ranks to 1"),
     ],
 )
 def test_training_refuses_each_placement_that_it_cannot_do(
@@ -119,6 +145,7 @@ def test_servers_are_corrected_for_unless_the_recipe_says_otherwise(tmp_path: Pa
         {"engine": {"kind": "vllm", "offload": True}},
         {"engine": {"kind": "vllm", "urls": ["http://10.0.0.5:8000"]}},
         {"engine": {"kind": "sglang", "urls": ["http://10.0.0.5:30000"]}},
+        {"num_nodes": 2, "gpus_per_node": 8, "cluster": {"kind": "ray", "address": "h:6379"}},
     ],
 )
 def test_a_placement_written_as_yaml_is_read_back_equal(

@@ -60,7 +60,8 @@ def test_a_published_step_took_as_long_as_the_page_says_it_may(size: ModelSize) 
 def test_with_staleness_the_longer_phase_alone_counts(size: ModelSize) -> None:
     hardware = parse_hardware("8xH100")
     alone = estimate_duration(recipe(), size, 2048, hardware)
-    both = estimate_duration(recipe("rollout.max_staleness=1"), size, 2048, hardware)
+    apart = ("rollout.max_staleness=1", "placement.engine.offload=false")  # not by turns
+    both = estimate_duration(recipe(*apart), size, 2048, hardware)
     assert alone.step_s == pytest.approx(
         alone.sampling_s + alone.learning_s + alone.publishing_s, rel=1e-9
     )

@@ -62,8 +62,9 @@ class PolicyServer:
         posts = {"/inference/v1/generate": self._generate, "/collective_rpc": self._call}
         posts["/finish_weight_update"] = self._finish
         posts["/update_weight_version"] = self._label
-        for path in ("pause", "resume", "reset_prefix_cache", "start_weight_update"):
+        for path in ("pause", "resume", "reset_prefix_cache", "start_weight_update", "sleep"):
             posts[f"/{path}"] = self._note
+        posts["/wake_up"] = self._wake
         posts |= {"/update_weights": self._note, "/init_weight_transfer_engine": self._note}
         for path, handle in gets.items():
             if path not in self.without:
@@ -96,6 +97,10 @@ class PolicyServer:
 
     async def _note(self, request: Request) -> dict[str, str]:
         self.notes.append(request.url.path)
+        return {}
+
+    async def _wake(self, request: Request) -> dict[str, str]:
+        self.notes.append(f"/wake_up {request.query_params['tags']}")
         return {}
 
     async def _finish(self, request: Request) -> Response:

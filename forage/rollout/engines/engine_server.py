@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from forage.remote.request import RemoteFailure
 from forage.types import Completion, EngineError, FailureKind, Sampling
+
+Part = Literal["weights", "kv_cache"]
+"""What of a server's memory sleeps and wakes by itself."""
 
 
 class ServerFailed(EngineError):
@@ -88,6 +91,14 @@ class EngineServer(Protocol):
         ...
 
     async def resume(self) -> None: ...
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory back until both parts are woken; turns in flight are aborted."""
+        ...
+
+    async def wake(self, part: Part) -> None:
+        """Take the memory of a part again; its content is lost."""
+        ...
 
     async def forget_keys(self) -> None:
         """Keys and values of older weights go; turns in flight compute theirs anew."""

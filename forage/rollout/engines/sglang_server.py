@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from forage.rollout.engines.completions_engine import request_seed
 from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
-from forage.rollout.engines.engine_server import ServerFailed
+from forage.rollout.engines.engine_server import Part, ServerFailed
 from forage.types import Completion, Sampling
 
 
@@ -85,6 +85,15 @@ class SglangServer:
 
     async def resume(self) -> None:
         await self._http.post("/continue_generation", {}, "go on")
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory back; the server needs --enable-memory-saver."""
+        await self._http.post("/pause_generation", {"mode": "abort"}, "pause")
+        tags = {"tags": ["weights", "kv_cache"]}
+        await self._http.post("/release_memory_occupation", tags, "sleep")
+
+    async def wake(self, part: Part) -> None:
+        await self._http.post("/resume_memory_occupation", {"tags": [part]}, f"wake its {part}")
 
     async def forget_keys(self) -> None:
         """Keys and values of older weights go; retracted turns compute theirs anew."""

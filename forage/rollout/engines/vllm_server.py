@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from forage.rollout.engines.completions_engine import request_seed
 from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
-from forage.rollout.engines.engine_server import Bucket, JoinInfo, ServerFailed, Tensors
+from forage.rollout.engines.engine_server import Bucket, JoinInfo, Part, ServerFailed, Tensors
 from forage.types import Completion, FailureKind, Sampling
 
 
@@ -74,6 +74,13 @@ class VllmServer:
 
     async def resume(self) -> None:
         await self._http.post("/resume", {}, "go on")
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory back; does nothing on a CPU."""
+        await self._http.post("/sleep?level=2&mode=abort", {}, "sleep")
+
+    async def wake(self, part: Part) -> None:
+        await self._http.post(f"/wake_up?tags={part}", {}, f"wake its {part}")
 
     async def forget_keys(self) -> None:
         """Keys and values of older weights go; turns in flight compute theirs anew."""

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from forage.errors import UserError
-from forage.rollout.engines.engine_server import EngineServer, ServerFailed
+from forage.rollout.engines.engine_server import EngineServer, Part, ServerFailed
 from forage.rollout.engines.server_pool import Member, ServerPool
 
 LOG = logging.getLogger(__name__)
@@ -41,11 +41,19 @@ class UpdateFailed(Exception):
 class ServerUpdates:
     """Brings weights to the servers of a pool; ``updating`` is what ``publish.py`` uses."""
 
-    def __init__(self, pool: ServerPool, transport: Transport, recomputes: bool) -> None:
-        """``recomputes``: turns in flight go on over keys and values of the new weights."""
+    def __init__(
+        self, pool: ServerPool, transport: Transport, recomputes: bool, sleeps: bool = False
+    ) -> None:
+        """``recomputes``: turns in flight go on over keys and values of the new weights.
+
+        ``sleeps``: servers give their memory back while weights change.
+        """
         self._pool = pool
         self._transport = transport
         self._recomputes = recomputes
+        self._sleeps = sleeps
+        self._asleep: dict[tuple[Member, Part], asyncio.Future[None]] = {}
+        """Parts without memory, and what tells that their server is gone."""
         self._version: int | None = None
         self._lock = asyncio.Lock()
         """Held while weights change and while they travel."""
@@ -57,6 +65,8 @@ class ServerUpdates:
         Raises ``UserError`` where they are not those of the served model.
         """
         async with self._lock:
+            if self._sleeps:
+                await self._put_to_sleep()
             yield
             self._version = version()
             self._pool.num_updates += 1
@@ -88,6 +98,21 @@ class ServerUpdates:
                 except UserError as error:
                     LOG.error("a server that came late stays out: %s", error)
 
+    async def _put_to_sleep(self) -> None:
+        members = self._pool.serving
+        parts: tuple[Part, ...] = ("weights", "kv_cache")
+        self._asleep = {(member, part): member.lost for member in members for part in parts}
+        try:
+            await each(members, lambda server: server.sleep())
+        except UpdateFailed as failed:
+            for member, why in failed.failures.items():
+                self._pool.leave_out(member, why)
+
+    async def _wake(self, members: Sequence[Member], part: Part) -> None:
+        """Wake a part, once, of those that sleep: not of one that was lost, and is back awake."""
+        asleep = [m for m in members if self._asleep.pop((m, part), None) is m.lost]
+        await each(asleep, lambda server: server.wake(part))
+
     async def _alive(self, members: Sequence[Member]) -> list[Member]:
         alive = await asyncio.gather(*(member.server.is_alive() for member in members))
         return [member for member, is_alive in zip(members, alive, strict=True) if is_alive]
@@ -102,7 +127,9 @@ class ServerUpdates:
                 try:
                     paused |= dict.fromkeys(members)
                     await each(members, lambda server: server.pause())
+                    await self._wake(members, "weights")
                     await self._transport.bring(members, str(self._version))
+                    await self._wake(members, "kv_cache")
                     if is_recomputed:
                         await each(members, lambda server: server.forget_keys())
                     await each(members, self._check_version)

@@ -18,12 +18,14 @@ from tests.rollout.policy_server import PolicyServer, policy_serving
 class Fleet:
     """Servers, their pool, and updates that bring a version and nothing else."""
 
-    def __init__(self, *servers: PolicyServer, recomputes: bool = True) -> None:
+    def __init__(
+        self, *servers: PolicyServer, recomputes: bool = True, sleeps: bool = False
+    ) -> None:
         self.failed: list[str] = []
         self.pool = ServerPool(
             [VllmServer(server.url, 5.0, 2.0, 8) for server in servers], 5.0, self.failed.append
         )
-        self.updates = ServerUpdates(self.pool, self, recomputes)
+        self.updates = ServerUpdates(self.pool, self, recomputes, sleeps)
         self.brought: list[tuple[str, ...]] = []
 
     async def bring(self, members: Sequence[Member], version: str) -> None:
@@ -44,8 +46,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(*servers: PolicyServer, recomputes: bool = True) -> AsyncIterator[Fleet]:
-    it = Fleet(*servers, recomputes=recomputes)
+async def fleet(
+    *servers: PolicyServer, recomputes: bool = True, sleeps: bool = False
+) -> AsyncIterator[Fleet]:
+    it = Fleet(*servers, recomputes=recomputes, sleeps=sleeps)
     try:
         yield it
     finally:
@@ -163,3 +167,16 @@ async def test_the_servers_load_the_folder_that_was_written_and_then_it_goes(tmp
     )
     assert written == [tmp_path / "version_7"]
     assert not written[0].exists()
+
+
+async def test_a_server_sleeps_while_weights_change_and_wakes_for_them_and_for_its_cache():
+    """The first update finds it awake; to wake what is awake would take its memory twice."""
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server, recomputes=False, sleeps=True) as it:
+            await it.publish(0)
+            assert not [note for note in server.notes if "wake" in note or "sleep" in note]
+            server.notes.clear()
+            async with it.updates.updating(lambda: 1):
+                assert server.notes == ["/sleep"]
+    expected = ["/sleep", "/pause", "/wake_up weights", "/finish_weight_update"]
+    assert server.notes == [*expected, "/wake_up kv_cache", "/resume"]

@@ -1,12 +1,14 @@
-"""The demo's training with a real vLLM server against the same training in one process.
+"""The demo's training by a real vLLM server and two ranks under Ray, against one process.
 
     make vllm
-    python benchmarks/vllm_training.py --out runs/vllm-training --steps 8
+    python benchmarks/scale.py --out runs/scale --steps 8
 
-Both runs take the shipped warm start, the same questions in the same order and the same search
-server; they sample with different random numbers. Printed for each: the exact match of the greedy
-evaluation before and after, the largest and the mean difference between the log-probabilities of
-sampler and trainer, and the seconds of a step by phase. benchmarks/scale.md has the figures.
+``--runs`` chooses among them: torch (one process), vllm (a server samples), ray (a server samples,
+and two FSDP ranks that Ray has placed learn). All runs take the shipped warm start, the same
+questions in the same order and the same search server; a server samples with other random numbers.
+Printed for each: the exact match of the greedy evaluation at the end, the largest and the mean
+difference between the log-probabilities of sampler and trainer, and the seconds of a step by phase.
+benchmarks/scale.md has the figures.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from forage.retrieval.serve.child_server import ServerProcess
 from forage.train import run_training
 
 PACKAGE = Path(forage.__file__).parent
+RUNS = ("torch", "vllm", "ray")
 PHASES = ("rollout", "train", "publish", "record")
 
 
@@ -47,25 +50,30 @@ def config_of(out: Path, name: str, url: str, steps: int, questions: int) -> Run
         "num_questions": questions,
         "arms": ["normal"],
     }
-    if name == "vllm":
+    if name != "torch":
         del tree["rollout"]["engine"]
         tree["placement"] = {"engine": {"kind": "vllm"}}
+    if name == "ray":
+        tree["placement"]["trainer"] = {"num_ranks": 2}
+        # Three actors on two cores.
+        tree["placement"]["cluster"] = {"kind": "ray", "cpus_each": 0.5, "startup_timeout_s": 300}
     return build_config(tree, source=name)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The demo's training, by two engines")
+    parser = argparse.ArgumentParser(description="The demo's training, placed otherwise")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--questions", type=int, default=120, help="questions of the evaluation")
     parser.add_argument("--world-size", type=int, default=2000)
+    parser.add_argument("--runs", nargs="+", default=["torch", "ray"], choices=RUNS)
     args = parser.parse_args()
     world = args.out / "world"
     if not world.exists():
         write_world(world, args.world_size, seed=0)
         build_index(world / "corpus.jsonl", world / "index", show_progress=False)
     with ServerProcess(world / "index") as server:
-        for name in ("torch", "vllm"):
+        for name in args.runs:
             config = config_of(args.out, name, server.url, args.steps, args.questions)
             run_training(config, resume=False)
             report(name, read_metrics(config.output_dir))

@@ -1,0 +1,154 @@
+"""Where a run's ranks and servers go: to this machine, or to machines of Ray's.
+
+``open_places`` is called once, before the trainer; the trainer starts its ranks through it, and
+``open_servers`` its servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from forage.cluster.bundles import Bundle, bundles_of, fit, nearest_fit, shares_places
+from forage.cluster.model_servers import ThisMachine, server_environment
+from forage.cluster.ray_actors import OWN, Actor, address_of, connect, disconnect, machines, reserve
+from forage.cluster.ray_ranks import RankActor, RayRanks
+from forage.cluster.ray_servers import RayHost, ServerActor
+from forage.config.placement_config import RayCluster
+from forage.config.run_config import RunConfig
+from forage.errors import UserError
+from forage.training.rank_processes import RankProcesses
+
+LOG = logging.getLogger(__name__)
+
+
+def open_places(config: RunConfig) -> LocalPlaces | RayPlaces:
+    """The places that ``placement.cluster`` means; raises ``UserError`` without them."""
+    if config.placement.cluster.kind == "local":
+        return LocalPlaces(config)
+    return RayPlaces(config, config.placement.cluster)
+
+
+class LocalPlaces:
+    """This machine."""
+
+    start_ranks = RankProcesses
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+
+    def server_hosts(self) -> Sequence[ThisMachine]:
+        """A place for each server that the run starts."""
+        placement, inherited = self._config.placement, dict(os.environ)
+        number, size = placement.num_servers, placement.engine.tensor_parallel
+        first = placement.num_gpus - placement.own_gpus if placement.own_gpus else 0
+        hosts: list[ThisMachine] = []
+        for index in range(number):
+            gpus = [str(first + index * size + each) for each in range(size)]
+            seen = server_environment(self._config, number, gpus, inherited)
+            hosts.append(ThisMachine(seen))
+        return hosts
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+class RayPlaces:
+    """Places that Ray keeps free for one run; close them."""
+
+    def __init__(self, config: RunConfig, cluster: RayCluster) -> None:
+        """Reach Ray and take the places; raises ``UserError``, within twice the time for it."""
+        self._config = config
+        self._on_gpus = config.model.device != "cpu"
+        self._address = connect(cluster)
+        try:
+            self._bundles = bundles_of(config.placement, self._on_gpus)
+            self._group = self._reserve(cluster)
+        except BaseException:
+            disconnect()
+            raise
+        self._ranks: RayRanks | None = None
+        self._hosts: list[RayHost] = []
+
+    def start_ranks(
+        self, num_ranks: int, make: Callable[[], object], device_type: str, timeout_s: float
+    ) -> RayRanks:
+        """As ``RankProcesses``."""
+        actors = [
+            Actor(RankActor, self._group, index, self._bundles[index]) for index in range(num_ranks)
+        ]
+        try:
+            self._ranks = RayRanks(actors, self._address, make, device_type, timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        return self._ranks
+
+    def server_hosts(self) -> Sequence[RayHost]:
+        """A place for each server that the run starts: its own, or one beside the ranks."""
+        placement = self._config.placement
+        number, size = placement.num_servers, placement.engine.tensor_parallel
+        first, none = placement.num_ranks or 0, Bundle(0.0, 0.0)
+        for index in range(number):
+            if not shares_places(placement, self._on_gpus):
+                place = first + index
+                make = partial(Actor, ServerActor, self._group, place, self._bundles[place])
+                self._hosts.append(RayHost(make, self._environment(number, None)))
+                continue
+            assert self._ranks is not None, "the trainer is opened first"
+            beside = self._ranks.spots[index * size : (index + 1) * size]
+            if self._on_gpus and len({spot.machine for spot in beside}) > 1:
+                raise UserError(
+                    f"placement.engine.tensor_parallel is {size}, and server {index} would share "
+                    "the GPUs of ranks on two machines; lower it, or give servers own_gpus"
+                )
+            gpus = [gpu for spot in beside for gpu in spot.gpus]
+            place = self._ranks.bundles[index * size % first]
+            make = partial(Actor, ServerActor, self._group, place, none)
+            self._hosts.append(RayHost(make, self._environment(number, gpus)))
+        return self._hosts
+
+    def close(self) -> None:
+        """End what is left, and give the places back."""
+        for host in self._hosts:
+            host.close()
+        disconnect()
+
+    def _environment(
+        self, num_servers: int, gpus: Sequence[str] | None
+    ) -> Callable[[dict[str, str]], dict[str, str]]:
+        """Made on the server's machine, of what is there; None: the GPUs that its actor sees."""
+        return partial(server_environment, self._config, num_servers, gpus)
+
+    def _reserve(self, cluster: RayCluster) -> Any:
+        """Places for all; raises ``UserError`` that says what is there and what would fit."""
+        started = time.monotonic()
+        is_hopeless = address_of(cluster) == OWN and not fit(
+            self._bundles, machines(are_free=False)
+        )
+        seconds = min(1.0, cluster.startup_timeout_s) if is_hopeless else cluster.startup_timeout_s
+        group = reserve(self._bundles, seconds)
+        if group is not None:
+            LOG.info("Ray has the places of this run (%.0f s)", time.monotonic() - started)
+            return group
+        there, free = machines(are_free=False), machines(are_free=True)
+        placement = self._config.placement
+        changes = nearest_fit(placement, self._on_gpus, free)
+        remedy = f"it would fit with {' '.join(changes)}" if changes else "nothing smaller fits"
+        if changes and fit(self._bundles, there):
+            remedy += ", or wait until other runs end"
+        raise UserError(
+            f"the cluster is too small: {placement.num_ranks or 0} ranks and "
+            f"{placement.num_servers} servers ask for {_sum(self._bundles)}, each of at most "
+            f"{max(self._bundles, key=lambda each: (each.gpus, each.cpus))} on one machine; Ray "
+            f"has {len(there)} machines with {_sum(there)}, of which {_sum(free)} are free; "
+            f"{remedy}"
+        )
+
+
+def _sum(bundles: Sequence[Bundle]) -> Bundle:
+    return Bundle(sum(each.cpus for each in bundles), sum(each.gpus for each in bundles))

@@ -1,0 +1,42 @@
+"""A Ray of two CPUs and four GPUs that are none, for the tests of placement."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+RAY = Path(sys.executable).parent / "ray"
+_MAX_STARTS = 4  # Ray gives its own processes 30 s, which busy cores do not always keep
+ENVIRONMENT = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@cache
+def ray_address() -> str:
+    """Where it is; it ends with the tests.
+
+    Its folder's name is short: sockets in it have names of at most 107 bytes.
+    """
+    folder = Path(f"/tmp/forage-ray-{os.getpid()}")
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # it would write a token to the home
+    command = [str(RAY), "start", "--head", "--port=0", "--num-cpus=2", "--num-gpus=4", "--block"]
+    command += ["--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
+    log = folder.with_suffix(".log")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(log.unlink, missing_ok=True)
+    for _ in range(_MAX_STARTS):
+        with log.open("w") as out:
+            head = subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRONMENT)
+        while head.poll() is None:
+            if found := re.search(r"--address='([^']+)'", log.read_text()):
+                atexit.register(head.wait)
+                atexit.register(head.terminate)
+                return found[1]
+            time.sleep(0.1)
+    raise AssertionError(log.read_text())
