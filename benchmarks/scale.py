@@ -33,8 +33,9 @@ RUNS = ("torch", "vllm", "ray")
 PHASES = ("rollout", "train", "publish", "record")
 
 
-def config_of(out: Path, name: str, url: str, steps: int, questions: int) -> RunConfig:
-    """The demo's recipe with the engine called ``name``."""
+def config_of(name: str, url: str, args: argparse.Namespace) -> RunConfig:
+    """The demo's recipe, placed as ``name`` says."""
+    out, steps = args.out, args.steps
     tree: dict[str, Any] = yaml.safe_load((PACKAGE / "commands" / "demo.yaml").read_text())
     tree |= {"output_dir": str(out / name), "model": {"path": str(PACKAGE / "warm" / "model")}}
     tree["search"]["url"] = url
@@ -45,14 +46,15 @@ def config_of(out: Path, name: str, url: str, steps: int, questions: int) -> Run
         "index": str(world / "index"),
     }
     tree["trainer"] |= {"num_steps": steps, "checkpoint_every": steps}
+    tree["trainer"]["questions_per_step"] = args.questions_per_step
     tree["evaluation"] |= {
         "every": steps,
-        "num_questions": questions,
+        "num_questions": args.questions,
         "arms": ["normal"],
     }
     if name != "torch":
         del tree["rollout"]["engine"]
-        tree["placement"] = {"engine": {"kind": "vllm"}}
+        tree["placement"] = {"engine": {"kind": "vllm", "startup_timeout_s": 1500}}
     if name == "ray":
         tree["placement"]["trainer"] = {"num_ranks": 2}
         # Three actors on two cores.
@@ -65,6 +67,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--questions", type=int, default=120, help="questions of the evaluation")
+    parser.add_argument("--questions-per-step", type=int, default=12, help="8 episodes each")
     parser.add_argument("--world-size", type=int, default=2000)
     parser.add_argument("--runs", nargs="+", default=["torch", "ray"], choices=RUNS)
     args = parser.parse_args()
@@ -74,7 +77,7 @@ def main() -> None:
         build_index(world / "corpus.jsonl", world / "index", show_progress=False)
     with ServerProcess(world / "index") as server:
         for name in args.runs:
-            config = config_of(args.out, name, server.url, args.steps, args.questions)
+            config = config_of(name, server.url, args)
             run_training(config, resume=False)
             report(name, read_metrics(config.output_dir))
 

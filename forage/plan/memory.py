@@ -106,7 +106,7 @@ def plan_memory(
         *_learning_parts(config, model, _num_at_once(config, num_cores)),
         *_engine_parts(config, model),
     ]
-    resting = sum(part.num_bytes for part in trainer if part.rests_in_host)
+    resting = sum(part.num_bytes for part in parts if part.rests_in_host)
     placement = config.placement
     learners = min(placement.num_ranks or 1, placement.gpus_per_node)
     return Memory(tuple(parts), resting * learners)

@@ -301,12 +301,48 @@ def test_the_cache_of_a_server_is_that_of_all_episodes_in_flight() -> None:
 def test_with_offload_trainer_and_engine_take_turns() -> None:
     together, apart = placed(**SERVER), placed(gpus_per_node=8, engine=OFFLOADED)
     states = sum(part(apart, name) for name in ("weights", "optimizer (AdamW)", "reference model"))
+    gradients = part(apart, "gradients")
     engine = part(apart, "engine: weights (vllm)") + part(apart, "engine: KV cache")
     assert apart.sampling_bytes == engine
     assert together.sampling_bytes == engine + states
-    assert together.learning_bytes == apart.learning_bytes + engine
+    assert together.learning_bytes == apart.learning_bytes + engine + states + gradients
     assert together.peak_bytes > apart.peak_bytes == max(apart.sampling_bytes, apart.learning_bytes)
-    assert (together.host_bytes_per_node, apart.host_bytes_per_node) == (0, 8 * states)
+    assert together.host_bytes_per_node == 0
+    assert apart.host_bytes_per_node == 8 * (states + gradients)
+
+
+def test_servers_with_gpus_of_their_own_hold_nothing_on_those_of_the_trainer() -> None:
+    own = placed(gpus_per_node=8, engine={"kind": "vllm", "own_gpus": 4})
+    assert part(own, "weights") == 7_615_616_512 * 4 // 4
+    engine = part(own, "engine: weights (vllm)") + part(own, "engine: KV cache")
+    assert own.sampling_bytes == engine
+    rest = sum(each.num_bytes for each in own.parts) - engine
+    assert own.learning_bytes == rest
+
+
+@pytest.mark.parametrize(
+    ("keys", "name", "factor"),
+    [
+        ({"num_ranks": 4}, "weights", 2),
+        ({"replicas": 2}, "optimizer (AdamW)", 2),
+        ({"tensor_parallel": 2}, "gathered weights", 1 / 2),
+        ({"sequence_parallel": 2}, "activations", 1 / 2),
+        ({"compute_dtype": "bfloat16"}, "gathered weights", 1 / 2),
+        ({"reduce_once": True}, "gradients", 8),
+    ],
+)
+def test_each_key_of_the_ranks_changes_a_part(
+    keys: dict[str, Any], name: str, factor: float
+) -> None:
+    changed = placed(**SERVER, trainer=keys)
+    assert part(changed, name) == factor * part(placed(**SERVER), name)
+
+
+def test_models_that_rest_in_host_memory_take_none_of_the_gpu() -> None:
+    all_there, resting = placed(**SERVER), placed(**SERVER, trainer={"offload": ["reference"]})
+    reference = part(resting, "reference model")
+    assert resting.peak_bytes == all_there.peak_bytes - reference
+    assert resting.host_bytes_per_node == 8 * reference
 
 
 def test_a_cpu_learns_a_micro_batch_on_each_core() -> None:
