@@ -45,7 +45,9 @@ class LocalPlaces:
         """A place for each server that the run starts."""
         placement, inherited = self._config.placement, dict(os.environ)
         number, size = placement.num_servers, placement.engine.tensor_parallel
-        first = placement.num_gpus - placement.own_gpus if placement.own_gpus else 0
+        if placement.num_nodes > 1:  # an evaluation of a recipe for more machines than this one
+            number = min(number, placement.gpus_per_node // size)
+        first = max(0, placement.gpus_per_node - placement.own_gpus) if placement.own_gpus else 0
         hosts: list[ThisMachine] = []
         for index in range(number):
             gpus = [str(first + index * size + each) for each in range(size)]

@@ -22,6 +22,7 @@ LOG = logging.getLogger(__name__)
 OWN = "local"
 """The address of a Ray of the run's own, on its machine."""
 _ANSWER_S = 120.0
+_START_S = 600.0
 _MAX_STARTS = 3
 _TRY = """
 import logging, sys, ray
@@ -101,7 +102,7 @@ class Actor:
     def spot(self) -> Spot:
         """Where it is, once it is there; raises ``UserError`` where it cannot be started."""
         try:
-            return self.ask("spot").take()
+            return self.ask("spot").take(_START_S)
         except Exception as error:  # whatever its start raised, an import error for example
             raise UserError(
                 f"Ray could not start an actor: {error}. Forage has to be installed on each "

@@ -46,7 +46,7 @@ class ServerPlacement(Frozen):
         return self
 
 
-KEYS_OF_OWN_SERVERS = ("num_servers", "program", "arguments", "startup_timeout_s")
+KEYS_OF_OWN_SERVERS = ("num_servers", "own_gpus", "program", "arguments", "startup_timeout_s")
 """Keys for servers that Forage starts, refused where running ones are named."""
 
 

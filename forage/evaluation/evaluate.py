@@ -19,6 +19,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.cluster.model_servers import open_servers
+from forage.cluster.places import LocalPlaces
 from forage.config.run_config import RunConfig
 from forage.config.search_config import SearchConfig
 from forage.data.corpus import CorpusStore
@@ -248,7 +249,8 @@ async def _open_policy(
     """The engine, with the weights of ``model``: the servers of ``placement.engine``, if any."""
     if model is None:
         return await stack.enter_async_context(open_engine(config, tokenizer, None))
-    servers = await stack.enter_async_context(open_servers(config))
+    hosts = LocalPlaces(config).server_hosts  # also where Ray has the servers of its training
+    servers = await stack.enter_async_context(open_servers(config, hosts))
     opened = open_engine(config, tokenizer, model, servers)
     engine = await stack.enter_async_context(opened)
     if servers is not None:

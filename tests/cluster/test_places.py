@@ -114,7 +114,7 @@ async def test_a_server_that_is_killed_and_one_whose_actor_is_can_be_started_aga
         (
             6,
             {"gpus_per_node": 6, "cluster": {"cpus_each": 0.1}},
-            r"6 ranks .* 6 GPUs.* has 1 machines with 2 CPUs and 4 GPUs.* num_ranks=4",
+            r"6 ranks .* 6 GPUs.* has 1 machines with 2 CPUs and 4 GPUs.*num_ranks=4",
         ),
     ],
 )
