@@ -78,8 +78,11 @@ async def _missing_routes(http: JsonServer) -> list[Fault]:
     if not version.startswith(KNOWN_VERSION):
         remedy = f"Forage is tested with vLLM {KNOWN_VERSION}"
         faults.append(Fault(f"its version is {version or 'unknown'}", remedy, is_fatal=False))
-    pages = await http.get("/openapi.json", _TIMEOUT_S)
-    paths = {} if isinstance(pages, RemoteFailure) else pages.get("paths", {})
+    pages = await http.get("/openapi.json", _ACCOUNT_S)  # seconds of work at the first request
+    if isinstance(pages, RemoteFailure):
+        remedy = "is it busy, or started with --disable-fastapi-docs?"
+        return [*faults, Fault(f"it does not list its routes: {pages.detail}", remedy)]
+    paths = pages.get("paths", {})
     for route, remedy in _ROUTES.items():
         if route not in paths:
             faults.append(Fault(f"it has no {route}", remedy))
