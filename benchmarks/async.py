@@ -28,6 +28,7 @@ import yaml
 import forage
 from forage import train
 from forage.cluster.model_servers import OwnServers
+from forage.cluster.places import LocalPlaces
 from forage.config.run_config import RunConfig, build_config
 from forage.config.server_config import VllmPlacement
 from forage.data.world.encyclopedia import write_world
@@ -85,7 +86,7 @@ def serving(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     engine = config.placement.engine
     assert isinstance(engine, VllmPlacement)
     with asyncio.Runner() as runner:
-        servers = OwnServers(config, engine)
+        servers = OwnServers(config, engine, LocalPlaces(config).server_hosts)
         try:
             runner.run(servers.start())
             yield {"engine": {"kind": "vllm", "urls": list(servers.urls)}}
