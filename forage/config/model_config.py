@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from forage.settings import Frozen
 
-KEYS_OF_WEIGHTS = ("dtype", "device", "gradient_checkpointing", "lora")
+KEYS_OF_WEIGHTS = ("dtype", "arithmetic", "device", "gradient_checkpointing", "lora")
 """Keys of ``model`` that are read where the weights are loaded here."""
 
 
@@ -113,6 +113,8 @@ class ModelConfig(Frozen):
     """A Hugging Face directory or hub id, or a directory of adapters."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The type of the weights."""
+    arithmetic: Literal["bfloat16"] | None = None
+    """The type of products over float32 weights; null: that of the weights."""
     device: str = "cpu"
     """Where the weights are, for example cpu or cuda."""
     gradient_checkpointing: bool = False
@@ -130,4 +132,9 @@ class ModelConfig(Frozen):
                     f"model.{name} does nothing with model.endpoint, where a server has the "
                     "weights; remove it"
                 )
+        if self.arithmetic is not None and self.dtype != "float32":
+            raise ValueError(
+                f"model.arithmetic does nothing with model.dtype: {self.dtype}, in which all is "
+                "computed; set model.dtype to float32, or remove it"
+            )
         return self

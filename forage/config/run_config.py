@@ -200,6 +200,11 @@ class RunConfig(Frozen):
                 "cache_on_update: keep does nothing at rollout.max_staleness 0: weights "
                 "change while no turn is in flight; raise max_staleness, or remove it"
             )
+        if self.model.arithmetic is not None and placement.num_ranks is not None:
+            raise ValueError(
+                "model.arithmetic is for one process; ranks gather their weights in "
+                "placement.trainer.compute_dtype: set that instead"
+            )
         if self.model.device == "cpu" and placement.num_gpus > 1:
             raise ValueError(
                 f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs: set "

@@ -139,7 +139,7 @@ def fingerprint_of(
     arms = evaluation.arms
     found: dict[str, object] = {**policy}
     if config.model.endpoint is None:
-        found["model.dtype"] = config.model.dtype
+        found["model.dtype"] = config.model.arithmetic or config.model.dtype
         found["model.device"] = config.model.device.partition(":")[0]
     found |= {f"environment.{k}": v for k, v in config.environment.model_dump().items()}
     if config.environment.tools == (SEARCH_TOOL,):  # as it was before there were others

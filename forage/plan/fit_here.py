@@ -13,6 +13,7 @@ from pathlib import Path
 
 from forage.config.run_config import RunConfig, load_config, with_overrides
 from forage.errors import UserError
+from forage.hardware import matmul_rate, num_cores
 from forage.plan.cores import choose_at_once
 from forage.plan.fitting import changes_that_fit
 from forage.plan.machine import Machine, look_at_machine
@@ -56,6 +57,8 @@ def fit_here(
         return with_overrides(config, overrides)
     machine = machine or look_at_machine(Path.cwd())
     on_cpu = config.model.device == "cpu"
+    if on_cpu and "bfloat16" in (config.model.dtype, config.model.arithmetic):
+        _warn_of_bfloat16(size)
     chosen: list[str] = []
     if on_cpu and is_open["trainer.micro_batches_at_once"] and size.num_parameters > _SMALL_MODEL:
         chosen.append(f"trainer.micro_batches_at_once={choose_at_once(config.model)}")
@@ -68,6 +71,22 @@ def fit_here(
         fitted = with_overrides(fitted, changes)
         LOG.info("chosen for this machine: %s", " ".join([*chosen, *changes]))
     return fitted
+
+
+def _warn_of_bfloat16(size: ModelSize) -> None:
+    """Say before the run what it costs where the processor has no arithmetic for bfloat16."""
+    rates = [matmul_rate(dtype) for dtype in ("float32", "bfloat16")]
+    if rates[1] >= rates[0]:
+        return
+    plain, slow = (num_cores() * rate / (6 * size.num_parameters) for rate in rates)
+    LOG.warning(
+        "bfloat16 is %.1f times as slow as float32 on this processor, which has no arithmetic for "
+        "it: learning at most about %.2g tokens a second, where float32 learns %.2g; leave "
+        "model.dtype and model.arithmetic out",
+        rates[0] / rates[1],
+        slow,
+        plain,
+    )
 
 
 def _is_elsewhere(config: RunConfig) -> bool:

@@ -124,6 +124,11 @@ def bytes_of(config: RunConfig) -> int:
     return 4 if config.model.dtype == "float32" else 2
 
 
+def _cache_size(config: RunConfig) -> int:
+    """Bytes of one number of keys and values."""
+    return 2 if config.model.arithmetic == "bfloat16" else bytes_of(config)
+
+
 def _trainer_states(
     config: RunConfig, model: ModelSize, critic: ModelSize | None
 ) -> list[MemoryPart]:
@@ -144,6 +149,8 @@ def _trainer_states(
     lora, algorithm = config.model.lora, config.algorithm
     whole, learnt = _Numbers(model.num_parameters, size), _learnt(config, model)
     parts = [state("weights", whole)]
+    if config.model.arithmetic is not None:
+        parts.append(state("copies in bfloat16", _Numbers(model.num_parameters, 2)))
     if lora is not None:
         parts.append(state("adapters", learnt))
     parts.append(state("optimizer (AdamW)", learnt, _MOMENTS))
@@ -224,7 +231,7 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     placement = config.placement
     if not placement.has_server:
         num_bytes, tokens = torch_cache_bytes(config, model), cache_tokens(config)
-        text = f"{tokens:,} tokens x {model.kv_numbers_per_token:,} x {bytes_of(config)} B"
+        text = f"{tokens:,} tokens x {model.kv_numbers_per_token:,} x {_cache_size(config)} B"
         return [MemoryPart(KV_CACHE, num_bytes, text, while_sampling=True)]
     # A server that shares its GPUs in turn frees its memory while the trainer learns; one that has
     # its own holds nothing on those of the trainer.
@@ -254,7 +261,7 @@ def cache_tokens(config: RunConfig) -> int:
 
 def torch_cache_bytes(config: RunConfig, model: ModelSize) -> int:
     """Keys and values of all slots of the in-process engine."""
-    return cache_tokens(config) * model.kv_numbers_per_token * bytes_of(config)
+    return cache_tokens(config) * model.kv_numbers_per_token * _cache_size(config)
 
 
 def activation_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> int:

@@ -26,6 +26,7 @@ from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.training import lora
+from forage.training.mixed_precision import compute_in
 
 # Its progress bars for fractions of a second would break into ours.
 disable_progress_bar()
@@ -77,6 +78,8 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True
     model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
+    if config.arithmetic is not None:
+        compute_in(model, getattr(torch, config.arithmetic))
     return model
 
 

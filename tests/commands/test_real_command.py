@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from forage.commands.real_command import RealSettings, run_real
 from forage.records import read_metrics
 from tests.tiny_runs import random_model, world_dir
@@ -19,6 +21,9 @@ SMALL = (
     "evaluation.num_bootstrap=100",
     "warm_start.sequences_per_step=4",
 )
+
+
+pytestmark = pytest.mark.slow
 
 
 def tiny_data(folder: Path) -> Path:

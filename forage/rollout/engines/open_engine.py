@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.config.model_config import EndpointConfig
@@ -45,7 +46,9 @@ async def open_engine(
         case None:
             assert model is not None, "the engine in this process samples with its caller's model"
             stop_table = StopTable.of(tokenizer)
-            engine = TorchEngine(model, stop_table, config.rollout.engine, max_tokens)
+            named = config.model.arithmetic
+            dtype = None if named is None else getattr(torch, named)
+            engine = TorchEngine(model, stop_table, config.rollout.engine, max_tokens, dtype=dtype)
         case EndpointConfig(form="chat") as endpoint:
             engine = ChatEngine(EndpointClient(endpoint), Codec(tokenizer))
         case endpoint:

@@ -242,8 +242,8 @@ class DecodeAttend:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
     ) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._rows_R, :, :, self._positions_R] = key[:, :, 0]
-        values[self._rows_R, :, self._positions_R] = value[:, :, 0]
+        keys[self._rows_R, :, :, self._positions_R] = key[:, :, 0].to(keys.dtype)
+        values[self._rows_R, :, self._positions_R] = value[:, :, 0].to(keys.dtype)
         keys_RKDL = keys[self._tile, ..., : self._length]
         values_RKLD = values[self._tile, :, : self._length]
         num_rows, num_heads, _, head_dim = query.shape

@@ -36,7 +36,9 @@ from forage.rollout.engines.torch.slots import (
 )
 
 MIN_PART_COST = 200
-"""What a part has to cost to be worth a core, in tokens of an observation."""
+"""What a part has to cost to be worth a core, in tokens of an observation, for a small model."""
+_SMALL_MODEL = 1_000_000
+"""Parameters up to which that was measured; a token of a larger one is worth more."""
 SINGLE_COST = 2
 """What a single new token costs, in tokens of an observation: it reads keys for itself alone."""
 OVERHEAD_TOKENS = 24
@@ -56,11 +58,13 @@ class PackedForward:
         self._multiple = config.tile_rows
         self._bucket = config.prefill_bucket
         self._num_threads = num_threads
+        self._min_part_cost = min_part_cost(model.num_parameters(), self._multiple)
         self._pool = ThreadPoolExecutor(num_threads, "forage-engine", torch.set_num_threads, (1,))
 
     def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
         """Logits [B, V] after the last known token and each drafted one of each stretch."""
-        parts = equal_parts([_cost(stretch) for stretch in stretches], self._num_threads)
+        costs = [_cost(stretch) for stretch in stretches]
+        parts = equal_parts(costs, self._num_threads, self._min_part_cost)
         if len(parts) == 1:
             return self._compute(stretches)
         logits = list(
@@ -107,12 +111,21 @@ class PackedForward:
         return head(hidden[rows])[: len(wanted)]
 
 
-def equal_parts(costs: Sequence[int], most: int) -> list[list[int]]:
+def min_part_cost(num_parameters: int, multiple: int) -> int:
+    """What a part has to cost: less for a larger model, but the rows that it is padded to.
+
+    ``min_part_cost(870_000, 16)`` gives 200, ``min_part_cost(134_515_008, 8)`` gives 16.
+    """
+    scaled = MIN_PART_COST * _SMALL_MODEL // max(num_parameters, 1)
+    return min(MIN_PART_COST, max(scaled, SINGLE_COST * multiple))
+
+
+def equal_parts(costs: Sequence[int], most: int, min_cost: int = MIN_PART_COST) -> list[list[int]]:
     """Indices in at most ``most`` parts of about equal cost, fewer where there is little work.
 
     ``equal_parts([90, 5, 60, 40], 2)`` gives ``[[0, 1], [2, 3]]``.
     """
-    num_parts = max(1, min(most, sum(costs) // MIN_PART_COST))
+    num_parts = max(1, min(most, sum(costs) // min_cost))
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     totals = [0] * num_parts
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import torch
 from transformers import PreTrainedModel
 
 from forage import attention
@@ -33,8 +34,13 @@ class TorchEngine:
         config: EngineConfig,
         max_tokens: int,
         num_threads: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """``max_tokens`` bounds an episode; ``num_threads`` None measures."""
+        """``max_tokens`` bounds an episode; ``num_threads`` None measures.
+
+        ``dtype`` is what the model multiplies in, and so that of keys and values: None is that of
+        its weights.
+        """
         attention.install(model)
         self._max_tokens = max_tokens
         self._asking: set[str] = set()
@@ -43,7 +49,7 @@ class TorchEngine:
             _cache_shape(model),
             round_up(config.num_slots, config.tile_rows),
             max_tokens + config.prefill_bucket,
-            parameter.dtype,
+            dtype or parameter.dtype,
             parameter.device,
         )
         self._worker = EngineThread(model, cache, stop_table, config, num_threads)

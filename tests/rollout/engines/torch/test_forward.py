@@ -20,6 +20,7 @@ from forage.rollout.engines.torch.packed_forward import (
     PackedForward,
     attend_rows,
     equal_parts,
+    min_part_cost,
 )
 from forage.rollout.engines.torch.slots import CacheShape, SlotCache, Stretch
 from forage.training.model import new_model
@@ -149,6 +150,15 @@ def test_parts_hold_every_stretch_once_and_none_is_empty(costs: list[int], most:
 def test_little_work_is_not_cut():
     assert equal_parts([MIN_PART_COST - 1], 4) == [[0]]
     assert equal_parts([1] * (2 * MIN_PART_COST - 1), 4) == [list(range(2 * MIN_PART_COST - 1))]
+
+
+def test_a_larger_models_work_is_cut_smaller_but_not_below_the_rows_it_is_padded_to():
+    """Sixteen turns of a model of 135 million parameters were decoded on one core of two."""
+    assert [min_part_cost(n, 16) for n in (870_000, 134_515_008)] == [MIN_PART_COST, 32]
+    assert equal_parts([2] * 16, 2, min_part_cost(134_515_008, 8)) == [
+        [*range(0, 16, 2)],
+        [*range(1, 16, 2)],
+    ]
 
 
 @given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), seed=st.integers(0, 9))

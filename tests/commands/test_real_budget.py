@@ -1,0 +1,41 @@
+"""What of `forage real` fits a time, and the notes that a run which goes on reads."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from forage.commands import real_budget
+from forage.commands.real_budget import Rates, RunNotes, choose_before, choose_steps
+from forage.errors import UserError
+
+
+def test_the_worked_examples_are_right() -> None:
+    assert doctest.testmod(real_budget) == (0, 2)
+
+
+def test_a_faster_machine_is_given_more_and_nobody_less_than_a_few() -> None:
+    slow, fast = Rates(100.0, 50.0), Rates(0.1, 0.05)
+    assert choose_before(slow, 10, 8) == {"warm_start_steps": 2, "num_questions": 16}
+    assert choose_before(fast, 60, 8)["num_questions"] == 774
+    assert (choose_steps(slow, 10, 32), choose_steps(fast, 60, 32)) == (2, 330)
+
+
+def test_what_was_chosen_stays_when_a_run_goes_on(tmp_path: Path) -> None:
+    notes = RunNotes.open(tmp_path / "run" / "real.json", {"seed": "0"})
+    notes.choose(steps=3)
+    with notes.phase("learning"):
+        pass
+    again = RunNotes.open(tmp_path / "run" / "real.json", {"seed": "0"})
+    again.choose(steps=5)
+    assert again.chosen == {"steps": 3}
+    assert again.seconds.keys() == {"learning"}
+
+
+def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
+    RunNotes.open(tmp_path / "run" / "real.json", {"seed": "0"}).save()
+    with pytest.raises(UserError, match="begun with seed 0, not 1"):
+        RunNotes.open(tmp_path / "run" / "real.json", {"seed": "1"})
+    (tmp_path / "mine.txt").write_text("here first")
+    with pytest.raises(UserError, match="holds no run"):
+        RunNotes.open(tmp_path / "real.json", {})

@@ -1,0 +1,106 @@
+"""A run is made to fit the memory and cores of the machine before it starts."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.config.run_config import RunConfig, build_config, to_yaml
+from forage.errors import UserError
+from forage.plan import fit_here as module
+from forage.plan.fit_here import SHARE_OF_MEMORY, fit_here
+from forage.plan.machine import Machine
+from forage.plan.memory import plan_memory
+from forage.plan.models import measure
+from tests.tiny_runs import random_model
+
+GIB = 1 << 30
+
+
+def machine(gigabytes: float) -> Machine:
+    return Machine(num_cores=2, memory_bytes=int(gigabytes * GIB), disk_bytes=GIB)
+
+
+def config_of(**changes: Any) -> RunConfig:
+    return build_config({"model": {"path": str(real_shape())}, **changes})
+
+
+def real_shape() -> Path:
+    """The configuration of a model of 135 million parameters, without its weights."""
+    folder = random_model().with_name("real-shape")
+    if not folder.exists():
+        partial = folder.with_name("real-shape.partial")
+        partial.mkdir()
+        shutil.copy(random_model() / "tokenizer.json", partial)
+        (partial / "config.json").write_text(
+            '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 576,'
+            ' "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,'
+            ' "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": true,'
+            ' "max_position_embeddings": 8192}'
+        )
+        partial.rename(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "choose_at_once", lambda _: 2)
+
+
+def peak(config: RunConfig) -> int:
+    size = measure(config.model.path)
+    assert size is not None
+    return plan_memory(config, size, None, 2).peak_bytes
+
+
+def test_what_the_recipe_leaves_open_is_made_to_fit() -> None:
+    """The defaults ask for 186 GB with this model, and the kernel killed the run."""
+    config = config_of()
+    fitted = fit_here(config, machine=machine(16))
+    assert peak(config) > 180e9
+    assert peak(fitted) <= SHARE_OF_MEMORY * 16 * GIB
+    assert fitted.model.gradient_checkpointing
+
+
+def test_with_room_only_the_cores_are_shared_out() -> None:
+    fitted = fit_here(config_of(), machine=machine(400))
+    assert fitted.trainer.micro_batches_at_once == 2
+    assert fitted.trainer.max_tokens_per_micro_batch == 16_384
+
+
+def test_what_the_recipe_sets_stays_and_the_error_names_what_would_fit() -> None:
+    set_all = {
+        "trainer": {"max_tokens_per_micro_batch": 16_384, "micro_batches_at_once": 2},
+        "rollout": {"engine": {"num_slots": 64}},
+    }
+    config = config_of(
+        **set_all, model={"path": str(real_shape()), "gradient_checkpointing": False}
+    )
+    with pytest.raises(UserError, match=r"186\.\d GB of memory are needed.*set trainer\.micro"):
+        fit_here(config, machine=machine(16))
+
+
+def test_where_nothing_fits_it_says_what_else_would_help() -> None:
+    with pytest.raises(UserError, match=r"no setting of memory is enough.*model\.lora"):
+        fit_here(config_of(), machine=machine(1))
+
+
+def test_supervised_learning_needs_no_cache_and_is_given_more() -> None:
+    fitted = fit_here(config_of(), is_supervised=True, machine=machine(16))
+    assert fitted.rollout.engine.num_slots == 64
+    assert fit_here(config_of(), machine=machine(16)).rollout.engine.num_slots < 64
+
+
+def test_a_run_that_goes_on_takes_what_it_took_before(tmp_path: Path) -> None:
+    """Another size of micro-batches would change the last bits of what it learns."""
+    first = fit_here(config_of(), machine=machine(16))
+    (tmp_path / "config.yaml").write_text(to_yaml(first))
+    again = fit_here(config_of(), earlier=tmp_path / "config.yaml", machine=machine(400))
+    assert again.trainer == first.trainer
+    assert again.rollout == first.rollout
+
+
+def test_a_small_model_is_left_as_it_is() -> None:
+    config = build_config({"model": {"path": str(random_model())}})
+    assert fit_here(config, machine=machine(16)) is config

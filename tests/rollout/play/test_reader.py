@@ -1,0 +1,82 @@
+"""Demonstrations of questions without hops: they search, and answer only what they read."""
+
+import asyncio
+import random
+
+import pytest
+
+from forage.rollout.play.reader import (
+    Reader,
+    ReadingPlan,
+    plan_reading,
+    shown_answer,
+    words_without,
+)
+from forage.types import EngineError, Question, Sampling
+
+QUESTION = Question("1", "Who wrote the Iliad?", ("Homer", "Homeros"), "made")
+OTHER = Question("2", "When?", ("1815",), "made")
+KEY_WORDS = words_without(["who", "the"])
+
+
+class Letters:
+    """A codec whose tokens are characters."""
+
+    def encode_trusted(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+def played(plan: ReadingPlan, *observations: str) -> list[str]:
+    """The turns of a demonstration in which each search is answered by the next observation."""
+    codec = Letters()
+    reader = Reader(QUESTION, plan, codec, lambda query: f"<search>{query}</search>")  # pyright: ignore[reportArgumentType]  # two methods of a codec
+    ids, turns = codec.encode_trusted("Homer is asked for in the prompt."), []
+    sampling = Sampling(
+        episode_key="e", seed=0, max_tokens=200, temperature=0.0, top_p=1.0, stop=(), stop_ids=()
+    )
+    for observation in (*observations, None):
+        completion = asyncio.run(reader.generate(ids, sampling))
+        turns.append(codec.decode(list(completion.token_ids_T)))
+        ids += [*completion.token_ids_T, *codec.encode_trusted(observation or "")]
+    return turns
+
+
+def test_the_answer_is_the_golden_one_that_was_read_as_it_was_spelt() -> None:
+    [search, answer] = played(ReadingPlan(("a", "b")), "It was HOMEROS.")
+    assert "<search>a</search>" in search
+    assert answer.endswith("<answer> HOMEROS</answer>")
+
+
+def test_where_the_first_search_finds_nothing_the_other_is_tried() -> None:
+    turns = played(ReadingPlan(("a", "b")), "Nothing of Homerus.", "Homer did.")
+    assert ["<search>a" in turns[0], "<search>b" in turns[1]] == [True, True]
+    assert turns[2].endswith("<answer> Homer</answer>")
+
+
+def test_what_was_not_read_is_not_answered() -> None:
+    """Else a model would learn to answer from nowhere."""
+    with pytest.raises(EngineError, match="no search found"):
+        played(ReadingPlan(("a",)), "Nothing.")
+    [_, answer] = played(ReadingPlan(("a",), admits_failure=True), "Nothing.")
+    assert answer.endswith("<answer> unknown</answer>")
+    assert shown_answer("in 18151 and 1815th", ["1815"]) is None
+
+
+def test_a_guess_searches_nothing() -> None:
+    [only] = played(ReadingPlan((), guess="1815"))
+    assert only.endswith("<answer> 1815</answer>")
+
+
+def test_the_shares_say_how_many_are_poor_and_how_many_search_for_key_words() -> None:
+    def drawn(poor: float, short: float) -> list[ReadingPlan]:
+        rng = random.Random(0)
+        return [plan_reading(QUESTION, [OTHER], poor, short, KEY_WORDS, rng) for _ in range(50)]
+
+    assert {plan.queries[0] for plan in drawn(0.0, 0.0)} == {"Who wrote the Iliad?"}
+    assert {plan.queries[0] for plan in drawn(0.0, 1.0)} == {"wrote Iliad"}
+    poor = drawn(1.0, 0.5)
+    assert {plan.guess for plan in poor} == {"", "1815"}
+    assert {query for plan in poor for query in plan.queries} == {"wrote", "Iliad"}
