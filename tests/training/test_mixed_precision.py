@@ -1,7 +1,6 @@
 """Products in bfloat16 over float32 weights, in the trainer and in the engine of this process."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,14 +8,14 @@ from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
+from forage.config.rollout_config import EngineConfig
 from forage.config.run_config import build_config
 from forage.errors import UserError
-from forage.records import read_metrics
-from forage.train import run_training
+from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.logprobs import hidden_states, token_logprobs
 from forage.training.mixed_precision import compute_in
+from tests.rollout.running_engines import LETTERS, MAX_TOKENS, sampling, tokens
 from tests.rollout.tiny_models import make_model
-from tests.tiny_runs import make_config, random_model
 
 PACKED = lay_end_to_end([list(range(5, 45)), list(range(60, 75))])
 WANTED = PACKED.positions_N > 0
@@ -66,11 +65,25 @@ def test_a_changed_weight_is_cast_anew():
     assert torch.equal(kept, fresh.detach())
 
 
-def test_a_run_trains_with_it_and_logs_how_far_sampler_and_trainer_differ(tmp_path: Path):
-    model = {"path": str(random_model()), "arithmetic": "bfloat16"}
-    run_training(make_config(tmp_path, model=model, trainer={"num_steps": 1}), resume=False)
-    [row] = read_metrics(tmp_path)
-    assert 0 <= row["policy/logprob_diff_mean"] <= row["policy/logprob_diff_max"] < 0.1
+async def test_the_engine_samples_about_what_the_trainer_computes():
+    """To the bit it is where no sum rounds to a neighbouring number of bfloat16."""
+    _, model = models()
+    settings = EngineConfig(num_slots=4, tile_rows=4, prefill_bucket=16)
+    engine = TorchEngine(model, LETTERS, settings, MAX_TOKENS, 1, torch.bfloat16)
+    ids = list(tokens(1, 60))
+    wanted, sampled = [False] * 60, []
+    try:
+        for turn in range(2):
+            completion = await engine.generate(ids, sampling(max_tokens=15))
+            observation = tokens(turn + 2, 20)
+            ids += [*completion.token_ids_T, *observation]
+            wanted += [True] * len(completion.token_ids_T) + [False] * 20
+            sampled += completion.logprobs_T
+    finally:
+        await engine.close()
+    with torch.no_grad():
+        logprobs_M, _ = token_logprobs(model, lay_end_to_end([ids]), torch.tensor(wanted), 1.0)
+    torch.testing.assert_close(logprobs_M, torch.tensor(sampled), atol=0.1, rtol=0)
 
 
 @pytest.mark.parametrize(
