@@ -97,7 +97,8 @@ class Fleet:
         engine = self.config.placement.engine
         assert engine.kind == "vllm"
         port = engine.urls[0].rpartition(":")[2]
-        index, search_port = str(self.config.data.index), self.config.search.url.rpartition(":")[2]
+        index, search = str(self.config.data.index), self.config.search.url
+        search_port = (search if isinstance(search, str) else search[0]).rpartition(":")[2]
         command = {
             "driver": ("-m", "forage", "train", str(self.recipe), *more),
             "server": (__file__, "--serve", port, "--model", str(self.config.model.path)),
