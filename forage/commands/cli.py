@@ -153,8 +153,13 @@ class _Parser(argparse.ArgumentParser):
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     """The arguments, ``run`` among them; raises ``UserError`` that names the nearest valid one."""
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
     command = next((word for word in argv if not word.startswith("-")), None)
     if command is not None and command not in COMMANDS:
+        later = next((word for word in argv if word in COMMANDS), None)
+        if later is not None:
+            raise UserError(f"the command comes first: forage {later} {command} ...")
         hint = _nearest(command, list(COMMANDS))
         raise UserError(f"unknown command {command!r}{hint} (see: forage --help)")
     args, extras = _build_parser(command).parse_known_args(argv)
@@ -167,9 +172,19 @@ def _parse(argv: list[str]) -> argparse.Namespace:
             name = word.partition("=")[0]
             usage: str = args.usage()
             hint = _nearest(name, re.findall(r"--[a-z][a-z0-9-]*", usage))
+            if takes_overrides and (key := _key_of(name)):
+                hint = f"; a setting is written without dashes: {key}=VALUE"
             raise UserError(f"unknown argument {name!r}{hint} (see: forage {command} --help)")
         args.overrides.append(word)
     return args
+
+
+def _key_of(option: str) -> str | None:
+    """The key of a recipe that was written as an option."""
+    from forage.config.config_errors import nearest_key
+    from forage.config.run_config import RunConfig
+
+    return nearest_key(RunConfig, option)
 
 
 def _nearest(word: str, valid: Sequence[str]) -> str:

@@ -92,12 +92,34 @@ def _fields(models: list[type[BaseModel]]) -> set[str]:
     return {name for model in models for name in model.model_fields}
 
 
+# What other trainers call the keys that are looked for first.
+_ELSEWHERE = {
+    "batch_size": "trainer.questions_per_step",
+    "lr": "trainer.learning_rate",
+    "max_steps": "trainer.num_steps",
+    "num_generations": "trainer.group_size",
+    "total_training_steps": "trainer.num_steps",
+    "train_batch_size": "trainer.questions_per_step",
+}
+
+
+def nearest_key(root: type[BaseModel], option: str) -> str | None:
+    """The key that somebody meant who wrote it as an option: ``--learning-rate``, ``--lr``."""
+    name = option.lstrip("-").replace("-", "_")
+    keys = all_paths(root)
+    same = [key for key in keys if key.rsplit(".", 1)[-1] == name]
+    ours = next((key for key in same if key.startswith("trainer.")), None)
+    return _ELSEWHERE.get(name) or ours or next(iter(same), None)
+
+
 def _hint(root: type[BaseModel], place: _Place) -> str:
     section, _, name = place.path.rpartition(".")
     own = list(place.section.model_fields)
     holders = [kind for kind, model in place.kinds.items() if name in model.model_fields]
     if holders:
         return f": {section} has it with kind: {' or '.join(holders)}"
+    if name in _ELSEWHERE:
+        return f"; did you mean {_ELSEWHERE[name]}?"
     keys = all_paths(root)
     # The right name in the wrong place is likelier than another name in the same place.
     close = [key for key in keys if key.rsplit(".", 1)[-1] == name]

@@ -84,6 +84,11 @@ def _read(path: Path) -> Tree:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot read the config {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"the config {path} is not UTF-8 text (byte {error.start}); save it as UTF-8, for "
+            "example: iconv -f LATIN1 -t UTF-8"
+        ) from error
     try:
         tree = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:

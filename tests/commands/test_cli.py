@@ -25,6 +25,9 @@ FORAGE = (sys.executable, "-m", "forage")
         (["xyzzy"], "unknown command 'xyzzy' (see: forage --help)"),
         (["train"], "required: CONFIG.yaml (see: forage train --help)"),
         (["train", "a.yaml", "--resum"], "'--resum'; did you mean --resume?"),
+        (["train", "a.yaml", "--lr", "1e-5"], "without dashes: trainer.learning_rate=VALUE"),
+        (["train", "a.yaml", "--learning-rate=1"], "trainer.learning_rate=VALUE"),
+        (["a.yaml", "train"], "the command comes first: forage train a.yaml"),
         (
             ["data", "world", "--size", "3", "--out", "x", "--sed=1"],
             "'--sed'; did you mean --seed?",
@@ -56,6 +59,14 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
         main([command, "--help"])
     assert exit_info.value.code == 0
     assert f"usage: forage {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["", "train"])
+def test_help_is_also_a_word(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["help", *command.split()])
+    assert exit_info.value.code == 0
+    assert f"usage: forage {command}".strip() in capsys.readouterr().out
 
 
 def test_the_table_lists_every_module_of_a_command() -> None:

@@ -86,6 +86,13 @@ def test_the_same_base_twice_is_no_circle(tmp_path: Path) -> None:
     assert read_tree(write(tmp_path / "b.yaml", "base: [a.yaml, a.yaml]\n")) == {"seed": 1}
 
 
+def test_a_recipe_that_is_not_utf8_is_said(tmp_path: Path) -> None:
+    recipe = tmp_path / "latin1.yaml"
+    recipe.write_bytes("note: Zürich\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin1.yaml is not UTF-8 text \(byte 7\)"):
+        read_tree(recipe)
+
+
 def test_an_unknown_key_of_a_base_is_named_with_the_recipe(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "model: {path: m}\ntrainer: {num_stepz: 1}\n")
     with pytest.raises(UserError, match=r"b\.yaml:\n  unknown key trainer\.num_stepz"):

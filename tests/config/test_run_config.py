@@ -60,6 +60,8 @@ def recipe(tmp_path: Path) -> Path:
             "model.lora.rank",
         ),
         (tree(environment={"topk": 3}), "environment.topk", "search.topk"),
+        (tree(trainer={"lr": 1e-5}), "trainer.lr", "trainer.learning_rate"),
+        (tree(lr=1e-5), "lr", "trainer.learning_rate"),
     ],
 )
 def test_an_unknown_key_is_refused_and_the_nearest_one_named(
