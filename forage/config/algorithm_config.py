@@ -26,10 +26,13 @@ from forage.algorithms.loss.aggregation import Constant, SequenceMean, SequenceS
 from forage.algorithms.loss.cispo_loss import CispoLoss
 from forage.algorithms.loss.clipped_loss import ClippedLoss
 from forage.algorithms.loss.corrections import CorrectionConfig
+from forage.algorithms.loss.gmpo_loss import GmpoLoss
 from forage.algorithms.loss.gspo_loss import GspoLoss
+from forage.algorithms.loss.interpolated_loss import InterpolatedLoss
 from forage.algorithms.loss.kl import KlConfig
 from forage.algorithms.loss.protection import LikelihoodProtectionConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
+from forage.algorithms.loss.sapo_loss import SapoLoss
 from forage.settings import Frozen, kind_or
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ Advantage = Annotated[
     kind_or("grpo"),
 ]
 PolicyLoss = Annotated[
-    ClippedLoss | GspoLoss | CispoLoss | ReinforceLoss,
+    ClippedLoss | GspoLoss | GmpoLoss | CispoLoss | SapoLoss | InterpolatedLoss | ReinforceLoss,
     Field(discriminator="kind"),
     kind_or("clipped"),
 ]
@@ -67,6 +70,8 @@ class AlgorithmConfig(Frozen):
     """An ablation: train search results as if the policy had written them."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """The factor of the entropy that is taken off the loss."""
+    early_stop_ratio: float | None = Field(default=None, gt=1)
+    """Leave out an update where the mean ratio of its tokens is above this; null: none."""
     kl: KlConfig | None = None
     """The leash to a reference model; null: none."""
     likelihood_protection: LikelihoodProtectionConfig | None = None
@@ -98,15 +103,20 @@ class AlgorithmConfig(Frozen):
                 "algorithm.aggregate.tokens to the tokens that an episode may write, or take "
                 "advantage: grpo with normalise_by_std: false"
             )
-        if self.loss.kind == "gspo" and aggregate != "sequence_mean":
+        if self.loss.kind in ("gspo", "gmpo") and aggregate != "sequence_mean":
             raise ValueError(
-                "algorithm.loss: gspo weighs sequences and not tokens: set "
+                f"algorithm.loss: {self.loss.kind} weighs sequences and not tokens: set "
                 f"algorithm.aggregate: sequence_mean instead of {aggregate}"
             )
         if self.train_observations and self.critic is not None:
             raise ValueError(
                 "algorithm.train_observations: a critic has no value and no return for tokens that "
                 f"nobody chose; take another advantage than {self.advantage.kind}, or leave it off"
+            )
+        if self.loss.kind == "interpolated" and self.decoupled:
+            raise ValueError(
+                "algorithm.loss: interpolated stands in for algorithm.decoupled, whose pass over "
+                "the batch it saves; set algorithm.decoupled: false"
             )
         if self.correction.weights is not None and not self.decoupled:
             raise ValueError(

@@ -113,7 +113,8 @@ class Credit:
         kl = self._algorithm.kl
         if kl is None or kl.place != "reward" or not kl_coefficient:
             return [0.0] * len(view.old_logprobs_M)
-        kl_M = kl.estimate(view.old_logprobs_M.double(), view.reference_logprobs_M.double())
+        policy_M = view.old_logprobs_M.double()
+        kl_M = kl.estimate(policy_M, view.reference_logprobs_M.double(), policy_M)
         return (kl_coefficient * kl_M).tolist()
 
     def _greedy_reward(self, group: Group) -> float | None:

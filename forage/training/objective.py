@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from forage.algorithms.loss.kl import bounded
 from forage.algorithms.loss.tokens import Metrics, Tokens
 from forage.config.algorithm_config import AlgorithmConfig
 
@@ -21,11 +22,14 @@ def token_losses(
 ) -> tuple[Tensor, Metrics]:
     """Every term of the loss, a token each [M]; the correction's weights go to the policy's."""
     loss_M, metrics = algorithm.loss.policy_loss(logprobs_M, tokens)
+    if algorithm.early_stop_ratio is not None:
+        metrics["loss/ratio"] = bounded(logprobs_M - tokens.old_logprobs_M).exp().detach()
     loss_M = loss_M * tokens.weights_M
     if algorithm.entropy_coefficient:
         loss_M = loss_M - algorithm.entropy_coefficient * entropy_M
     if (kl := algorithm.kl) is not None:
-        kl_M = kl.estimate(logprobs_M, tokens.reference_logprobs_M)
+        references = tokens.reference_logprobs_M, tokens.old_logprobs_M
+        kl_M = kl.estimate(logprobs_M, *references)
         metrics["kl/reference"] = kl_M.detach()
         if kl.place == "loss":
             loss_M = loss_M + kl_coefficient * kl_M

@@ -217,13 +217,19 @@ class Trainer:
             )
         if not is_finite:
             LOG.warning("update %d is left out: its gradient's norm is %s", self.version, grad_norm)
-        if batch.rows and is_finite:
+        is_far = metrics.get("loss/ratio", 0.0) > (self._algorithm.early_stop_ratio or math.inf)
+        if is_far:
+            LOG.warning(
+                "update %d is left out: the mean ratio is %.3g", self.version, metrics["loss/ratio"]
+            )
+        if batch.rows and is_finite and not is_far:
             with changing:
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
         metrics |= _compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
-        metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": float(not is_finite)}
+        is_skipped = float(not is_finite or is_far)
+        metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": is_skipped}
         return metrics | {"optimizer/learning_rate": learning_rate}
 
     def progress(self) -> Progress:
@@ -291,13 +297,13 @@ class Trainer:
             self._temperature,
             has_entropy_gradient=algorithm.entropy_coefficient > 0,
         )
-        tokens = Tokens.of(rows, logprobs_M.device)
+        tokens = Tokens.of(rows, logprobs_M.device, self.version)
         loss_M, metrics = token_losses(
             algorithm, logprobs_M, entropy_M, tokens, self.kl_coefficient
         )
         metrics |= {
             "policy/entropy": entropy_M.detach(),
-            "policy/staleness": self.version - tokens.versions_M.float(),
+            "policy/staleness": tokens.staleness_M,
         }
         loss = algorithm.aggregate.share(loss_M, tokens, batch)
         return loss, (metrics, logprobs_M.detach())

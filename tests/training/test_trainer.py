@@ -430,6 +430,32 @@ def test_updates_without_a_finite_gradient_are_left_out_and_counted_before_they_
         trainer.step(bad, nullcontext())
 
 
+def test_an_update_whose_mean_ratio_is_too_large_is_left_out_and_the_next_one_is_taken():
+    """The old policy is one that found every token e^2 times less likely than the trainer does."""
+    algorithm = AlgorithmConfig(early_stop_ratio=5.0)
+    trainer = new_trainer(algorithm)
+    sampler = [sampled_by(trainer.model, each) for each in EPISODES]
+    far = [
+        replace(
+            each,
+            segments=tuple(
+                replace(segment, logprobs_T=tuple(p - 2 for p in segment.logprobs_T))
+                for segment in each.segments
+            ),
+        )
+        for each in sampler
+    ]
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    metrics = trainer.step(batch_of(far, ADVANTAGES), nullcontext())
+    assert metrics["loss/ratio"] == pytest.approx(math.exp(2), rel=1e-3)
+    assert (metrics["optimizer/skipped"], trainer.version) == (1, 1)
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+    metrics = trainer.step(batch_of(sampler, ADVANTAGES), nullcontext())
+    assert metrics["loss/ratio"] == pytest.approx(1, abs=1e-3)
+    assert metrics["optimizer/skipped"] == 0
+
+
 def test_a_gradient_that_is_no_number_is_an_error_that_says_what_to_do_and_changes_no_weight():
     trainer = new_trainer(config=NO_CLIPPING.model_copy(update={"max_skipped_updates": 0}))
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}

@@ -88,11 +88,35 @@ WeightsConfig = Annotated[
 class RejectConfig(Frozen):
     """Tokens, or at the two other levels sequences, that leave the loss and its counts."""
 
+    kind: Literal["ratio"] = "ratio"
     level: Level = Field(default="token", description=_LEVEL)
     low: float = Field(default=0.5, ge=0, le=1)
     """The lowest ratio that stays."""
     high: float = Field(default=2.0, ge=1)
     """The highest ratio that stays."""
+
+    def rejected(self, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Rejection:
+        bounds = (self.level, self.low, self.high)
+        return reject(log_ratio_M, sequence_of_M, num_sequences, *bounds)
+
+
+class RejectByDivergence(Frozen):
+    """Tokens or sequences that leave by how far both policies are apart, in either direction."""
+
+    kind: Literal["k2", "k3"] = "k3"
+    level: Literal["token", "sum", "mean", "max"] = "token"
+    """Whose divergence it is: the token's, or the sequence's sum, mean or largest."""
+    high: float = Field(default=0.5, gt=0)
+    """The largest divergence that stays."""
+
+    def rejected(self, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Rejection:
+        sequences = (sequence_of_M, num_sequences)
+        return reject_by_divergence(log_ratio_M, *sequences, self.kind, self.level, self.high)
+
+
+RejectionConfig = Annotated[
+    RejectConfig | RejectByDivergence, Field(discriminator="kind"), kind_or("ratio")
+]
 
 
 class CorrectionConfig(Frozen):
@@ -100,8 +124,8 @@ class CorrectionConfig(Frozen):
 
     weights: WeightsConfig | None = None
     """Importance weights of the policy's loss; null: none."""
-    reject: RejectConfig | None = None
-    """What leaves the loss by its ratio; null: nothing."""
+    reject: RejectionConfig | None = None
+    """What leaves the loss by its ratio or divergence; null: nothing."""
     veto: float | None = Field(default=None, gt=0, lt=1)
     """A token's ratio below which its sequence leaves."""
 
@@ -118,7 +142,7 @@ class CorrectionConfig(Frozen):
         is_kept_M = weights_M.bool()
         metrics: dict[str, float] = {}
         if (by := self.reject) is not None:
-            rejected = reject(log_ratio_M, sequence_of_M, num_sequences, by.level, by.low, by.high)
+            rejected = by.rejected(log_ratio_M, sequence_of_M, num_sequences)
             is_kept_M = is_kept_M & rejected.is_kept_M
             metrics["correction/rejected_tokens"] = rejected.token_fraction
             metrics["correction/rejected_sequences"] = rejected.sequence_fraction
@@ -206,6 +230,34 @@ def reject(
     log_low = math.log(low) if low > 0 else -math.inf
     is_kept_M = (at_level_M >= log_low) & (at_level_M <= math.log(high))
     return _rejection(is_kept_M, sequence_of_M, num_sequences)
+
+
+def reject_by_divergence(
+    log_ratio_M: Tensor,
+    sequence_of_M: Tensor,
+    num_sequences: int,
+    form: Literal["k2", "k3"],
+    level: Literal["token", "sum", "mean", "max"],
+    high: float,
+) -> Rejection:
+    """Leave out what has a divergence above ``high`` at ``level``: tokens, or whole sequences.
+
+    With d = log trainer - log sampler a token's is d^2 / 2 (k2) or exp(d) - 1 - d (k3), both 0
+    where the two agree (http://joschu.net/blog/kl-approx.html). Names as in veRL's correction.
+    """
+    d_M = bounded(log_ratio_M)
+    divergence_M = 0.5 * d_M.square() if form == "k2" else d_M.expm1() - d_M
+    match level:
+        case "token":
+            return _rejection(divergence_M <= high, sequence_of_M, num_sequences)
+        case "sum":
+            by_S = sequence_sums(divergence_M, sequence_of_M, num_sequences)
+        case "mean":
+            by_S = sequence_means(divergence_M, sequence_of_M, num_sequences)
+        case "max":
+            zeros_S = divergence_M.new_zeros(num_sequences)
+            by_S = zeros_S.scatter_reduce(0, sequence_of_M, divergence_M, "amax")
+    return _rejection((by_S <= high)[sequence_of_M], sequence_of_M, num_sequences)
 
 
 def veto(

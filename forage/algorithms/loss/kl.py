@@ -5,16 +5,16 @@ Settings and pure functions. Suffix ``_M``: the M sampled tokens of a micro-batc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from forage.settings import Frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KlForm = Literal["k1", "k2", "k3", "absolute"]
+KlForm = Literal["k1", "k2", "k3", "absolute", "k1+", "k3+"]
 
 MAX_LOG_RATIO = 20.0
 """Log ratios are kept within this either way, so that ratios and their squares stay finite."""
@@ -40,14 +40,31 @@ class KlConfig(Frozen):
     """The estimate of the divergence of a token."""
     place: Literal["loss", "reward"] = "loss"
     """Whether it is added to the loss or taken off the reward."""
+    is_importance_weighted: bool = False
+    """Weigh each token by its ratio to the old policy, so that the estimate has no bias."""
     reference: str | None = None
     """The reference model; null: the weights that the run starts with."""
     adaptive: AdaptiveKl | None = None
     """A coefficient that follows the divergence; null: a fixed one."""
 
-    def estimate(self, logprobs_M: Tensor, reference_logprobs_M: Tensor) -> Tensor:
+    @model_validator(mode="after")
+    def _what_acts_on_the_gradient_is_in_the_loss(self) -> Self:
+        if self.place == "reward" and (self.is_importance_weighted or self.form.endswith("+")):
+            raise ValueError(
+                "algorithm.kl.is_importance_weighted and the forms k1+ and k3+ change the gradient "
+                "of the loss, and do nothing in the reward: set algorithm.kl.place: loss, or take "
+                "the form without the +"
+            )
+        return self
+
+    def estimate(
+        self, logprobs_M: Tensor, reference_logprobs_M: Tensor, old_logprobs_M: Tensor
+    ) -> Tensor:
         """The divergence at each token, in the form of the settings."""
-        return kl_estimate(logprobs_M, reference_logprobs_M, self.form)
+        kl_M = kl_estimate(logprobs_M, reference_logprobs_M, self.form)
+        return (
+            weighted_kl(kl_M, logprobs_M, old_logprobs_M) if self.is_importance_weighted else kl_M
+        )
 
 
 def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) -> Tensor:
@@ -57,7 +74,8 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) 
     http://joschu.net/blog/kl-approx.html, and absolute is |d|. k1 and k3 are unbiased as values; as
     a term of the loss k2 has the gradient of the divergence, k1 none on average, and k3 that of the
     divergence the other way round (https://arxiv.org/abs/2510.01555). k3 is bounded as veRL's
-    low_var_kl is: the log ratio within 20, the estimate at 10.
+    low_var_kl is: the log ratio within 20, the estimate at 10. k1+ and k3+ have the value of k1 and
+    k3 and, straight through, the gradient of k2 (veRL's names).
     """
     difference_M = logprobs_M - reference_logprobs_M
     match form:
@@ -70,6 +88,19 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) 
             return (log_ratio_M.expm1() - log_ratio_M).clamp(max=MAX_K3)
         case "absolute":
             return difference_M.abs()
+        case "k1+" | "k3+":
+            value_M = kl_estimate(logprobs_M, reference_logprobs_M, "k1" if form == "k1+" else "k3")
+            through_M = 0.5 * difference_M.square()
+            return value_M.detach() + through_M - through_M.detach()
+
+
+def weighted_kl(kl_M: Tensor, logprobs_M: Tensor, old_logprobs_M: Tensor) -> Tensor:
+    """``kl_M`` times policy / old policy: an estimate over the policy's own tokens.
+
+    Without it k3 is one over the old policy's, and its gradient is biased once the two differ; the
+    ratio takes part in the gradient. Source: https://arxiv.org/abs/2512.02556, section 3.1.
+    """
+    return bounded(logprobs_M - old_logprobs_M).exp() * kl_M
 
 
 def bounded(log_ratio_M: Tensor) -> Tensor:

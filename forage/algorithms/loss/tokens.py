@@ -31,13 +31,15 @@ class Tokens:
     weights_M: Tensor
     advantages_M: Tensor
     versions_M: Tensor
+    staleness_M: Tensor
+    """The trainer's version less the one that sampled the token."""
     turn_of_M: Tensor
     sequence_of_M: Tensor
     num_sequences: int
 
     @staticmethod
-    def of(rows: Rows, device: torch.device) -> Tokens:
-        """Those of ``rows``, moved to ``device``."""
+    def of(rows: Rows, device: torch.device, version: int = 0) -> Tokens:
+        """Those of ``rows``, moved to ``device``; the trainer is at policy ``version``."""
         chosen = rows.is_sampled_N
         return Tokens(
             sampler_logprobs_M=rows.logprobs_N[chosen].to(device),
@@ -46,6 +48,7 @@ class Tokens:
             weights_M=rows.weights_N[chosen].to(device),
             advantages_M=rows.advantages_N[chosen].to(device),
             versions_M=rows.versions_N[chosen].to(device),
+            staleness_M=version - rows.versions_N[chosen].to(device).float(),
             turn_of_M=rows.turns_N[chosen].to(device),
             sequence_of_M=sequence_numbers(rows.packed)[chosen].to(device),
             num_sequences=len(rows.packed.starts_S1) - 1,

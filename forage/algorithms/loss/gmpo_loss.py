@@ -1,0 +1,52 @@
+"""GMPO: the geometric mean of a sequence's clipped ratios, which one outlier moves little."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from forage.algorithms.loss.aggregation import sequence_means
+from forage.algorithms.loss.kl import bounded
+from forage.settings import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forage.algorithms.loss.tokens import Metrics, Tokens
+
+
+class GmpoLoss(Frozen):
+    """The geometric mean of clipped ratios; goes with aggregate: sequence_mean."""
+
+    kind: Literal["gmpo"] = "gmpo"
+    bound: float = Field(default=0.4, gt=0)
+    """How far a token's log ratio may go where its advantage pulls it."""
+
+    def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
+        old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
+        sequences = (tokens.sequence_of_M, tokens.num_sequences)
+        return gmpo_loss(logprobs_M, old_M, advantages_M, *sequences, self.bound)
+
+
+def gmpo_loss(
+    logprobs_M: Tensor,
+    old_logprobs_M: Tensor,
+    advantages_M: Tensor,
+    sequence_of_M: Tensor,
+    num_sequences_here: int,
+    bound: float,
+) -> tuple[Tensor, Metrics]:
+    """-A times the geometric mean of a sequence's ratios, each clipped at exp(``bound``).
+
+    With s the sign of A, a token's log ratio d counts as s min(s d, ``bound``): it is not rewarded
+    for going further. Given token by token, so that the mean over a sequence is GMPO's loss of it.
+    Source: https://arxiv.org/abs/2507.20673, equation 4, with the paper's bound of 0.4.
+    """
+    sign_M = advantages_M.sign()
+    pulled_M = sign_M * bounded(logprobs_M - old_logprobs_M)
+    is_clipped_M = pulled_M > bound
+    log_ratio_M = sign_M * pulled_M.clamp(max=bound)
+    ratio_S = sequence_means(log_ratio_M, sequence_of_M, num_sequences_here).exp()
+    loss_M = -ratio_S[sequence_of_M] * advantages_M
+    return loss_M, {"loss/clip_fraction": is_clipped_M.float()}

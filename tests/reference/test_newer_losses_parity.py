@@ -1,0 +1,187 @@
+"""SAPO, GMPO, A-3PO, straight-through and weighted KL, rejection by divergence: plain loops.
+
+Written from the papers' formulas and not from the code under test.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from forage.algorithms.loss.aggregation import sequence_mean
+from forage.algorithms.loss.clipped_loss import clipped_loss
+from forage.algorithms.loss.corrections import CorrectionConfig, reject_by_divergence
+from forage.algorithms.loss.gmpo_loss import gmpo_loss
+from forage.algorithms.loss.interpolated_loss import interpolated_loss
+from forage.algorithms.loss.kl import KlConfig, kl_estimate, weighted_kl
+from forage.algorithms.loss.sapo_loss import sapo_loss
+from forage.config.algorithm_config import AlgorithmConfig
+
+
+def numbers(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high).map(lambda number: round(number, 3))
+
+
+tokens = st.lists(st.tuples(numbers(-5, 0), numbers(-5, 0), numbers(-3, 3)), min_size=1, max_size=8)
+
+
+def column(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def columns(rows: list[tuple[float, float, float]]) -> tuple[Tensor, Tensor, Tensor]:
+    new_M, old_M, advantages_M = torch.tensor(rows, dtype=torch.float64).unbind(dim=1)
+    return new_M, old_M, advantages_M
+
+
+def gradient(loss_M: Tensor, by: Tensor) -> list[float]:
+    return torch.autograd.grad(loss_M.sum(), by, retain_graph=True)[0].tolist()
+
+
+@given(tokens, numbers(0.5, 3), numbers(0.5, 3))
+def test_sapo_is_its_formula_and_its_gradient_the_papers_weight(rows, good, bad):
+    """2511.20347: the weight of grad log p is 4 p (1 - p) r A, with p = sigmoid(t (r - 1))."""
+    new_M, old_M, advantages_M = columns(rows)
+    new_M.requires_grad_()
+    loss_M, _ = sapo_loss(new_M, old_M, advantages_M, good, bad)
+    weights = []
+    for loss, (new, old, advantage) in zip(loss_M.tolist(), rows, strict=True):
+        t, ratio = (good if advantage > 0 else bad), math.exp(new - old)
+        p = 1 / (1 + math.exp(-t * (ratio - 1)))
+        assert loss == pytest.approx(-4 / t * p * advantage, abs=1e-12)
+        weights.append(-4 * p * (1 - p) * ratio * advantage)
+    assert gradient(loss_M, new_M) == pytest.approx(weights, abs=1e-9)
+
+
+def test_sapo_at_ratio_one_is_the_policy_gradient_whatever_the_temperature():
+    new = column(-1.0, -2.0).requires_grad_()
+    for temperature in (0.5, 1.0, 4.0):
+        loss, _ = sapo_loss(new, new.detach(), column(2.0, -3.0), temperature, temperature)
+        assert gradient(loss, new) == pytest.approx([-2.0, 3.0])
+
+
+@given(st.lists(tokens, min_size=1, max_size=4), numbers(0.1, 1))
+def test_gmpo_is_the_geometric_mean_of_the_clipped_ratios(rows_S, bound):
+    """2507.20673: (product of |min(r^s A, clip(r^s) A)| / |A|)^(1/T), with one A a sequence."""
+    rows_S = [[(new, old, rows[0][2]) for new, old, _ in rows] for rows in rows_S]
+    new_M, old_M, advantages_M = columns([row for rows in rows_S for row in rows])
+    numbers_of = torch.tensor([i for i, rows in enumerate(rows_S) for _ in rows])
+    loss_M, _ = gmpo_loss(new_M, old_M, advantages_M, numbers_of, len(rows_S), bound)
+    expected = 0.0
+    for rows in rows_S:
+        advantage = rows[0][2]
+        sign = (advantage > 0) - (advantage < 0)
+        product = 1.0
+        for new, old, _ in rows:
+            product *= min(math.exp(new - old) ** sign, math.exp(bound)) ** sign
+        expected -= advantage * product ** (1 / len(rows)) / len(rows_S)
+    mean = sequence_mean(loss_M, numbers_of, len(rows_S), len(rows_S))
+    assert mean.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_a_clipped_token_of_gmpo_has_no_gradient_and_the_others_share_the_mean():
+    new = column(0.0, -1.0).requires_grad_()  # the first is far above its old self
+    loss, metrics = gmpo_loss(
+        new, column(-2.0, -1.0), column(1.0, 1.0), torch.zeros(2).long(), 1, 0.4
+    )
+    ratio = math.exp(0.4 / 2)
+    assert loss.tolist() == pytest.approx([-ratio, -ratio])
+    assert gradient(loss / 2, new) == pytest.approx([0.0, -ratio / 2])
+    assert metrics["loss/clip_fraction"].tolist() == [1.0, 0.0]
+
+
+@given(tokens, st.integers(0, 5))
+def test_the_interpolated_policy_is_the_papers(rows, staleness):
+    """2512.06547: log proximal = a log sampler + (1 - a) log policy, a = 1 / d, or 0 when fresh."""
+    new_M, sampler_M, advantages_M = columns(rows)
+    staleness_M = torch.full_like(new_M, float(staleness))
+    loss_M, _ = interpolated_loss(new_M, sampler_M, advantages_M, staleness_M, 0.2, 0.2)
+    for loss, (new, sampler, advantage) in zip(loss_M.tolist(), rows, strict=True):
+        share = 1 / staleness if staleness else 0.0
+        proximal = share * sampler + (1 - share) * new
+        ratio = math.exp(new - proximal)
+        surrogate = min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+        assert loss == pytest.approx(-surrogate * math.exp(proximal - sampler), rel=1e-9, abs=1e-9)
+
+
+def test_one_step_old_tokens_are_clipped_around_their_sampler_as_in_plain_ppo():
+    new, sampler, advantages = column(-1.0, -0.2), column(-1.1, -2.0), column(1.0, -1.0)
+    mine, _ = interpolated_loss(new, sampler, advantages, torch.ones(2), 0.2, 0.2)
+    plain, _ = clipped_loss(new, sampler, advantages, 0.2, 0.2)
+    torch.testing.assert_close(mine, plain)
+
+
+@given(tokens)
+def test_straight_through_forms_have_one_value_and_the_gradient_of_k2(rows):
+    new_M, reference_M, _ = columns(rows)
+    new_M.requires_grad_()
+    for form, value in (("k1+", "k1"), ("k3+", "k3")):
+        kl_M = kl_estimate(new_M, reference_M, form)
+        expected_M = kl_estimate(new_M, reference_M, value)
+        assert kl_M.tolist() == pytest.approx(expected_M.tolist(), abs=1e-12)
+        difference = [new - reference for new, reference, _ in rows]
+        assert gradient(kl_M, new_M) == pytest.approx(difference, abs=1e-12)
+
+
+def test_the_weighted_estimate_has_the_mean_and_the_gradient_of_the_divergence():
+    """Over all tokens of a small vocabulary, drawn by the old policy: exactly, with no sampling."""
+    logits = column(0.3, -0.2, 1.1).requires_grad_()
+    old, reference = column(0.0, 0.5, 0.2).log_softmax(0), column(-0.4, 0.1, 0.6).log_softmax(0)
+    new = logits.log_softmax(0)
+    exact = (new.exp() * (new - reference)).sum()
+    estimate = (old.exp() * weighted_kl(kl_estimate(new, reference, "k3"), new, old)).sum()
+    assert estimate.item() == pytest.approx(exact.item(), abs=1e-12)
+    assert gradient(estimate, logits) == pytest.approx(gradient(exact, logits), abs=1e-12)
+    plain = (old.exp() * kl_estimate(new, reference, "k3")).sum()
+    assert gradient(plain, logits) != pytest.approx(gradient(exact, logits), abs=1e-3)
+
+
+@pytest.mark.parametrize("form", ["k2", "k3"])
+@pytest.mark.parametrize("level", ["token", "sum", "mean", "max"])
+@given(rows_S=st.lists(st.lists(numbers(-2, 2), min_size=1, max_size=5), min_size=1, max_size=4))
+def test_rejection_by_divergence_is_the_loop(form, level, rows_S):
+    high = 0.4
+    expected: list[bool] = []
+    for rows in rows_S:
+        found = [0.5 * d * d if form == "k2" else math.exp(d) - 1 - d for d in rows]
+        whole = {"sum": sum(found), "mean": sum(found) / len(found), "max": max(found)}
+        expected += [(value if level == "token" else whole[level]) <= high for value in found]
+    d_M = column(*(d for rows in rows_S for d in rows))
+    sequence_of_M = torch.tensor([i for i, rows in enumerate(rows_S) for _ in rows])
+    kept = reject_by_divergence(d_M, sequence_of_M, len(rows_S), form, level, high)
+    assert kept.is_kept_M.tolist() == expected
+    config = CorrectionConfig.model_validate(
+        {"reject": {"kind": form, "level": level, "high": high}}
+    )
+    _, is_kept_M, metrics = config.bound(d_M, sequence_of_M, len(rows_S))
+    assert is_kept_M.tolist() == expected
+    assert metrics["correction/rejected_tokens"] == pytest.approx(1 - sum(expected) / len(expected))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss": "gmpo"}, "gmpo weighs sequences"),
+        ({"loss": "interpolated", "decoupled": True}, "stands in for algorithm.decoupled"),
+        (
+            {"kl": {"coefficient": 0.1, "form": "k3+", "place": "reward"}},
+            "do nothing in the reward",
+        ),
+    ],
+)
+def test_what_contradicts_is_refused(settings, said):
+    with pytest.raises(ValidationError, match=said):
+        AlgorithmConfig.model_validate(settings)
+
+
+def test_the_weighted_form_is_a_setting_that_changes_the_term():
+    new, reference, old = column(-1.0), column(-2.0), column(-1.5)
+    plain, weighted = (
+        KlConfig(coefficient=1.0, is_importance_weighted=is_on).estimate(new, reference, old)
+        for is_on in (False, True)
+    )
+    assert weighted.item() == pytest.approx(plain.item() * math.exp(0.5))
