@@ -36,6 +36,7 @@ RISE = 0.1
 NOT_READ_IN_TRAINING = (
     *("name", "placement.", "data.test", "evaluation.", "search.corpora"),
     "reward.many_answers_factor",
+    "environment.max_reply_characters",  # with the dialect verl, which the small model cannot read
 )
 
 

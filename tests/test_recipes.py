@@ -22,6 +22,7 @@ GRPO = {
     "algorithm.kl.place": "loss",
     "algorithm.kl.form": "k3",
     "trainer.group_size": 5,
+    "trainer.num_mini_batches": 2,
 }
 PPO = {
     "algorithm.advantage.kind": "gae",
@@ -36,6 +37,10 @@ COMMON = {
     "algorithm.kl.coefficient": 0.001,
     "algorithm.loss.kind": "clipped",
     "algorithm.loss.low": 0.2,
+    "algorithm.decoupled": True,
+    "algorithm.correction.weights": None,
+    "algorithm.correction.reject": None,
+    "algorithm.correction.veto": None,
     "rollout.temperature": 1.0,
     "rollout.top_p": 1.0,
     "search.topk": 3,
@@ -52,23 +57,36 @@ SEARCH_R1 = {
     "environment.max_turn_tokens": 500,
     "trainer.num_steps": 1005,
     "trainer.questions_per_step": 512,
+    "algorithm.entropy_coefficient": 0.001,
+    "environment.dialect": "search_r1",
     "trainer.num_mini_batches": 512 // 256,
     "trainer.warmup_steps": 2 * int(0.285 * 1005),
     "placement.gpus_per_node": 8,
+}
+# Mini-batches of 256 episodes: of 512 questions times five members.
+SEARCH_R1_GRPO = {
+    **SEARCH_R1,
+    **GRPO,
+    "trainer.num_mini_batches": 512 * 5 // 256,
+    "trainer.warmup_steps": 512 * 5 // 256 * int(0.285 * 1005),
 }
 FORMAT = {"reward.structure_score": 0.2, "reward.final_format_score": 0.1}
 TWO_TURNS = {"environment.max_turns": 2, "environment.has_final_turn": False}
 MANY = {"placement.num_nodes": 4, "placement.gpus_per_node": 8}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "search-r1-ppo-v0.2": {**SEARCH_R1, **PPO, "trainer.learning_rate": 1e-6},
-    "search-r1-grpo-v0.2": {**SEARCH_R1, **GRPO, "trainer.learning_rate": 1e-6},
+    "search-r1-grpo-v0.2": {**SEARCH_R1_GRPO, "trainer.learning_rate": 1e-6},
     "search-r1-ppo-v0.3-format": {**SEARCH_R1, **PPO, **FORMAT, "trainer.learning_rate": 1e-6},
-    "search-r1-grpo-v0.3-format": {**SEARCH_R1, **GRPO, **FORMAT, "trainer.learning_rate": 5e-7},
-    "search-r1-grpo-32b": {**SEARCH_R1, **GRPO, **MANY, "trainer.learning_rate": 2e-7},
-    "search-r1-grpo-72b": {**SEARCH_R1, **GRPO, **MANY, "trainer.learning_rate": 1e-7},
+    "search-r1-grpo-v0.3-format": {**SEARCH_R1_GRPO, **FORMAT, "trainer.learning_rate": 5e-7},
+    "search-r1-grpo-32b": {**SEARCH_R1_GRPO, **MANY, "trainer.learning_rate": 2e-7},
+    "search-r1-grpo-72b": {**SEARCH_R1_GRPO, **MANY, "trainer.learning_rate": 1e-7},
     "verl-sglang-3b": {
         **GRPO,
         "environment.protocol": "tools",
+        "environment.dialect": "verl",
+        "environment.max_reply_characters": 256,
+        "algorithm.loss.dual_clip": 3.0,
+        "algorithm.entropy_coefficient": 0.0,
         "search.max_concurrent_requests": 120,
         "search.timeout_s": 30.0,
         "trainer.questions_per_step": 512,
@@ -78,6 +96,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "rlinf-3b": {
         **GRPO,
         **TWO_TURNS,
+        "environment.dialect": "rlinf",
+        "algorithm.early_stop_ratio": 5.0,
         "trainer.questions_per_step": 512,
         "trainer.group_size": 4,
         "trainer.num_steps": 331,
@@ -89,6 +109,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **GRPO,
         **TWO_TURNS,
         "algorithm.loss.high": 0.28,
+        "algorithm.aggregate.kind": "sequence_mean",
+        "trainer.num_mini_batches": 1,
+        "trainer.weight_decay": 0.1,
+        "environment.dialect": "slime",
         "environment.max_turn_tokens": 512,
         "search.max_concurrent_requests": 256,
         "trainer.questions_per_step": 32,
@@ -105,7 +129,11 @@ MODELS = {
 }
 
 # What makes a twin small. Everything else is its recipe's.
-MODEL_AND_DATA = ("model.", "data.", "environment.prompt", "search.url", "search.corpora")
+MODEL_AND_DATA = (
+    *("model.", "data.", "search.url", "search.corpora"),
+    # What the small model was started with.
+    *("environment.prompt", "environment.dialect", "environment.max_reply_characters"),
+)
 SIZES = (
     *("environment.max_turn_tokens", "environment.max_observation_tokens"),
     *("environment.max_tokens", "search.max_concurrent_requests"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,8 @@ class EnvironmentConfig(Frozen):
 
     protocol: Literal["tags", "tools"] = "tags"
     """tags in the policy's own text, or tools through the chat template."""
+    dialect: Literal["forage", "search_r1", "slime", "rlinf", "verl"] = "forage"
+    """Whose exact texts and rules are played; for checkpoints of a published system."""
     tools: tuple[str, ...] = Field(default=("search",), min_length=1)
     """search, open_page, a tool of one's own (module:name), or an MCP server's (mcp:URL)."""
     prompt: str = "search-r1"
@@ -26,6 +28,8 @@ class EnvironmentConfig(Frozen):
     """Tokens that a turn may sample."""
     max_observation_tokens: int = Field(default=500, ge=16)
     """Tokens of an observation at most."""
+    max_reply_characters: int | None = Field(default=None, ge=32)
+    """Characters that the dialect verl keeps of a reply, half at either end; null: all."""
     max_tokens: int = Field(default=4096, ge=64)
     """Tokens of an episode at most, with its prompt."""
 
@@ -35,3 +39,25 @@ class EnvironmentConfig(Frozen):
         if isinstance(values, dict) and values.get("protocol") == "tools":
             return {"prompt": "tools", **values}
         return values
+
+    @model_validator(mode="after")
+    def _the_dialect_has_the_protocol(self) -> Self:
+        if self.dialect != "verl" and self.max_reply_characters is not None:
+            raise ValueError(
+                f"environment.max_reply_characters does nothing in the dialect {self.dialect}, "
+                "only in verl; remove it, or use environment.max_observation_tokens"
+            )
+        if self.dialect == "forage":
+            return self
+        protocol = "tools" if self.dialect == "verl" else "tags"
+        if self.protocol != protocol:
+            raise ValueError(
+                f"environment.dialect: {self.dialect} has no protocol {self.protocol}; set "
+                f"environment.protocol: {protocol}"
+            )
+        if self.tools != ("search",):
+            raise ValueError(
+                f"environment.dialect: {self.dialect} knows no tool but search, and "
+                f"environment.tools is {', '.join(self.tools)}; use the dialect forage"
+            )
+        return self

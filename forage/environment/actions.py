@@ -112,17 +112,20 @@ def first_action(text: str, tools: Sequence[str]) -> tuple[str, str] | Invalid:
     return name, inside.strip()
 
 
-def first_block(text: str, opening: str, closing: str) -> tuple[int, str] | None:
+def first_block(
+    text: str, opening: str, closing: str, is_leftmost: bool = False
+) -> tuple[int, str] | None:
     """Where the first complete block starts and what it holds, or None.
 
     A tag that a thought mentions is left open, so the last one opened before the end begins the
-    block: in ``I use <search> now. <search>q</search>`` it holds ``q``.
+    block: in ``I use <search> now. <search>q</search>`` it holds ``q``. ``is_leftmost``: the first
+    one does, as for the expressions of the published systems.
     """
     first = text.find(opening)
     end = text.find(closing, first + len(opening)) if first >= 0 else -1
     if end < 0:
         return None
-    start = text.rfind(opening, first, end)
+    start = first if is_leftmost else text.rfind(opening, first, end)
     return start, text[start + len(opening) : end]
 
 

@@ -84,6 +84,23 @@ class Codec:
         ids = self._encode_cached(text)
         return list(ids) if max_tokens is None else self.cut(ids, max_tokens)
 
+    def encode_between(
+        self, before: Sequence[int], text: str, after: Sequence[int], max_tokens: int
+    ) -> list[int] | None:
+        """Anyone's text between tokens of ours, encoded in one piece as other systems do.
+
+        Tokens may then span both. None where that takes more than ``max_tokens``, or where the
+        whole is not read back as its parts with our added tokens and no others.
+        """
+        if len(text) > max_tokens * _CHARACTERS_PER_TOKEN:
+            return None
+        parts = [*before, *self._encode_cached(text), *after]
+        ids = list(self._encode_trusted(self.decode(parts)))
+        added = [i for i in ids if i in self._added_ids]
+        is_same = self.decode(ids) == self.decode(parts)
+        is_ours = added == [i for i in (*before, *after) if i in self._added_ids]
+        return ids if is_same and is_ours and len(ids) <= max_tokens else None
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, added tokens included, spaces as they are."""
         text = self.tokenizer.decode(

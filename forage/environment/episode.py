@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from forage.config.environment_config import EnvironmentConfig
 from forage.environment import actions
 from forage.environment.codec import Codec
+from forage.environment.dialects import dialect_of
 from forage.environment.observation import (
     NOTHING_FOUND,
     Frame,
@@ -35,6 +36,7 @@ from forage.types import (
     EngineError,
     Episode,
     FailureKind,
+    FinishReason,
     Generate,
     Question,
     Retriever,
@@ -74,7 +76,8 @@ class Environment:
         """Raises ``UserError`` for a budget or a chat template that cannot work."""
         self.config = config
         self.codec = codec
-        self.protocol = make_protocol(config.protocol, codec, tools)
+        self.dialect = dialect_of(config)
+        self.protocol = make_protocol(config.protocol, codec, tools, self.dialect)
         self.tools = {tool.name: tool for tool in tools}
         for frame in self.protocol.frames():
             for budget in (config.max_observation_tokens, *map(self.observation_tokens, tools)):
@@ -84,6 +87,14 @@ class Environment:
         """The most tokens that the observation of a call may have, what frames it included."""
         budget = self.config.max_observation_tokens
         return min(budget, tool.max_observation_tokens or budget)
+
+    def ends_with(self, action: actions.Action, is_cut: bool) -> bool:
+        """Whether the dialect ends an episode with this turn, which is no answer."""
+        if self.dialect is None:
+            return False
+        has_message = self.dialect.invalid_message is not None
+        is_invalid = isinstance(action, actions.Invalid)
+        return (is_invalid and not has_message) or (is_cut and self.dialect.ends_when_cut)
 
     async def play(
         self,
@@ -132,7 +143,7 @@ class _EpisodeInFlight:
             if max_turn_tokens < 1:
                 return Status.OUT_OF_TOKENS
             try:
-                turn, action = await self._sample_turn(max_turn_tokens)
+                turn, action, is_cut = await self._sample_turn(max_turn_tokens)
             except ContextOverflow:
                 return Status.OUT_OF_TOKENS
             except (EngineError, TimeoutError):
@@ -141,7 +152,7 @@ class _EpisodeInFlight:
                 self.turns.append(turn)
                 return Status.ANSWERED
             is_last = index == config.max_turns + config.has_final_turn - 1
-            if is_last:
+            if is_last or self.environment.ends_with(action, is_cut):
                 self.turns.append(turn)
                 return Status.OUT_OF_TURNS if self._tokens_left() else Status.OUT_OF_TOKENS
             turn, observation = await self._observe(turn, action)
@@ -156,7 +167,8 @@ class _EpisodeInFlight:
                 return status_after(self.turns, Status.OUT_OF_TURNS)
         raise AssertionError("the last turn ends the episode")
 
-    async def _sample_turn(self, max_tokens: int) -> tuple[Turn, actions.Action]:
+    async def _sample_turn(self, max_tokens: int) -> tuple[Turn, actions.Action, bool]:
+        """The next turn, what it amounts to, and whether its budget cut it."""
         stop, stop_ids = self.environment.protocol.stop, self.environment.codec.eos_ids
         sampling = self.setting.sampling(max_tokens, stop, stop_ids)
         started = time.monotonic()
@@ -175,7 +187,8 @@ class _EpisodeInFlight:
                 kind, argument = ActionKind.ANSWER, text
             case actions.Invalid(reason):
                 kind, argument = ActionKind.INVALID, reason
-        return Turn(sampled, kind, argument, generate_s=seconds), action
+        is_cut = completion.finish_reason is FinishReason.LENGTH
+        return Turn(sampled, kind, argument, generate_s=seconds), action, is_cut
 
     async def _observe(self, turn: Turn, action: actions.Action) -> tuple[Turn, Observation]:
         """The observation that ``turn`` earns, and the turn with it written in."""
@@ -187,6 +200,7 @@ class _EpisodeInFlight:
             return replace(turn, observation=observation.text, calls=(call,)), observation
         frame = self.environment.protocol.message_frame(last_id)
         message = self.environment.protocol.invalid_message
+        assert message is not None, "a dialect without a message ends the episode instead"
         message = message if frame is None else message.strip()
         budget = self.environment.config.max_observation_tokens
         observation = message_observation(message, self.environment.codec, budget, frame)

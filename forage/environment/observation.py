@@ -37,13 +37,15 @@ class Frame:
 
     ``closing_after_line`` is ``closing`` less the line break it begins with, for a body that ends
     in one: encoded with the text before it, as the model would. ``is_json``: the body stands in a
-    JSON string, and is escaped for it.
+    JSON string, and is escaped for it. ``is_one_piece``: a body that fits is encoded together with
+    what stands around it.
     """
 
     opening: tuple[int, ...]
     closing: tuple[int, ...]
     closing_after_line: tuple[int, ...]
     is_json: bool = False
+    is_one_piece: bool = False
 
     @classmethod
     def of(cls, opening: Sequence[int], closing: str, codec: Codec, is_json: bool = False) -> Frame:
@@ -76,6 +78,17 @@ class ResultText:
 def information_frame(codec: Codec) -> Frame:
     """The information tags of the tags protocol."""
     return Frame.of(codec.encode_trusted(_OPENING), _CLOSING, codec)
+
+
+def inside(frame: Frame, opening: str, closing: str, codec: Codec) -> Frame:
+    """``frame`` with texts of ours between it and its body, encoded in one piece."""
+    first = codec.decode(frame.opening) + opening
+    last = closing + codec.decode(frame.closing)
+    ends = tuple(codec.encode_trusted(last))
+    return Frame(tuple(codec.encode_trusted(first)), ends, ends, frame.is_json, is_one_piece=True)
+
+
+EMPTY_FRAME = Frame((), (), ())
 
 
 def build_observation(
@@ -112,6 +125,12 @@ def texts_observation(
     budget below the frame.
     """
     room = _room(frame, max_tokens)
+    if frame.is_one_piece:
+        body_text = _escaped("".join(text.text for text in texts), frame)
+        whole = codec.encode_between(frame.opening, body_text, frame.closing, max_tokens)
+        if whole is not None:
+            ids = dict.fromkeys(text.id for text in texts if text.id is not None)
+            return Observation(tuple(whole), codec.decode(whole), tuple(ids))
     body: list[int] = []
     shown: list[str | None] = []
     is_whole = True

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from forage.environment import actions
@@ -27,7 +27,8 @@ from forage.environment.actions import (
 )
 from forage.environment.chat import Glue, ToolSchema, derive_glue, render
 from forage.environment.codec import Codec
-from forage.environment.observation import Frame, information_frame
+from forage.environment.dialects import Dialect
+from forage.environment.observation import EMPTY_FRAME, Frame, information_frame, inside
 from forage.environment.tools.search import SEARCH
 from forage.environment.tools.tool import Tool
 from forage.errors import UserError
@@ -45,6 +46,8 @@ class NativeCalls:
 
     spelling: Literal["hermes", "llama3"]
     tools: tuple[Tool, ...] = (SEARCH,)
+    is_leftmost: bool = False
+    """Whether a call begins at the first opening tag, and is nothing but JSON."""
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:
@@ -82,13 +85,15 @@ class NativeCalls:
     def _first_call(self, text: str) -> tuple[int, str] | None:
         """Where the first call starts, and its JSON with what follows it."""
         if self.spelling == "hermes":
-            return first_block(text, CALL_OPEN, CALL_CLOSE)
+            return first_block(text, CALL_OPEN, CALL_CLOSE, self.is_leftmost)
         match = _BARE_CALL.search(text)
         return (match.start(), text[match.start() :]) if match else None
 
     def _read_call(self, text: str) -> Action:
         try:
-            call, _ = json.JSONDecoder().raw_decode(text.strip())
+            call, end = json.JSONDecoder().raw_decode(text.strip())
+            if self.is_leftmost and end < len(text.strip()):
+                return Invalid("The call holds more than JSON.")
         except (json.JSONDecodeError, RecursionError):
             return Invalid("The call is not valid JSON.")
         name = call.get("name") if isinstance(call, dict) else None
@@ -141,8 +146,11 @@ class TagsProtocol:
     name = "tags"
     schemas: tuple[ToolSchema, ...] = ()
 
-    def __init__(self, codec: Codec, tools: Sequence[Tool] = (SEARCH,)) -> None:
+    def __init__(
+        self, codec: Codec, tools: Sequence[Tool] = (SEARCH,), dialect: Dialect | None = None
+    ) -> None:
         self.tools = tuple(tools)
+        self._dialect = dialect
         self._results = information_frame(codec)
         self._user = derive_glue(codec, "user") if codec.tokenizer.chat_template else None
         self._tool_of = {tool.name: tool for tool in tools}
@@ -150,9 +158,15 @@ class TagsProtocol:
         self.tags = (Tag.THINK.value, *self._tool_of, Tag.INFORMATION.value, Tag.ANSWER.value)
         self.stop = tuple(f"</{name}>" for name in self.action_tags)
         hows = (f"{_to_use(tool)}, write {tool.spelling}. " for tool in tools)
-        self.invalid_message = f"\n\n{_no_action(hows)}\n\n"
+        self.invalid_message: str | None = f"\n\n{_no_action(hows)}\n\n"
+        if dialect is not None:
+            self._results = inside(EMPTY_FRAME, dialect.opening, dialect.closing, codec)
+            self._user = None
+            self.invalid_message = dialect.invalid_message
 
     def parse(self, text: str) -> Action:
+        if self._dialect is not None:
+            return self._dialect.read(text)
         match actions.first_action(text, tuple(self._tool_of)):
             case Invalid() as invalid:
                 return invalid
@@ -196,10 +210,12 @@ class ToolsProtocol:
 
     name = "tools"
 
-    def __init__(self, codec: Codec, tools: Sequence[Tool] = (SEARCH,)) -> None:
+    def __init__(
+        self, codec: Codec, tools: Sequence[Tool] = (SEARCH,), dialect: Dialect | None = None
+    ) -> None:
         """Raises ``UserError`` for a tokenizer whose chat template knows no tools."""
         self.tools = tuple(tools)
-        self._calls = derive_calls(codec, self.tools)
+        self._calls = replace(derive_calls(codec, self.tools), is_leftmost=dialect is not None)
         self.schemas = self._calls.schemas
         self._results = derive_glue(codec, "tool", self.schemas)
         self._user = derive_glue(codec, "user", self.schemas)
@@ -211,7 +227,12 @@ class ToolsProtocol:
         hows = (
             f"{_to_use(tool)}, call the tool, for example {self._example(tool)}. " for tool in tools
         )
-        self.invalid_message = _no_action(hows)
+        self.invalid_message: str | None = _no_action(hows)
+        if dialect is not None:
+            ends = (dialect.opening, dialect.closing, codec)
+            after_end, after_cut = (inside(frame, *ends) for frame in _both(self._results))
+            self._results = replace(self._results, after_end=after_end, after_cut=after_cut)
+            self.invalid_message = dialect.invalid_message
 
     def parse(self, text: str) -> Action:
         return self._calls.parse(text)
@@ -247,10 +268,14 @@ TurnProtocol = TagsProtocol | ToolsProtocol
 
 
 def make_protocol(
-    name: Literal["tags", "tools"], codec: Codec, tools: Sequence[Tool] = (SEARCH,)
+    name: Literal["tags", "tools"],
+    codec: Codec,
+    tools: Sequence[Tool] = (SEARCH,),
+    dialect: Dialect | None = None,
 ) -> TurnProtocol:
-    """The protocol of ``environment.protocol``; raises ``UserError``."""
-    return TagsProtocol(codec, tools) if name == "tags" else ToolsProtocol(codec, tools)
+    """The protocol of ``environment.protocol``, in a dialect or in none; raises ``UserError``."""
+    make = TagsProtocol if name == "tags" else ToolsProtocol
+    return make(codec, tools, dialect)
 
 
 def _to_use(tool: Tool) -> str:

@@ -144,6 +144,8 @@ def fingerprint_of(
     found |= {f"environment.{k}": v for k, v in config.environment.model_dump().items()}
     if config.environment.tools == (SEARCH_TOOL,):  # as it was before there were others
         del found["environment.tools"]
+    if config.environment.dialect == "forage":
+        del found["environment.dialect"], found["environment.max_reply_characters"]
     found["environment.prompt"] = _short_hash(PromptTemplate.load(config.environment.prompt).text)
     if evaluation.method in PROMPTS:  # which ask with prompts of their own
         del found["environment.prompt"], found["environment.has_final_turn"]

@@ -86,6 +86,7 @@ class Document(Wire):
 
     id: str | int = ""
     contents: str
+    url: Any = None
 
 
 class ScoredDocument(Wire):
@@ -293,4 +294,6 @@ def _hit(document: ScoredDocument | Document) -> Hit:
     if isinstance(document, ScoredDocument):
         document, score = document.document, document.score
     title, text = parse_contents(document.contents)
-    return Hit(Passage(str(document.id), title, text), score)
+    has_url = isinstance(document.url, str) and document.url
+    fields = {"url": document.url} if has_url else {}
+    return Hit(Passage(str(document.id), title, text, fields), score)

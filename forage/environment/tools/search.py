@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
 from forage.environment.actions import Invalid, Search
+from forage.environment.dialects import Dialect
 from forage.environment.observation import NOTHING_FOUND, SEARCH_FAILED, SWITCHED_OFF, passage_texts
 from forage.environment.tools.tool import Arguments, Tool, ToolReply
 from forage.types import SEARCH_TOOL, Hit, Retriever, SearchReply
@@ -19,8 +21,15 @@ from forage.types import SEARCH_TOOL, Hit, Retriever, SearchReply
 MAX_QUERIES = 4
 
 
-def make_search(has_addresses: bool = False) -> Tool:
-    """The tool; ``has_addresses`` shows each passage's address, for a tool that opens pages."""
+def make_search(has_addresses: bool = False, dialect: Dialect | None = None) -> Tool:
+    """The tool; ``has_addresses`` shows each passage's address, for a tool that opens pages.
+
+    In a ``dialect`` results are written as its system writes them, and a query may be empty.
+    """
+    if dialect is not None:
+        tool = make_search()
+        run = partial(_run_in_dialect, dialect)
+        return replace(tool, run=run, failed_note=SEARCH_FAILED.strip(), reads=_read_leniently)
     return Tool(
         name=SEARCH_TOOL,
         description="Searches an encyclopedia and returns the best passages for each query.",
@@ -54,6 +63,24 @@ def _read(arguments: object) -> Search | Invalid:
     if len(stripped) > MAX_QUERIES:
         return Invalid(f"At most {MAX_QUERIES} queries may be asked at once.")
     return Search(stripped[0], tuple(stripped[1:]))
+
+
+def _read_leniently(arguments: object) -> Search | Invalid:
+    """Any list of texts, empty ones and many of them included."""
+    queries = arguments.get("query_list") if isinstance(arguments, dict) else None
+    if not isinstance(queries, list) or not queries or not all(isinstance(q, str) for q in queries):
+        return Invalid("query_list must be a list of texts.")
+    return Search(queries[0], tuple(queries[1:]))
+
+
+async def _run_in_dialect(dialect: Dialect, arguments: Arguments, search: Retriever) -> ToolReply:
+    replies = await asyncio.gather(*map(search.search, arguments["query_list"]))
+    for reply in replies:
+        if reply.failure is not None:
+            return ToolReply(failure=reply.failure, detail=reply.detail)
+        if reply.is_switched_off:
+            return ToolReply(note=SWITCHED_OFF.strip())
+    return ToolReply(tuple(dialect.show([reply.hits_K for reply in replies])))
 
 
 async def _run(has_addresses: bool, arguments: Arguments, search: Retriever) -> ToolReply:

@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, Union, get_args, get_origin
 
 from forage.config.environment_config import EnvironmentConfig
+from forage.environment.dialects import dialect_of
 from forage.environment.observation import ResultText
 from forage.environment.tools.mcp_tools import PREFIX, mcp_tools
 from forage.environment.tools.open_page import OPEN_PAGE, make_open_page
@@ -61,7 +62,7 @@ def load_tools(config: EnvironmentConfig) -> tuple[Tool, ...]:
 
 def _built_in(config: EnvironmentConfig) -> dict[str, Tool]:
     return {
-        SEARCH_TOOL: make_search(has_addresses=OPEN_PAGE in config.tools),
+        SEARCH_TOOL: make_search(OPEN_PAGE in config.tools, dialect_of(config)),
         OPEN_PAGE: make_open_page(config.max_observation_tokens),
     }
 
