@@ -2,6 +2,7 @@
 
     python benchmarks/learning.py --out runs/learning --seeds 0 1 2
     python benchmarks/learning.py --out runs/learning --seeds 0 --only "masking off"
+    python benchmarks/learning.py --out runs/hard --hard --start runs/hard-start/model --sampled
     python benchmarks/learning_report.py runs/learning --page benchmarks/learning.md
 
 Each trial is ``forage train`` on the settings of the demo with a few changed, from the warm start
@@ -10,6 +11,11 @@ is evaluated, greedily, on the same held-out questions. A trial is compared with
 default, for most): it ends when it has reached, within a standard error, the exact match that its
 reference had after 512 episodes, or after twice as many. References, and trials that sample ahead
 of the trainer, run to the end.
+
+``--hard`` takes the hard world with all skills, a noisy search and a cost of searching instead, for
+which ``--start`` names a model that has learnt to read it (``forage sft`` on its questions, with
+``warm_start.source.multi_hop_share`` near 0, so that searching twice is left to be found).
+``--sampled`` ends each trial with four episodes of each question at temperature 1: avg@4, pass@4.
 
 Each finished trial leaves ``seed-S/NAME/figures.json`` and is not run again; the recipe beside it
 is complete. What a killed run had begun is begun anew.
@@ -38,6 +44,7 @@ import yaml
 import forage
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.data.world.encyclopedia import write_world
+from forage.data.world.hard_world import write_hard_world
 from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
@@ -47,6 +54,13 @@ LOG = logging.getLogger(__name__)
 PACKAGE = Path(forage.__file__).parent
 TRIALS_FILE = Path(__file__).with_suffix(".yaml")
 WORLD_SIZE = 40_000
+HARD: dict[str, Any] = {
+    "environment": {"max_turns": 6, "max_tokens": 2048},
+    "trainer": {"max_tokens_per_micro_batch": 4096},
+    "search": {"noise": {"drop_share": 0.1, "namesakes_first_share": 0.3}},
+    "reward": {"search_cost": 0.02},
+}
+"""What the hard world changes of the demo's recipe."""
 DEFAULT = "default"
 INTERRUPTED = 130
 NAMES = (
@@ -82,6 +96,17 @@ class Point:
     episodes: int
     em: float
     searches: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where trials are played: the world, the model that they start from, and what is measured."""
+
+    out: Path
+    url: str
+    start: Path = PACKAGE / "warm" / "model"
+    is_hard: bool = False
+    is_sampled: bool = False
 
 
 def read_trials() -> tuple[Settings, dict[str, Trial]]:
@@ -134,19 +159,21 @@ def chosen(only: Sequence[str]) -> list[Trial]:
     )
 
 
-def config_of(trial: Trial, out: Path, seed: int, url: str) -> RunConfig:
+def config_of(trial: Trial, stage: Stage, seed: int) -> RunConfig:
     """The whole recipe of a trial."""
+    out = stage.out
     demo = yaml.safe_load((PACKAGE / "commands" / "demo.yaml").read_text(encoding="utf-8"))
     here = {
         "seed": seed,
         "output_dir": str(folder_of(trial, out, seed)),
-        "model": {"path": str(PACKAGE / "warm" / "model")},
-        "search": {"url": url},
+        "model": {"path": str(stage.start)},
+        "search": {"url": stage.url},
         "data": {
             "train": str(out / "world" / "train.jsonl"),
             "test": str(out / "world" / "test.jsonl"),
         },
     }
+    demo = merged(demo, HARD) if stage.is_hard else demo
     tree = merged(merged(merged(demo | {"algorithm": {}}, BASE), here), trial.settings)
     return build_config(tree, source=f"trial {trial.name}")
 
@@ -172,12 +199,13 @@ def points_of(config: RunConfig) -> list[Point]:
     ]
 
 
-def run_trial(trial: Trial, out: Path, seed: int, url: str) -> None:
+def run_trial(trial: Trial, stage: Stage, seed: int) -> None:
     """Train and evaluate until the target is reached or there are no more steps; write figures."""
+    out = stage.out
     folder = folder_of(trial, out, seed)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    config = config_of(trial, out, seed, url)
+    config = config_of(trial, stage, seed)
     (folder / "recipe.yaml").write_text(to_yaml(config), encoding="utf-8")
     target = None if trial.name == DEFAULT else target_of(TRIALS[trial.reference], out, seed)
     stops = [MAX_STEPS]
@@ -202,6 +230,7 @@ def run_trial(trial: Trial, out: Path, seed: int, url: str) -> None:
         "reached_after": reached,
         "points": [[p.step, p.episodes, p.em, p.searches] for p in points_of(config)],
         "training": means_of(read_metrics(folder)),
+        "sampled": sampled_figures(folder) if stage.is_sampled and not error else None,
         "error": error,
         "seconds": time.perf_counter() - started,
         "cpu_seconds": cpu_seconds() - cpu_started,
@@ -227,6 +256,23 @@ def train(folder: Path, num_steps: int, resume: bool) -> str | None:
     return lines[-1] if lines else f"it ended with status {status}"
 
 
+def sampled_figures(folder: Path) -> dict[str, float]:
+    """avg@4 and pass@4 of the trained model, at temperature 1 on the questions of the trial."""
+    model, found = folder / "model", folder / "sampled.json"
+    forage_command("export", str(folder), "--out", str(model))
+    sampling = ("evaluation.num_samples=4", "evaluation.temperature=1.0")
+    recipe = str(folder / "recipe.yaml")
+    forage_command("eval", recipe, f"model.path={model}", *sampling, "--out", str(found))
+    overall = json.loads(found.read_text())["arms"]["normal"]["overall"]
+    return {"avg@4": overall["em"][0], "pass@4": overall["pass_at"]["4"][0]}
+
+
+def forage_command(*arguments: str) -> None:
+    """A command of Forage, quietly; raises where it fails."""
+    command = [sys.executable, "-m", "forage", "-q", *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
 def target_of(reference: Trial, out: Path, seed: int) -> float:
     """The exact match of a finished reference after as many episodes as the target stands for."""
     figures = json.loads((folder_of(reference, out, seed) / "figures.json").read_text())
@@ -245,13 +291,13 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def measure_start(out: Path, url: str) -> None:
+def measure_start(stage: Stage) -> None:
     """What the warm start answers before any learning."""
+    out = stage.out
     recipe, found = out / "start.yaml", out / "start-evaluation.json"
-    recipe.write_text(to_yaml(config_of(TRIALS[DEFAULT], out, 0, url)), encoding="utf-8")
-    command = [sys.executable, "-m", "forage", "-q", "eval", str(recipe), "--out", str(found)]
-    command.append("--fresh")  # one that was killed asked another port
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    recipe.write_text(to_yaml(config_of(TRIALS[DEFAULT], stage, 0)), encoding="utf-8")
+    # Fresh: one that was killed asked another port.
+    forage_command("eval", str(recipe), "--out", str(found), "--fresh")
     overall = json.loads(found.read_text())["arms"]["normal"]["overall"]
     write_json(out / "start.json", {"em": overall["em"][0], "searches": overall["searches"][0]})
 
@@ -280,6 +326,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--hard", action="store_true", help="the hard world, with a noisy search")
+    parser.add_argument("--start", type=Path, default=PACKAGE / "warm" / "model", metavar="DIR")
+    parser.add_argument("--sampled", action="store_true", help="avg@4 and pass@4 in the end")
     parser.add_argument("--list", action="store_true", help="name the trials and end")
     args = parser.parse_args()
     trials = chosen(args.only)
@@ -288,19 +337,21 @@ def main() -> None:
         return
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     if not (args.out / "index").exists():
-        write_world(args.out / "world", WORLD_SIZE, seed=0)
+        write = write_hard_world if args.hard else write_world
+        write(args.out / "world", WORLD_SIZE, seed=0)
         build_index(args.out / "world" / "corpus.jsonl", args.out / "index", show_progress=False)
     with ExitStack() as stack:
         server = ServerProcess(args.out / "index", log_path=args.out / "server.log")
         stack.enter_context(server)
+        stage = Stage(args.out, server.url, args.start, args.hard, args.sampled)
         if not (args.out / "start.json").exists():
-            measure_start(args.out, server.url)
+            measure_start(stage)
         for seed in args.seeds:
             stack.enter_context(claimed(args.out / f"seed-{seed}"))
             for trial in trials:
                 if (folder_of(trial, args.out, seed) / "figures.json").exists():
                     continue
-                run_trial(trial, args.out, seed, server.url)
+                run_trial(trial, stage, seed)
                 LOG.info("seed %d, %s: done", seed, trial.name)
 
 

@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from forage.commands.arguments import add_kind, add_kinds, count, made_of, positive
+from forage.errors import UserError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,7 +30,11 @@ def _add_world(parser: ArgumentParser) -> None:
     add("--size", type=positive, required=True, help="articles of the encyclopedia")
     add("--seed", type=count, default=0, help="number that the world is drawn from")
     text = "searches that every question takes (default: a mixture of 1, 2 and 3)"
-    add("--hops", type=int, choices=(1, 2, 3), help=text)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--hops", type=int, choices=(1, 2, 3), help=text)
+    text = "the hard world, with these skills, or with no name all of them: four_hops, comparison, "
+    text += "distractors, unanswerable, numbers, paraphrase"
+    how.add_argument("--hard", nargs="*", metavar="SKILL", help=text)
     _add_directory(parser)
 
 
@@ -93,7 +98,15 @@ def _add_question_output(parser: ArgumentParser) -> None:
 
 def _world(args: Namespace) -> int:
     from forage.data.world.encyclopedia import write_world
+    from forage.data.world.hard_world import SKILLS, write_hard_world
 
+    if args.hard is not None:
+        if unknown := sorted(set(args.hard) - set(SKILLS)):
+            raise UserError(
+                f"--hard: there is no skill {unknown[0]}; there are {', '.join(SKILLS)}"
+            )
+        write_hard_world(args.out, size=args.size, seed=args.seed, skills=args.hard or SKILLS)
+        return 0
     write_world(args.out, size=args.size, seed=args.seed, num_hops=args.hops)
     return 0
 

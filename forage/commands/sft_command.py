@@ -185,7 +185,8 @@ async def demonstrate(
         num_short = round(source.single_passage_share * num_episodes)
     rng = random.Random(f"demonstrations-{config.seed}")
     jobs = [
-        Job(rng.choice(questions), index, f"demonstration/{index}") for index in range(num_episodes)
+        Job(_drawn(questions, source, rng), index, f"demonstration/{index}")
+        for index in range(num_episodes)
     ]
 
     async with SearchClient(config.search) as client:
@@ -244,6 +245,23 @@ def _demonstrators(
         return Reader(job.question, plan, player.codec, player.write_search)
 
     return read
+
+
+def _drawn(
+    questions: Sequence[Question], source: ScriptedSource | ReadingSource, rng: random.Random
+) -> Question:
+    """The question of one demonstration; one with as many hops as its source is to show."""
+    if isinstance(source, ReadingSource) or source.multi_hop_share is None:
+        return rng.choice(questions)
+    is_multi = rng.random() < source.multi_hop_share
+    for _ in range(1000):
+        question = rng.choice(questions)
+        if (len(question.hops) > 1) == is_multi:
+            return question
+    raise UserError(
+        f"warm_start.source.multi_hop_share is {source.multi_hop_share}, and nearly no question of "
+        f"data.train takes {'two searches or more' if is_multi else 'one search'}"
+    )
 
 
 def _questions_to_show(config: RunConfig, split: Literal["train", "test"]) -> Sequence[Question]:

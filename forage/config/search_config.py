@@ -16,6 +16,19 @@ Corpus = Literal["wiki-18", "wiki-18-e5", "wiki-18-e5-hnsw64", "wiki-18-bm25", "
 """Published corpora and indexes as ``forage data corpus`` names them."""
 
 
+class NoiseConfig(Frozen):
+    """What makes a search worse on purpose; the same query is always spoilt in the same way."""
+
+    drop_share: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the found passages that are left out."""
+    namesakes_first_share: float = Field(default=0.0, ge=0, le=1)
+    """The share of the queries where titles that share a word with the query stand first."""
+    pool: int = Field(default=10, ge=1)
+    """Passages that the server is asked for, of which topk are shown."""
+    seed: int = Field(default=0, ge=0)
+    """Which queries and passages are concerned."""
+
+
 class SearchConfig(Frozen):
     """The retriever, over HTTP, and how patient its client is.
 
@@ -45,6 +58,14 @@ class SearchConfig(Frozen):
     """Seconds that a run waits for the retriever when it begins."""
     corpora: tuple[Corpus, ...] = ()
     """The published corpora that it serves, named if nothing answers."""
+
+    noise: NoiseConfig | None = None
+    """Makes what is found worse, for experiments; null: shown as it was found."""
+
+    @property
+    def num_asked(self) -> int:
+        """Passages that the server is asked for."""
+        return self.topk if self.noise is None else max(self.topk, self.noise.pool)
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ class ScriptedSource(Frozen):
     """The share of demonstrations that search badly."""
     single_passage_share: float = Field(default=0.0, ge=0, le=1)
     """The share that is shown the first passage alone."""
+    multi_hop_share: float | None = Field(default=None, ge=0, le=1)
+    """The share whose question takes two searches or more; null: as the questions have it."""
 
 
 class RecordedSource(Frozen):

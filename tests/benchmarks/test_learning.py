@@ -13,6 +13,7 @@ from benchmarks.learning import (
     DEFAULT,
     TRIALS,
     Point,
+    Stage,
     chosen,
     claimed,
     config_of,
@@ -102,7 +103,7 @@ def test_a_run_that_failed_says_its_last_line(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("name", TRIALS)
 def test_each_trial_is_a_recipe_that_differs_from_the_default(name: str, tmp_path: Path):
     def recipe(name: str) -> dict[str, object]:
-        config = config_of(TRIALS[name], tmp_path, 0, "http://127.0.0.1:1")
+        config = config_of(TRIALS[name], Stage(tmp_path, "http://127.0.0.1:1"), 0)
         config.check_trainable()
         return config.model_dump(exclude={"output_dir"})
 
@@ -110,14 +111,17 @@ def test_each_trial_is_a_recipe_that_differs_from_the_default(name: str, tmp_pat
 
 
 def test_every_estimator_and_every_loss_of_the_settings_has_a_trial(tmp_path: Path):
-    configs = [config_of(trial, tmp_path, 0, "http://x") for trial in TRIALS.values()]
+    configs = [config_of(trial, Stage(tmp_path, "http://x"), 0) for trial in TRIALS.values()]
     estimators = {config.algorithm.advantage.kind for config in configs}
     losses = {config.algorithm.loss.kind for config in configs}
     assert estimators == {
         *("grpo", "dr_grpo", "rloo", "reinforce", "reinforce_plus_plus", "remax"),
         *("pass_at_k", "turn_level", "gae"),
     }
-    assert losses == {"clipped", "gspo", "cispo", "reinforce"}
+    assert losses == {
+        *("clipped", "gspo", "gmpo", "cispo"),
+        *("sapo", "interpolated", "reinforce"),
+    }
 
 
 REFERENCE = Curve(
@@ -223,3 +227,16 @@ def test_a_seed_that_another_process_works_on_is_left_to_it(tmp_path: Path) -> N
     assert other.returncode == 1
     assert "another process runs the trials of" in other.stderr
     assert subprocess.run(command).returncode == 0
+
+
+def test_the_hard_world_is_searched_with_noise_and_at_a_cost_from_a_start_of_its_own(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, "http://x", tmp_path / "model", is_hard=True)
+    config = config_of(TRIALS["default"], stage, 0)
+    easy = config_of(TRIALS["default"], Stage(tmp_path, "http://x"), 0)
+    assert config.search.noise is not None
+    assert config.search.noise.namesakes_first_share > 0
+    assert config.reward.search_cost > easy.reward.search_cost == 0
+    assert config.model.path == str(tmp_path / "model") != easy.model.path
+    assert easy.search.noise is None

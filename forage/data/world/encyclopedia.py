@@ -82,12 +82,8 @@ def make_world(size: int, seed: int, num_hops: int | None = None) -> World:
 
     Its questions have ``num_hops`` hops, or one, two and three in turn where it is None.
     """
-    if size < MIN_SIZE:
-        raise UserError(f"a world of {size} articles is too small; --size needs {MIN_SIZE} or more")
     rng = random.Random(f"world-{seed}")
-    names = language.NameMaker(rng)
-    num_test = round(size * TEST_SHARE)
-    countries = [_country(size - num_test, names, rng), _country(num_test, names, rng)]
+    countries = draw_countries(size, rng)
     entities = [entity for country in countries for entity in country]
     rng.shuffle(entities)
     for index, entity in enumerate(entities):
@@ -96,17 +92,33 @@ def make_world(size: int, seed: int, num_hops: int | None = None) -> World:
     train, test = (_questions(country, rng) for country in countries)
     if num_hops is not None:
         train, test = train[num_hops - 1 :][:1], test[num_hops - 1 :][:1]
-    return World(passages, _named(train, "train"), _named(test, "test"))
+    return World(passages, numbered(train, "train"), numbered(test, "test"))
 
 
 def write_world(out: Path, size: int, seed: int, num_hops: int | None = None) -> World:
     """Write ``corpus.jsonl``, ``train.jsonl`` and ``test.jsonl`` into ``out``."""
-    world = make_world(size, seed, num_hops)
+    return write_files(out, make_world(size, seed, num_hops))
+
+
+def write_files(out: Path, world: World) -> World:
+    """Write the three files of ``world`` into ``out``, and give it back."""
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus.jsonl", world.passages)
     write_questions(out / "train.jsonl", world.train)
     write_questions(out / "test.jsonl", world.test)
     return world
+
+
+def draw_countries(size: int, rng: random.Random) -> list[list[Entity]]:
+    """The entities of the training questions and those of the test questions.
+
+    Raises ``UserError`` for a world that is too small.
+    """
+    if size < MIN_SIZE:
+        raise UserError(f"a world of {size} articles is too small; --size needs {MIN_SIZE} or more")
+    names = language.NameMaker(rng)
+    num_test = round(size * TEST_SHARE)
+    return [_country(size - num_test, names, rng), _country(num_test, names, rng)]
 
 
 def _country(size: int, names: language.NameMaker, rng: random.Random) -> list[Entity]:
@@ -191,7 +203,7 @@ def _question(start: Entity, relations: tuple[str, ...], rng: random.Random) -> 
     return Question("", text, (hops[-1].value,), "world", gold, tuple(hops))
 
 
-def _named(by_hops: list[list[Question]], split: str) -> tuple[Question, ...]:
-    """One question of each number of hops in turn, until the shortest list is used up."""
-    rows = [question for row in zip(*by_hops, strict=False) for question in row]
+def numbered(families: list[list[Question]], split: str) -> tuple[Question, ...]:
+    """One question of each family in turn, until the shortest list is used up, with ids."""
+    rows = [question for row in zip(*families, strict=False) for question in row]
     return tuple(replace(question, id=f"{split}-{index}") for index, question in enumerate(rows))

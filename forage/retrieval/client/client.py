@@ -21,6 +21,7 @@ from forage.data.corpus import replace_surrogates
 from forage.remote.request import RemoteFailure
 from forage.retrieval.cache import LruCache
 from forage.retrieval.client.dispatch import Blame, Dispatcher, blame_of
+from forage.retrieval.client.noise import spoilt
 from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest, normalise_query
 from forage.types import FailureKind, Hit, PageReply, SearchReply
@@ -233,7 +234,9 @@ class SearchClient:
         deadline = min(pending.deadline for pending in batch)
         outcome = await self._dispatcher.search([pending.query for pending in batch], deadline)
         if not isinstance(outcome, RemoteFailure):
-            for pending, hits in zip(batch, outcome, strict=True):
+            noise, topk = self._settings.noise, self._settings.topk
+            for pending, found in zip(batch, outcome, strict=True):
+                hits = found if noise is None else spoilt(pending.query, found, noise, topk)
                 self._cache.put(pending.query, hits)
                 self._settle(pending, SearchReply(hits))
         elif blame_of(outcome) is Blame.REQUEST and len(batch) > 1:

@@ -84,7 +84,7 @@ class Dispatcher:
         self, queries: Sequence[str], deadline: float
     ) -> list[tuple[Hit, ...]] | RemoteFailure:
         """The hits of each query, or why there are none, by ``deadline`` (the loop's time)."""
-        topk = self._settings.topk
+        topk = self._settings.num_asked
         read = partial(read_reply, num_queries=len(queries), topk=topk)
         return await self._ask(_RETRIEVE, _request(queries, topk), read, deadline)
 

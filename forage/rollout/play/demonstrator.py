@@ -74,6 +74,8 @@ class ScriptWriter:
         match choice:
             case Choice.GOOD:
                 turns = [*self._searches(hops), _answer(hops[-1], hops[-1].relation)]
+                if (answer := question.golden_answers[0]) != hops[-1].value:  # it is concluded
+                    turns[-1] = _conclude(hops, answer)
             case Choice.NO_SEARCH:
                 turns = [_answer(replace(hops[-1], value=other.value), hops[-1].relation)]
             case Choice.OTHER_SEARCH:
@@ -135,6 +137,15 @@ class Demonstrator:
 def _found(known: Hop, wanted: str) -> str:
     """What was found beside what is wanted, so that the text shows whether to go on."""
     return f"Found the {known.relation} {known.value}. Want the {wanted}."
+
+
+def _conclude(hops: Sequence[Hop], answer: str) -> str:
+    """An answer that compares what was found about several things."""
+    found = " ".join(f"{hop.subject} has the {hop.relation} {hop.value}." for hop in hops)
+    return (
+        f"{actions.THINK_OPEN} {found}{actions.THINK_CLOSE}"
+        f"{actions.ANSWER_OPEN} {answer}{actions.ANSWER_CLOSE}"
+    )
 
 
 def _answer(known: Hop, wanted: str) -> str:

@@ -1,0 +1,35 @@
+"""A search that is worse on purpose, so that a policy has to search more than once and with care.
+
+What is found for a query is spoilt the same way each time: a run can be repeated, and cached
+replies stay right. The server is not concerned; it is asked for more passages than are shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from forage.config.search_config import NoiseConfig
+from forage.types import Hit
+
+
+def spoilt(query: str, hits_K: Sequence[Hit], noise: NoiseConfig, topk: int) -> tuple[Hit, ...]:
+    """The ``topk`` first of what noise leaves, namesakes of what was looked for perhaps in front.
+
+    A namesake is a passage whose title shares a word with the query and is not the query.
+    """
+    kept = [hit for hit in hits_K if _chance(noise.seed, query, hit.passage.id) >= noise.drop_share]
+    if _chance(noise.seed, query, "") < noise.namesakes_first_share:
+        kept.sort(key=lambda hit: not _is_namesake(query, hit.passage.title))
+    return tuple(kept[:topk])
+
+
+def _is_namesake(query: str, title: str) -> bool:
+    wanted, words = query.casefold().split(), title.casefold().split()
+    return wanted != words and bool(set(wanted) & set(words))
+
+
+def _chance(seed: int, query: str, passage_id: str) -> float:
+    """A number from 0 to 1 that depends on these three alone."""
+    digest = hashlib.sha256(f"{seed}/{query}/{passage_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
