@@ -46,8 +46,19 @@ def row(out: Path, seed: int) -> str:
         f"{after['gold'].overall.em.mean:.3f}",
         f"{after['random'].overall.em.mean:.3f}",
         f"{largest:.1e}",
+        *sampled_cells(out),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def sampled_cells(out: Path) -> list[str]:
+    """avg@4 and pass@4 of four episodes a question at temperature 1, before and after."""
+    before, after = (
+        read(out / "evaluation" / f"{label}-sampled.json").arms["normal"].overall
+        for label in ("before", "after")
+    )
+    pairs = (before.em, after.em), (before.pass_at[4], after.pass_at[4])
+    return [f"{a.mean:.3f} → {b.mean:.3f} [{b.low:.3f}, {b.high:.3f}]" for a, b in pairs]
 
 
 def main() -> None:
@@ -60,9 +71,9 @@ def main() -> None:
             run(args.out / str(seed), seed)
     print(
         "| seed | minutes | EM before | EM after [95 %] | EM by hops | searches by hops "
-        "| closed book | gold | random | largest log-prob difference |"
+        "| closed book | gold | random | largest log-prob difference | avg@4 | pass@4 |"
     )
-    print("|" + "---|" * 10)
+    print("|" + "---|" * 12)
     for seed in args.seeds:
         print(row(args.out / str(seed), seed))
 

@@ -80,7 +80,7 @@ def run_demo(settings: DemoSettings) -> None:
     """Make a world, train on it, evaluate, report; always stops the search service at the end."""
     from forage.data.world.encyclopedia import write_world
     from forage.evaluation.report.figure_table import to_rich
-    from forage.evaluation.report.tables import before_after_table
+    from forage.evaluation.report.tables import before_after_table, sampled_table
     from forage.retrieval.index.index import build_index
     from forage.train import run_training
     from forage.training.export import export_model
@@ -105,16 +105,19 @@ def run_demo(settings: DemoSettings) -> None:
             _make_warm_start(config, console)
         else:
             _take_warm_start(config, console)
-        before = _evaluate(with_model(config, out / "models" / "warm"), "before")
-        run_training(with_model(config, out / "models" / "warm"), resume=False)
+        warm = with_model(config, out / "models" / "warm")
+        before, sampled_before = _evaluate(warm, "before"), _evaluate_sampled(warm, "before")
+        run_training(warm, resume=False)
         export_model(config.output_dir, out / "models" / "trained", step=None)
-        after = _evaluate(with_model(config, out / "models" / "trained"), "after")
+        trained = with_model(config, out / "models" / "trained")
+        after, sampled_after = _evaluate(trained, "after"), _evaluate_sampled(trained, "after")
     seconds = time.perf_counter() - started
-    trained = with_model(config, out / "models" / "trained")
-    report = write_run_report(trained, before, after, seconds)
+    report = write_run_report(trained, before, after, seconds, (sampled_before, sampled_after))
     recipe = out / "recipe.yaml"
     recipe.write_text(to_yaml(trained), encoding="utf-8")
     console.print(to_rich(before_after_table(before.summary, after.summary)))
+    sampled = sampled_before.summary, sampled_after.summary
+    console.print(to_rich(sampled_table((before.summary, after.summary), sampled)))
     _say_what_next(console, out, report, recipe, seconds)
 
 
@@ -169,12 +172,23 @@ def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
     return build_config(tree, source="forage/commands/demo.yaml")
 
 
+def _evaluate_sampled(config: RunConfig, label: str) -> EvaluationResult:
+    """The normal arm once more, with four episodes of each question at temperature 1.
+
+    Greedy decoding asks for the policy's first choice, which is what training improves first; what
+    it does otherwise shows only here.
+    """
+    update = {"arms": ("normal",), "num_samples": 4, "temperature": 1.0}
+    evaluation = config.evaluation.model_copy(update=update)
+    return _evaluate(config.model_copy(update={"evaluation": evaluation}), f"{label}-sampled")
+
+
 def _evaluate(config: RunConfig, label: str) -> EvaluationResult:
     from forage.evaluation.evaluate import Destination, evaluate_model
     from forage.evaluation.subset import questions_to_evaluate
 
     questions = questions_to_evaluate(config)
-    step = 0 if label == "before" else config.trainer.num_steps
+    step = 0 if label.startswith("before") else config.trainer.num_steps
     destination = Destination(figures_path(config, label), f"evaluation {label}", step)
     return asyncio.run(evaluate_model(config, questions, destination))
 

@@ -7,8 +7,10 @@ Pure functions of numbers: no episodes, no files, no global randomness. Axes: ``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -35,21 +37,24 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The means of columns, and their means over samples drawn with replacement."""
+    """The means of columns over ``num_values``, and over samples drawn with replacement."""
 
     means_C: np.ndarray
     resampled_RC: np.ndarray
+    num_values: float
 
-    def interval(self, column: int = 0, level: float = 0.95) -> Interval:
+    def interval(self, column: int = 0, level: float = 0.95, is_rate: bool = False) -> Interval:
         """Percentile interval of a column's mean; raises ``ValueError`` for a bad level.
 
         The bounds are the (1 - level) / 2 and (1 + level) / 2 quantiles of the resampled means.
         Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Values that are
-        all equal give an interval of no width: the sample shows no spread, which for a rate of
-        exactly 0 or 1 flatters it.
+        all equal show no spread and give an interval of no width; for a rate of exactly 0 or 1,
+        which that would flatter, it is Wilson's (``wilson_interval``).
         """
         if not 0 < level < 1:
             raise ValueError(f"level is {level}; it must lie between 0 and 1, for example 0.95")
+        if is_rate and self.means_C[column] in (0.0, 1.0):
+            return wilson_interval(float(self.means_C[column]), self.num_values, level)
         tail = (1 - level) / 2
         low, high = np.quantile(self.resampled_RC[:, column], [tail, 1 - tail])
         return Interval(float(self.means_C[column]), float(low), float(high))
@@ -80,7 +85,8 @@ def bootstrap(
         raise ValueError("an interval needs finite values; one is NaN or infinite")
     if num_resamples < 1:
         raise ValueError(f"num_resamples is {num_resamples}; at least 1 is needed")
-    return Bootstrap(sample_NC.mean(axis=0), _resampled_means(sample_NC, num_resamples, seed))
+    resampled_RC = _resampled_means(sample_NC, num_resamples, seed)
+    return Bootstrap(sample_NC.mean(axis=0), resampled_RC, len(sample_NC))
 
 
 def macro_bootstrap(parts: Sequence[Bootstrap]) -> Bootstrap:
@@ -91,11 +97,35 @@ def macro_bootstrap(parts: Sequence[Bootstrap]) -> Bootstrap:
     return Bootstrap(
         np.mean([part.means_C for part in parts], axis=0),
         np.mean([part.resampled_RC for part in parts], axis=0),
+        # As many as would give a plain mean the variance of this one.
+        len(parts) ** 2 / sum(1 / part.num_values for part in parts),
     )
 
 
+def wilson_interval(rate: float, num_values: float, level: float = 0.95) -> Interval:
+    """The score interval of a rate, which has a width at 0 and 1, too.
+
+    Wilson, https://doi.org/10.1080/01621459.1927.10502953: with z the normal quantile, the centre
+    is (p + z^2 / 2n) / (1 + z^2 / n) and the half-width z sqrt(p (1 - p) / n + z^2 / 4n^2) over
+    the same.
+
+    >>> round(wilson_interval(0.0, 12).high, 2)
+    0.24
+    """
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    shrink = 1 + z * z / num_values
+    centre = (rate + z * z / (2 * num_values)) / shrink
+    spread = rate * (1 - rate) / num_values + (z / (2 * num_values)) ** 2
+    half = z * math.sqrt(spread) / shrink
+    return Interval(rate, max(centre - half, 0.0), min(centre + half, 1.0))
+
+
 def bootstrap_interval(
-    values: Sequence[float], num_resamples: int = 1000, seed: int = 0, level: float = 0.95
+    values: Sequence[float],
+    num_resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+    is_rate: bool = False,
 ) -> Interval:
     """Percentile bootstrap of the mean of one column; raises ``ValueError``.
 
@@ -103,7 +133,7 @@ def bootstrap_interval(
     Interval(mean=1.0, low=1.0, high=1.0)
     """
     column = [[value] for value in values]
-    return bootstrap(column, num_resamples, seed).interval(0, level)
+    return bootstrap(column, num_resamples, seed).interval(0, level, is_rate)
 
 
 def paired_difference(

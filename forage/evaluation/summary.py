@@ -176,15 +176,21 @@ def _summarise_slice(
     failures = Counter(kind for score in scores for kind in score.failures)
     return SliceSummary(
         num_questions=len(scores),
-        **{name: resampled.interval(column) for column, name in enumerate(MEANS)},
+        **{
+            name: resampled.interval(column, is_rate=name in _MACRO_COLUMNS)
+            for column, name in enumerate(MEANS)
+        },
         answered=fmean(score.answered for score in scores),
-        gold_recall=bootstrap_interval(recalls, num_resamples, seed) if recalls else None,
+        gold_recall=_rate(recalls, num_resamples, seed) if recalls else None,
         pass_at={
-            k: bootstrap_interval([score.pass_at[k] for score in scores], num_resamples, seed)
+            k: _rate([score.pass_at[k] for score in scores], num_resamples, seed)
             for k in scores[0].pass_at
         },
         failures=dict(sorted(failures.items())),
     )
+
+
+_rate = partial(bootstrap_interval, is_rate=True)
 
 
 def _macro(
@@ -198,5 +204,5 @@ def _macro(
         for number, scores in enumerate(by_source.values())
     ]
     resampled = macro_bootstrap(parts)
-    intervals = {name: resampled.interval(i) for i, name in enumerate(_MACRO_COLUMNS)}
+    intervals = {name: resampled.interval(i, is_rate=True) for i, name in enumerate(_MACRO_COLUMNS)}
     return MacroAverage(num_sources=len(by_source), **intervals)

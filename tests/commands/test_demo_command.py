@@ -19,10 +19,13 @@ def left_behind(out: Path) -> None:
     assert len(read_metrics(out)) == 1
     report = (out / "report.html").read_text(encoding="utf-8")
     assert "Exact match" in report
+    assert "sampled" in report
     assert "<script src" not in report
     for label in ("before", "after"):
         arms = json.loads((out / "evaluation" / f"{label}.json").read_text())["arms"]
         assert set(arms) == {"normal", "closed_book", "gold", "random"}
+        text = (out / "evaluation" / f"{label}-sampled.json").read_text()
+        assert set(json.loads(text)["arms"]["normal"]["overall"]["pass_at"]) == {"2", "4"}
     assert (out / "models" / "trained" / "model.safetensors").exists()
     commands = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
     assert not any(str(out / "index") in command for command in commands)

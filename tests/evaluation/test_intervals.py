@@ -16,6 +16,7 @@ from forage.evaluation.intervals import (
     bootstrap_interval,
     macro_bootstrap,
     paired_difference,
+    wilson_interval,
 )
 
 
@@ -76,6 +77,32 @@ def test_the_bounds_lie_within_the_values(values: list[float]) -> None:
 
 def test_values_that_are_all_equal_give_no_width() -> None:
     assert bootstrap_interval([0.5] * 9) == Interval(0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0.0, 0.2425), (1.0, 0.7575, 1.0)])
+def test_a_rate_of_0_or_1_has_the_width_of_wilsons_interval(rate: float, low: float, high: float):
+    """Twelve wrong of twelve said [0, 0]; known: 0 to z^2 / (n + z^2) = 3.8415 / 15.8415."""
+    interval = bootstrap_interval([rate] * 12, is_rate=True)
+    assert (interval.mean, interval.low) == (rate, pytest.approx(low, abs=1e-4))
+    assert interval.high == pytest.approx(high, abs=1e-4)
+    assert bootstrap_interval([0.0, 1.0] * 6, is_rate=True) == bootstrap_interval([0.0, 1.0] * 6)
+
+
+def test_wilsons_interval_solves_its_equation():
+    """The bounds p are where |p - rate| is z standard errors of p."""
+    for rate, num_values in ((0.3, 20), (0.05, 40), (0.9, 7)):
+        interval = wilson_interval(rate, num_values)
+        for bound in (interval.low, interval.high):
+            z = abs(bound - rate) / (bound * (1 - bound) / num_values) ** 0.5
+            assert z == pytest.approx(1.959964, abs=1e-5)
+
+
+def test_the_mean_of_sources_without_a_right_answer_is_as_wide_as_its_small_source_makes_it():
+    """The variance of a mean over sources of 1,000 and 10 is that of 39.6 plain questions."""
+    parts = [bootstrap([[0.0]] * size, 100, seed) for seed, size in enumerate((1000, 10))]
+    macro = macro_bootstrap(parts)
+    assert macro.num_values == pytest.approx(4 / (1 / 1000 + 1 / 10))
+    assert macro.interval(is_rate=True) == wilson_interval(0.0, macro.num_values)
 
 
 def test_many_values_are_resampled_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import EvaluationSummary, MacroAverage, SliceSummary
 from forage.records import write_whole_text
 
-INTERVALS_NOTE = "In brackets: 95 % bootstrap intervals over questions."
+INTERVALS_NOTE = "In brackets: 95 % bootstrap intervals over questions (Wilson's at 0 and 1)."
 _MEAN_NOTE = (
     f"{INTERVALS_NOTE} The mean of sources is plain, each data source weighing the same, as the "
     "averages of published tables are."
@@ -131,6 +131,26 @@ def before_after_table(before: EvaluationSummary, after: EvaluationSummary) -> F
         tuple(rows),
         INTERVALS_NOTE,
     )
+
+
+def sampled_table(
+    greedy: tuple[EvaluationSummary, EvaluationSummary],
+    sampled: tuple[EvaluationSummary, EvaluationSummary],
+) -> FigureTable:
+    """Exact match before and after, greedy and sampled, in the normal arm."""
+    rows = [
+        Row("greedy", tuple(interval_cell(each.arms["normal"].overall.em, 3) for each in greedy))
+    ]
+    before, after = (each.arms["normal"].overall for each in sampled)
+    num_samples = max(after.pass_at)
+    avg = interval_cell(before.em, 3), interval_cell(after.em, 3)
+    rows.append(Row(f"sampled, avg@{num_samples}", avg))
+    rows += [
+        Row(f"pass@{k}", (interval_cell(before.pass_at[k], 3), interval_cell(after.pass_at[k], 3)))
+        for k in after.pass_at
+    ]
+    note = f"Sampled at temperature 1; pass@k: one of k episodes is right. {INTERVALS_NOTE}"
+    return FigureTable("Greedy and sampled", "exact match", ("before", "after"), tuple(rows), note)
 
 
 def published_table(result: EvaluationResult) -> FigureTable | None:
