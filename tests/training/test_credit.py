@@ -300,7 +300,7 @@ def learn(
     batch = pack([weighed[i] for i in order if i < len(weighed)], max_tokens)
     total = 0.0
     for rows in batch.rows:
-        tokens = Tokens.of(rows, torch.device("cpu"))
+        tokens = Tokens.of(rows, torch.device("cpu"), version=3)
         ids_M = rows.packed.token_ids_N[rows.is_sampled_N]
         logprobs_M = tokens.sampler_logprobs_M - 0.4 + made_up(ids_M, 2)
         loss_M, _ = token_losses(
@@ -461,6 +461,11 @@ KNOBS: list[tuple[dict[str, Any], str, Any]] = [
     (GSPO, "loss.high", 0.05),
     ({"loss": "cispo"}, "loss.low", 0.05),
     ({"loss": "cispo"}, "loss.high", 0.05),
+    ({"loss": "sapo"}, "loss.temperature_good", 3.0),
+    ({"loss": "sapo"}, "loss.temperature_bad", 3.0),
+    ({"loss": "gmpo", "aggregate": "sequence_mean"}, "loss.bound", 0.01),
+    ({"loss": "interpolated"}, "loss.low", 0.01),
+    ({"loss": "interpolated"}, "loss.high", 0.01),
     ({}, "decoupled", True),
     ({}, "aggregate", "sequence_mean"),
     ({}, "aggregate", "sequence_sum"),
@@ -470,6 +475,7 @@ KNOBS: list[tuple[dict[str, Any], str, Any]] = [
     (KL, "kl.coefficient", 0.2),
     (KL, "kl.form", "k2"),
     (KL, "kl.place", "reward"),
+    (KL, "kl.is_importance_weighted", True),
     ({}, "likelihood_protection", {"coefficient": 0.5}),
     (PROTECTED, "likelihood_protection.coefficient", 0.25),
     (PROTECTED, "likelihood_protection.gate", "episode"),
