@@ -138,6 +138,7 @@ SIZES = (
     *("environment.max_turn_tokens", "environment.max_observation_tokens"),
     *("environment.max_tokens", "search.max_concurrent_requests"),
     *("rollout.max_concurrent_episodes", "rollout.engine."),
+    "trainer.num_mini_batches",
     *("trainer.num_steps", "trainer.questions_per_step", "trainer.max_tokens_per_micro_batch"),
     *("trainer.checkpoint_every", "trainer.learning_rate", "trainer.warmup_steps"),
     *("algorithm.advantage.critic.learning_rate", "algorithm.advantage.critic.warmup_steps"),
