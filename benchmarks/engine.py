@@ -200,6 +200,7 @@ def generate(work: Work, batch_size: int) -> Result:
     codec = Codec(tokenizer)
     template = PromptTemplate.load(environment.prompt)
     invalid = TagsProtocol(codec).invalid_message
+    assert invalid is not None, "the dialect of Forage has one"
     stop_ids = [*codec.eos_ids, *(codec.encode_trusted(tag)[0] for tag in actions.STOP_STRINGS)]
     prompts = [
         encode_prompt(q, codec, template, environment.max_tokens - 1) for q in work.questions

@@ -73,18 +73,22 @@ def new_model(shape: str, device: torch.device) -> PreTrainedModel:
     )
     torch.manual_seed(0)
     with device:
-        return Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
+        model: PreTrainedModel = Qwen2ForCausalLM(config).bfloat16()
+        return model.eval()
 
 
 def seconds_of(work: Callable[[], object], machine: Machine) -> float:
     """Of the second of two runs: the first one warms up."""
-    for _ in range(2):
+
+    def timed() -> float:
         started = time.monotonic()
         work()
         if machine.device.type == "cuda":
             torch.cuda.synchronize(machine.device)
-        seconds = time.monotonic() - started
-    return seconds
+        return time.monotonic() - started
+
+    timed()
+    return timed()
 
 
 def prompts(number: int, length: int, vocabulary: int) -> list[list[int]]:
@@ -163,8 +167,8 @@ async def sampling(
     """Prefill and decode, printed; gives the episodes."""
     asked = prompts(number, context - new_tokens, model.config.vocab_size)
     engine = new_engine(model, number, context)
-    for _ in range(2):  # the first one warms up
-        completions, prefill_s, decode_s = await play(engine, asked, new_tokens)
+    await play(engine, asked, new_tokens)  # which warms up
+    completions, prefill_s, decode_s = await play(engine, asked, new_tokens)
     await engine.close()
     prefill = sum(map(len, asked)) / prefill_s
     decode = number * (new_tokens - 1) / max(decode_s, 1e-9)

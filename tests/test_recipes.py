@@ -72,7 +72,7 @@ SEARCH_R1_GRPO = {
 }
 FORMAT = {"reward.structure_score": 0.2, "reward.final_format_score": 0.1}
 TWO_TURNS = {"environment.max_turns": 2, "environment.has_final_turn": False}
-MANY = {"placement.num_nodes": 4, "placement.gpus_per_node": 8}
+MANY = {"placement.cluster": "ray", "placement.num_nodes": 4, "placement.gpus_per_node": 8}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "search-r1-ppo-v0.2": {**SEARCH_R1, **PPO, "trainer.learning_rate": 1e-6},
     "search-r1-grpo-v0.2": {**SEARCH_R1_GRPO, "trainer.learning_rate": 1e-6},

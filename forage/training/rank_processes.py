@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from forage.hardware import num_cores
+from forage.hardware import die_with_parent, num_cores
 
 _HOST = "127.0.0.1"
 _GRACE_S = 5.0
@@ -155,6 +155,7 @@ class RankProcesses:
 def _serve(driver: connection.Connection, make: Callable[[], object], place: RankPlace) -> None:
     """A rank's life: join the group, make the object, answer calls until the driver is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it, and ends its ranks
+    die_with_parent()  # a rank that waits for others hears nothing of a driver that was killed
     with suppress(EOFError, OSError):
         made: list[object] = []
 
@@ -179,7 +180,7 @@ def answer_of(work: Callable[..., object], *arguments: object) -> bytes:
     except Exception as error:  # raised again in the driver
         import traceback
 
-        if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
             error = RankDiedError(f"rank {dist.get_rank()} waited in vain for another: {error}")
         error.add_note("".join(traceback.format_exception(error)))
         is_right, answer = False, error

@@ -144,6 +144,7 @@ async def test_a_turn_without_an_action_is_answered_as_the_template_writes_a_use
     episode = await play(player, engine)
     assert_continuous(engine, episode)
     rules = make_protocol(protocol, player.codec)
+    assert rules.invalid_message is not None
     expected = rendered(
         name,
         [

@@ -17,7 +17,7 @@ from forage.algorithms.loss.clipped_loss import clipped_loss
 from forage.algorithms.loss.corrections import CorrectionConfig, reject_by_divergence
 from forage.algorithms.loss.gmpo_loss import gmpo_loss
 from forage.algorithms.loss.interpolated_loss import interpolated_loss
-from forage.algorithms.loss.kl import KlConfig, kl_estimate, weighted_kl
+from forage.algorithms.loss.kl import KlConfig, KlForm, kl_estimate, weighted_kl
 from forage.algorithms.loss.sapo_loss import sapo_loss
 from forage.config.algorithm_config import AlgorithmConfig
 
@@ -119,7 +119,8 @@ def test_one_step_old_tokens_are_clipped_around_their_sampler_as_in_plain_ppo():
 def test_straight_through_forms_have_one_value_and_the_gradient_of_k2(rows):
     new_M, reference_M, _ = columns(rows)
     new_M.requires_grad_()
-    for form, value in (("k1+", "k1"), ("k3+", "k3")):
+    pairs: list[tuple[KlForm, KlForm]] = [("k1+", "k1"), ("k3+", "k3")]
+    for form, value in pairs:
         kl_M = kl_estimate(new_M, reference_M, form)
         expected_M = kl_estimate(new_M, reference_M, value)
         assert kl_M.tolist() == pytest.approx(expected_M.tolist(), abs=1e-12)

@@ -1,6 +1,7 @@
 """Products in bfloat16 over float32 weights, in the trainer and in the engine of this process."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ async def test_the_engine_samples_about_what_the_trainer_computes():
     [({"dtype": "bfloat16"}, "in which all is computed"), ({}, "compute_dtype")],
 )
 def test_what_it_cannot_go_with_is_refused(model: dict[str, str], reason: str):
-    settings = {"model": {"path": "m", "arithmetic": "bfloat16", **model}}
+    settings: dict[str, Any] = {"model": {"path": "m", "arithmetic": "bfloat16", **model}}
     if not model:
         settings["placement"] = {"trainer": {"num_ranks": 2}}
     with pytest.raises(UserError, match=reason):

@@ -170,7 +170,7 @@ def _losses_by_definition(
     protection = algorithm.likelihood_protection
     loss_settings = algorithm.loss
     low, high = 0.0, math.inf
-    if not isinstance(loss_settings, ReinforceLoss):
+    if isinstance(loss_settings, ClippedLoss | GspoLoss | CispoLoss):
         low, high = 1 - loss_settings.low, 1 + loss_settings.high
     losses: list[Tensor] = []
     for turn in turns:
@@ -191,6 +191,8 @@ def _losses_by_definition(
                     loss = -ratio.detach().clamp(low, high) * advantage * new
                 case ReinforceLoss():
                     loss = -ratio.detach() * advantage * new
+                case _:
+                    raise AssertionError(f"no second implementation of {loss_settings.kind}")
             if has_lost and protection is not None:
                 loss = loss + protection.coefficient * (old - new).clamp(min=0)
             losses.append(loss + extra)

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -130,7 +131,7 @@ async def test_long_and_wide_episodes_keep_their_bits_in_company():
     """Sizes of the demo, where matrix kernels split their sums in other ways than in tiny ones."""
     model = new_model(VOCABULARY, 128, 2, 4, 2, MAX_TOKENS, seed=0).eval()
     plans = [Plan(f"{i}", 10 + 60 * i, ((20, 200), (20, 200), (20, 0))) for i in range(8)]
-    options = {"num_slots": 32, "tile_rows": 32, "prefill_bucket": 32}
+    options: dict[str, Any] = {"num_slots": 32, "tile_rows": 32, "prefill_bucket": 32}
     async with running_engine(model, **options) as engine:
         together = await asyncio.gather(*(play(engine, plan) for plan in plans))
     for plan, played in list(zip(plans, together, strict=True))[::3]:
