@@ -26,7 +26,7 @@ def test_a_grpo_step_of_search_r1_is_the_2560_episodes_that_are_published() -> N
     assert work.episodes_per_step == 2560
     assert work.tokens_per_step == 2560 * 4096
     assert work.searches_per_step == 2560 * 4
-    assert (work.updates_per_step, work.num_updates) == (2, 2010)
+    assert (work.updates_per_step, work.num_updates) == (10, 10_050)
 
 
 def test_an_epoch_of_rlinf_is_the_331_steps_that_are_published() -> None:
