@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def test_without_a_cluster_the_command_that_starts_one_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """First in this file, before a cluster is started."""
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where Ray looks for a running one
+    # Where Ray looks for a running one: other tests may have theirs at the same time.
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", cache(set))
     for call in (Sharded, stop_shards, lambda: start_shards([ShardPlace(tmp_path)])):
         with pytest.raises(UserError, match="no Ray cluster at auto; start one with: ray start"):
             call()
