@@ -58,6 +58,7 @@ async def serve_mcp(settings: SearchConfig, port: int | None) -> None:
             await server.run_stdio_async()
             return
         with bind_port(_HOST, port) as sock:
+            sock.listen()  # so that who reads the line below may connect at once
             LOG.info("MCP tools at http://%s:%d%s", _HOST, sock.getsockname()[1], _PATH)
             app = server.streamable_http_app(streamable_http_path=_PATH, host=_HOST)
             await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve([sock])
