@@ -27,6 +27,8 @@ _STARTUP_S = 60.0
 # A process ends itself when a page's time on processors is up. On the clock, a busy machine may
 # take so many times as long; then it is ended from here.
 _PATIENCE = 10
+# How long a process that has closed its output may take to be gone by itself.
+_ENDING_S = 1.0
 
 
 class Extraction:
@@ -108,6 +110,12 @@ async def _read_reply(process: Process, timeout_s: float) -> TextReply | None:
 
 async def _end(process: Process) -> None:
     """End a process, if it has not ended, and wait until it is gone."""
+    # ``kill`` asks whether a process still runs, and takes the status of one that has just ended
+    # away from the event loop; then nobody knows whether its time or its memory was up.
+    if process.stdout and process.stdout.at_eof():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING_S):
+                await process.wait()
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
