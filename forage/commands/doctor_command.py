@@ -30,7 +30,12 @@ DEMO_DISK_GB = 1.0
 SERVE_PORT = 8000
 
 # Modules whose package has another name on the index (underscores count as hyphens).
-_DISTRIBUTIONS = {"yaml": "pyyaml", "Stemmer": "pystemmer", "faiss": "faiss-cpu"}
+_DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "Stemmer": "pystemmer",
+    "faiss": "faiss-cpu",
+    "docx": "python-docx",
+}
 
 
 class Verdict(StrEnum):

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from forage.commands.arguments import DTYPES, positive
+from forage.commands.backend_options import add_settings, option_of
+from forage.commands.own_text import OWN_TEXT, add_own_text, corpus_of
 from forage.errors import UserError
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from forage.retrieval.index.estimate import CorpusLook, Estimate
     from forage.retrieval.vectors.encoder import EncoderChoice
 
@@ -25,7 +24,6 @@ _ENCODER = (
     *("revision", "query_model", "query_revision", "pooling", "query_prefix", "passage_prefix"),
     *("passage_template", "normalise", "max_length", "dtype", "onnx_file"),
 )
-_OPTION = {"query_model": "--query-encoder", "onnx_file": "--onnx"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -33,7 +31,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     from forage.retrieval.index.index import BACKENDS
 
     add = parser.add_argument
-    add("--corpus", type=Path, required=True, help="passages as JSON lines, plain or gzip")
+    text = (
+        "passages as JSON lines (plain or gzip); or a folder or file of documents (.txt .md .html "
+        ".pdf .docx); or a table (.csv .tsv .parquet)"
+    )
+    add("--corpus", type=Path, required=True, metavar="PATH", help=text)
     add("--out", type=Path, metavar="DIR", help="where the index is written (not with --estimate)")
     names = [name for models in BACKENDS.values() for name in models]
     add("--backend", choices=names, help="how passages are searched (default bm25)")
@@ -43,9 +45,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--adopt", type=Path, nargs="+", metavar="FAISS", help=text)
     text = "start an unfinished build again from nothing"
     add("--restart", action="store_true", help=text)
+    add("--overwrite", action="store_true", help="replace the index that --out holds")
+    add_own_text(parser)
     _add_encoder_arguments(parser.add_argument_group("encoder"))
     for title, models in BACKENDS.items():
-        _add_settings(parser.add_argument_group(title), models)
+        add_settings(parser.add_argument_group(title), models)
 
 
 def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
@@ -75,49 +79,10 @@ def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
     add("--device", text, nargs="+", default=[])
 
 
-def _add_settings(group: argparse._ArgumentGroup, models: Mapping[str, type[BaseModel]]) -> None:
-    """One option for each field of the settings; its help says which backends read it."""
-    names = dict.fromkeys(name for model in models.values() for name in model.model_fields)
-    for name in names:
-        if name == "kind":
-            continue
-        fields = {
-            backend: model.model_fields[name]
-            for backend, model in models.items()
-            if name in model.model_fields
-        }
-        field = next(iter(fields.values()))
-        readers = f"{', '.join(fields)}: " if len(models) > 1 else ""
-        default = f" (default {field.default})" if field.default not in (None, False) else ""
-        value = _value_of([field.annotation for field in fields.values()])
-        text = f"{readers}{field.description}{default}"
-        group.add_argument(_option(name), dest=name, help=text, **value)
-
-
-def _value_of(kinds: list[Any]) -> dict[str, Any]:
-    """How argparse reads a field of these types: choices, a switch, a number or a text."""
-    parts = [part for kind in kinds for part in _parts(kind)]
-    choices = list(dict.fromkeys(part for part in parts if isinstance(part, str)))
-    if choices:
-        return {"choices": choices + (["none"] if type(None) in parts else [])}
-    if bool in parts:
-        return {"action": "store_true"}
-    if int in parts:
-        return {"type": positive}
-    return {"type": float, "metavar": "X"} if float in parts else {"metavar": "TEXT"}
-
-
-def _parts(kind: Any) -> list[Any]:
-    """``Literal["a", "b"] | None`` gives ``"a"``, ``"b"`` and None's type."""
-    if get_origin(kind) is Literal:
-        return list(get_args(kind))
-    return [part for one in get_args(kind) for part in _parts(one)] or [kind]
-
-
 def run(args: Namespace) -> int:
     """Build, import or estimate; raises ``UserError`` for arguments that do not go together."""
     if args.estimate:
-        unread = ("out", *_fields("qdrant"))
+        unread = ("out", "overwrite", *_fields("qdrant"))
         _refuse(args, unread, "--estimate builds nothing, and nothing for Qdrant")
         if args.backend == "qdrant":
             raise UserError("--estimate knows bm25 and FAISS's backends; hnsw is near Qdrant's")
@@ -125,6 +90,10 @@ def run(args: Namespace) -> int:
         return 0
     if args.out is None:
         raise UserError("the following arguments are required: --out (see: forage index --help)")
+    if not args.overwrite:
+        from forage.retrieval.index.atomic_directory import refuse_an_index
+
+        refuse_an_index(args.out)
     if args.adopt:
         _import(args)
     else:
@@ -145,13 +114,14 @@ def _build(args: Namespace) -> None:
     if backend != "bm25":
         choice = _encoder_choice(args)
         vectors = DenseBuild(choice, devices=tuple(args.device), is_restart=args.restart)
-    build_backend(args.corpus, args.out, settings, vectors)
+    with corpus_of(args) as corpus:
+        build_backend(corpus, args.out, settings, vectors)
 
 
 def _import(args: Namespace) -> None:
     read = ("ef_search", "probes")
     unread = [name for name in _fields("bm25", "vectors", "qdrant") if name not in read]
-    _refuse(args, ("backend", "restart", *unread), "--adopt takes an index as it is")
+    _refuse(args, ("backend", "restart", *OWN_TEXT, *unread), "--adopt takes an index as it is")
     if len(args.device) > 1:
         raise UserError("--adopt encodes a sample only: one --device is enough")
     choice = _encoder_choice(args)
@@ -198,17 +168,17 @@ def _settings(args: Namespace, backend: str, may_read_less: bool = False) -> Any
             if name in own[backend].model_fields:
                 given[name] = None if value == "none" else value
             elif models is not own:
-                raise UserError(f"{_option(name)} has no effect here: the backend is {backend}")
+                raise UserError(f"{option_of(name)} has no effect here: the backend is {backend}")
             elif not may_read_less:
                 readers = [kind for kind, model in own.items() if name in model.model_fields]
                 raise UserError(
-                    f"{_option(name)} is for {', '.join(readers)}; the backend is {backend}"
+                    f"{option_of(name)} is for {', '.join(readers)}; the backend is {backend}"
                 )
     try:
         return own[backend](**given)
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise UserError(f"{_option(str(wrong['loc'][0]))}: {wrong['msg']}") from error
+        raise UserError(f"{option_of(str(wrong['loc'][0]))}: {wrong['msg']}") from error
 
 
 def _fields(*groups: str) -> list[str]:
@@ -228,7 +198,8 @@ def _print_estimates(args: Namespace) -> None:
     if args.backend == "bm25" or (args.backend is None and args.encoder is None):
         unread = ("encoder", *_ENCODER, *_fields("vectors"), "device")
         _refuse(args, unread, "without --encoder only bm25 is estimated")
-    look = look_at_corpus(args.corpus)
+    with corpus_of(args) as corpus:
+        look = look_at_corpus(corpus)
     estimates: list[Estimate] = []
     if args.backend in (None, "bm25"):
         estimates.append(estimate_bm25(look, args.language or "auto"))
@@ -291,8 +262,4 @@ def _refuse(args: Namespace, names: tuple[str, ...], reason: str) -> None:
         value = getattr(args, name)
         is_given = value is not None and value is not False and value != []
         if is_given or (name == "normalise" and value is False):
-            raise UserError(f"{_option(name)} has no effect here: {reason}")
-
-
-def _option(name: str) -> str:
-    return _OPTION.get(name, "--" + name.replace("_", "-"))
+            raise UserError(f"{option_of(name)} has no effect here: {reason}")

@@ -33,6 +33,11 @@ _GZIP_MAGIC = b"\x1f\x8b"
 # NaN and Infinity are Python's, not JSON's: no reply could hold them.
 _JSON = json.JSONDecoder(parse_constant=lambda _: None)
 
+_NEEDED = (
+    'each line needs "id" and "contents" (or "title" and "text"), such as '
+    '{"id": "a1", "title": "Ada", "text": "Born in 1815."}'
+)
+
 
 def format_contents(passage: Passage) -> str:
     """The ``contents`` of a corpus line: the title in quotes, a line break, the text."""
@@ -90,11 +95,11 @@ def corpus_files(path: Path) -> list[Path]:
 def _read_lines(path: Path) -> Iterator[tuple[Path, int, bytes]]:
     """File, line number (from 1) and stripped line of each row, blank ones left out."""
     for file in corpus_files(path):
-        for number, line in _file_lines(file):
+        for number, line in file_lines(file):
             yield file, number, line
 
 
-def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         with path.open("rb") as raw:
@@ -126,7 +131,8 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
     if "id" not in row and isinstance(row.get("url"), str):
         identity = f"{row['url']}#{index}"
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
-        raise UserError(f"{path}:{number}: {_what_is_wrong(row, 'id', 'a text or whole number')}")
+        wrong = _what_is_wrong(row, "id", "a text or whole number")
+        raise UserError(f"{path}:{number}: {wrong}; {_NEEDED}")
     contents, text, title = row.get("contents"), row.get("text"), row.get("title")
     if isinstance(text, str) and isinstance(title, str):
         pass
@@ -135,10 +141,7 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
     elif isinstance(text, str) and title is None:
         title = ""
     else:
-        raise UserError(
-            f"{path}:{number}: {_what_is_wrong(row, 'contents', 'a text')}; each line needs "
-            '"id" and "contents" (or "title" and "text")'
-        )
+        raise UserError(f"{path}:{number}: {_what_is_wrong(row, 'contents', 'a text')}; {_NEEDED}")
     row.pop("id", None)
     row.pop("contents", None)
     return Passage(

@@ -178,10 +178,10 @@ async def evaluate(
 def open_passages(config: RunConfig) -> tuple[CorpusStore, str] | tuple[None, None]:
     """The passages that the arms gold and random show, of ``data.index``, and their digest.
 
-    Raises ``UserError``.
+    An index that no arm reads is not opened. Raises ``UserError``.
     """
     directory = config.data.index
-    if directory is None:
+    if directory is None or not {"gold", "random"} & set(config.evaluation.arms):
         return None, None
     return open_corpus(directory), read_manifest(directory).corpus_sha256
 

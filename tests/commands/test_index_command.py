@@ -1,12 +1,15 @@
 """``forage index`` as a user meets it: what goes together, what does not, what comes out."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from forage.commands.cli import main
 from forage.data.corpus import write_corpus
+from forage.retrieval.index.index import open_index
+from tests.data.documents.own_files import write_folder
 from tests.retrieval.tiny_encoders import write_encoder
 from tests.retrieval.vectors.test_build_dense import PASSAGES
 
@@ -31,7 +34,7 @@ def test_bm25_takes_k1_and_b_and_their_defaults(texts: Path, tmp_path: Path):
     common = ["index", "--corpus", str(texts), "--backend", "bm25", "--out", str(tmp_path / "i")]
     assert main(common) == 0
     assert (manifest(tmp_path / "i")["k1"], manifest(tmp_path / "i")["b"]) == (0.9, 0.4)
-    assert main([*common, "--k1", "1.2", "--b", "0"]) == 0
+    assert main([*common, "--k1", "1.2", "--b", "0", "--overwrite"]) == 0
     assert (manifest(tmp_path / "i")["k1"], manifest(tmp_path / "i")["b"]) == (1.2, 0)
 
 
@@ -73,6 +76,8 @@ def test_vectors_are_built_with_what_was_said(texts: Path, model: Path, tmp_path
         ("--adopt F --encoder E --b 0", "--b has no effect here: --adopt takes"),  # 0 is False
         ("--adopt F", "vectors need an encoder"),
         ("--estimate", "--out has no effect here: --estimate builds nothing"),
+        ("--adopt F --encoder E --size 9", "--size has no effect here: --adopt takes"),
+        ("--overlap 3", "--overlap has no effect here: the lines of"),
         ("--backend faiss", "invalid choice: 'faiss'"),
     ],
 )
@@ -122,3 +127,79 @@ def test_an_index_is_adopted(texts: Path, model: Path, tmp_path: Path):
     adopt = f"index --corpus {texts} --adopt {theirs} --encoder {model} --out {tmp_path}/j"
     assert main(f"{adopt} --dtype float32 --device cpu".split()) == 0
     assert manifest(tmp_path / "j")["backend"] == "adopted"
+
+
+def hits(index: Path, query: str) -> list[tuple[str, dict[str, object]]]:
+    with open_index(index) as opened:
+        return [(hit.passage.id, dict(hit.passage.fields)) for hit in opened.search([query], 1)[0]]
+
+
+def test_a_folder_of_ones_own_documents_is_searched(tmp_path: Path):
+    folder, index = write_folder(tmp_path / "own"), tmp_path / "i"
+    assert main(f"index --corpus {folder} --out {index} --size 12 --overlap 3".split()) == 0
+    [(identity, fields)] = hits(index, "which port does the printer use")
+    assert identity == "guide/setup.md#1"
+    assert (fields["file"], fields["start"]) == ("guide/setup.md", 0)
+    [(identity, fields)] = hits(index, "did costs fall")
+    assert (identity, fields["url"]) == ("report.pdf#1", "report.pdf#page=1")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_table_with_named_columns_is_searched(tmp_path: Path):
+    table, index = tmp_path / "t.csv", tmp_path / "i"
+    table.write_text("key,heading,body\na1,Ada,Wrote a program in 1843\n")
+    argv = f"index --corpus {table} --out {index} --text-column body --title-column heading"
+    assert main(argv.split()) == 0
+    assert hits(index, "program")[0][0] == "t.csv#1"
+    argv = f"index --corpus {tmp_path} --out {index} --text-column heading body --id-column key"
+    assert main([*argv.split(), "--overwrite"]) == 0
+    assert hits(index, "ada")[0][0] == "a1"
+    assert main(f"index --corpus {table} --text-column body --estimate".split()) == 0
+
+
+def test_an_index_is_replaced_only_where_that_was_asked_for(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A second build once replaced the first without a word."""
+    argv = ["index", "--corpus", str(texts), "--out", str(tmp_path / "i")]
+    assert main(argv) == 0
+    before = (tmp_path / "i" / "manifest.json").stat().st_ino
+    assert main([*argv, "--k1", "1.2"]) == 2
+    assert "holds an index already; nothing was touched: --overwrite" in capsys.readouterr().err
+    assert (tmp_path / "i" / "manifest.json").stat().st_ino == before
+    assert main([*argv, "--k1", "1.2", "--overwrite"]) == 0
+    assert manifest(tmp_path / "i")["k1"] == 1.2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words", "message"),
+    [
+        ("corpus.jsonl", '{"name": "Ada"}', "", '"id" and "contents" .*such as {"id": "a1"'),
+        ("corpus.csv", "name\nAda\n", "", "no column 'text'; it has name. Name its columns"),
+        ("notes.txt", "Ada", "--text-column a", "are for tables .* holds none"),
+        ("notes.txt", "Ada", "--size 5 --overlap 5", "overlap of 5 is not below the 5"),
+        ("notes.txt", "Ada", "--tokenizer nowhere", "nowhere has no tokenizer.json"),
+        ("picture.png", "", "", "holds no passage"),
+        ("", "", "", "holds no document; a folder may hold .txt, .md"),
+        (None, "", "", "cannot read the corpus .*no such file"),
+    ],
+)
+def test_text_that_cannot_be_indexed_says_what_is_needed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str | None,
+    text: str,
+    words: str,
+    message: str,
+):
+    path = tmp_path / "in"
+    if name is not None:
+        path.mkdir()
+        if name:
+            path /= name
+            path.write_text(text)
+    else:
+        path = tmp_path / "missing.txt"
+    assert main([*f"index --corpus {path} --out {tmp_path}/i".split(), *words.split()]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "i").exists()

@@ -25,7 +25,7 @@ _ROWS_PER_BATCH = 1000
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Each row with its place, ``path:line`` or ``path: record n``; raises ``UserError``."""
-    for place, value in _parquet_rows(path) if path.suffix == ".parquet" else _json_values(path):
+    for place, value in parquet_rows(path) if path.suffix == ".parquet" else _json_values(path):
         if not isinstance(value, dict):
             raise UserError(f"{place}: a JSON object is needed, not {shorten(value)}")
         yield place, value
@@ -102,7 +102,7 @@ def _read_text(path: Path) -> str:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from error
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row as plain Python values, with its place; raises ``UserError``."""
     import pyarrow
     import pyarrow.parquet

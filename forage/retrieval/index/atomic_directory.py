@@ -33,6 +33,15 @@ def refuse_other_contents(out: Path) -> None:
         )
 
 
+def refuse_an_index(out: Path) -> None:
+    """Raise ``UserError`` where ``out`` holds an index, which nobody asked to replace."""
+    if (out / MANIFEST_FILE).is_file():
+        raise UserError(
+            f"{out} holds an index already; nothing was touched: --overwrite replaces it, or "
+            "choose another --out"
+        )
+
+
 @contextmanager
 def built_beside(out: Path) -> Iterator[Path]:
     """A directory to build in, renamed to ``out`` if the body ends well, else removed."""

@@ -1,0 +1,135 @@
+"""The arguments of ``forage index`` for one's own text, and the corpus that is made of it.
+
+A corpus of JSON lines is indexed as it is. Documents and tables first become passages, in a file
+beside the index that goes when the index is built. What reads them is ``forage.data.documents``.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forage.commands.arguments import count, positive
+from forage.errors import UserError
+
+if TYPE_CHECKING:
+    from forage.data.documents.document_files import OwnDocument
+    from forage.data.documents.splitting import Window
+
+logger = logging.getLogger(__name__)
+
+OWN_TEXT = ("text_column", "title_column", "id_column", *("size", "overlap", "tokenizer"))
+"""The arguments that only documents and tables read."""
+
+# A passage of 100 words is Wikipedia's in the published corpora; one's own sections are longer.
+_DEFAULT_SIZE = 200
+
+
+def add_own_text(parser: ArgumentParser) -> None:
+    """Which columns of a table are read, and how texts are cut into passages."""
+    group = parser.add_argument_group("documents and tables")
+    add = group.add_argument
+    text = "columns of a table that are its text (default text)"
+    add("--text-column", nargs="+", metavar="NAME", help=text)
+    text = "column that is the title (default title, where there is one)"
+    add("--title-column", metavar="NAME", help=text)
+    text = "column that is the id (default id, where there is one; else the file and the row)"
+    add("--id-column", metavar="NAME", help=text)
+    text = f"words of a passage, or tokens with --tokenizer (default {_DEFAULT_SIZE})"
+    add("--size", type=positive, help=text)
+    text = (
+        "words or tokens that a passage shares with the one before it (default a fifth of --size)"
+    )
+    add("--overlap", type=count, help=text)
+    text = (
+        "a model's directory: count tokens of its tokenizer.json instead of words (default words)"
+    )
+    add("--tokenizer", type=Path, metavar="DIR", help=text)
+
+
+@contextmanager
+def corpus_of(args: Namespace) -> Iterator[Path]:
+    """The corpus to index; passages of documents or of a table are there until the body ends."""
+    path: Path = args.corpus
+    columns = (args.text_column, args.title_column, args.id_column)
+    if _is_corpus(path, has_columns=any(columns)):
+        _refuse_own_text(args, path)
+        yield path
+        return
+    from forage.data.corpus import write_corpus
+    from forage.data.documents.splitting import passages_of
+
+    window = _window(args)  # before documents are read
+    passages_file = _place(args.out)
+    try:
+        try:
+            write_corpus(passages_file, passages_of(_documents(path, args), window))
+        except OSError as error:
+            raise UserError(f"cannot write {passages_file}: {error.strerror}") from error
+        yield passages_file
+    finally:
+        passages_file.unlink(missing_ok=True)
+
+
+def _is_corpus(path: Path, has_columns: bool) -> bool:
+    """Whether ``path`` holds passages as JSON lines already (or is not there, or is a pipe)."""
+    from forage.data.documents.document_files import READERS
+    from forage.data.documents.table_rows import is_table
+
+    if path.is_dir():
+        has_lines = any(file.name.endswith((".jsonl", ".jsonl.gz")) for file in path.iterdir())
+        return has_lines and not has_columns
+    name = path.name.lower()
+    is_lines = not is_table(path) or name.endswith((".jsonl", ".jsonl.gz"))
+    return is_lines and not has_columns and path.suffix.lower() not in READERS
+
+
+def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
+    from forage.data.documents.document_files import read_documents
+    from forage.data.documents.table_rows import TABLES, NamedColumns, is_table, read_table
+
+    columns = NamedColumns(tuple(args.text_column or ("text",)), args.title_column, args.id_column)
+    if not path.exists():
+        raise UserError(f"cannot read the corpus {path}: there is no such file; check the path")
+    if is_table(path):
+        return read_table(path, columns)
+    if not any((args.text_column, args.title_column, args.id_column)):
+        return read_documents(path)
+    tables = sorted(file for file in path.glob("*") if is_table(file)) if path.is_dir() else []
+    if not tables:
+        raise UserError(
+            f"--text-column, --title-column and --id-column are for tables ({', '.join(TABLES)}); "
+            f"{path} holds none"
+        )
+    return chain.from_iterable(read_table(file, columns) for file in tables)
+
+
+def _window(args: Namespace) -> Window:
+    from forage.data.documents.splitting import Window, token_spans, word_spans
+
+    size = args.size or _DEFAULT_SIZE
+    overlap = size // 5 if args.overlap is None else args.overlap
+    return Window(size, overlap, token_spans(args.tokenizer) if args.tokenizer else word_spans)
+
+
+def _place(out: Path | None) -> Path:
+    """A file beside the index, since a disk that holds the one may hold the other."""
+    if out is None:
+        with tempfile.NamedTemporaryFile(suffix=".jsonl", delete=False) as file:
+            return Path(file.name)
+    return out.absolute().with_name(f".{out.name}.passages.jsonl")
+
+
+def _refuse_own_text(args: Namespace, path: Path) -> None:
+    for name in OWN_TEXT:
+        if getattr(args, name) is not None:
+            raise UserError(
+                f"--{name.replace('_', '-')} has no effect here: the lines of {path} are passages "
+                "already; --text-column has them read as rows and cut"
+            )

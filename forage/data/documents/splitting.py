@@ -1,0 +1,108 @@
+"""Documents cut into passages: windows of words or of a tokenizer's tokens that may overlap.
+
+A passage keeps its document's title, and says where it stands: ``start`` and ``end`` (characters
+of the document's text), and the ``page`` or ``section`` that its first character is in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage.data.corpus import replace_surrogates
+from forage.data.documents.document_files import OwnDocument
+from forage.errors import UserError
+from forage.types import Passage
+
+Spans = Sequence[tuple[int, int]]
+
+# Scripts without spaces: each character of Chinese and Japanese counts as a word.
+_ALONE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much of a document is one passage: ``size`` units, ``overlap`` of them in the next too.
+
+    ``spans`` gives where each unit of a text begins and ends, in characters.
+    """
+
+    size: int
+    overlap: int
+    spans: Callable[[str], Spans]
+
+    def __post_init__(self) -> None:
+        if self.overlap >= self.size:
+            raise UserError(
+                f"the overlap of {self.overlap} is not below the {self.size} of a passage; "
+                "make it smaller"
+            )
+
+
+def word_spans(text: str) -> Spans:
+    """Where each word is: ``"a bc"`` gives ``[(0, 1), (2, 4)]``."""
+    return [match.span() for match in _WORD.finditer(text)]
+
+
+def token_spans(tokenizer: Path) -> Callable[[str], Spans]:
+    """Where each token is, by the ``tokenizer.json`` of a model's directory."""
+    from tokenizers import Tokenizer
+
+    file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+    if not file.is_file():
+        raise UserError(
+            f"{tokenizer} has no tokenizer.json; name a model's directory, or split by words"
+        )
+    try:
+        reader = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{file} is not a tokenizer: {error}") from error
+    reader.no_truncation()
+    reader.no_padding()
+
+    def spans(text: str) -> Spans:
+        found = reader.encode(text, add_special_tokens=False).offsets
+        return [(start, end) for start, end in found if end > start]
+
+    return spans
+
+
+def passages_of(documents: Iterable[OwnDocument], window: Window) -> Iterator[Passage]:
+    """The passages of documents, with ids: ``guide.md#1``, ``guide.md#2`` and so on.
+
+    A row of a table that fits into one passage keeps its own id.
+    """
+    for document in documents:
+        title = " ".join(replace_surrogates(document.title).split())
+        text = replace_surrogates(document.text)
+        pieces = _windows(window.spans(text), window)
+        for number, (start, end) in enumerate(pieces, start=1):
+            marks = {mark.name: mark.value for mark in document.marks if mark.start <= start}
+            fields = {**document.fields, **marks, "start": start, "end": end}
+            fields.setdefault("url", _address(document, marks))
+            is_whole = len(pieces) == 1 and "row" in document.fields
+            identity = document.id if is_whole else f"{document.id}#{number}"
+            yield Passage(identity, title, text[start:end], fields)
+
+
+def _address(document: OwnDocument, marks: dict[str, str | int]) -> str:
+    """Where a reader finds the passage; browsers open a PDF at ``#page=3``."""
+    page = f"#page={marks['page']}" if "page" in marks else ""
+    return f"{document.fields['file']}{page}"
+
+
+def _windows(spans: Spans, window: Window) -> list[tuple[int, int]]:
+    """Characters (from, to) of each passage.
+
+    Five words, windows of 3 that share 1: words 0 to 2, then 2 to 4.
+    """
+    step = window.size - window.overlap
+    last = max(len(spans) - window.overlap, 1)
+    return [
+        (spans[first][0], spans[min(first + window.size, len(spans)) - 1][1])
+        for first in range(0, last, step)
+        if spans
+    ]
