@@ -24,8 +24,9 @@ from transformers import PreTrainedModel
 from forage.config.run_config import RunConfig
 from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.served_engine import ServedEngine
-from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport
+from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport, load_adapters
 from forage.rollout.engines.weight_update import ServerUpdates
+from forage.training.lora import has_adapters, save_adapters
 from forage.training.model import weights_by_name, write_weights
 from forage.training.trainer_ranks import AnyTrainer
 
@@ -90,12 +91,14 @@ async def open_updates(
         return
     assert settings.kind != "torch", "servers are named in placement.engine"
     weights = partial(weights_by_name, model)
+    folder = config.output_dir / "published"
     if settings.kind == "vllm" and settings.transfer == "group":
         # Ranks leave their GPUs to themselves: a copy in host memory travels over gloo.
         transport = GroupTransport(weights, model.device, settings.update_timeout_s)
+    elif settings.kind == "vllm" and settings.transfer == "adapters" and has_adapters(model):
+        transport = DiskTransport(partial(save_adapters, model), folder, load_adapters)
     else:
-        write = partial(write_weights, model)
-        transport = DiskTransport(write, config.output_dir / "published")
+        transport = DiskTransport(partial(write_weights, model), folder)
     recomputes = settings.cache_on_update == "recompute"
     updates = ServerUpdates(engine.pool, transport, recomputes, sleeps=settings.offload)
     async with updates.looking_after():

@@ -97,6 +97,7 @@ class _Run:
         saved = (self.trainer, self.tokenizer, self.records, self.credit)
         self.savepoints = Savepoints(config, *saved)
         self.stop = StopSignal()
+        self.source: GroupSource | None = None
         self.num_steps_done = 0
 
     async def run(self, trace: Path | None) -> None:
@@ -143,7 +144,7 @@ class _Run:
         config, num_steps = self.config, self.config.trainer.num_steps
         if start == 0 and config.sentinel is not None and config.sentinel.kind == "roll_back":
             self._checkpoint(0)  # what to go back to from the first steps
-        source = self._source()
+        self.source = source = self._source()
         try:
             with progress_bar("training", num_steps) as bar:
                 bar.progress.update(bar.task, completed=start)
@@ -163,6 +164,7 @@ class _Run:
             self._checkpoint(self.num_steps_done)  # it may come before or after the step's own
             raise
         finally:
+            self.source = None
             await source.close()
         self._checkpoint(num_steps)
 
@@ -173,7 +175,8 @@ class _Run:
         play = partial(self.player.play, engine=self.engine, search=self.search)
         if self.trace:
             play = self.trace.playing(self.player, self.engine, self.search)
-        return GroupsInFlight(self.config, self.questions, play, self.scorer, self.credit)
+        rest = (self.scorer, self.credit, self.savepoints.ahead)
+        return GroupsInFlight(self.config, self.questions, play, *rest)
 
     async def _learn_from(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Weigh the groups, pack them, learn them, and publish the weights that come of it."""
@@ -222,7 +225,8 @@ class _Run:
     def _checkpoint(self, num_steps_done: int) -> None:
         self.records.sync()
         if not self.played:  # else nothing was learnt
-            self.savepoints.save(num_steps_done)
+            ahead = {} if self.source is None else self.source.finished_ahead()
+            self.savepoints.save(num_steps_done, ahead)
 
     async def _restore(self, checkpoint: Path | None) -> int:
         """Everything as it was at ``checkpoint``, None for the newest; gives the steps done."""

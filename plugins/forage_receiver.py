@@ -23,6 +23,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
@@ -147,6 +148,17 @@ class Receiver:
         """vLLM's own reload from a folder, and the heads after it."""
         self.reload_weights(weights_path=folder)
         repack_heads(self.model_runner.model)
+
+    def load_adapters(self, folder: str) -> None:
+        """New adapters in the place of those that are served, for turns in flight as well.
+
+        vLLM's own load in place reads the folder of each request that is in flight at every step:
+        those of older adapters would come back.
+        """
+        manager = self.model_runner.lora_manager
+        (served,) = manager.list_adapters()
+        manager.remove_adapter(served)
+        manager.add_adapter(LoRARequest(folder, served, folder))
 
     def abandon_weight_update(self) -> None:
         """End an update that will not go on, so that the next one can start."""

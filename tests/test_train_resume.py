@@ -4,15 +4,17 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
-from forage.records import read_episodes
+from forage.records import read_episodes, write_records
 from forage.train import run_training
 from forage.training import checkpoint
 from tests.fakes import oldest_version
@@ -221,6 +223,36 @@ def test_a_used_output_dir_and_an_empty_one_are_told_apart(tmp_path: Path):
     with pytest.raises(UserError, match="already holds a run; go on with --resume"):
         run_training(make_config(out), resume=False)
     assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+def test_episodes_that_were_ahead_of_a_checkpoint_are_those_of_the_resumed_run(tmp_path: Path):
+    """They were played twice: a checkpoint knew nothing of what had been finished for later."""
+    out = tmp_path / "run"
+    rollout = {
+        "max_staleness": 2,
+        "temperature": 0.7,
+        "engine": {"num_slots": 16, "tile_rows": 8, "prefill_bucket": 16},
+    }
+    config = make_config(out, trainer={"num_steps": NUM_STEPS}, rollout=rollout)
+    run_training(config, resume=False)
+    steps = checkpoint.checkpoints(out)
+    ahead = checkpoint.read_ahead(steps[4])
+    assert {key.partition("/")[0] for key in ahead} <= {"4", "5"}
+    played = {r.step: [] for r in read_episodes(out / "episodes.jsonl")}
+    for record in read_episodes(out / "episodes.jsonl"):
+        played[record.step].append(record.episode)
+    for key, episode in ahead.items():
+        assert episode in played[int(key.partition("/")[0])]
+
+    # As if it had been killed after that checkpoint, with every episode of step 4 over.
+    marked = {f"4/{e.question.id}/{e.member}": replace(e, seconds=12345.0) for e in played[4]}
+    shutil.rmtree(steps[6])
+    rows = (EpisodeRecord(4, key, episode) for key, episode in (ahead | marked).items())
+    write_records(steps[4] / "ahead.jsonl", rows)
+    checkpoint.write_manifest(steps[4])
+    run_training(config, resume=True)
+    resumed = [r.episode for r in read_episodes(out / "episodes.jsonl") if r.step == 4]
+    assert [episode.seconds for episode in resumed] == [12345.0] * len(played[4])
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])

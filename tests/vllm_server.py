@@ -41,14 +41,19 @@ def served_config(out: Path, *urls: str, **changes: Any) -> RunConfig:
 
 
 @cache
-def real_server(number: int = 0) -> str:
+def real_server(number: int = 0, lora_rank: int = 0) -> str:
     """The address of a server of the tiny random model, with room for episodes of 384 tokens.
 
-    Tests that need several ask for each by its number.
+    Tests that need several ask for each by its number. With ``lora_rank`` it takes adapters.
     """
     import os
 
-    config = served_config(scratch() / "served")
+    lora: dict[str, Any] = {}
+    if lora_rank:
+        path = str(random_model())
+        lora = {"engine": {"transfer": "adapters"}}
+        lora["model"] = {"path": path, "lora": {"rank": lora_rank, "alpha": lora_rank}}
+    config = served_config(scratch() / "served", **lora)
     engine = config.placement.engine
     assert isinstance(engine, VllmPlacement)
     program = vllm_program(MADE)
@@ -57,7 +62,7 @@ def real_server(number: int = 0) -> str:
         port = free.getsockname()[1]
     command = [*vllm_command(config, engine, program), "--host", "127.0.0.1", "--port", str(port)]
     environment = server_environment(config, 1, None, os.environ)
-    log = scratch() / f"vllm-{number}.log"
+    log = scratch() / f"vllm-{number}-{lora_rank}.log"
     process = ChildProcess("the vLLM server", command, log, environment)
     process.start()
     atexit.register(process.stop)

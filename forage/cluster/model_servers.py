@@ -38,6 +38,7 @@ _POLL_S = 0.5
 _HEALTH_S = 5.0
 _MAX_FAILED_STARTS = 3
 _BATCHED_TOKENS = 8192
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM makes room for
 
 
 class ServerRun(Protocol):
@@ -269,6 +270,10 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
     command += ["--generation-config", "vllm"]
     command += ["--worker-extension-cls", "forage_receiver.Receiver"]
     command += ["--weight-transfer-config", '{"backend": "forage"}']
+    if engine.transfer == "adapters":
+        assert config.model.lora is not None, "the run's settings were checked"
+        rank = next(rank for rank in _LORA_RANKS if rank >= config.model.lora.rank)
+        command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
     if config.model.device != "cpu" and engine.offload:
         command.append("--enable-sleep-mode")
     if config.model.device == "cpu":
@@ -286,6 +291,9 @@ def server_environment(
     if gpus is not None and config.model.device != "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    engine = config.placement.engine
+    if engine.kind == "vllm" and engine.transfer == "adapters":
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if Path(config.model.path).is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
     if config.model.device == "cpu":

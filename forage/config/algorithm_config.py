@@ -24,12 +24,14 @@ from forage.algorithms.credit.turn_level import TurnLevel
 from forage.algorithms.dapo import DynamicSamplingConfig, OverlongConfig
 from forage.algorithms.loss.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
 from forage.algorithms.loss.cispo_loss import CispoLoss
+from forage.algorithms.loss.clip_cov_loss import ClipCovLoss
 from forage.algorithms.loss.clipped_loss import ClippedLoss
 from forage.algorithms.loss.corrections import CorrectionConfig
 from forage.algorithms.loss.gmpo_loss import GmpoLoss
 from forage.algorithms.loss.gspo_loss import GspoLoss
 from forage.algorithms.loss.interpolated_loss import InterpolatedLoss
 from forage.algorithms.loss.kl import KlConfig
+from forage.algorithms.loss.kl_cov_loss import KlCovLoss
 from forage.algorithms.loss.protection import LikelihoodProtectionConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.loss.sapo_loss import SapoLoss
@@ -44,7 +46,15 @@ Advantage = Annotated[
     kind_or("grpo"),
 ]
 PolicyLoss = Annotated[
-    ClippedLoss | GspoLoss | GmpoLoss | CispoLoss | SapoLoss | InterpolatedLoss | ReinforceLoss,
+    ClippedLoss
+    | GspoLoss
+    | GmpoLoss
+    | CispoLoss
+    | SapoLoss
+    | ClipCovLoss
+    | KlCovLoss
+    | InterpolatedLoss
+    | ReinforceLoss,
     Field(discriminator="kind"),
     kind_or("clipped"),
 ]

@@ -200,6 +200,11 @@ class RunConfig(Frozen):
                 "cache_on_update: keep does nothing at rollout.max_staleness 0: weights "
                 "change while no turn is in flight; raise max_staleness, or remove it"
             )
+        if served.kind == "vllm" and served.transfer == "adapters" and self.model.lora is None:
+            raise ValueError(
+                "placement.engine.transfer is adapters, and the run learns none: set model.lora, "
+                "or transfer to group"
+            )
         if self.model.arithmetic is not None and placement.num_ranks is not None:
             raise ValueError(
                 "model.arithmetic is for one process; ranks gather their weights in "

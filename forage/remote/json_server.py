@@ -35,6 +35,12 @@ class JsonServer:
         """What the server answers to ``body``; an empty reply is an empty object."""
         return await self._ask("POST", path, body, timeout_s)
 
+    async def tell(self, path: str, body: dict[str, Any], timeout_s: float) -> RemoteFailure | None:
+        """As ``post``, for a route that answers with a sentence: only its success is read."""
+        request = HttpRequest("POST", self.url + path, body=body)
+        reply = await self._sender.send(request, timeout_s)
+        return reply if isinstance(reply, RemoteFailure) else None
+
     async def close(self) -> None:
         """End the session."""
         await self._sender.close()

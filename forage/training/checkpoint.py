@@ -3,8 +3,9 @@
 A checkpoint is a directory: a Hugging Face model, or the adapters alone where only they are
 trained; ``optimizer`` (what the optimizers remember, a distributed checkpoint of torch's, a file a
 rank); ``critic.safetensors`` (the trained weights of a critic, if there is one); ``progress.json``
-(the trainer's numbers); ``state.json`` (the step, which gives the data position, schedule and
-sampling seeds; the running baseline; the lengths of the records); and last ``manifest.json``, with
+(the trainer's numbers); ``ahead.jsonl`` (episodes of later steps that were over); ``state.json``
+(the step, which gives the data position, schedule and sampling seeds; the running baseline; the
+lengths of the records); and last ``manifest.json``, with
 the checksums of all the others. It is written beside its final place, flushed to the disk, and
 moved there in one rename, so that a killed run or a full disk leaves the previous checkpoint as it
 was. Any number of ranks goes on from what any other number wrote.
@@ -16,22 +17,25 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
-from forage.records import METRICS_FILE
+from forage.records import METRICS_FILE, read_episodes, write_records
 from forage.training import lora
 from forage.training.checkpoint_manifest import check_manifest, damaged, write_manifest
 from forage.training.model import copy_in_host_memory, save_learnt
 from forage.training.trainer_ranks import AnyTrainer
+from forage.types import Episode
 
 LOG = logging.getLogger(__name__)
 
@@ -40,6 +44,7 @@ _PREFIX = "step_"
 _PARTIAL = ".partial"
 _DAMAGED = ".damaged"
 _STATE, _PROGRESS, _OPTIMIZER = "state.json", "progress.json", "optimizer"
+_AHEAD = "ahead.jsonl"
 _WEIGHTS, _CRITIC = "model.safetensors", "critic.safetensors"
 
 
@@ -47,13 +52,15 @@ _WEIGHTS, _CRITIC = "model.safetensors", "critic.safetensors"
 class RunState:
     """What a checkpoint holds besides weights: steps done, the run's seed, lengths of the records.
 
-    ``baseline`` is the advantages' running baseline, None for estimators without one.
+    ``baseline`` is the advantages' running baseline, None for estimators without one. ``settings``
+    is a checksum of what its episodes were played with.
     """
 
     num_steps_done: int
     seed: int
     record_offsets: dict[str, int]
     baseline: float | None = None
+    settings: str = ""
 
     def check_seed(self, seed: int, checkpoint: Path) -> None:
         """Raise ``UserError`` where the config has another seed than the run had."""
@@ -82,10 +89,12 @@ def begin_checkpoint(
     state: RunState,
     num_kept: int,
     is_copied: bool = True,
+    ahead: Mapping[str, Episode] = MappingProxyType({}),
 ) -> Callable[[], Path]:
     """``save_checkpoint`` in two: what it gives writes the checkpoint, on any thread.
 
-    ``is_copied``: of a copy in host memory, so that training may go on meanwhile.
+    ``is_copied``: of a copy in host memory, so that training may go on meanwhile. ``ahead`` are
+    episodes of later steps, by their keys.
     """
     final = checkpoint_path(run_dir, state.num_steps_done)
     folder = final.parent
@@ -108,6 +117,9 @@ def begin_checkpoint(
             if critic:
                 save_file(critic, unfinished / _CRITIC)
             (unfinished / _PROGRESS).write_text(progress, encoding="utf-8")
+            if ahead:
+                rows = (EpisodeRecord(state.num_steps_done, key, ahead[key]) for key in ahead)
+                write_records(unfinished / _AHEAD, rows)
             (unfinished / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
             write_manifest(unfinished)
             _flush(unfinished)
@@ -227,7 +239,16 @@ def checkpoint_path(run_dir: Path, num_steps_done: int) -> Path:
 def read_state(checkpoint: Path) -> RunState:
     """What a checkpoint holds besides weights."""
     row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-    return RunState(row["num_steps_done"], row["seed"], row["record_offsets"], row["baseline"])
+    numbers = row["num_steps_done"], row["seed"], row["record_offsets"], row["baseline"]
+    return RunState(*numbers, row.get("settings", ""))
+
+
+def read_ahead(checkpoint: Path) -> dict[str, Episode]:
+    """Episodes of later steps that were over when the checkpoint was written, by their keys."""
+    path = checkpoint / _AHEAD
+    return (
+        {str(record.arm): record.episode for record in read_episodes(path)} if path.exists() else {}
+    )
 
 
 def drop_checkpoint(checkpoint: Path) -> None:

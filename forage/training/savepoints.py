@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
@@ -23,12 +24,14 @@ from forage.training.checkpoint import (
     checkpoints,
     latest_checkpoint,
     load_checkpoint,
+    read_ahead,
     set_damaged_aside,
 )
 from forage.training.checkpoint_manifest import DamagedCheckpointError
 from forage.training.checkpoints_elsewhere import CheckpointsElsewhere
 from forage.training.credit import Credit
 from forage.training.trainer_ranks import AnyTrainer
+from forage.types import Episode
 
 LOG = logging.getLogger(__name__)
 
@@ -67,8 +70,10 @@ class Savepoints:
         self._elsewhere = None if url is None else CheckpointsElsewhere(url)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
+        self.ahead: dict[str, Episode] = {}
+        """Episodes of later steps that were over at the checkpoint that was loaded, by key."""
 
-    def save(self, num_steps_done: int) -> None:
+    def save(self, num_steps_done: int, ahead: Mapping[str, Episode]) -> None:
         """Write a checkpoint, and keep the newest ``trainer.keep_checkpoints`` of them.
 
         In the background only the copy is made before this returns. Raises ``UserError``, also for
@@ -76,14 +81,15 @@ class Savepoints:
         """
         self.wait()
         offsets, baseline = self._records.offsets(), self._credit.baseline
-        state = RunState(num_steps_done, self._config.seed, offsets, baseline)
         config, num_kept = self._config, self._config.trainer.keep_checkpoints
+        settings = _played_with(config)
+        state = RunState(num_steps_done, config.seed, offsets, baseline, settings)
         run = (config.output_dir, self._trainer, self._tokenizer, state, num_kept)
         if config.trainer.checkpoint_in_background:
-            write = begin_checkpoint(*run)
+            write = begin_checkpoint(*run, ahead=ahead)
             self._writing = self._thread.submit(self._finish, write)
         else:
-            self._finish(begin_checkpoint(*run, is_copied=False))
+            self._finish(begin_checkpoint(*run, is_copied=False, ahead=ahead))
 
     def check(self) -> None:
         """Raise the ``UserError`` of a checkpoint that could not be written meanwhile."""
@@ -137,6 +143,8 @@ class Savepoints:
         state.check_seed(self._config.seed, checkpoint)
         self._go_back(state.num_steps_done, state.record_offsets)
         self._credit.baseline = state.baseline
+        is_as_it_was = state.settings == _played_with(self._config)
+        self.ahead = read_ahead(checkpoint) if is_as_it_was else {}
         return state.num_steps_done
 
     def _go_back(self, num_steps_done: int, record_offsets: Mapping[str, int]) -> None:
@@ -144,3 +152,9 @@ class Savepoints:
         self._records.truncate_to(record_offsets)
         if self._elsewhere is not None:
             self._elsewhere.go_back(num_steps_done, record_offsets)
+
+
+def _played_with(config: RunConfig) -> str:
+    """A checksum of the settings that make an episode what it is; addresses are none of them."""
+    sections = {"seed", "data", "environment", "reward", "rollout"}
+    return sha256(config.model_dump_json(include=sections).encode()).hexdigest()

@@ -120,7 +120,7 @@ def test_every_estimator_and_every_loss_of_the_settings_has_a_trial(tmp_path: Pa
     }
     assert losses == {
         *("clipped", "gspo", "gmpo", "cispo"),
-        *("sapo", "interpolated", "reinforce"),
+        *("sapo", "clip_cov", "kl_cov", "interpolated", "reinforce"),
     }
 
 

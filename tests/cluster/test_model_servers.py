@@ -108,6 +108,18 @@ def test_the_command_has_what_the_engine_and_the_receiver_need(tmp_path: Path, p
     assert "--enforce-eager" not in text
 
 
+def test_servers_make_room_for_adapters_where_these_travel_alone(tmp_path: Path):
+    placement = {"engine": {"kind": "vllm", "transfer": "adapters"}}
+    model = {"path": "m", "lora": {"rank": 20, "alpha": 20}}
+    config = build_config({"model": model, "placement": placement})
+    command = " ".join(vllm_command(config, vllm_of(config), Path("vllm")))
+    assert "--enable-lora --max-loras 1 --max-lora-rank 32" in command
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in server_environment(config, 1, None, {})
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server_environment(
+        config_of(tmp_path), 1, None, {}
+    )
+
+
 def test_the_servers_see_the_receiver_and_not_the_path_that_we_have(tmp_path: Path):
     seen = server_environment(config_of(tmp_path), 1, None, {"PYTHONPATH": "ours", "HOME": "/h"})
     assert (Path(seen["PYTHONPATH"]) / "forage_receiver.py").is_file()

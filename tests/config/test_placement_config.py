@@ -43,6 +43,10 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             {"rollout": {"engine": {"cache_on_update": "keep"}}},
             "cache_on_update: keep does nothing at rollout.max_staleness 0",
         ),
+        (
+            {"placement": {"engine": {"kind": "vllm", "transfer": "adapters"}}},
+            "placement.engine.transfer is adapters, and the run learns none",
+        ),
         ({"device": "cpu", "placement": {"gpus_per_node": 2}}, "asks for 2 GPUs"),
         (
             {"placement": {"engine": {"kind": "vllm", "urls": ["10.0.0.5:8000"]}}},

@@ -1,4 +1,4 @@
-"""SAPO, GMPO, A-3PO, straight-through and weighted KL, rejection by divergence: plain loops.
+"""SAPO, GMPO, Clip-Cov, KL-Cov, A-3PO, forms of KL, rejection by divergence: plain loops.
 
 Written from the papers' formulas and not from the code under test.
 """
@@ -13,11 +13,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from forage.algorithms.loss.aggregation import sequence_mean
+from forage.algorithms.loss.clip_cov_loss import clip_cov_loss, token_covariances
 from forage.algorithms.loss.clipped_loss import clipped_loss
 from forage.algorithms.loss.corrections import CorrectionConfig, reject_by_divergence
 from forage.algorithms.loss.gmpo_loss import gmpo_loss
 from forage.algorithms.loss.interpolated_loss import interpolated_loss
 from forage.algorithms.loss.kl import KlConfig, KlForm, kl_estimate, weighted_kl
+from forage.algorithms.loss.kl_cov_loss import kl_cov_loss
 from forage.algorithms.loss.sapo_loss import sapo_loss
 from forage.config.algorithm_config import AlgorithmConfig
 
@@ -55,6 +57,48 @@ def test_sapo_is_its_formula_and_its_gradient_the_papers_weight(rows, good, bad)
         assert loss == pytest.approx(-4 / t * p * advantage, abs=1e-12)
         weights.append(-4 * p * (1 - p) * ratio * advantage)
     assert gradient(loss_M, new_M) == pytest.approx(weights, abs=1e-9)
+
+
+def covariances(rows: list[tuple[float, float, float]]) -> list[float]:
+    mean_new = sum(new for new, _, _ in rows) / len(rows)
+    mean_advantage = sum(advantage for _, _, advantage in rows) / len(rows)
+    return [(new - mean_new) * (advantage - mean_advantage) for new, _, advantage in rows]
+
+
+@given(tokens, numbers(0.01, 1), numbers(0.1, 3))
+def test_kl_cov_holds_the_tokens_of_the_largest_covariance_and_clips_none(rows, share, coefficient):
+    new_M, old_M, advantages_M = columns(rows)
+    loss_M, metrics = kl_cov_loss(new_M, old_M, advantages_M, share, coefficient)
+    num_held = max(1, int(share * len(rows)))
+    held = metrics["loss/covariance_fraction"].tolist()
+    ranked = covariances(rows)
+    assert sum(held) == num_held
+    chosen = [c for c, is_held in zip(ranked, held, strict=True) if is_held]
+    others = [c for c, is_held in zip(ranked, held, strict=True) if not is_held]
+    assert not others or min(chosen) >= max(others) - 1e-9
+    for loss, (new, old, advantage), is_held in zip(loss_M.tolist(), rows, held, strict=True):
+        expected = -math.exp(new - old) * advantage + is_held * coefficient * abs(new - old)
+        assert loss == pytest.approx(expected, abs=1e-9)
+
+
+@given(tokens, numbers(0.01, 1), numbers(-2, 0), numbers(0.1, 4), st.integers(0, 9))
+def test_clip_cov_draws_its_share_among_unclipped_tokens_between_the_bounds(
+    rows, share, low, high, seed
+):
+    new_M, old_M, advantages_M = columns(rows)
+    drawn_from = token_covariances(new_M, advantages_M)
+    assert drawn_from.tolist() == pytest.approx(covariances(rows), abs=1e-9)
+    ratio_M = (new_M - old_M).exp()
+    arguments = (ratio_M, advantages_M, drawn_from, 0.2, 0.3, share, (low, high), seed)
+    loss_M, metrics = clip_cov_loss(*arguments)
+    plain_M, plain = clipped_loss(new_M, old_M, advantages_M, 0.2, 0.3)
+    drawn_M = metrics["loss/covariance_fraction"] > 0
+    may_M = (drawn_from > low) & (drawn_from < high) & (plain["loss/clip_fraction"] == 0)
+    assert drawn_M.sum() == min(int(may_M.sum()), max(1, int(share * len(rows))))
+    assert not (drawn_M & ~may_M).any()
+    assert torch.equal(loss_M[~drawn_M], plain_M[~drawn_M])
+    assert (loss_M[drawn_M] == 0).all()
+    assert torch.equal(clip_cov_loss(*arguments)[0], loss_M), "a resumed run draws the same"
 
 
 def test_sapo_at_ratio_one_is_the_policy_gradient_whatever_the_temperature():

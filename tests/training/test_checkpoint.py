@@ -404,4 +404,5 @@ def test_the_state_is_json_that_one_can_read(tmp_path: Path):
         "seed": 42,
         "record_offsets": {"metrics.jsonl": 0},
         "baseline": None,
+        "settings": "",
     }

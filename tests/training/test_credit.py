@@ -432,6 +432,10 @@ OVERLONG = {"overlong": {"max_tokens": 4, "buffer_tokens": 2}}
 KL = {"kl": {"coefficient": 0.1}}
 PROTECTED = {"aggregate": "sequence_mean", "likelihood_protection": {"coefficient": 0.5}}
 GSPO = {"loss": "gspo", "aggregate": "sequence_mean", "advantage": NO_BASELINE}
+CLIP_COV = {
+    "loss": {"kind": "clip_cov", "share": 0.3, "min_covariance": -9.0, "max_covariance": 9.0}
+}
+KL_COV = {"loss": {"kind": "kl_cov", "share": 0.3}}
 ALL_LOSE = {"overlong": {"max_tokens": 1, "buffer_tokens": 1, "penalty": 3.0}}
 KNOBS: list[tuple[dict[str, Any], str, Any]] = [
     ({}, "advantage", "rloo"),
@@ -464,6 +468,13 @@ KNOBS: list[tuple[dict[str, Any], str, Any]] = [
     ({"loss": "sapo"}, "loss.temperature_good", 3.0),
     ({"loss": "sapo"}, "loss.temperature_bad", 3.0),
     ({"loss": "gmpo", "aggregate": "sequence_mean"}, "loss.bound", 0.01),
+    (CLIP_COV, "loss.low", 0.01),
+    (CLIP_COV, "loss.high", 0.01),
+    (CLIP_COV, "loss.share", 0.9),
+    (CLIP_COV, "loss.min_covariance", 8.0),
+    (CLIP_COV, "loss.max_covariance", -8.0),
+    (KL_COV, "loss.share", 0.9),
+    (KL_COV, "loss.coefficient", 3.0),
     ({"loss": "interpolated"}, "loss.low", 0.01),
     ({"loss": "interpolated"}, "loss.high", 0.01),
     ({}, "decoupled", True),

@@ -80,6 +80,12 @@ class EngineHttp:
         """Raises ``ServerFailed``, which says what the server failed to do."""
         return self._or_raise(await self._control.post(path, body, self._update_timeout_s), doing)
 
+    async def tell(self, path: str, body: dict[str, Any], doing: str) -> None:
+        """As ``post``, where the reply is a sentence."""
+        failure = await self._control.tell(path, body, self._update_timeout_s)
+        if failure is not None:
+            raise ServerFailed(self.url, doing, failure)
+
     async def close(self) -> None:
         await self._turns.close()
         await self._control.close()

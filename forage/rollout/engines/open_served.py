@@ -39,7 +39,7 @@ async def open_served(
     for url in addresses.urls:
         match settings:
             case VllmPlacement():
-                await _check(url, settings, config.environment.max_tokens, codec)
+                await _check(url, settings, config, codec)
                 servers.append(VllmServer(url, *timeouts, num_turns))
             case SglangPlacement():
                 keeps_keys = settings.cache_on_update == "keep"
@@ -53,8 +53,11 @@ async def open_served(
         await engine.close()
 
 
-async def _check(url: str, settings: VllmPlacement, max_tokens: int, codec: Codec) -> None:
-    faults = await find_faults(url, settings.transfer == "group", max_tokens, codec)
+async def _check(url: str, settings: VllmPlacement, config: RunConfig, codec: Codec) -> None:
+    lora = config.model.lora
+    lora_rank = lora.rank if lora is not None and settings.transfer == "adapters" else 0
+    max_tokens, has_receiver = config.environment.max_tokens, settings.transfer != "disk"
+    faults = await find_faults(url, has_receiver, max_tokens, codec, lora_rank)
     for fault in faults:
         if not fault.is_fatal:
             LOG.warning("the server %s: %s", url, fault)

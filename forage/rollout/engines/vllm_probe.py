@@ -46,12 +46,17 @@ class Fault:
 
 
 async def find_faults(
-    url: str, has_receiver: bool, max_tokens: int = 0, codec: Codec | None = None
+    url: str,
+    has_receiver: bool,
+    max_tokens: int = 0,
+    codec: Codec | None = None,
+    lora_rank: int = 0,
 ) -> list[Fault]:
     """What is wrong with the server at ``url``.
 
     ``has_receiver``: whether it should have Forage's. ``max_tokens`` is the budget of an episode,
-    ``codec`` has the recipe's tokenizer; without them they are not compared.
+    ``codec`` has the recipe's tokenizer; without them they are not compared. ``lora_rank`` is that
+    of adapters which it should hold beside its model.
     """
     http = JsonServer(url, max_connections=4)
     try:
@@ -62,7 +67,7 @@ async def find_faults(
         faults = await _missing_routes(http)
         if faults and faults[-1].is_fatal:
             return faults
-        faults += await _wrong_settings(http, has_receiver, max_tokens)
+        faults += await _wrong_settings(http, has_receiver, max_tokens, lora_rank)
         if codec is not None:
             faults += await _other_tokenizer(http, codec)
         return faults
@@ -89,7 +94,9 @@ async def _missing_routes(http: JsonServer) -> list[Fault]:
     return faults
 
 
-async def _wrong_settings(http: JsonServer, has_receiver: bool, max_tokens: int) -> list[Fault]:
+async def _wrong_settings(
+    http: JsonServer, has_receiver: bool, max_tokens: int, lora_rank: int
+) -> list[Fault]:
     about = await http.get("/server_info?config_format=json", _ACCOUNT_S)
     if isinstance(about, RemoteFailure):
         return [Fault(f"it does not say how it was started: {about.detail}", _DEV_MODE)]
@@ -112,6 +119,13 @@ async def _wrong_settings(http: JsonServer, has_receiver: bool, max_tokens: int)
             '\'{"backend": "forage"}\', or set placement.engine.transfer: disk'
         )
         faults.append(Fault("it has no receiver for weights", remedy))
+    room = (config.get("lora_config") or {}).get("max_lora_rank") or 0
+    if room < lora_rank:
+        remedy = (
+            f"start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, --enable-lora "
+            f"and --max-lora-rank {lora_rank} or more, or set placement.engine.transfer: group"
+        )
+        faults.append(Fault(f"it has room for adapters of rank {room}", remedy))
     scheduler = config.get("scheduler_config") or {}
     device = (config.get("device_config") or {}).get("device_type", "")
     if device == "cpu" and scheduler.get("enable_chunked_prefill"):

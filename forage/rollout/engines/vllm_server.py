@@ -20,6 +20,9 @@ from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_com
 from forage.rollout.engines.engine_server import Bucket, JoinInfo, Part, ServerFailed, Tensors
 from forage.types import Completion, FailureKind, Sampling
 
+_ADAPTERS = "adapters"
+"""The name of the policy's adapters at a server that has the base alone."""
+
 
 class _Logprob(BaseModel):
     logprob: float
@@ -47,6 +50,8 @@ class VllmServer:
         self.url = url
         self._http = EngineHttp(url, timeout_s, update_timeout_s, max_connections)
         self._numbers = itertools.count()
+        self._model: dict[str, str] = {}
+        """What names the model in a turn: nothing for the one that is served."""
 
     async def sample(self, token_ids: Sequence[int], sampling: Sampling, salt: str) -> Completion:
         """Sample one turn; see ``EngineServer``. A turn cancelled here is aborted there."""
@@ -55,6 +60,7 @@ class VllmServer:
             "token_ids": list(token_ids),
             "sampling_params": _sampling_params(sampling, len(token_ids)),
             "cache_salt": salt,
+            **self._model,
         }
         read = partial(_read_turn, max_tokens=sampling.max_tokens)
         return await self._http.sample("/inference/v1/generate", body, read)
@@ -128,6 +134,17 @@ class VllmServer:
             if failed.failure.kind is not FailureKind.SERVER_ERROR:
                 raise
             await self._call("reload_weights", {"weights_path": str(folder)}, f"load {folder}")
+        await self._http.post("/update_weight_version", {"new_version": version}, "take a version")
+
+    async def load_adapters(self, folder: Path, version: str) -> None:
+        """Adapters of peft in the place of those that it has; turns name them from then on."""
+        models = await self._http.get("/v1/models", "name its models")
+        if any(model["id"] == _ADAPTERS for model in models["data"]):
+            await self._call("load_adapters", {"folder": str(folder)}, f"load {folder}")
+        else:
+            body = {"lora_name": _ADAPTERS, "lora_path": str(folder)}
+            await self._http.tell("/v1/load_lora_adapter", body, f"load {folder}")
+        self._model = {"model": _ADAPTERS}
         await self._http.post("/update_weight_version", {"new_version": version}, "take a version")
 
     async def close(self) -> None:

@@ -1,11 +1,11 @@
-"""The two ways of weights to servers: a group of processes, and files that both sides see."""
+"""The ways of weights to servers: a group of processes, and files that both sides see."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -133,13 +133,29 @@ class GroupTransport:
         return UpdateFailed(dead)
 
 
-class DiskTransport:
-    """A Hugging Face folder for each version, which the servers load and which is then removed."""
+async def load_weights(server: EngineServer, folder: Path, version: str) -> None:
+    """A whole model, by a server of any kind."""
+    await server.load_from_disk(folder, version)
 
-    def __init__(self, write: Callable[[Path], None], folder: Path) -> None:
-        """``write`` writes the trainer's weights as they are; ``folder`` is seen by all servers."""
+
+async def load_adapters(server: EngineServer, folder: Path, version: str) -> None:
+    """Adapters, beside the base that a vLLM server has."""
+    await _vllm(server).load_adapters(folder, version)
+
+
+class DiskTransport:
+    """A folder for each version, which the servers load and which is then removed."""
+
+    def __init__(
+        self,
+        write: Callable[[Path], None],
+        folder: Path,
+        load: Callable[[EngineServer, Path, str], Awaitable[None]] = load_weights,
+    ) -> None:
+        """``write`` writes what ``load`` loads; ``folder`` is seen by all servers."""
         self._write = write
         self._folder = folder
+        self._load = load
 
     async def bring(self, members: Sequence[Member], version: str) -> None:
         folder = self._folder.absolute() / f"version_{version}"
@@ -148,7 +164,7 @@ class DiskTransport:
         except OSError as error:
             raise UserError(f"cannot write the weights to {folder}: {error.strerror}") from error
         try:
-            await each(members, lambda server: server.load_from_disk(folder, version))
+            await each(members, lambda server: self._load(server, folder, version))
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 from forage.algorithms.dapo import DynamicSamplingConfig, choose, oversampled
@@ -72,6 +73,10 @@ class GroupSource(Protocol):
         """The groups of ``step``; raises ``UserError`` where there is nothing to learn from."""
         ...
 
+    def finished_ahead(self) -> dict[str, Episode]:
+        """Episodes that are over and not learnt yet, by the key of their job."""
+        ...
+
     async def close(self) -> None:
         """Nothing more is asked for."""
         ...
@@ -81,8 +86,16 @@ class GroupsInFlight:
     """Plays the groups of one training step after another."""
 
     def __init__(
-        self, config: RunConfig, questions: StepQuestions, play: Play, score: Score, worth: Worth
+        self,
+        config: RunConfig,
+        questions: StepQuestions,
+        play: Play,
+        score: Score,
+        worth: Worth,
+        kept: Mapping[str, Episode] = MappingProxyType({}),
     ) -> None:
+        """``kept``: what ``finished_ahead`` gave before the run was stopped; not played again."""
+        self._kept = dict(kept)
         self._dynamic = config.algorithm.dynamic_sampling
         self._trainer = config.trainer
         self._max_staleness = config.rollout.max_staleness
@@ -92,6 +105,8 @@ class GroupsInFlight:
         self._score = score
         self._worth = worth
         self._room = asyncio.Semaphore(config.rollout.max_concurrent_episodes)
+        self._door = asyncio.Lock()
+        """One begins after the other: thousands at once would hold the loop for seconds."""
         self._tasks: set[asyncio.Task[Episode]] = set()
         self._started: dict[int, list[_Started]] = {}
 
@@ -104,10 +119,21 @@ class GroupsInFlight:
         for ahead in range(step, min(step + self._max_staleness + 1, self._trainer.num_steps)):
             if ahead not in self._started:
                 self._started[ahead] = self._start(self._questions_to_play(ahead), f"{ahead}")
-        groups = await self._finish(self._started.pop(step))
+        groups = await self._finish(self._started[step])
+        del self._started[step]
         if self._dynamic is None:
             return StepGroups(tuple(groups), tuple(groups))
         return await self._replace_flat(step, groups, self._dynamic)
+
+    def finished_ahead(self) -> dict[str, Episode]:
+        """See ``GroupSource``; a checkpoint keeps them."""
+        begun = [each for started in self._started.values() for each in started]
+        over = [task for each in begun for task in each.tasks if task.done()]
+        return {
+            task.get_name(): task.result()
+            for task in over
+            if not task.cancelled() and task.exception() is None
+        }
 
     async def close(self) -> None:
         """Cancel the episodes in flight and wait until they have gone."""
@@ -144,7 +170,11 @@ class GroupsInFlight:
 
     async def _run(self, job: Job) -> Episode:
         """Play and score one episode; episodes get room in the order they were started."""
+        if (kept := self._kept.pop(job.key, None)) is not None:
+            return kept
         async with self._room:
+            async with self._door:
+                await asyncio.sleep(0)
             episode = await self._play(job)
         return replace(episode, reward=await self._score(episode))  # a judge's wait holds no room
 

@@ -107,10 +107,12 @@ async def play_all(
 
     The first exception (a bug, or a full disk) cancels the rest and is raised.
     """
-    waiting = iter(jobs)
+    waiting, door = iter(jobs), asyncio.Lock()
 
     async def work() -> None:
         for job in waiting:
+            async with door:  # thousands that begin at once would hold the loop for seconds
+                await asyncio.sleep(0)
             on_done(job, await play(job))
 
     workers = [asyncio.create_task(work()) for _ in range(max_in_flight)]

@@ -23,7 +23,7 @@ from forage.episode_json import EpisodeRecord, record_from_json
 from forage.errors import UserError
 from forage.records import GREEDY_ARM, ROLLBACKS_FILE
 from forage.rollout.play.groups import StepGroups, Worth
-from forage.types import Group
+from forage.types import Episode, Group
 
 _HEAD = re.compile(rb'\{"step":(\d+),"arm":(null|"greedy"),')
 """How our own files begin a line; others are read whole to know their step."""
@@ -67,6 +67,10 @@ class RecordedGroups:
     async def next_groups(self, step: int) -> StepGroups:
         """The groups of ``step`` in the order played; raises ``UserError`` for unusable ones."""
         return await asyncio.to_thread(self._read, self._stretches[step])
+
+    def finished_ahead(self) -> dict[str, Episode]:
+        """None: what was recorded is there."""
+        return {}
 
     async def close(self) -> None:
         """Nothing is open between two steps."""

@@ -6,6 +6,7 @@ Each trap that once killed a server, or was wrong without a word, has a test her
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from forage.config.model_config import ModelConfig
+from forage.config.model_config import LoraConfig, ModelConfig
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.rollout.engines.engine_server import Tensors
@@ -24,8 +25,9 @@ from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.vllm_probe import find_faults
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.rollout.engines.weight_sender import fill_buckets, tensors_of
-from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport
+from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport, load_adapters
 from forage.rollout.engines.weight_update import ServerUpdates
+from forage.training import lora
 from forage.training.model import load_tokenizer, weights_by_name, write_weights
 from forage.types import Completion, ContextOverflow, FinishReason, Sampling
 from tests.fakes import tiny_codec
@@ -319,6 +321,68 @@ async def test_weights_also_travel_through_files_and_heads_are_the_new_ones(tmp_
         completion = await it.engine.generate(PROMPT, ask("disk"))
         assert completion.versions_T[0] == it.version
         assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_adapters_travel_alone_and_turns_in_flight_go_on_with_the_new_ones(tmp_path: Path):
+    """vLLM's own load in place brings back old adapters with each turn that began under them."""
+    rank = 4
+    url = real_server(0, lora_rank=rank)
+    assert await find_faults(url, True, MAX_TOKENS, lora_rank=8) == []
+    (too_small,) = await find_faults(url, True, MAX_TOKENS, lora_rank=9)
+    assert "room for adapters of rank 8" in str(too_small)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
+    lora.add_adapters(model, LoraConfig(rank=rank, alpha=rank), str(random_model()), seed=0)
+    server = VllmServer(url, 120.0, 20.0, 64)
+    pool = ServerPool([server], 60.0)
+    engine, version = ServedEngine(pool), 0
+    write = partial(lora.save_adapters, model)
+    transport = DiskTransport(write, tmp_path, load_adapters)
+    updates = ServerUpdates(pool, transport, recomputes=True)
+    expected: dict[int, PreTrainedModel] = {}
+
+    async def publish() -> None:
+        nonlocal version
+        version += 1
+        torch.manual_seed(version)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if ".lora_" in name:
+                    weight += 0.2 * torch.randn_like(weight)
+        async with updates.updating(lambda: version):
+            pass
+        expected[version] = AutoModelForCausalLM.from_config(model.config).eval()
+        expected[version].load_state_dict(dict(lora.merged_weights(model)), strict=False)
+        expected[version].tie_weights()
+
+    async def turn() -> Completion:
+        """One under new adapters, checked."""
+        await publish()
+        completion = await engine.generate(PROMPT, ask(f"adapters {version}"))
+        assert {*completion.versions_T} == {version}
+        now = logprobs_of(expected[version], PROMPT, completion.token_ids_T)
+        assert difference(completion, now) < 1e-4
+        if version > 1:
+            before = logprobs_of(expected[version - 1], PROMPT, completion.token_ids_T)
+            assert difference(completion, before) > 0.05, "the adapters are others"
+        return completion
+
+    try:
+        await turn()
+        completion = await turn()
+        while len({*completion.versions_T}) == 1:  # it may end before the update comes
+            longest = ask(f"in flight at {version}", max_tokens=300, stop_ids=())
+            in_flight = asyncio.create_task(engine.generate(PROMPT, longest))
+            while await metric(server, "vllm:num_requests_running") == 0 and not in_flight.done():
+                await asyncio.sleep(0.01)
+            await publish()
+            completion = await in_flight
+        late = torch.tensor(completion.versions_T) == version
+        now = logprobs_of(expected[version], PROMPT, completion.token_ids_T)
+        sampled = torch.tensor(completion.logprobs_T).double()
+        assert (sampled - now)[late].abs().max() < 1e-4
+    finally:
+        await engine.close()
     assert list(tmp_path.iterdir()) == []
 
 

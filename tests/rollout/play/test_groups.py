@@ -175,6 +175,35 @@ async def test_a_bug_in_a_group_started_ahead_is_raised_when_its_step_comes():
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_what_was_over_before_a_stop_is_kept_and_only_the_rest_is_played_again():
+    """Groups that were finished ahead, and those of the step that was stopped, were lost."""
+    stage, config = Stage(), config_of(max_staleness=1, num_steps=2)
+    groups = groups_of(stage.play, config)
+    waiting = asyncio.create_task(groups.next_groups(0))
+    await settle()
+    over = {"0/q1/0", "1/q3/0", "1/q3/1"}
+    for key in over:
+        stage.finish(key)
+    await settle()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await groups.close()
+    kept = groups.finished_ahead()
+    assert {*kept} == over
+
+    stage = Stage()
+    of_steps = cast(StepQuestions, Questions())
+    resumed = GroupsInFlight(config, of_steps, stage.play, score, EverythingTeaches(), kept)
+    playing = asyncio.create_task(resumed.next_groups(0))
+    await settle()
+    assert len(stage.started) == 2 * STEP_SIZE * GROUP_SIZE - len(over)
+    assert not over & {*stage.started}
+    for key in stage.started:
+        stage.finish(key)
+    assert (await playing).chosen[1].episodes_G[0] is kept["0/q1/0"]
+    assert (await resumed.next_groups(1)).chosen[0].episodes_G == (kept["1/q3/0"], kept["1/q3/1"])
+
+
 async def test_closing_cancels_the_groups_in_flight():
     stage = Stage()
     groups = groups_of(stage.play, config_of(max_staleness=1, num_steps=3, num_in_flight=4))
