@@ -35,6 +35,9 @@ class EpisodeRecord:
     ``tokenizer`` is None in a file that does not say what its tokens mean. ``group`` numbers the
     groups of a training step in the order played, and ``is_chosen`` says whether the step learnt
     from it; both are None outside training, and in files from before they were recorded.
+    ``advantages_T`` is what each sampled token of a learnt episode was weighed with, and
+    ``trainer_logprobs_T`` what the trainer found it to be before the step, where the algorithm
+    computes that anew; else they are empty.
     """
 
     step: int
@@ -43,6 +46,11 @@ class EpisodeRecord:
     tokenizer: TokenizerId | None = None
     group: int | None = None
     is_chosen: bool | None = None
+    advantages_T: tuple[float, ...] = ()
+    trainer_logprobs_T: tuple[float, ...] = ()
+
+
+_LEARNT = ("advantages", "trainer_logprobs")
 
 
 def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
@@ -50,7 +58,9 @@ def record_from_json(row: Mapping[str, Any]) -> EpisodeRecord:
     known = row.get("tokenizer")  # files from before it was recorded have none
     tokenizer = None if known is None else TokenizerId(known["name"], known["sha256"])
     place = row.get("group"), row.get("is_chosen")
-    return EpisodeRecord(row["step"], row["arm"], episode_from_json(row), tokenizer, *place)
+    episode = episode_from_json(row)
+    learnt = (_learnt_from_json(row.get(name), episode) for name in _LEARNT)
+    return EpisodeRecord(row["step"], row["arm"], episode, tokenizer, *place, *learnt)
 
 
 def record_to_json(record: EpisodeRecord) -> dict[str, Any]:
@@ -63,7 +73,15 @@ def record_to_json(record: EpisodeRecord) -> dict[str, Any]:
     }
     if record.group is not None:
         row |= {"group": record.group, "is_chosen": record.is_chosen}
-    return row | episode_to_json(record.episode)
+    row |= episode_to_json(record.episode)
+    for name, values_T in zip(
+        _LEARNT, (record.advantages_T, record.trainer_logprobs_T), strict=True
+    ):
+        if values_T:
+            numbers = [_number_to_json(value) for value in values_T]
+            # Most estimators give an episode one advantage.
+            row[name] = numbers if len(set(numbers)) > 1 else numbers[0]
+    return row
 
 
 def episode_to_json(episode: Episode) -> dict[str, Any]:
@@ -120,6 +138,13 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
     )
 
 
+def _learnt_from_json(value: Any, episode: Episode) -> tuple[float, ...]:
+    """A figure of each sampled token; one number stands for all."""
+    if value is None or isinstance(value, list):
+        return tuple(float(number) for number in value or ())
+    return (float(value),) * sum(len(s.logprobs_T) for s in episode.segments)
+
+
 def _reward_to_json(reward: Reward) -> dict[str, Any]:
     row: dict[str, Any] = {
         "value": _number_to_json(reward.value),
@@ -152,6 +177,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
                 "failure": call.failure.value if call.failure else None,
                 "seconds": _number_to_json(call.seconds),
             }
+            | ({"scores": [_number_to_json(s) for s in call.scores_K]} if call.scores_K else {})
             for call in turn.calls
         ],
         "generate_s": _number_to_json(turn.generate_s),
@@ -176,6 +202,7 @@ def _call_from_json(row: Mapping[str, Any]) -> ToolCall:
         result_ids_K=tuple(row["result_ids"]),
         failure=FailureKind(row["failure"]) if row["failure"] else None,
         seconds=float(row["seconds"]),
+        scores_K=tuple(float(score) for score in row.get("scores", ())),
     )
 
 

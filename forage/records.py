@@ -27,6 +27,8 @@ from forage.types import Episode, Group, TokenizerId
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+    from forage.batch import Weighed
+
 LOG = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
@@ -87,15 +89,32 @@ class RunRecords:
         for episode in episodes:
             self._write_episode(EpisodeRecord(step, arm, episode, self._tokenizer))
 
-    def write_groups(self, step: int, played: Sequence[Group], chosen: Sequence[Group]) -> None:
-        """Append the episodes of a step's groups, then the greedy ones; ``chosen`` were learnt."""
+    def write_groups(
+        self,
+        step: int,
+        played: Sequence[Group],
+        chosen: Sequence[Group],
+        weighed: Sequence[Weighed] = (),
+        has_trainer_logprobs: bool = False,
+    ) -> None:
+        """Append the episodes of a step's groups, then the greedy ones; ``chosen`` were learnt.
+
+        ``weighed`` brings their advantages, and the trainer's log-probabilities if it has them.
+        """
         learnt = {id(group) for group in chosen}
+        figures: dict[int, tuple[tuple[float, ...], ...]] = {}
+        for each in weighed:
+            trainers = each.old_logprobs_M.tolist() if has_trainer_logprobs else ()
+            figures[id(each.episode)] = (tuple(each.advantages_M.tolist()), tuple(trainers))
         for arm in (None, GREEDY_ARM):
             for number, group in enumerate(played):
                 greedy = () if group.greedy is None else (group.greedy,)
                 place = (number, id(group) in learnt)
                 for episode in group.episodes_G if arm is None else greedy:
-                    self._write_episode(EpisodeRecord(step, arm, episode, self._tokenizer, *place))
+                    of_tokens = figures.get(id(episode), ())
+                    self._write_episode(
+                        EpisodeRecord(step, arm, episode, self._tokenizer, *place, *of_tokens)
+                    )
 
     def _write_episode(self, record: EpisodeRecord) -> None:
         self._files[EPISODES_FILE].write(json_line(record_to_json(record)))

@@ -12,8 +12,10 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
+from forage.batch import Weighed
 from forage.cluster.model_servers import open_servers
 from forage.cluster.places import open_places
 from forage.config.run_config import RunConfig
@@ -152,8 +154,10 @@ class _Run:
                     self.clock = PhaseClock()
                     groups = await self.stop.or_stop(source.next_groups(step))
                     self.clock.lap("rollout")
-                    metrics = {} if self.played else await self._learn_from(step, groups.chosen)
-                    await self._after_step(step, groups, metrics, bar)
+                    weighed, metrics = [], {}
+                    if not self.played:
+                        weighed, metrics = await self._learn_from(step, groups.chosen)
+                    await self._after_step(step, groups, weighed, metrics, bar)
                     self.clock.lap("checkpoint")
                     if self.trace:
                         self.trace.step(step, self.clock)
@@ -178,7 +182,9 @@ class _Run:
         rest = (self.scorer, self.credit, self.savepoints.ahead)
         return GroupsInFlight(self.config, self.questions, play, *rest)
 
-    async def _learn_from(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+    async def _learn_from(
+        self, step: int, groups: Sequence[Group]
+    ) -> tuple[list[Weighed], dict[str, float]]:
         """Weigh the groups, pack them, learn them, and publish the weights that come of it."""
         trainer = self.trainer
         if self.config.placement.engine.offload:
@@ -192,10 +198,15 @@ class _Run:
         self.clock.lap("train")
         await self.weights.publish()
         self.clock.lap("publish")
-        return learnt | seen | credited | unmasked
+        return list(chain.from_iterable(weighed_P)), learnt | seen | credited | unmasked
 
     async def _after_step(
-        self, step: int, groups: StepGroups, metrics: dict[str, float], bar: Bar
+        self,
+        step: int,
+        groups: StepGroups,
+        weighed: Sequence[Weighed],
+        metrics: dict[str, float],
+        bar: Bar,
     ) -> None:
         """Report, evaluate, record, act on alarms, write a checkpoint: each on its own cadence."""
         config, clock, episodes = self.config, self.clock, groups.episodes
@@ -207,7 +218,8 @@ class _Run:
                 metrics |= await self.stop.or_stop(self.evaluation.play_subset())
                 clock.lap("evaluate")
         finally:  # the weights have taken the step: it is recorded, also when a stop comes here
-            self.records.write_groups(step, groups.played, groups.chosen)
+            has_logprobs = config.algorithm.needs_recomputed_logprobs
+            self.records.write_groups(step, groups.played, groups.chosen, weighed, has_logprobs)
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
         self.savepoints.check()

@@ -216,8 +216,9 @@ class ActionKind(StrEnum):
 class ToolCall:
     """One use of a tool that was run, with its arguments by name.
 
-    ``result_ids_K`` name what was shown of the result (passages, an address); ``seconds`` are
-    wall-clock. With a ``failure`` nothing was shown but that the call failed.
+    ``result_ids_K`` name what was shown of the result (passages, an address); ``scores_K`` are the
+    retriever's of those, empty where there are none; ``seconds`` are wall-clock. With a ``failure``
+    nothing was shown but that the call failed.
     """
 
     tool: str
@@ -225,6 +226,7 @@ class ToolCall:
     result_ids_K: tuple[str, ...] = ()
     failure: FailureKind | None = None
     seconds: float = 0.0
+    scores_K: tuple[float, ...] = ()
 
 
 def search_call(

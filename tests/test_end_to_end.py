@@ -53,6 +53,13 @@ def assert_sound_records(run_dir: Path, num_steps: int, group_size: int) -> None
         assert len([s for s in episode.segments if s.origin is Origin.SAMPLED]) == len(
             episode.turns
         )
+        num_sampled = sum(len(s.logprobs_T) for s in episode.segments)
+        assert len(record.advantages_T) == num_sampled
+        assert all(
+            len(call.scores_K) == len(call.result_ids_K)
+            for turn in episode.turns
+            for call in turn.calls
+        )
         if episode.status is Status.ANSWERED:
             assert episode.answer is not None
 

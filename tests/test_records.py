@@ -4,12 +4,15 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage.algorithms.packing import unweighed
 from forage.episode_json import episode_from_json, episode_to_json
 from forage.errors import UserError
 from forage.records import (
@@ -23,6 +26,7 @@ from forage.types import (
     ActionKind,
     Episode,
     FailureKind,
+    Group,
     Hop,
     Origin,
     Question,
@@ -267,3 +271,32 @@ def test_the_calls_of_a_turn_come_back_with_arguments_results_and_failure() -> N
     assert round_trip(episode) == episode
     assert (turn.passage_ids_K, turn.search_failure, turn.search_s) == ((), None, 0)
     assert turn.failure is FailureKind.RAISED
+
+
+def test_what_training_noted_of_tokens_stays_with_its_episode(tmp_path: Path):
+    """One advantage for a whole episode is written once; one a token, token by token."""
+    question = make_episode().question
+    episodes = tuple(make_episode(member) for member in range(3))
+    group = Group(question, episodes)
+    same = replace(unweighed(episodes[0]), advantages_M=torch.full((3,), 0.5))
+    each = torch.tensor([0.25, -0.5, math.inf])
+    other = replace(unweighed(episodes[2]), advantages_M=each)
+    with RunRecords(tmp_path, has_tensorboard=False) as records:
+        records.write_groups(0, [group], [group], [same, other], has_trainer_logprobs=True)
+    lines = [json.loads(line) for line in (tmp_path / EPISODES_FILE).read_text().splitlines()]
+    assert lines[0]["advantages"] == 0.5
+    assert lines[2]["advantages"] == [0.25, -0.5, "inf"]
+    assert "advantages" not in lines[1], "it was kept out of the loss"
+    first, left_out, last = read_episodes(tmp_path / EPISODES_FILE)
+    assert first.advantages_T == (0.5, 0.5, 0.5)
+    assert last.advantages_T == (0.25, -0.5, math.inf)
+    assert (left_out.advantages_T, left_out.trainer_logprobs_T) == ((), ())
+    assert first.trainer_logprobs_T == pytest.approx([-0.1, -1 / 3, -2.5])
+
+
+def test_scores_of_passages_survive_and_may_be_missing():
+    call = replace(search_call(["x"], ("p1", "p2")), scores_K=(2.5, -0.25))
+    episode = make_episode()
+    scored = replace(episode, turns=(replace(episode.turns[0], calls=(call,)), episode.turns[1]))
+    assert episode_from_json(json.loads(json.dumps(episode_to_json(scored)))) == scored
+    assert "scores" not in json.dumps(episode_to_json(episode))

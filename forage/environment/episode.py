@@ -221,7 +221,10 @@ class _EpisodeInFlight:
             observation = texts_observation(reply.texts_K, self.environment.codec, budget, frame)
         seconds = time.monotonic() - started
         shown = observation.passage_ids
-        return ToolCall(tool.name, action.arguments, shown, reply.failure, seconds), observation
+        scores = {text.id: text.score for text in reply.texts_K if text.score is not None}
+        scores_K = tuple(scores[name] for name in shown if name in scores)
+        call = ToolCall(tool.name, action.arguments, shown, reply.failure, seconds, scores_K)
+        return call, observation
 
     async def _reply_of(self, tool: Tool, action: actions.Search | actions.Call) -> ToolReply:
         """What the tool gives within its time and the episode's; else a timeout."""

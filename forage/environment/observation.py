@@ -69,10 +69,11 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class ResultText:
-    """One text that a tool gave back, and the id of what it shows where it has one."""
+    """One text that a tool gave back; the id of what it shows and its score, where it has them."""
 
     text: str
     id: str | None = None
+    score: float | None = None
 
 
 def information_frame(codec: Codec) -> Frame:
@@ -112,7 +113,7 @@ def passage_texts(hits: Sequence[Hit], has_addresses: bool = False) -> list[Resu
         passage = hit.passage
         address = f", address: {passage.id}" if has_addresses else ""
         head = f"Doc {number}(Title: {passage.title}{address})"
-        texts.append(ResultText(f"{head} {passage.text}\n", passage.id))
+        texts.append(ResultText(f"{head} {passage.text}\n", passage.id, hit.score))
     return texts
 
 

@@ -52,7 +52,10 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A whole chart, ready to be drawn; the page's script reads ``hover_json``."""
+    """A whole chart, ready to be drawn; the page's script reads ``hover_json``.
+
+    ``metrics`` are the names under which its figures were logged.
+    """
 
     title: str
     y_label: str
@@ -68,6 +71,7 @@ class Chart:
     labels: tuple[Label, ...] = ()
     legend: tuple[tuple[str, str], ...] = ()
     reference: Label | None = None
+    metrics: tuple[str, ...] = ()
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -142,9 +146,8 @@ def line_chart(
     lines: list[Line] = []
     ends: list[Label] = []
     for one in drawn:
-        window = _window(len(one.y_T)) if smooth else 1
-        mean_T = centred_mean(one.y_T, window)
-        if window > 1:
+        mean_T = smoothed(one.y_T) if smooth else one.y_T
+        if smooth and _window(len(one.y_T)) > 1:
             lines += _lines(one, one.y_T, x_axis, y_axis, "thin")
         lines += _lines(one, mean_T, x_axis, y_axis, "thick")
         last = next(y for y in reversed(mean_T) if math.isfinite(y))
@@ -248,6 +251,11 @@ def interval_chart(
         right=right,
         bottom=bottom,
     )
+
+
+def smoothed(y_T: Sequence[float]) -> tuple[float, ...]:
+    """A curve as its thick line shows it."""
+    return centred_mean(y_T, _window(len(y_T)))
 
 
 def centred_mean(y_T: Sequence[float], window: int) -> tuple[float, ...]:

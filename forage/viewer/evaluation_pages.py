@@ -95,8 +95,8 @@ def render_comparison_page(comparison: Comparison) -> str:
     arms = [
         ShownArm(
             compared_arm_name(arm, comparison),
-            _comparison_cards(arm, comparison),
-            _comparison_chart(arm),
+            comparison_cards(arm, comparison),
+            comparison_chart(arm),
             comparison_table(arm, comparison, is_wide=True),
             left_out_text(arm, comparison),
         )
@@ -170,7 +170,8 @@ def _chart(rows: list[IntervalRow]) -> IntervalChart:
     return interval_chart(rows, "exact match", ("", "exact match"))
 
 
-def _comparison_cards(arm: ComparedArm, comparison: Comparison) -> list[Card]:
+def comparison_cards(arm: ComparedArm, comparison: Comparison) -> list[Card]:
+    """What differs at a glance: exact match, its p-value, searches."""
     whole = arm.macro or arm.overall
     em, searches = whole.figure("em"), whole.figure("searches")
     cell = signed_cell(em.difference.interval)
@@ -183,7 +184,8 @@ def _comparison_cards(arm: ComparedArm, comparison: Comparison) -> list[Card]:
     ]
 
 
-def _comparison_chart(arm: ComparedArm) -> IntervalChart:
+def comparison_chart(arm: ComparedArm) -> IntervalChart:
+    """The difference in exact match of an arm and its parts, around zero."""
     slices = compared_slices(arm)
     rows = [IntervalRow(label, None, _em(part), is_head) for label, part, is_head in slices]
     reach = max(max(abs(_em(part).low), abs(_em(part).high)) for _, part, _ in slices)

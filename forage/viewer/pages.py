@@ -27,13 +27,18 @@ def render_page(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def content_security_policy() -> str:
-    """The policy: nothing is loaded, inline style is allowed, and one script, by its hash."""
+def content_security_policy(has_server: bool = False) -> str:
+    """The policy: nothing is loaded, inline style is allowed, and one script, by its hash.
+
+    Pages of the viewer (``has_server``) load the viewer's own scripts, styles and figures too.
+    """
     digest = hashlib.sha256(_read("page.js").encode()).digest()
     script = base64.b64encode(digest).decode()
+    own = " 'self'" if has_server else ""
+    connect = "connect-src 'self'; " if has_server else ""
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-        f"script-src 'sha256-{script}'; base-uri 'none'; form-action 'self'"
+        f"default-src 'none'; style-src 'unsafe-inline'{own}; img-src data:; {connect}"
+        f"script-src 'sha256-{script}'{own}; base-uri 'none'; form-action 'self'"
     )
 
 

@@ -1,17 +1,81 @@
-"""Which metrics make which chart, and the line that explains each: shared by report and viewer.
+"""Which metrics make which chart, and the words under each: shared by report and viewer.
 
-Rows of ``metrics.jsonl`` come in; charts go out, those without any data left out.
+Rows of ``metrics.jsonl`` come in; charts go out, those without any data left out. A note says what
+a chart shows, and then what these very curves did: a claim about them is made from their values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from forage.viewer.charts import Chart, Series, line_chart, stacked_chart
+from forage.viewer.axes import number_text
+from forage.viewer.charts import Chart, Series, line_chart, smoothed, stacked_chart
 
 MetricRow = Mapping[str, float]
+Told = Callable[[Sequence[Series]], str]
+"""What the curves of a chart did, in a sentence."""
+
+HEADLINE_METRICS = (
+    *("reward/mean", "em/mean", "searches/mean", "tokens/sampled_mean", "policy/entropy"),
+    *("optimizer/grad_norm", "policy/logprob_diff_max", "groups/flat"),
+)
+"""What is looked at first, of one run and of several over each other."""
+
+_LEVEL = 1e-6
+"""A metric that varies by less, in its own size where that is above 1, is level."""
+_ENOUGH = 0.15
+"""Searches by which a question may miss its hops on average and count as searched enough."""
+
+
+def ends(one: Series) -> tuple[float, float]:
+    """The first and the last value of a curve."""
+    finite = [y for y in one.y_T if math.isfinite(y)]
+    return finite[0], finite[-1]
+
+
+def from_to(series: Sequence[Series]) -> str:
+    """Where each curve began and ended: "From 0.34 to 0.11"."""
+    parts = [" to ".join(map(number_text, ends(one))) for one in series if _has_values(one)]
+    if len(parts) == 1:
+        return f"From {parts[0]}."
+    names = [one.name for one in series if _has_values(one)]
+    return "; ".join(f"{name}: {part}" for name, part in zip(names, parts, strict=True)) + "."
+
+
+def searches_told(series: Sequence[Series]) -> str:
+    """Whether questions of N hops are searched N times at the end, each kind by its own figure.
+
+    Curves that end at 0.95, 1.5 and 2.9: enough on 1 and 3 hops, too few on 2.
+    """
+    kinds: dict[str, list[str]] = {}
+    for one in series:
+        hops = one.name.partition(" ")[0]
+        if not _has_values(one) or not hops.isdigit():
+            continue
+        last = ends(one)[1]
+        miss = last - int(hops)
+        kind = "as many as needed" if abs(miss) <= _ENOUGH else "fewer" if miss < 0 else "more"
+        kinds.setdefault(kind, []).append(f"{last:.2f} for {one.name}")
+    if not kinds:
+        return from_to(series)
+    told = "; ".join(f"{kind}: {', '.join(parts)}" for kind, parts in kinds.items())
+    return f"At the end, searches against hops: {told}."
+
+
+def float32_told(series: Sequence[Series]) -> str:
+    """Whether the differences stay below the line of float32."""
+    largest = max(y for one in series for y in one.y_T if math.isfinite(y))
+    side = "below" if largest <= _FLOAT32 else "above"
+    return f"The largest is {number_text(largest)}, {side} the dotted line that float32 keeps to."
+
+
+def _has_values(one: Series) -> bool:
+    return any(math.isfinite(y) for y in one.y_T)
+
+
+_FLOAT32 = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +91,51 @@ class Panel:
     reference: tuple[float, str] | None = None
     smooth: bool = True
     is_stacked: bool = False
+    told: Told = from_to
+
+    def level(self, rows: Sequence[MetricRow]) -> str:
+        """What all its curves are throughout, "" where one of them moves or there is none."""
+        told: dict[str, list[str]] = {}
+        for one in self._series(rows):
+            finite = [y for y in one.y_T if math.isfinite(y)]
+            if finite and max(finite) - min(finite) > _LEVEL * max(1.0, abs(finite[0])):
+                return ""
+            if finite:
+                value = 0.0 if abs(finite[0]) <= _LEVEL else finite[0]
+                told.setdefault(number_text(value), []).append(one.name)
+        if len(told) < 2:
+            return f"{self.title} {''.join(told)}" if told else ""
+        return f"{self.title}: " + ", ".join(f"{' and '.join(n)} {v}" for v, n in told.items())
 
     def draw(self, rows: Sequence[MetricRow]) -> Chart | None:
         """The chart of a run's rows; None where no row holds any of the metrics."""
+        series = self._series(rows)
+        if not any(map(_has_values, series)):
+            return None
+        # Words are about the line that is seen: the thick one, where it is a mean.
+        lines = [replace(s, y_T=smoothed(s.y_T)) for s in series] if self.smooth else series
+        note = f"{self.note} {self.told(lines)}" if len(rows) > 1 else self.note
+        metrics = tuple(key for key in self.lines if any(key in row for row in rows))
+        chart = self._drawn(series, note)
+        return None if chart is None else replace(chart, metrics=metrics)
+
+    def _series(self, rows: Sequence[MetricRow]) -> list[Series]:
         # A line alone has the colour s0, several have s1, s2, ...; areas have p1, p2, ...
         first = 1 if len(self.lines) > 1 else 0
         kind = "p" if self.is_stacked else "s"
         steps = tuple(row["step"] for row in rows)
-        series = [
+        return [
             Series(name, f"{kind}{number}", steps, tuple(row.get(key, math.nan) for row in rows))
             for number, (key, name) in enumerate(self.lines.items(), start=first)
             if any(key in row for row in rows)
         ]
+
+    def _drawn(self, series: Sequence[Series], note: str) -> Chart | None:
         if self.is_stacked:
-            return stacked_chart(self.title, self.note, series, y_label=self.y_label)
+            return stacked_chart(self.title, note, series, y_label=self.y_label)
         return line_chart(
             self.title,
-            self.note,
+            note,
             series,
             y_label=self.y_label,
             y_range=self.y_range,
@@ -71,10 +163,10 @@ EXACT_MATCH = Panel(
 )
 SEARCHES = Panel(
     "Searches per question",
-    "A policy that has learnt when to stop searches once for each hop: the lines settle at 1, 2 "
-    "and 3.",
+    "A policy that has learnt when to stop searches once for each hop.",
     {"searches/hops_1": "1 hop", "searches/hops_2": "2 hops", "searches/hops_3": "3 hops"},
     "searches",
+    told=searches_told,
 )
 RESPONSE_LENGTH = Panel(
     "Response length",
@@ -85,7 +177,7 @@ RESPONSE_LENGTH = Panel(
 )
 ENTROPY = Panel(
     "Entropy",
-    "Mean entropy of the distribution that tokens were sampled from. It falls as the policy makes "
+    "Mean entropy of the distribution that tokens were sampled from: low where the policy has made "
     "up its mind; at zero it would explore no more.",
     {"policy/entropy": "entropy"},
     "nats per token",
@@ -95,14 +187,14 @@ HEALTH = (
     Panel(
         "Sampler against trainer",
         "Largest difference between a token's log-probability when sampled and when trained, over "
-        "all tokens of a step. With weights in float32 it stays below the dotted line. Logarithmic "
-        "axis.",
+        "all tokens of a step. Logarithmic axis.",
         {"policy/logprob_diff_max": "difference"},
         "nats",
         y_range=(None, None),
         is_log=True,
-        reference=(1e-5, "float32"),
+        reference=(_FLOAT32, "float32"),
         smooth=False,
+        told=float32_told,
     ),
     Panel(
         "KL divergence",
@@ -119,7 +211,7 @@ HEALTH = (
     ),
     Panel(
         "Learning rate",
-        "Step size of the optimizer, with its warm-up.",
+        "Step size of the optimizer.",
         {"optimizer/learning_rate": "rate"},
         "per step",
         smooth=False,
@@ -184,9 +276,13 @@ def learning_charts(rows: Sequence[MetricRow]) -> list[Chart]:
     return _drawn(panels, rows)
 
 
-def health_charts(rows: Sequence[MetricRow]) -> list[Chart]:
-    """Whether the run was sound: numerics, optimizer, time."""
-    return _drawn(HEALTH, rows)
+def health_charts(rows: Sequence[MetricRow]) -> tuple[list[Chart], str]:
+    """Whether the run was sound: charts of what moved, and one line on all that stayed level."""
+    is_long = len(rows) > 1
+    level = {panel.title: panel.level(rows) if is_long else "" for panel in HEALTH}
+    moved = [panel for panel in HEALTH if not level[panel.title]]
+    told = "; ".join(text for text in level.values() if text)
+    return _drawn(moved, rows), f"Level throughout: {told}." if told else ""
 
 
 def warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:

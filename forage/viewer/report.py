@@ -80,6 +80,7 @@ def render_report(run: ReportInput) -> str:
     """The page as a text."""
     rows = _slice_rows(run.before, run.after)
     warm_start = warm_start_chart(run.warm_start)
+    health, level = health_charts(run.metrics)
     return render_page(
         "report.html",
         run=run,
@@ -88,7 +89,8 @@ def render_report(run: ReportInput) -> str:
         rows=rows,
         intervals_chart=_interval_chart(rows) if rows else None,
         learning=([warm_start] if warm_start else []) + learning_charts(run.metrics),
-        health=health_charts(run.metrics),
+        health=health,
+        level=level,
         questions=_questions(run),
     )
 

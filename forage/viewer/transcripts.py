@@ -8,11 +8,22 @@ What passages hold is untrusted, and leaves here as it came: ``pages`` makes it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from forage.types import SEARCH_TOOL, ActionKind, Episode, Origin, Segment, ToolCall, Turn
+from forage.episode_json import EpisodeRecord
+from forage.types import (
+    SEARCH_TOOL,
+    ActionKind,
+    Episode,
+    Origin,
+    Question,
+    Segment,
+    ToolCall,
+    Turn,
+)
 
 Decode = Callable[[int], str]
 
@@ -22,11 +33,26 @@ _MAX_ARGUMENTS_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """One token: ``info`` is "id", or "id logprob version" of a sampled one, for the tooltip."""
+    """One token: ``info`` is for the tooltip.
+
+    It is "id", or "id logprob version" of a sampled one, then its advantage and the trainer's less
+    the sampler's log-probability where they were recorded, "-" where only the latter was. ``style``
+    is u below a probability of 50 %, n at a new line, g in a golden answer.
+    """
 
     text: str
     info: str
     style: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassageView:
+    """A passage that was shown: ``link`` is its address where its id is one, else ""."""
+
+    id: str
+    is_gold: bool
+    score: float | None
+    link: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +65,19 @@ class BlockView:
     tokens: tuple[TokenView, ...]
     text: str
     is_open: bool
+    turn: int = 0
+    passages: tuple[PassageView, ...] = ()
+    golden_answers: tuple[str, ...] = ()
+    is_parting: bool = False
+
+    def text_pieces(self) -> Iterator[tuple[str, bool]]:
+        """The text in pieces, and whether each is a golden answer."""
+        end = 0
+        for start, stop in _golden_spans(self.text, self.golden_answers):
+            yield self.text[end:start], False
+            yield self.text[start:stop], True
+            end = stop
+        yield self.text[end:], False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +95,8 @@ class EpisodeView:
     seconds: float
     versions: str
     blocks: tuple[BlockView, ...]
+    decisions: tuple[tuple[str, str], ...] = ()
+    advantage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +109,53 @@ class QuestionView:
     hops: tuple[tuple[str, str, str], ...]
     num_hops: int | None
     episodes: tuple[EpisodeView, ...]
+    parting: str = ""
 
 
 def view_question(labelled: Sequence[tuple[str, Episode]], decode: Decode | None) -> QuestionView:
     """Views of the episodes of one question, each under its label."""
-    question = labelled[0][1].question
+    views = [view_episode(label, episode, decode) for label, episode in labelled]
+    return question_view(labelled[0][1].question, views)
+
+
+def question_view(question: Question, views: Sequence[EpisodeView]) -> QuestionView:
+    """A question over views of its episodes; the first decision that they do not share is marked.
+
+    Of "search, answer" and "search, search, answer" it is the second turn.
+    """
+    parting = _first_difference(views)
+    text = ""
+    if parting is not None:
+        views = [_marked(view, parting) for view in views]
+        parts = [f"{view.label}: {_decision_text(view, parting)}" for view in views]
+        text = f"They part in turn {parting + 1}. {'; '.join(parts)}." if len(parts) == 2 else ""
     return QuestionView(
         id=question.id,
         text=question.text,
         golden_answers=question.golden_answers,
         hops=tuple((hop.subject, hop.relation, hop.value) for hop in question.hops),
         num_hops=question.num_hops,
-        episodes=tuple(view_episode(label, episode, decode) for label, episode in labelled),
+        episodes=tuple(views),
+        parting=text,
     )
 
 
-def view_episode(label: str, episode: Episode, decode: Decode | None) -> EpisodeView:
-    """The view of one episode."""
+def view_record(record: EpisodeRecord, decode: Decode | None, where: str = "") -> EpisodeView:
+    """The view of a recorded episode, labelled by when and as what it was played."""
+    played = record.episode
+    label = f"Step {record.step}, member {played.member}"
+    if record.arm:
+        label = f"Step {record.step}, {record.arm.replace('_', ' ')}"
+    return view_episode(f"{where}: {label}" if where else label, played, decode, record)
+
+
+def view_episode(
+    label: str, episode: Episode, decode: Decode | None, record: EpisodeRecord | None = None
+) -> EpisodeView:
+    """The view of one episode; ``record`` brings what training noted of it."""
     reward = episode.reward
     versions = sorted({v for s in episode.segments for v in s.versions_T})
+    advantages = record.advantages_T if record is not None else ()
     return EpisodeView(
         label=label,
         status=episode.status.value.replace("_", " "),
@@ -98,8 +167,40 @@ def view_episode(label: str, episode: Episode, decode: Decode | None) -> Episode
         num_sampled_tokens=episode.num_sampled_tokens,
         seconds=episode.seconds,
         versions=_range_text(versions),
-        blocks=_token_blocks(episode, decode) if decode else _text_blocks(episode),
+        blocks=_token_blocks(episode, decode, record) if decode else _text_blocks(episode),
+        decisions=tuple((turn.kind.value, turn.argument) for turn in episode.turns),
+        advantage=advantages[0] if advantages and len(set(advantages)) == 1 else None,
     )
+
+
+def _first_difference(views: Sequence[EpisodeView]) -> int | None:
+    """The first turn in which not all decide the same, None where all do or there is one alone."""
+    longest = max((len(view.decisions) for view in views), default=0)
+    for turn in range(longest):
+        decided = {
+            (kind, " ".join(argument.lower().split()))
+            for view in views
+            for kind, argument in view.decisions[turn : turn + 1] or (("", ""),)
+        }
+        if len(decided) > 1:
+            return turn
+    return None
+
+
+def _marked(view: EpisodeView, turn: int) -> EpisodeView:
+    blocks = [
+        replace(block, is_parting=block.turn == turn + 1 and block.origin != Origin.OBSERVATION)
+        for block in view.blocks
+    ]
+    return replace(view, blocks=tuple(blocks))
+
+
+def _decision_text(view: EpisodeView, turn: int) -> str:
+    if turn >= len(view.decisions):
+        return "has ended"
+    kind, argument = view.decisions[turn]
+    verb = {"search": "searches for", "answer": "answers", "call": "calls", "invalid": "errs:"}
+    return f"{verb[kind]} “{argument[:_MAX_ARGUMENTS_CHARS]}”"
 
 
 def _em(episode: Episode) -> float:
@@ -107,24 +208,32 @@ def _em(episode: Episode) -> float:
     return episode.reward.parts.get("em", episode.reward.value)
 
 
-def _token_blocks(episode: Episode, decode: Decode) -> tuple[BlockView, ...]:
+def _token_blocks(
+    episode: Episode, decode: Decode, record: EpisodeRecord | None
+) -> tuple[BlockView, ...]:
     """One block a segment. The policy's segment opens the next turn; an observation closes it."""
     blocks: list[BlockView] = []
     turns = iter(enumerate(episode.turns, start=1))
     number, turn = 0, None
+    num_sampled = 0
+    golden = episode.question.golden_answers
     for segment in episode.segments:
         if segment.origin.is_policys:
             number, turn = next(turns, (number + 1, None))
         heading, detail = _heading(segment.origin, number, turn)
         count = len(segment.token_ids_T)
+        learnt = _learnt(record, num_sampled, segment)
+        num_sampled += len(segment.logprobs_T)
         blocks.append(
             BlockView(
                 origin=segment.origin.value,
                 heading=heading,
                 detail=" · ".join(part for part in (detail, _count_text(count)) if part),
-                tokens=_tokens(segment, decode),
+                tokens=_tokens(segment, decode, golden, learnt),
                 text="",
                 is_open=segment.origin is not Origin.PROMPT,
+                turn=number,
+                passages=_passages(segment.origin, turn, episode.question),
             )
         )
     return tuple(blocks)
@@ -140,7 +249,11 @@ def _text_blocks(episode: Episode) -> tuple[BlockView, ...]:
         ):
             if text:
                 heading, detail = _heading(origin, number, turn)
-                blocks.append(BlockView(origin.value, heading, detail, (), text, True))
+                shown = _passages(origin, turn, episode.question)
+                golden = episode.question.golden_answers
+                blocks.append(
+                    BlockView(origin.value, heading, detail, (), text, True, number, shown, golden)
+                )
     return tuple(blocks)
 
 
@@ -181,18 +294,65 @@ def _arguments_text(call: ToolCall) -> str:
     return text if len(text) <= _MAX_ARGUMENTS_CHARS else f"{text[:_MAX_ARGUMENTS_CHARS]}…"
 
 
-def _tokens(segment: Segment, decode: Decode) -> tuple[TokenView, ...]:
+def _passages(origin: Origin, turn: Turn | None, question: Question) -> tuple[PassageView, ...]:
+    """What the searches of an observation's turn showed."""
+    if origin is not Origin.OBSERVATION or turn is None:
+        return ()
+    return tuple(
+        PassageView(
+            id=name,
+            is_gold=name in question.gold_passage_ids,
+            score=call.scores_K[place] if place < len(call.scores_K) else None,
+            link=name if re.match(r"https?://", name) else "",
+        )
+        for call in turn.calls
+        for place, name in enumerate(call.result_ids_K)
+    )
+
+
+def _learnt(record: EpisodeRecord | None, start: int, segment: Segment) -> list[str]:
+    """What a record says of each sampled token of a segment beyond its log-probability."""
+    advantages_T = record.advantages_T if record is not None else ()
+    trainer_T = record.trainer_logprobs_T if record is not None else ()
+    texts: list[str] = []
+    for place, logprob in enumerate(segment.logprobs_T):
+        index = start + place
+        advantage = f"{advantages_T[index]:.4g}" if index < len(advantages_T) else "-"
+        difference = f"{trainer_T[index] - logprob:.3g}" if index < len(trainer_T) else "-"
+        has_any = index < len(advantages_T) or index < len(trainer_T)
+        texts.append(f" {advantage} {difference}" if has_any else "")
+    return texts
+
+
+def _tokens(
+    segment: Segment, decode: Decode, golden_answers: Sequence[str], learnt: Sequence[str]
+) -> tuple[TokenView, ...]:
     is_sampled = segment.origin is Origin.SAMPLED
+    texts = [decode(token_id) for token_id in segment.token_ids_T]
+    spans = [] if segment.origin is Origin.PROMPT else _golden_spans("".join(texts), golden_answers)
     views: list[TokenView] = []
-    for index, token_id in enumerate(segment.token_ids_T):
-        text = decode(token_id)
+    end = 0
+    for index, (token_id, text) in enumerate(zip(segment.token_ids_T, texts, strict=True)):
+        start, end = end, end + len(text)
         info, style = str(token_id), "n" if "\n" in text else ""
         if is_sampled:
             logprob = segment.logprobs_T[index]
-            info += f" {logprob:.4g} {segment.versions_T[index]}"
+            info += f" {logprob:.4g} {segment.versions_T[index]}{learnt[index]}"
             style += " u" if logprob < _UNLIKELY else ""
+        if any(start < stop and first < end for first, stop in spans):
+            style += " g"
         views.append(TokenView(text, info, style.strip()))
     return tuple(views)
+
+
+def _golden_spans(text: str, golden_answers: Sequence[str]) -> list[tuple[int, int]]:
+    """Where a golden answer stands in a text as whole words, in order and without overlaps."""
+    answers = sorted((a.strip() for a in golden_answers if a.strip()), key=len, reverse=True)
+    if not answers:
+        return []
+    pattern = "|".join(re.escape(answer) for answer in answers)
+    matches = re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
+    return [match.span() for match in matches]
 
 
 def _range_text(versions: Sequence[int]) -> str:

@@ -58,6 +58,21 @@ class Sign:
         return value < limit if self.side == "below" else value > limit
 
 
+@dataclass(frozen=True, slots=True)
+class SignState:
+    """Where a sign stands: its last value, what is normal, what may not be passed.
+
+    ``normal`` and ``limit`` are None until a whole window was seen; ``num_beyond`` counts the
+    steps in a row beyond the limit.
+    """
+
+    sign: Sign
+    value: float
+    normal: float | None
+    limit: float | None
+    num_beyond: int
+
+
 @dataclass(slots=True)
 class _Watch:
     """The values of a sign so far."""
@@ -67,9 +82,11 @@ class _Watch:
     best: float | None = None
     since: int | None = None
     num_beyond: int = 0
+    last: float = math.nan
 
     def see(self, step: int, value: float, patience: int) -> Alarm | None:
         """Judge a value and remember it; gives an alarm in the step in which patience ends."""
+        self.last = value
         normal = self._normal()
         if normal is None or not self.sign.is_beyond(value, self.sign.limit(normal)):
             self._remember(value)
@@ -80,6 +97,11 @@ class _Watch:
             return None
         sign = self.sign
         return Alarm(step, self.since, sign.signal, value, normal, sign.limit(normal), sign.meaning)
+
+    def state(self) -> SignState:
+        normal = self._normal()
+        limit = None if normal is None else self.sign.limit(normal)
+        return SignState(self.sign, self.last, normal, limit, self.num_beyond)
 
     def _normal(self) -> float | None:
         """None until a whole window was seen."""
@@ -126,6 +148,10 @@ class Sentinel:
             "sentinel/beyond": float(len(beyond)),
             "sentinel/alarms": float(sum(n >= self.config.patience for n in beyond)),
         }
+
+    def states(self) -> list[SignState]:
+        """Where each sign that has been seen stands now."""
+        return [watch.state() for watch in self._watches.values()]
 
     def _signs(self, metrics: Mapping[str, float]) -> dict[str, Sign]:
         signs = _fixed_signs(self.config, self.max_grad_norm)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from forage.episode_json import EpisodeRecord
 from forage.types import (
     ActionKind,
     Episode,
@@ -15,7 +16,7 @@ from forage.types import (
     Turn,
     search_call,
 )
-from forage.viewer.transcripts import view_episode, view_question
+from forage.viewer.transcripts import view_episode, view_question, view_record
 
 SEARCHED = search_call(["q"], ("p1", "p2"), seconds=1.5)
 EPISODE = Episode(
@@ -130,3 +131,51 @@ def test_a_call_of_another_tool_shows_its_arguments_its_time_and_its_failure() -
     failed = replace(turn, calls=(replace(call, failure=FailureKind.RAISED),))
     blocks = view_episode("x", replace(EPISODE, turns=(failed, EPISODE.turns[1])), decode).blocks
     assert "sum(first: 1, note: x) failed: raised" in blocks[2].detail
+
+
+def test_tokens_tell_the_advantage_and_the_trainers_difference_where_recorded() -> None:
+    record = EpisodeRecord(3, None, EPISODE, None, 0, True, (0.5, 0.5, 0.5), (-0.5, -0.6, -0.01))
+    view = view_record(record, decode)
+    assert [token.info for token in view.blocks[1].tokens] == ["3 -0.5 2 0.5 0", "4 -0.7 3 0.5 0.1"]
+    assert [token.info for token in view.blocks[3].tokens] == ["6 -0.01 3 0.5 0"]
+    assert view.advantage == 0.5
+    known = replace(record, advantages_T=(), trainer_logprobs_T=(-0.5, -0.7, -0.5))
+    view = view_record(known, decode)
+    assert [token.info for token in view.blocks[3].tokens] == ["6 -0.01 3 - -0.49"]
+    assert view.advantage is None
+
+
+def test_passages_are_listed_with_score_gold_mark_and_a_link_where_the_id_is_one() -> None:
+    ids = ("p1", "https://example.org/a", "javascript:alert(1)")
+    call = replace(SEARCHED, result_ids_K=ids, scores_K=(2.5, 1.0, 0.5))
+    episode = replace(EPISODE, turns=(replace(EPISODE.turns[0], calls=(call,)), EPISODE.turns[1]))
+    shown = view_episode("x", episode, decode).blocks[2].passages
+    assert [(p.is_gold, p.score, p.link) for p in shown] == [
+        (True, 2.5, ""),
+        (False, 1.0, "https://example.org/a"),
+        (False, 0.5, ""),
+    ]
+
+
+def test_golden_answers_are_marked_as_whole_words_in_tokens_and_in_text() -> None:
+    texts = {5: "In OSL", 6: "O, not Oslofjord; Oslo"}
+    segments = (Segment(Origin.SAMPLED, (5, 6), (-0.1, -0.1), (1, 1)),)
+    blocks = view_episode("x", replace(EPISODE, segments=segments), lambda i: texts[i]).blocks
+    assert [token.style for token in blocks[0].tokens] == ["g", "g"]
+    turns = (Turn("", ActionKind.ANSWER, ""), Turn("near oslo (Oslofjord)", ActionKind.ANSWER, ""))
+    (block,) = view_episode("x", replace(EPISODE, turns=turns), None).blocks
+    assert list(block.text_pieces()) == [("near ", False), ("oslo", True), (" (Oslofjord)", False)]
+
+
+def test_the_first_decision_that_differs_is_pointed_at() -> None:
+    early = replace(EPISODE, turns=(Turn("a", ActionKind.ANSWER, "Bergen"),))
+    twice = replace(EPISODE, turns=(EPISODE.turns[0], *EPISODE.turns))
+    view = view_question([("Before", EPISODE), ("After", twice)], decode)
+    assert view.parting == "They part in turn 2. Before: answers “Oslo”; After: searches for “q”."
+    marked = [[block.heading for block in e.blocks if block.is_parting] for e in view.episodes]
+    assert marked == [["Turn 2: answer"], ["Turn 2: search"]]
+    view = view_question([("Before", early), ("After", EPISODE)], None)
+    assert view.parting.startswith("They part in turn 1. Before: answers “Bergen”")
+    same = view_question([("Before", EPISODE), ("After", EPISODE)], decode)
+    assert same.parting == ""
+    assert not any(block.is_parting for e in same.episodes for block in e.blocks)

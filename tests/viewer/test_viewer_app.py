@@ -17,7 +17,9 @@ import uvicorn
 from forage.commands.view_command import view
 from forage.errors import UserError
 from forage.records import EPISODES_FILE, read_episodes
-from forage.viewer.viewer_app import create_app, load_decoder
+from forage.viewer.decoders import load_decoder
+from forage.viewer.library import ShownRun
+from forage.viewer.viewer_app import create_app
 from tests.viewer.browser import needs_chromium, visit
 from tests.viewer.fake_run import make_tokenizer, write_run
 
@@ -28,7 +30,7 @@ HOSTILE = "<script>document.title = 'owned'</script>"
 def served(run_dir: Path) -> Iterator[str]:
     """The address of a viewer of ``run_dir`` that runs as long as the block."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app(run_dir), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(create_app([run_dir]), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -71,7 +73,7 @@ def test_the_first_page_has_the_curves_the_files_and_the_settings(address: str) 
     points = re.findall(r'<polyline class="line \w+ \w+" points="([^"]*)"', page)
     assert {len(p.split()) for p in points} == {6}
     assert "name: first light" in page
-    assert re.findall(r'href="/episodes\?file=([^"]*)"', page) == [
+    assert re.findall(r'href="/episodes\?file=([^"&]*)&amp;run=', page) == [
         "episodes.jsonl",
         "evaluation/after.jsonl",
     ]
@@ -105,7 +107,8 @@ def test_one_episode_is_shown_token_by_token_beside_its_group(address: str, run_
     assert status == 200
     assert len(re.findall(r"<i data-t=", page)) == record.episode.num_tokens
     assert html.escape(record.episode.question.text) in page
-    assert len(links(page)) == 2, "the two members of the group"
+    (group,) = re.findall(r'<nav [^>]*id="group".*?</nav>', page, re.DOTALL)
+    assert len(links(group)) == 2, "the two members of the group"
     assert "<script>document" not in page
 
 
@@ -173,20 +176,20 @@ def test_the_tokenizer_is_found_in_the_newest_checkpoint_or_where_the_config_say
 ) -> None:
     tokenizer = make_tokenizer()
     (token_id,) = tokenizer.encode("a").ids
-    assert load_decoder(tmp_path) is None
+    assert load_decoder(ShownRun("none", tmp_path)) is None
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     tokenizer.save(str(elsewhere / "tokenizer.json"))
     run = tmp_path / "run"
     (run / "checkpoints" / "step_7" / "model").mkdir(parents=True)
     (run / "config.yaml").write_text(f"model:\n  path: {elsewhere}\n")
-    decode = load_decoder(run)
+    decode = load_decoder(ShownRun("run", run))
     assert decode is not None
     assert decode(token_id) == "a"
     shutil.move(
         elsewhere / "tokenizer.json", run / "checkpoints" / "step_7" / "model" / "tokenizer.json"
     )
-    decode = load_decoder(run)
+    decode = load_decoder(ShownRun("run", run))
     assert decode is not None
     (special_id,) = tokenizer.encode("<|endoftext|>").ids
     assert decode(special_id) == "<|endoftext|>"
@@ -194,7 +197,7 @@ def test_the_tokenizer_is_found_in_the_newest_checkpoint_or_where_the_config_say
 
 def test_a_directory_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name the output_dir of a run"):
-        create_app(tmp_path)
+        create_app([tmp_path])
 
 
 def test_a_taken_port_is_refused_with_another_way(run_dir: Path) -> None:
@@ -202,13 +205,13 @@ def test_a_taken_port_is_refused_with_another_way(run_dir: Path) -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(UserError, match="choose another --port"),
     ):
-        view(run_dir, port=taken.getsockname()[1])
+        view([run_dir], port=taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org"])
 def test_a_host_that_others_can_reach_is_refused(run_dir: Path, host: str) -> None:
     with pytest.raises(UserError, match="can be reached from other machines"):
-        view(run_dir, host=host, port=0)
+        view([run_dir], host=host, port=0)
 
 
 @needs_chromium

@@ -21,12 +21,14 @@
   }
 
   function tokenLines(info) {
-    const [id, logprob, version] = info.split(" ");
+    const [id, logprob, version, advantage = "-", difference = "-"] = info.split(" ");
     if (logprob === undefined) return ["token " + id];
     const probability = 100 * Math.exp(Number(logprob));
     return ["token " + id,
       "log-probability " + logprob + " (" + probability.toPrecision(3) + " %)",
-      "policy version " + version];
+      "policy version " + version,
+      ...(advantage === "-" ? [] : ["advantage " + advantage]),
+      ...(difference === "-" ? [] : ["trainer less sampler " + difference])];
   }
 
   const columns = new WeakMap();

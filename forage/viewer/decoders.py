@@ -1,0 +1,96 @@
+"""What a run's token ids mean: the tokenizer that a record names, or the one that the run has.
+
+A record names its tokenizer with a hash of the vocabulary, so a tokenizer is taken only if it is
+that one: from the path that the record names, from the run, or from the cache of the hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from forage.types import TokenizerId
+from forage.viewer.library import ShownRun
+from forage.viewer.transcripts import Decode
+
+LOG = logging.getLogger(__name__)
+
+_FILE = "tokenizer.json"
+
+
+class Decoders:
+    """From token id to text, for each run and tokenizer; each tokenizer is read once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_mark: dict[tuple[Path, str], Decode | None] = {}
+
+    def of(self, run: ShownRun, tokenizer: TokenizerId | None) -> Decode | None:
+        """The decoder of a record of ``run``; None if its tokenizer is not found."""
+        key = (run.directory, "" if tokenizer is None else tokenizer.sha256)
+        with self._lock:
+            if self._by_mark.get(key) is None:
+                self._by_mark[key] = load_decoder(run, tokenizer)
+            return self._by_mark[key]
+
+
+def load_decoder(run: ShownRun, wanted: TokenizerId | None = None) -> Decode | None:
+    """A function from token id to text, by the tokenizer that a record names; None if not found.
+
+    Where a record names none it is that of ``model/``, of the newest checkpoint, or of
+    ``model.path`` in the run's config.
+    """
+    for path in _places(run, wanted):
+        tokenizer = Tokenizer.from_file(str(path))
+        if wanted is None or _mark(tokenizer) == wanted.sha256:
+            return lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
+    named = "" if wanted is None else f" {wanted.name} ({wanted.sha256})"
+    LOG.warning("no tokenizer%s for %s: episodes are shown as text, not tokens", named, run.key)
+    return None
+
+
+def _mark(tokenizer: Tokenizer) -> str:
+    """The hash of the vocabulary by which records name a tokenizer (``codec.identity``)."""
+    pieces = sorted(tokenizer.get_vocab().items(), key=lambda piece: (piece[1], piece[0]))
+    return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()[:16]
+
+
+def _places(run: ShownRun, wanted: TokenizerId | None) -> Iterator[Path]:
+    """Tokenizer files that exist, the likeliest first."""
+    names = [] if wanted is None else [wanted.name]
+    model = run.config().get("model")
+    of_config = model.get("path") if isinstance(model, dict) else None
+    candidates = [Path(name) / _FILE for name in names]
+    candidates.append(run.directory / "model" / _FILE)
+    checkpoints = run.directory.glob(f"checkpoints/**/{_FILE}")
+    candidates += sorted(checkpoints, key=lambda path: path.stat().st_mtime, reverse=True)
+    candidates += sorted(run.directory.glob(f"models/*/{_FILE}"))
+    if isinstance(of_config, str):
+        names.append(of_config)
+        candidates.append(Path(of_config) / _FILE)
+    seen = set()
+    for place in candidates:
+        if place.is_file() and place not in seen:
+            seen.add(place)
+            yield place
+    for name in names:
+        if (cached := _in_hub_cache(name)) is not None:
+            yield cached
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """Where the hub's cache holds the tokenizer of ``name``; nothing is downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(name, _FILE)
+    except HFValidationError:  # a path, not the name of a model
+        return None
+    return Path(path) if isinstance(path, str) else None

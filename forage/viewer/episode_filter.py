@@ -1,0 +1,160 @@
+"""Which episodes a list shows, in which order: the fields of an address as a query of the index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+from urllib.parse import urlencode
+
+from forage.errors import UserError
+from forage.records import EPISODES_FILE
+from forage.viewer.episode_index import EpisodeIndex, split_cjk
+
+_TEXTS = ("arm", "status", "source", "question_id")
+_NUMBERS = ("step", "em", "reward", "searches", "hops", "length")
+ORDERS: Mapping[str, str] = {
+    "wrong": "em, reward, offset",
+    "played": "offset",
+    **{name: f"{name}, offset" for name in (*_NUMBERS, "alarms", "question", "status", "source")},
+    **{f"-{name}": f"{name} DESC, offset" for name in (*_NUMBERS, "alarms", "member")},
+}
+"""How a list can be sorted, by the name in the address; a minus is from the top down."""
+_WORD = re.compile(r'(?:(question|answer|query|passage):)?(?:"([^"]*)"|(\S+))')
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_RANGE = re.compile(rf"(<=|>=|<|>)?\s*({_NUMBER})|({_NUMBER})\s*(?:-|–|to)\s*({_NUMBER})")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One episode of a list; its line begins at byte ``offset``."""
+
+    offset: int
+    step: int
+    arm: str
+    question_id: str
+    question: str
+    golden: str
+    source: str
+    member: int
+    played_group: int | None
+    chosen: int | None
+    hops: int | None
+    status: str
+    answer: str | None
+    em: float | None
+    reward: float | None
+    searches: int
+    length: int
+    alarms: int
+    signs: str
+
+
+_COLUMNS = ", ".join(field.name for field in fields(EpisodeRow))
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFilter:
+    """Which episodes a list shows: each field as in the page's address, "" for all.
+
+    Numbers may be ``3``, ``2-4``, ``<0.5``, ``>=2``. ``find`` are words that an episode holds,
+    ``"in this order"`` or ``answer:paris``. ``sign`` is a sign of ``signs_of``, or ``any``.
+    """
+
+    run: str = ""
+    file: str = EPISODES_FILE
+    step: str = ""
+    arm: str = ""
+    status: str = ""
+    em: str = ""
+    hops: str = ""
+    reward: str = ""
+    searches: str = ""
+    length: str = ""
+    source: str = ""
+    question_id: str = ""
+    sign: str = ""
+    find: str = ""
+    sort: str = "played"
+
+    def rows(self, index: EpisodeIndex, first: int = 0, most: int = -1) -> list[EpisodeRow]:
+        """The rows that it accepts, in its order, from number ``first`` on; ``most`` -1 is all."""
+        where, values = self._where()
+        order = ORDERS.get(self.sort, "offset")
+        sql = f"SELECT {_COLUMNS} FROM episodes {where} ORDER BY {order} LIMIT ? OFFSET ?"
+        return [EpisodeRow(*row) for row in index.select(sql, (*values, most, first))]
+
+    def row_at(self, index: EpisodeIndex, offset: int) -> EpisodeRow | None:
+        """The row of the episode at ``offset``, whatever the filter accepts."""
+        sql = f"SELECT {_COLUMNS} FROM episodes WHERE offset = ?"
+        return next((EpisodeRow(*row) for row in index.select(sql, (offset,))), None)
+
+    def count(self, index: EpisodeIndex) -> int:
+        """How many rows it accepts."""
+        where, values = self._where()
+        return index.select(f"SELECT count(*) FROM episodes {where}", values)[0][0]
+
+    def address(self, path: str = "/episodes", /, **changed: object) -> str:
+        """The page's address under this filter, with some fields changed or added."""
+        known = {name: value for name, value in changed.items() if name in _FIELDS}
+        others = {name: value for name, value in changed.items() if name not in _FIELDS}
+        told = asdict(replace(self, **known)) | others
+        usual = asdict(EpisodeFilter())
+        shown = {name: value for name, value in told.items() if value != usual.get(name)}
+        return f"{path}?{urlencode({'file': self.file} | shown)}"
+
+    def _where(self) -> tuple[str, list[Any]]:
+        parts: list[str] = []
+        values: list[Any] = []
+        for name in _TEXTS:
+            if text := getattr(self, name):
+                parts.append(f"{name} = ?")
+                values.append(text)
+        for name in _NUMBERS:
+            if text := getattr(self, name).strip():
+                part, bounds = _numbers(name, text)
+                parts.append(part)
+                values += bounds
+        if self.sign:
+            parts.append("alarms > 0" if self.sign == "any" else "instr(signs, ?)")
+            values += [] if self.sign == "any" else [self.sign]
+        if words := _match(self.find):
+            parts.append("offset IN (SELECT rowid FROM words WHERE words MATCH ?)")
+            values.append(words)
+        return f"WHERE {' AND '.join(parts)}" if parts else "", values
+
+
+_FIELDS = {field.name for field in fields(EpisodeFilter)}
+
+
+def values_of(index: EpisodeIndex, column: str) -> list[Any]:
+    """The different values of a column, for a choice."""
+    sql = f"SELECT DISTINCT {column} FROM episodes WHERE {column} != '' ORDER BY {column}"
+    return [value for (value,) in index.select(sql)]
+
+
+def _numbers(name: str, text: str) -> tuple[str, list[float]]:
+    """A condition on a number: equal to, beyond, or between."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise UserError(f"{name} is {text!r}: write a number, a range 2-4, or one of < <= > >= 3")
+    sign, bound, low, high = match.groups()
+    if low is not None:
+        return f"{name} BETWEEN ? AND ?", [float(low), float(high)]
+    return f"{name} {sign or '='} ?", [float(bound)]
+
+
+def _match(find: str) -> str:
+    """The words of a search field in the language of FTS5; nothing that was typed is an operator.
+
+    >>> _match('answer:paris "lies in" fel')
+    '{answer} : "paris" * AND "lies in" AND "fel" *'
+    """
+    terms: list[str] = []
+    for column, phrase, word in _WORD.findall(find):
+        text = split_cjk(phrase or word).replace('"', " ").replace("\\0", " ").strip()
+        if any(character.isalnum() for character in text):
+            begins = "" if phrase else " *"
+            terms.append(f'{{{column}}} : "{text}"{begins}' if column else f'"{text}"{begins}')
+    return " AND ".join(terms)

@@ -1,0 +1,241 @@
+"""The pages of episodes: the list with its filters, one episode, and several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import Depends, Query
+from fastapi.responses import HTMLResponse
+
+from forage.errors import UserError
+from forage.types import Status
+from forage.viewer.decoders import Decoders
+from forage.viewer.episode_filter import ORDERS, EpisodeFilter, EpisodeRow, values_of
+from forage.viewer.episode_index import EpisodeIndex, IndexStore, Standing
+from forage.viewer.library import Library, ShownRun
+from forage.viewer.transcripts import EpisodeView, question_view, view_record
+from forage.viewer.viewer_page import viewer_page
+
+_ROWS_PER_PAGE = 50
+_MAX_BESIDE = 16
+_MAX_ELSEWHERE = 12
+SIGNS = ("any", "failed call", "invalid action", "repeated search", "broken reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """A link to another episode of the same question."""
+
+    label: str
+    address: str
+    beside: str
+    em: float | None
+    is_here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The addresses before and after an episode in its list, "" at either end."""
+
+    earlier: str
+    later: str
+    number: int
+    num_all: int
+
+
+class EpisodePages:
+    """The pages of the episodes of a library."""
+
+    def __init__(self, library: Library, indexes: IndexStore, decoders: Decoders) -> None:
+        self._library = library
+        self._indexes = indexes
+        self._decoders = decoders
+
+    def episodes(self, wanted: Annotated[EpisodeFilter, Depends()], page: int = 1) -> HTMLResponse:
+        """A list of the episodes that a filter accepts, page by page."""
+        run, wanted = self._settled(wanted)
+        index, standing = self._index_of(run, wanted.file)
+        if index is None:
+            return _missing(f"{run.key} has no episodes in {wanted.file}")
+        everything = EpisodeFilter(file=wanted.file)
+        num_rows, num_all = wanted.count(index), everything.count(index)
+        num_pages = max(1, -(-num_rows // _ROWS_PER_PAGE))
+        page = min(max(page, 1), num_pages)
+        first = (page - 1) * _ROWS_PER_PAGE
+        rows = wanted.rows(index, first, _ROWS_PER_PAGE)
+        return viewer_page(
+            "episodes.html",
+            here="episodes",
+            run=run,
+            files=run.episode_files(),
+            wanted=wanted,
+            statuses=[status.value for status in Status],
+            arms=values_of(index, "arm"),
+            sources=values_of(index, "source"),
+            hops=values_of(index, "hops"),
+            signs=SIGNS,
+            orders=list(ORDERS),
+            rows=[(row, _address(wanted, row, first + n)) for n, row in enumerate(rows)],
+            num_rows=num_rows,
+            num_all=num_all,
+            indexed=_share_text(standing),
+            page=page,
+            num_pages=num_pages,
+            earlier=wanted.address(page=page - 1) if page > 1 else "",
+            later=wanted.address(page=page + 1) if page < num_pages else "",
+        )
+
+    def episode(
+        self, wanted: Annotated[EpisodeFilter, Depends()], offset: int, at: int | None = None
+    ) -> HTMLResponse:
+        """One episode, token by token, with its group and its neighbours in the list."""
+        run, wanted = self._settled(wanted, file_must_exist=True)
+        index, _ = self._index_of(run, wanted.file)
+        view = self._view(run, wanted.file, index, offset, "")
+        this = None if index is None else wanted.row_at(index, offset)
+        if index is None or view is None or this is None:
+            return _missing(f"No such episode: {wanted.file}, byte {offset}")
+        record = index.record(offset)
+        assert record is not None, "it has just been shown"
+        return viewer_page(
+            "one_episode.html",
+            here="episodes",
+            run=run,
+            wanted=wanted,
+            question=question_view(record.episode.question, [view]),
+            group=self._group(run, wanted, index, this),
+            elsewhere=self._elsewhere(run, wanted, this),
+            neighbours=_neighbours(wanted, index, this, at),
+            row=this,
+            has_tokens=any(block.tokens for block in view.blocks),
+        )
+
+    def beside(
+        self,
+        run: Annotated[list[str], Query()],
+        file: Annotated[list[str], Query()],
+        offset: Annotated[list[int], Query()],
+    ) -> HTMLResponse:
+        """Several episodes next to each other, with the first decision in which they part."""
+        views: list[EpisodeView] = []
+        question = None
+        for key, name, place in list(zip(run, file, offset, strict=False))[:_MAX_BESIDE]:
+            shown = self._library.run(key)
+            index, _ = self._index_of(shown, name)
+            record = None if index is None else index.record(place)
+            where = name.removesuffix(".jsonl") + ("" if len(set(run)) == 1 else f" of {key}")
+            view = self._view(shown, name, index, place, where)
+            if record is None or view is None:
+                return _missing(f"No such episode: {name}, byte {place}")
+            question = question or record.episode.question
+            views.append(view)
+        if question is None:
+            raise UserError("no episode is named")
+        return viewer_page(
+            "beside.html",
+            here="episodes",
+            question=question_view(question, views),
+            run=self._library.run(run[0]),
+            file=file[0],
+        )
+
+    def _settled(
+        self, wanted: EpisodeFilter, file_must_exist: bool = False
+    ) -> tuple[ShownRun, EpisodeFilter]:
+        """The run of a filter, and the filter with the first of its files where it names none."""
+        run = self._library.run(wanted.run)
+        files = run.episode_files()
+        is_usual = wanted.file == EpisodeFilter().file and not file_must_exist
+        file = files[0] if is_usual and files and wanted.file not in files else wanted.file
+        several = len(self._library.runs()) > 1
+        return run, replace(wanted, run=run.key if several else "", file=file)
+
+    def _index_of(self, run: ShownRun, file: str) -> tuple[EpisodeIndex | None, Standing | None]:
+        if file not in run.episode_files():
+            return None, None
+        return self._indexes.of(run.directory / file)
+
+    def _view(
+        self, run: ShownRun, file: str, index: EpisodeIndex | None, offset: int, where: str
+    ) -> EpisodeView | None:
+        record = None if index is None else index.record(offset)
+        if record is None:
+            return None
+        return view_record(record, self._decoders.of(run, record.tokenizer), where)
+
+    def _group(
+        self, run: ShownRun, wanted: EpisodeFilter, index: EpisodeIndex, this: EpisodeRow
+    ) -> list[Sibling]:
+        """The episodes that were played of the question at the same step."""
+        same = EpisodeFilter(step=str(this.step), question_id=this.question_id)
+        rows = same.rows(index)
+        places = [(run.key, wanted.file, row.offset) for row in rows]
+        return [
+            Sibling(
+                f"member {row.member}" + (f", {row.arm.replace('_', ' ')}" if row.arm else ""),
+                _address(wanted, row),
+                _beside(places),
+                row.em,
+                row.offset == this.offset,
+            )
+            for row in rows
+        ]
+
+    def _elsewhere(self, run: ShownRun, wanted: EpisodeFilter, this: EpisodeRow) -> list[Sibling]:
+        """The same question at other steps, and in the evaluations of the run."""
+        found: list[Sibling] = []
+        here = (run.key, wanted.file, this.offset)
+        for file in run.episode_files():
+            index, _ = self._index_of(run, file)
+            rows = EpisodeFilter(question_id=this.question_id).rows(index, 0, 200) if index else []
+            for row in rows:
+                if file == wanted.file and row.step == this.step:
+                    continue
+                label = f"{file.removesuffix('.jsonl')}, step {row.step}"
+                label += f", {row.arm.replace('_', ' ')}" if row.arm else f", member {row.member}"
+                is_before = (row.step, row.offset) < (this.step, this.offset)
+                there = (run.key, file, row.offset)
+                pair = [there, here] if is_before else [here, there]
+                other = replace(wanted, file=file)
+                found.append(Sibling(label, _address(other, row), _beside(pair), row.em, False))
+        # The same arm first: that is the comparison which is meant most often.
+        found.sort(key=lambda each: bool(this.arm) and this.arm.replace("_", " ") not in each.label)
+        return found[:_MAX_ELSEWHERE]
+
+
+def _missing(text: str) -> HTMLResponse:
+    return viewer_page("missing.html", status_code=404, here="", text=text)
+
+
+def _address(wanted: EpisodeFilter, row: EpisodeRow, at: int | None = None) -> str:
+    place = {} if at is None else {"at": at}
+    return wanted.address("/episode", offset=row.offset, **place)
+
+
+def _beside(places: Sequence[tuple[str, str, int]]) -> str:
+    names = ("run", "file", "offset")
+    pairs = [(name, v) for place in places for name, v in zip(names, place, strict=True)]
+    return f"/beside?{urlencode(pairs)}" if len(places) > 1 else ""
+
+
+def _neighbours(
+    wanted: EpisodeFilter, index: EpisodeIndex, this: EpisodeRow, at: int | None
+) -> Neighbours:
+    """What stands before and after in the list that the reader came from, else in the file."""
+    if at is None:
+        before = index.select("SELECT count(*) FROM episodes WHERE offset < ?", (this.offset,))
+        wanted, at = EpisodeFilter(run=wanted.run, file=wanted.file), int(before[0][0])
+    first = max(0, at - 1)
+    rows = {first + n: row for n, row in enumerate(wanted.rows(index, first, at - first + 2))}
+    earlier, later = (_address(wanted, rows[n], n) if n in rows else "" for n in (at - 1, at + 1))
+    return Neighbours(earlier, later, at + 1, wanted.count(index))
+
+
+def _share_text(standing: Standing | None) -> str:
+    """How much of a long file is in the list already, "" for all of it."""
+    if standing is None or not standing.has_more or not standing.size:
+        return ""
+    return f"{100 * standing.read_to / standing.size:.0f} %"

@@ -1,0 +1,270 @@
+"""The pages of evaluations: their list, one with all its figures, two question by question."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import Depends
+from fastapi.responses import HTMLResponse
+
+from forage.errors import UserError
+from forage.evaluation.comparison import compare
+from forage.evaluation.intervals import Interval
+from forage.evaluation.report.comparison_tables import (
+    comparison_table,
+    played_lines,
+    settings_table,
+)
+from forage.evaluation.result import EvaluationResult, read_result
+from forage.viewer.episode_filter import EpisodeFilter, EpisodeRow
+from forage.viewer.episode_index import IndexStore
+from forage.viewer.evaluation_pages import (
+    comparison_cards,
+    comparison_chart,
+    render_evaluation_page,
+)
+from forage.viewer.library import Library, ShownRun
+from forage.viewer.viewer_page import viewer_page
+
+_NUM_RESAMPLES = 2_000
+_ROWS_PER_PAGE = 50
+Place = tuple[ShownRun, str]
+"""A run and the file of figures of an evaluation in it."""
+OUTCOMES = ("changed", "better", "worse", "both right", "both wrong")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """One evaluation of the list; ``key`` is "RUN/FILE", ``error`` why it cannot be read."""
+
+    run: ShownRun
+    file: str
+    key: str
+    episodes: str = ""
+    model: str = ""
+    num_questions: int = 0
+    arm: str = ""
+    em: Interval | None = None
+    searches: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PairFilter:
+    """Two evaluations, an arm, and which of their questions are listed: as in the address."""
+
+    first: str = ""
+    second: str = ""
+    arm: str = ""
+    outcome: str = ""
+    hops: str = ""
+    source: str = ""
+    find: str = ""
+
+    def accepts(self, row: PairRow) -> bool:
+        """Whether the row is listed, its words apart."""
+        outcome = {
+            "": True,
+            "changed": row.difference != 0,
+            "better": row.difference > 0,
+            "worse": row.difference < 0,
+            "both right": row.em_first == row.em_second == 1,
+            "both wrong": row.em_first == row.em_second == 0,
+        }
+        hops = "" if row.hops is None else str(row.hops)
+        return (
+            outcome.get(self.outcome, False)
+            and self.hops in ("", hops)
+            and self.source in ("", row.source)
+        )
+
+    def address(self, page: int) -> str:
+        return f"/paired?{urlencode({k: v for k, v in asdict(self).items() if v} | {'page': page})}"
+
+
+@dataclass(frozen=True, slots=True)
+class PairRow:
+    """A question in both; the episodes of it are None where they were not kept."""
+
+    question: str
+    golden: str
+    source: str
+    hops: int | None
+    em_first: float
+    em_second: float
+    searches_first: float
+    searches_second: float
+    first: EpisodeRow | None
+    second: EpisodeRow | None
+    beside: str
+
+    @property
+    def difference(self) -> float:
+        return self.em_second - self.em_first
+
+
+class EvaluationBrowser:
+    """The pages of the evaluations of a library."""
+
+    def __init__(self, library: Library, indexes: IndexStore) -> None:
+        self._library = library
+        self._indexes = indexes
+
+    def evaluations(self) -> HTMLResponse:
+        """Every evaluation that is there, to look at or to compare."""
+        rows = [self._row(run, file) for run, file in self._all()]
+        names = [Path(row.file).stem for row in rows]
+        first = names.index("before") if "before" in names else 0
+        second = names.index("after") if "after" in names else len(rows) - 1
+        return viewer_page(
+            "evaluations.html", here="evaluations", rows=rows, first=first, second=second
+        )
+
+    def evaluation(self, run: str = "", file: str = "") -> HTMLResponse:
+        """All figures of one, as ``forage eval`` writes them to a page."""
+        shown = self._library.run(run)
+        if file not in shown.figures_files():
+            text = f"{shown.key} has no figures in {file}"
+            return viewer_page("missing.html", status_code=404, here="evaluations", text=text)
+        html = render_evaluation_page(_read(shown.directory / file))
+        return HTMLResponse(html.encode("utf-8", "replace"))
+
+    def paired(self, wanted: Annotated[PairFilter, Depends()], page: int = 1) -> HTMLResponse:
+        """Two evaluations: what differs, with its interval, then the questions one by one."""
+        places = [self._place(wanted.first), self._place(wanted.second)]
+        if wanted.first == wanted.second:
+            raise UserError("first and second are the same evaluation: choose two")
+        results = [_read(run.directory / file) for run, file in places]
+        comparison = compare(
+            results[0], results[1], (wanted.first, wanted.second), num_resamples=_NUM_RESAMPLES
+        )
+        arms = [arm.arm for arm in comparison.arms]
+        wanted = wanted if wanted.arm in arms else replace(wanted, arm=arms[0])
+        arm = comparison.arms[arms.index(wanted.arm)]
+        everything = self._pairs(places, results, wanted.arm)
+        accepted = {name: row for name, row in everything.items() if wanted.accepts(row)}
+        if wanted.find:
+            found = [self._episodes(place, wanted.arm, wanted.find) for place in places]
+            accepted = {n: row for n, row in accepted.items() if any(n in each for each in found)}
+        rows = list(accepted.values())
+        rows.sort(key=lambda row: -abs(row.difference))
+        num_pages = max(1, -(-len(rows) // _ROWS_PER_PAGE))
+        page = min(max(page, 1), num_pages)
+        return viewer_page(
+            "paired.html",
+            here="evaluations",
+            wanted=wanted,
+            arms=arms,
+            outcomes=OUTCOMES,
+            hops=sorted({row.hops for row in everything.values() if row.hops}),
+            sources=sorted({row.source for row in everything.values()}),
+            rows=rows[(page - 1) * _ROWS_PER_PAGE : page * _ROWS_PER_PAGE],
+            num_rows=len(rows),
+            num_all=len(everything),
+            page=page,
+            num_pages=num_pages,
+            earlier=wanted.address(page - 1) if page > 1 else "",
+            later=wanted.address(page + 1) if page < num_pages else "",
+            head=comparison_cards(arm, comparison),
+            chart=comparison_chart(arm),
+            table=comparison_table(arm, comparison, is_wide=True),
+            differing=settings_table(comparison),
+            played=played_lines(comparison),
+        )
+
+    def _all(self) -> list[Place]:
+        return [(run, file) for run in self._library.runs() for file in run.figures_files()]
+
+    def _place(self, key: str) -> Place:
+        """Where an evaluation lies that an address names; raises ``UserError``."""
+        places = {_key(place): place for place in self._all()}
+        if key not in places:
+            raise UserError(f"no evaluation is called {key!r}; there are {', '.join(places)}")
+        return places[key]
+
+    def _row(self, run: ShownRun, file: str) -> EvaluationRow:
+        row = EvaluationRow(run, file, _key((run, file)))
+        try:
+            result = _read(run.directory / file)
+        except UserError as error:
+            return replace(row, error=str(error))
+        arm, first = next(iter(result.summary.arms.items()))
+        episodes = _episode_file(file)
+        return replace(
+            row,
+            episodes=episodes if episodes in run.episode_files() else "",
+            model=result.protocol.model,
+            num_questions=first.overall.num_questions,
+            arm=arm,
+            em=first.headline,
+            searches=first.overall.searches.mean,
+        )
+
+    def _episodes(self, place: Place, arm: str, find: str = "") -> Mapping[str, EpisodeRow]:
+        """The first episode of each question in an arm; none where they were not kept."""
+        run, file = place[0], _episode_file(place[1])
+        if file not in run.episode_files():
+            return {}
+        index, _ = self._indexes.of(run.directory / file)
+        rows = EpisodeFilter(arm=arm, find=find, sort="-member").rows(index)
+        return {row.question_id: row for row in rows}
+
+    def _pairs(
+        self, places: Sequence[Place], results: Sequence[EvaluationResult], arm: str
+    ) -> dict[str, PairRow]:
+        """The questions that both evaluations have, by id."""
+        episodes = [self._episodes(place, arm) for place in places]
+        scores = [{score.question_id: score for score in result.scores[arm]} for result in results]
+        rows: dict[str, PairRow] = {}
+        for name, one in scores[0].items():
+            other = scores[1].get(name)
+            if other is None:
+                continue
+            first, second = (each.get(name) for each in episodes)
+            shown = first or second
+            rows[name] = PairRow(
+                question=shown.question if shown else name,
+                golden=shown.golden if shown else "",
+                source=one.source,
+                hops=one.num_hops,
+                em_first=one.em,
+                em_second=other.em,
+                searches_first=one.searches,
+                searches_second=other.searches,
+                first=first,
+                second=second,
+                beside=_beside(places, (first, second)) if first and second else "",
+            )
+        return rows
+
+
+def _key(place: Place) -> str:
+    return f"{place[0].key}/{place[1].removesuffix('.json')}"
+
+
+def _episode_file(figures: str) -> str:
+    return f"{figures.removesuffix('.json')}.jsonl"
+
+
+def _beside(places: Sequence[Place], rows: Sequence[EpisodeRow]) -> str:
+    pairs = [
+        (name, value)
+        for (run, file), row in zip(places, rows, strict=True)
+        for name, value in (("run", run.key), ("file", _episode_file(file)), ("offset", row.offset))
+    ]
+    return f"/beside?{urlencode(pairs)}"
+
+
+def _read(path: Path) -> EvaluationResult:
+    """The figures of an evaluation, read again when the file has changed."""
+    return _read_once(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_once(path: Path, changed: int) -> EvaluationResult:
+    return read_result(path)

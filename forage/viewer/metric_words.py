@@ -1,0 +1,68 @@
+"""What a metric means: the tables of docs/metrics.md, looked up by name.
+
+``metrics.md`` beside this file is a link to that page, so that an installed package has it too.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_PAGE = Path(__file__).parent / "metrics.md"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricWords:
+    """A metric's sentence, what to look for in it, and the section that it stands in."""
+
+    what: str
+    look_for: str
+    section: str
+
+
+def words_of(metric: str) -> MetricWords | None:
+    """The words about a metric, None for one that the page does not know."""
+    for pattern, words in _tables():
+        if pattern.fullmatch(metric):
+            return words
+    _, _, figure = metric.removeprefix("eval/").partition("/")
+    is_evaluation = metric.startswith("eval/") and figure
+    inner = words_of(figure) if is_evaluation else None
+    if not is_evaluation:
+        return None
+    what = "of the questions that are evaluated on the way"
+    return MetricWords(f"{inner.what}, {what}" if inner else what, "", "Evaluations on the way")
+
+
+@functools.cache
+def _tables() -> list[tuple[re.Pattern[str], MetricWords]]:
+    """Each name of the page as a pattern, those without capitals first."""
+    if not _PAGE.exists():
+        return []
+    found: list[tuple[str, MetricWords]] = []
+    section = ""
+    for line in _PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ")
+        if line.startswith("| `"):
+            names, what, look_for = map(str.strip, re.split(r"(?<!\\)\|", line)[1:4])
+            words = MetricWords(_plain(what), _plain(look_for), section)
+            found += [(name, words) for name in re.findall(r"`([^`]+)`", names)]
+    ordered = sorted(found, key=lambda each: bool(re.search("[A-Z]", each[0])))
+    return [(_pattern(name), words) for name, words in ordered if not name.startswith("eval/")]
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """``em/hops_N`` matches every N: what stands in capitals is filled in."""
+    return re.compile("".join(".+" if part.isupper() else re.escape(part) for part in _split(name)))
+
+
+def _split(name: str) -> list[str]:
+    return [part for part in re.split(r"([A-Z]+)", name) if part]
+
+
+def _plain(cell: str) -> str:
+    """A cell without the marks of Markdown."""
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").replace("\\|", "|")

@@ -1,0 +1,136 @@
+"""What a table of runs says of each: status, step, reward, exact match, settings that differ.
+
+And the sentinel's signs of a run, from its recorded metrics. Nothing here draws or serves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from forage.config.sentinel_config import SentinelConfig
+from forage.config.trainer_config import TrainerConfig
+from forage.records import METRICS_FILE, ROLLBACKS_FILE
+from forage.viewer.library import Library, ShownRun
+from forage.watch.sentinel import Sentinel, SignState
+
+_SILENT_S = 300.0
+"""A run that wrote nothing for so long, and for ten of its steps, is taken to have stopped."""
+_OWN = ("name", "note", "output_dir")
+"""Settings that differ between any two runs and change nothing."""
+
+RunStatus = Literal["running", "finished", "stopped", "no steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One row of the table; ``alarms`` counts the sentinel's alarms in the newest step."""
+
+    run: ShownRun
+    status: RunStatus
+    num_steps: int
+    num_planned: int | None
+    reward: float | None
+    em: float | None
+    alarms: int
+    num_rollbacks: int
+    num_episode_files: int
+    num_evaluations: int
+    changed: float
+
+
+def facts_of(run: ShownRun, library: Library) -> RunFacts:
+    """The row of a run as its records are now; means are over its newest tenth of steps."""
+    rows = library.metrics(run)
+    planned = _setting(run.config(), "trainer", "num_steps")
+    recent = rows[-max(1, len(rows) // 10) :]
+    path = run.directory / METRICS_FILE
+    rollbacks = run.directory / ROLLBACKS_FILE
+    changed = path.stat().st_mtime if path.exists() else run.directory.stat().st_mtime
+    return RunFacts(
+        run=run,
+        status=_status(rows, planned, changed),
+        num_steps=int(rows[-1]["step"]) + 1 if rows else 0,
+        num_planned=planned if isinstance(planned, int) else None,
+        reward=_mean(recent, "reward/mean"),
+        em=_mean(recent, "em/mean"),
+        alarms=int(_last(rows, "sentinel/alarms") or 0),
+        num_rollbacks=len(rollbacks.read_bytes().splitlines()) if rollbacks.exists() else 0,
+        num_episode_files=len(run.episode_files()),
+        num_evaluations=len(run.figures_files()),
+        changed=changed,
+    )
+
+
+def differing_settings(runs: Sequence[ShownRun]) -> dict[str, list[str]]:
+    """The settings in which runs differ, by dotted name: one text for each run, "–" for none."""
+    trees = [dict(_flat(run.config())) for run in runs]
+    names = dict.fromkeys(name for tree in trees for name in tree)
+    columns = {name: [tree.get(name, "–") for tree in trees] for name in names}
+    return {
+        name: values
+        for name, values in columns.items()
+        if name not in _OWN and len(set(values)) > 1
+    }
+
+
+def sign_states(run: ShownRun, rows: Sequence[Mapping[str, float]]) -> tuple[list[SignState], str]:
+    """The sentinel's signs after the recorded steps, and a note on the thresholds they have."""
+    tree = run.config()
+    settings = tree.get("sentinel")
+    note = "" if isinstance(settings, dict) else "The run watches nothing: usual thresholds."
+    known = settings if isinstance(settings, dict) else {}
+    try:
+        config = SentinelConfig(
+            **{name: value for name, value in known.items() if name in SentinelConfig.model_fields}
+        )
+    except ValidationError:
+        config, note = SentinelConfig(), "The run's own thresholds cannot be read: usual ones."
+    norm = _setting(tree, "trainer", "max_grad_norm")
+    usual = TrainerConfig.model_fields["max_grad_norm"].default
+    sentinel = Sentinel(config, norm if isinstance(norm, int | float) else usual)
+    for row in rows:
+        sentinel.see(int(row["step"]), row)
+    return sentinel.states(), note
+
+
+def _status(rows: Sequence[Mapping[str, float]], planned: Any, changed: float) -> RunStatus:
+    if not rows:
+        return "no steps"
+    if isinstance(planned, int) and rows[-1]["step"] + 1 >= planned:
+        return "finished"
+    phases = [value for name, value in rows[-1].items() if name in _PHASES]
+    patience = max(_SILENT_S, 10 * math.fsum(value for value in phases if math.isfinite(value)))
+    return "running" if time.time() - changed < patience else "stopped"
+
+
+_PHASES = {f"seconds/{phase}" for phase in ("rollout", "train", "publish", "record", "evaluate")}
+
+
+def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
+    values = [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
+    return math.fsum(values) / len(values) if values else None
+
+
+def _last(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
+    return _mean(rows[-1:], name)
+
+
+def _setting(tree: Mapping[str, Any], section: str, key: str) -> Any:
+    part = tree.get(section)
+    return part.get(key) if isinstance(part, dict) else None
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            text = str(Path(value)) if isinstance(value, Path) else str(value)
+            yield f"{prefix}{name}", text

@@ -1,0 +1,135 @@
+"""The pages of runs: the table with curves over each other, one run, and the figures of charts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Query
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from forage.viewer.library import Library, ShownRun
+from forage.viewer.metric_words import words_of
+from forage.viewer.panels import HEADLINE_METRICS, health_charts, learning_charts
+from forage.viewer.run_facts import differing_settings, facts_of, sign_states
+from forage.viewer.viewer_page import viewer_page
+
+_MAX_SETTINGS = 6
+_LONG = 24
+"""Characters from which on a setting is no column of the table: a path, mostly."""
+_NUM_CHOSEN = 6
+"""Runs whose curves are shown at first: the newest."""
+
+Keys = Annotated[list[str], Query(default_factory=list)]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChart:
+    """A chart to be filled by the page's script: a metric and the words about it."""
+
+    metric: str
+    what: str
+    look_for: str
+
+
+class RunPages:
+    """The pages of the runs of a library."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def first(self) -> HTMLResponse:
+        """The run where there is one alone, else the table."""
+        runs = self._library.runs()
+        return self.run(runs[0].key) if len(runs) == 1 else self.runs()
+
+    def runs(self) -> HTMLResponse:
+        """The table of runs, and their curves over each other."""
+        runs = self._library.runs()
+        facts = [facts_of(run, self._library) for run in runs]
+        newest = sorted(facts, key=lambda each: (bool(each.num_steps), each.changed), reverse=True)
+        chosen = {each.run.key for each in newest[:_NUM_CHOSEN] if each.num_steps}
+        settings = differing_settings(runs)
+        short = [name for name, values in settings.items() if max(map(len, values)) < _LONG]
+        columns = {name: settings.pop(name) for name in short[:_MAX_SETTINGS]}
+        return viewer_page(
+            "runs.html",
+            here="runs",
+            facts=facts,
+            chosen=chosen,
+            settings=columns,
+            more_settings=settings,
+            sections=self._sections(runs),
+        )
+
+    def run(self, run: str = "") -> HTMLResponse:
+        """One run: its charts, the signs of a collapse, its evaluations and settings."""
+        shown = self._library.run(run)
+        rows = self._library.metrics(shown)
+        health, level = health_charts(rows)
+        signs, note = sign_states(shown, rows)
+        return viewer_page(
+            "run.html",
+            here="run",
+            run=shown,
+            facts=facts_of(shown, self._library),
+            files=shown.episode_files(),
+            figures=shown.figures_files(),
+            learning=learning_charts(rows),
+            health=health,
+            level=level,
+            signs=signs if rows else [],
+            signs_note=note,
+            sections=self._sections([shown]),
+            config_yaml=shown.config_text(),
+        )
+
+    def curves(self, run: Keys, metric: Keys) -> JSONResponse:
+        """The values of metrics, for each run: ``{run: {"step": [...], metric: [...]}}``."""
+        return JSONResponse({key: self._columns(key, metric) for key in run})
+
+    def figures(self, run: Keys, metric: Keys) -> Response:
+        """The same as a table for a spreadsheet: a line for each run and step."""
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["run", "step", *metric])
+        for key in run:
+            columns = self._columns(key, metric)
+            for values in zip(*(columns[name] for name in ("step", *metric)), strict=True):
+                writer.writerow([_no_formula(key), *("" if v is None else v for v in values)])
+        name = "".join(c if c.isalnum() else "-" for c in "-".join(metric[:2])) or "figures"
+        headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+        return Response(text.getvalue(), media_type="text/csv", headers=headers)
+
+    def _columns(self, key: str, metrics: Sequence[str]) -> dict[str, list[Any]]:
+        rows = self._library.metrics(self._library.run(key))
+        columns: dict[str, list[Any]] = {"step": [int(row["step"]) for row in rows]}
+        for name in metrics:
+            values = [row.get(name, math.nan) for row in rows]
+            columns[name] = [value if math.isfinite(value) else None for value in values]
+        return columns
+
+    def _sections(self, runs: Sequence[ShownRun]) -> dict[str, list[MetricChart]]:
+        """Every metric that some run has logged, by section: what is read first stands first."""
+        names = {
+            name: None for run in runs for row in self._library.metrics(run)[-50:] for name in row
+        }
+        names.pop("step", None)
+        sections: dict[str, list[MetricChart]] = {}
+        for name in sorted(names):
+            words = words_of(name)
+            title = words.section if words else "Others"
+            chart = MetricChart(name, words.what if words else "", words.look_for if words else "")
+            sections.setdefault(title, []).append(chart)
+        first = [c for part in sections.values() for c in part if c.metric in HEADLINE_METRICS]
+        first.sort(key=lambda chart: HEADLINE_METRICS.index(chart.metric))
+        return ({"At a glance": first} if first else {}) | sections
+
+
+def _no_formula(text: str) -> str:
+    """A name that a spreadsheet takes for a text, not for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text

@@ -1,0 +1,185 @@
+"""The index of an episode file: it follows the file, finds words, and needs no writable place."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forage.errors import UserError
+from forage.records import EPISODES_FILE, read_episodes, write_records
+from forage.types import ActionKind, FailureKind, Turn, search_call
+from forage.viewer.episode_filter import EpisodeFilter, values_of
+from forage.viewer.episode_index import EpisodeIndex, IndexStore
+from tests.viewer.fake_run import write_run
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    write_run(directory)
+    return directory / EPISODES_FILE
+
+
+@pytest.fixture
+def path(recorded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(recorded, tmp_path / EPISODES_FILE))
+
+
+def opened(path: Path) -> EpisodeIndex:
+    index = EpisodeIndex(path, path.with_name("index.sqlite"))
+    index.read_more(1_000_000)
+    return index
+
+
+def offsets(index: EpisodeIndex, **wanted: str) -> list[int]:
+    return [row.offset for row in EpisodeFilter(**wanted).rows(index)]
+
+
+def test_each_episode_is_found_at_its_line(path: Path) -> None:
+    index = opened(path)
+    records = list(read_episodes(path))
+    rows = EpisodeFilter().rows(index)
+    assert [index.record(row.offset) for row in rows] == records
+    for row, record in zip(rows, records, strict=True):
+        episode = record.episode
+        assert (row.step, row.question, row.answer) == (
+            record.step,
+            episode.question.text,
+            episode.answer,
+        )
+        assert (row.searches, row.length) == (episode.num_searches, episode.num_sampled_tokens)
+    assert index.record(1) is None
+
+
+def test_an_index_is_extended_and_not_read_anew(path: Path) -> None:
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:10]) + lines[10][:20])
+    index = opened(path)
+    assert len(offsets(index)) == 10
+    index.select("UPDATE episodes SET answer = 'as it was' WHERE offset = 0")
+    path.write_bytes(whole)
+    index.read_more(1_000_000)
+    rows = EpisodeFilter().rows(index)
+    assert len(rows) == len(lines)
+    assert rows[0].answer == "as it was", "what is indexed is left alone"
+
+
+def test_a_long_file_is_read_in_parts(path: Path) -> None:
+    index = EpisodeIndex(path, path.with_name("index.sqlite"))
+    standing = index.read_more(1)
+    assert standing.has_more
+    assert 0 < standing.read_to < standing.size
+    assert not index.read_more(1_000_000).has_more or not index.read_more(1).has_more
+    assert len(offsets(index)) == 36
+
+
+def test_a_file_that_was_cut_and_grew_again_is_read_anew(path: Path) -> None:
+    """A resumed run cuts its file; when the viewer looks again, it may be longer than before."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:20]))
+    index = opened(path)
+    path.write_bytes(b"".join([*lines[:10], *lines[20:36]]))
+    index.read_more(1_000_000)
+    assert [index.record(offset) for offset in offsets(index)] == list(read_episodes(path))
+    assert len(offsets(index)) == 26
+
+
+def test_a_file_that_was_written_anew_in_the_same_length_is_read_anew(path: Path) -> None:
+    """Scoring again turns rewards from 0.0 to 1.0 in place; the end of the file may stay."""
+    index = opened(path)
+    before = EpisodeFilter(em="1").count(index)
+    changed = path.read_bytes().replace(b'"em":0.0', b'"em":1.0', 1)
+    path.with_name("new").write_bytes(changed)
+    path.with_name("new").replace(path)
+    index.read_more(1_000_000)
+    assert EpisodeFilter(em="1").count(index) == before + 1
+
+
+def test_a_broken_index_is_made_anew(path: Path) -> None:
+    beside = path.with_name(f"{path.name}.index.sqlite")
+    beside.write_bytes(b"this is no database" * 100)
+    store = IndexStore()
+    index, _ = store.of(path)
+    assert len(offsets(index)) == 36
+    store.close()
+
+
+def test_where_nothing_can_be_written_the_index_lies_elsewhere(path: Path) -> None:
+    beside = path.with_name(f"{path.name}.index.sqlite")
+    beside.mkdir()
+    store = IndexStore()
+    index, _ = store.of(path)
+    assert len(offsets(index)) == 36
+    assert list(beside.iterdir()) == []
+    store.close()
+    assert {p.name for p in path.parent.iterdir()} == {path.name, beside.name}
+
+
+def test_words_are_found_in_question_answer_query_and_passage(path: Path) -> None:
+    records = list(read_episodes(path))
+    episode = records[0].episode
+    call = search_call(["zebra crossing"], ("p",), FailureKind.TIMEOUT)
+    turn = Turn(
+        "<search>", ActionKind.SEARCH, "zebra", "The quagga is extinct. 東京は首都", (call,)
+    )
+    last = replace(episode.turns[-1], argument="Crème brûlée")
+    changed = replace(episode, turns=(turn, last))
+    write_records(path, [replace(records[0], episode=changed), *records[1:]])
+    index = opened(path)
+    for find in (
+        *("zebra", "query:crossing", "quagg", 'passage:"is extinct"', "answer:creme", "首都"),
+        "quagga brulee",
+    ):
+        assert offsets(index, find=find) == [0], find
+    for find in ("answer:quagga", '"extinct is"', "quagga OR nothing"):
+        assert offsets(index, find=find) == [], find
+    assert offsets(index, sign="failed call") == [0]
+    assert 0 in offsets(index, sign="any")
+
+
+@pytest.mark.parametrize("find", ['"', '""', "NEAR(", "a:b:c", "*", "()", "-", "'; DROP TABLE"])
+def test_what_is_typed_is_never_an_operator(path: Path, find: str) -> None:
+    index = opened(path)
+    offsets(index, find=find)
+    assert len(offsets(index)) == 36
+
+
+def test_numbers_are_equal_in_a_range_or_beyond_a_bound(path: Path) -> None:
+    index = opened(path)
+    steps = [row.step for row in EpisodeFilter().rows(index)]
+    for text, wanted in {
+        "2": lambda step: step == 2,
+        "1-3": lambda step: 1 <= step <= 3,
+        "<2": lambda step: step < 2,
+        ">=4": lambda step: step >= 4,
+    }.items():
+        assert EpisodeFilter(step=text).count(index) == sum(map(wanted, steps))
+    with pytest.raises(UserError, match="step is 'two': write a number"):
+        EpisodeFilter(step="two").count(index)
+
+
+def test_wrong_ones_come_first_and_each_order_sorts(path: Path) -> None:
+    index = opened(path)
+    ems = [row.em or 0.0 for row in EpisodeFilter(sort="wrong").rows(index)]
+    assert ems == sorted(ems)
+    assert {0.0, 1.0} == set(ems)
+    tokens = [row.length for row in EpisodeFilter(sort="-length").rows(index)]
+    assert tokens == sorted(tokens, reverse=True)
+    assert EpisodeFilter(sort="; DROP TABLE episodes").count(index) == 36
+
+
+def test_choices_are_the_values_that_are_there(path: Path) -> None:
+    index = opened(path)
+    assert values_of(index, "source") == ["world"]
+    assert values_of(index, "hops") == [1, 2, 3]
+    assert values_of(index, "arm") == []
+
+
+def test_lone_surrogates_and_zeros_of_a_passage_can_be_stored(path: Path) -> None:
+    records = list(read_episodes(path))
+    turn = Turn("s", ActionKind.SEARCH, "a\ud800b", "c\0d \udfff giraffe", (search_call(["a"]),))
+    changed = replace(records[0].episode, turns=(turn, *records[0].episode.turns[-1:]))
+    write_records(path, [replace(records[0], episode=changed)])
+    assert offsets(opened(path), find="giraffe") == [0]

@@ -1,0 +1,74 @@
+"""Which runs and evaluations lie under the paths that a viewer is given, and what is refused."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forage.errors import UserError
+from forage.viewer.library import Library
+from tests.viewer.fake_run import write_run
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one of them in a folder of its own, beside what is none."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "first", num_steps=2)
+    shutil.copytree(folder / "first", folder / "sweep" / "second")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "corpus.jsonl").write_text('{"id": "1", "contents": "no episode"}\n')
+    return folder
+
+
+def keys(*paths: Path) -> list[str]:
+    return [run.key for run in Library(paths).runs()]
+
+
+def test_a_folder_of_runs_gives_each_of_them_once(runs_dir: Path) -> None:
+    assert keys(runs_dir) == ["first", "sweep/second"]
+    name = runs_dir.name
+    assert keys(runs_dir, runs_dir / "first") == [f"{name}/first", f"{name}/sweep/second"]
+
+
+def test_several_runs_may_be_named_and_one_alone(runs_dir: Path) -> None:
+    assert keys(runs_dir / "first", runs_dir / "sweep" / "second") == ["first", "second"]
+    assert keys(runs_dir / "first") == ["first"]
+
+
+def test_the_file_of_an_evaluation_names_its_run(runs_dir: Path, tmp_path: Path) -> None:
+    assert keys(runs_dir / "first" / "evaluation" / "after.jsonl") == ["first"]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(runs_dir / "first" / "evaluation" / "after.jsonl", alone / "eval.jsonl")
+    (run,) = Library([alone / "eval.jsonl"]).runs()
+    assert run.episode_files() == ["eval.jsonl"]
+
+
+def test_runs_of_the_same_name_keep_apart(runs_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs_dir / "first", tmp_path / "first")
+    assert len(set(keys(runs_dir / "first", tmp_path / "first"))) == 2
+
+
+def test_files_of_other_kinds_are_no_episodes(runs_dir: Path) -> None:
+    run = Library([runs_dir / "first"]).run("first")
+    assert run.episode_files() == ["episodes.jsonl", "evaluation/after.jsonl"]
+
+
+def test_a_path_without_records_is_refused(runs_dir: Path) -> None:
+    with pytest.raises(UserError, match="holds no records"):
+        Library([runs_dir / "notes"])
+    with pytest.raises(UserError, match="does not exist"):
+        Library([runs_dir / "nowhere"])
+    with pytest.raises(UserError, match="no run is called 'other'; there are first"):
+        Library([runs_dir]).run("other")
+
+
+def test_metrics_are_read_again_when_the_file_has_grown(runs_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs_dir / "first", tmp_path / "run")
+    library = Library([tmp_path / "run"])
+    run = library.run("")
+    assert len(library.metrics(run)) == 2
+    with (run.directory / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "reward/mean": 0.5}\n')
+    assert [row["step"] for row in library.metrics(run)] == [0, 1, 2]

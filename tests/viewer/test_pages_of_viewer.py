@@ -1,0 +1,262 @@
+"""Every page of the viewer, through the app: runs, episodes and evaluations, and what they link."""
+
+import csv
+import html
+import io
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from forage.environment.codec import Codec
+from forage.episode_json import EpisodeRecord
+from forage.evaluation.result import write_result
+from forage.evaluation.scores import scores_of
+from forage.records import EPISODES_FILE, read_episodes, read_metrics, write_records
+from forage.types import TokenizerId
+from forage.viewer.metric_words import words_of
+from forage.viewer.viewer_app import create_app
+from tests.evaluation.results import make_result
+from tests.viewer.fake_run import Player, make_metrics, make_question, make_tokenizer, write_run
+
+HOSTILE = "</i><script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
+
+
+def write_evaluations(directory: Path) -> None:
+    """``before`` and ``after`` of twelve questions, with figures and episodes."""
+    tokenizer = make_tokenizer()
+    for label, skill, step in (("before", 0.3, 0), ("after", 1.0, 6)):
+        player = Player(tokenizer, skill, step)
+        episodes = [player.play(make_question(n), 0, "normal", HOSTILE) for n in range(12)]
+        path = directory / "evaluation" / f"{label}.json"
+        records = [EpisodeRecord(step, "normal", episode, None) for episode in episodes]
+        write_records(path.with_suffix(".jsonl"), records)
+        write_result(path, make_result({"normal": scores_of(episodes)}, name=f"{label} {HOSTILE}"))
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "one", num_steps=6, extra=HOSTILE)
+    write_evaluations(folder / "one")
+    shutil.copytree(folder / "one", folder / "two")
+    for name, rate in (("one", "1e-4"), ("two", "5e-5")):
+        (folder / name / "config.yaml").write_text(
+            f"name: {name}\nseed: 0\ntrainer:\n  num_steps: 6\n  learning_rate: {rate}\n"
+            f"  max_grad_norm: 0.001\nsentinel:\n  window: 2\n  grad_norm_growth: 1.01\n"
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(runs_dir: Path) -> Iterator[TestClient]:
+    with TestClient(create_app([runs_dir]), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def page(client: TestClient, address: str) -> str:
+    reply = client.get(address)
+    assert reply.status_code == 200, reply.text[-500:]
+    assert "<script>document" not in reply.text
+    assert "<img" not in reply.text
+    return reply.text
+
+
+def addresses(text: str, path: str) -> list[str]:
+    return [html.unescape(link) for link in re.findall(rf'href="({path}\?[^"]*)"', text)]
+
+
+def test_the_table_shows_each_run_and_the_settings_that_differ(client: TestClient) -> None:
+    text = page(client, "/")
+    assert addresses(text, "/run") == ["/run?run=one", "/run?run=two"]
+    assert ">trainer.learning_rate</th>" in text
+    assert re.findall(r'<td class="setting">([^<]*)</td>', text) == ["1e-4", "5e-5"]
+    assert ">seed</th>" not in text, "both have the same"
+    assert text.count("finished</span>") == 2
+    assert text.count("6 of 6") == 2
+
+
+def test_every_logged_metric_has_a_chart_and_known_ones_their_sentence(
+    client: TestClient, runs_dir: Path
+) -> None:
+    text = page(client, "/runs")
+    logged = {name for row in read_metrics(runs_dir / "one") for name in row} - {"step"}
+    assert set(re.findall(r'data-metric="([^"]*)"', text)) == logged
+    assert {name for name in logged if words_of(name) is None} == set()
+    assert "The reward that is maximised" in text
+    assert "Look for: rises; if it rises without em/mean" in text
+
+
+def test_the_words_of_a_metric_fit_its_name() -> None:
+    for name, begins in {
+        "em/hops_3": "exact match",
+        "reward/my_part": "each part of the reward",
+        "reward/mean": "the reward that is maximised",
+        "tools/open_page_calls": "calls of each tool",
+        "seconds/rollout": "wall-clock seconds",
+        "eval/normal/em/mean": "exact match of the answers, of the questions that are evaluated",
+    }.items():
+        words = words_of(name)
+        assert words is not None, name
+        assert words.what.startswith(begins), name
+    assert words_of("nobody/knows") is None
+
+
+def test_curves_and_figures_are_the_recorded_values(client: TestClient, runs_dir: Path) -> None:
+    rows = read_metrics(runs_dir / "two")
+    query = "run=one&run=two&metric=reward/mean&metric=policy/kl&metric=not/logged"
+    curves = client.get(f"/curves.json?{query}").json()
+    assert set(curves) == {"one", "two"}
+    assert curves["two"]["reward/mean"] == [row["reward/mean"] for row in rows]
+    assert curves["two"]["not/logged"] == [None] * 6
+    reply = client.get(f"/figures.csv?{query}")
+    assert reply.headers["content-disposition"].startswith("attachment")
+    table = list(csv.DictReader(io.StringIO(reply.text)))
+    assert len(table) == 12
+    assert [float(row["policy/kl"]) for row in table if row["run"] == "two"] == [
+        row["policy/kl"] for row in rows
+    ]
+
+
+def test_a_run_shows_the_signs_of_a_collapse_with_their_limits(client: TestClient) -> None:
+    text = page(client, "/run?run=one")
+    assert "Signs of a collapse" in text
+    assert "optimizer/grad_norm" in text
+    assert "single steps change the policy beyond recognition" in text
+    assert "at most" in text
+
+
+def test_a_run_that_is_not_there_is_a_page_that_says_so(client: TestClient) -> None:
+    reply = client.get("/run?run=three")
+    assert reply.status_code == 400
+    assert "no run is called &#39;three&#39;; there are one, two" in reply.text
+
+
+def test_a_list_filters_sorts_finds_and_pages(client: TestClient) -> None:
+    assert "36 of 36 episodes" in page(client, "/episodes?run=two")
+    assert "12 of 36 episodes" in page(client, "/episodes?run=two&step=2-3")
+    text = page(client, "/episodes?run=two&find=passage:chronicles&em=1&sort=-length")
+    tokens = [int(n) for n in re.findall(r'<td class="num">(\d+)</td>\s*<td>answered', text)]
+    assert tokens == sorted(tokens, reverse=True) != []
+    reply = client.get("/episodes?run=two&reward=much")
+    assert reply.status_code == 400
+    assert "reward is &#39;much&#39;: write a number" in reply.text
+
+
+def test_an_episode_leads_to_its_neighbours_in_the_list_it_came_from(client: TestClient) -> None:
+    listing = page(client, "/episodes?run=one&em=0&sort=-length")
+    links = addresses(listing, "/episode")
+    assert len(links) > 2
+    here, text, seen = links[0], "", []
+    for _ in links:
+        text = page(client, here)
+        seen.append(re.search(r"[?&](offset=\d+)", here))
+        later = re.search(r'href="([^"]*)" rel="next"', text)
+        if later is None:
+            break
+        here = html.unescape(later[1])
+    offsets = [match[1] for match in seen if match]
+    assert offsets == [m[1] for link in links if (m := re.search(r"[?&](offset=\d+)", link))]
+    assert f"{len(links)} of {len(links)}" in text
+
+
+def test_the_group_and_other_steps_are_a_link_away_and_side_by_side(client: TestClient) -> None:
+    (first, *_) = addresses(page(client, "/episodes?run=one"), "/episode")
+    text = page(client, first)
+    beside = addresses(text, "/beside")
+    assert len(beside) > 1, "the group, and the question at other steps"
+    group = page(client, beside[0])
+    assert group.count('<article class="episode">') == 2
+    pair = page(client, beside[-1])
+    assert pair.count('<article class="episode">') == 2
+
+
+def test_evaluations_are_listed_shown_and_compared(client: TestClient) -> None:
+    text = page(client, "/evaluations")
+    for name in ("one/evaluation/after", "two/evaluation/before"):
+        assert f'value="{name}"' in text
+    (figures, *_) = addresses(text, "/evaluation")
+    assert "Everything that the episodes depend on" in page(client, figures)
+    assert client.get("/evaluation?run=one&file=../config.yaml").status_code == 404
+
+
+def test_two_evaluations_are_paired_question_by_question(
+    client: TestClient, runs_dir: Path
+) -> None:
+    address = "/paired?first=one/evaluation/before&second=one/evaluation/after"
+    text = page(client, address)
+    assert "12 of 12 questions that both have" in text
+    ems = []
+    for label in ("before", "after"):
+        records = read_episodes(runs_dir / "one" / "evaluation" / f"{label}.jsonl")
+        ems.append([r.episode.reward.parts["em"] for r in records if r.episode.reward])
+    better = sum(b > a for a, b in zip(*ems, strict=True))
+    assert f"{better} of 12 questions" in page(client, f"{address}&outcome=better")
+    both = sum(a == b == 1 for a, b in zip(*ems, strict=True))
+    assert f"{both} of 12 questions" in page(client, f"{address}&outcome=both+right")
+    assert "0 of 12 questions" in page(client, f"{address}&find=nowhere")
+    pair = page(client, addresses(text, "/beside")[0])
+    assert "They part in turn" in pair
+    assert "the first decision that differs" in pair
+    reply = client.get("/paired?first=one/evaluation/before&second=one/evaluation/before")
+    assert "choose two" in reply.text
+    assert client.get("/paired?first=x&second=y").status_code == 400
+
+
+def test_a_record_that_names_its_tokenizer_finds_it_and_no_other(tmp_path: Path) -> None:
+    """An evaluation elsewhere was shown as text: only the run's own folders were looked through."""
+    tokenizer = make_tokenizer()
+    (tmp_path / "models").mkdir()
+    tokenizer.save(str(tmp_path / "models" / "tokenizer.json"))
+    mark = identity(tmp_path / "models")
+    player = Player(tokenizer, 1.0, 3)
+    record = EpisodeRecord(0, "normal", player.play(make_question(0), 0, "normal"), mark)
+    wrong = replace(record, tokenizer=TokenizerId(mark.name, "0" * 16))
+    write_records(tmp_path / "elsewhere" / "eval.jsonl", [record, wrong])
+    with TestClient(
+        create_app([tmp_path / "elsewhere" / "eval.jsonl"]), base_url="http://127.0.0.1"
+    ) as client:
+        known, unknown = addresses(page(client, "/episodes"), "/episode")
+        text = page(client, known)
+        assert len(re.findall(r"<i data-t=", text)) == record.episode.num_tokens
+        assert "turns are shown as text" in page(client, unknown)
+
+
+def identity(folder: Path) -> TokenizerId:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), name_or_path=str(folder)
+    )
+    return Codec(tokenizer).identity()
+
+
+def test_static_files_and_pages_say_what_they_may_load(client: TestClient) -> None:
+    reply = client.get("/runs")
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
+    assert policy in html.unescape(reply.text), "the page says the same"
+    loaded = re.findall(r'(?:src|<link rel="stylesheet" href)="([^"]*)"', reply.text)
+    assert set(loaded) == {
+        *("/static/uPlot.min.css", "/static/viewer.css"),
+        *("/static/uPlot.iife.min.js", "/static/viewer.js"),
+    }
+    for address in loaded:
+        assert client.get(address).status_code == 200
+
+
+def test_a_run_that_has_only_begun_is_a_page(tmp_path: Path) -> None:
+    (tmp_path / EPISODES_FILE).touch()
+    with TestClient(create_app([tmp_path]), base_url="http://127.0.0.1") as client:
+        assert "No step has been recorded yet" in page(client, "/")
+        assert "0 of 0 episodes" in page(client, "/episodes")
+        assert "There are no figures" in page(client, "/evaluations")
+
+
+def test_the_metrics_of_the_fake_run_are_known() -> None:
+    assert [name for name in make_metrics(1)[0] if name != "step" and not words_of(name)] == []

@@ -1,0 +1,85 @@
+"""The words under a chart fit the curves above them, and what is level is said in one line."""
+
+import math
+
+from forage.viewer.panels import HEALTH, health_charts, learning_charts
+from tests.viewer.fake_run import make_metrics
+
+
+def rows(**metrics: list[float]) -> list[dict[str, float]]:
+    names = {name.replace("__", "/"): values for name, values in metrics.items()}
+    count = max(map(len, names.values()))
+    return [
+        {"step": step, **{name: values[step] for name, values in names.items()}}
+        for step in range(count)
+    ]
+
+
+def note(title: str, metrics: list[dict[str, float]]) -> str:
+    charts = [*learning_charts(metrics), *health_charts(metrics)[0]]
+    return next(chart.note for chart in charts if chart.title == title)
+
+
+def test_searches_are_judged_by_where_each_line_ends() -> None:
+    """The report said "the lines settle at 1, 2 and 3" over lines at 0.9, 1.5 and 2.6."""
+    told = note(
+        "Searches per question",
+        rows(searches__hops_1=[0.8, 0.9], searches__hops_2=[1.2, 1.5], searches__hops_3=[2, 2.6]),
+    )
+    assert "settle" not in told
+    assert "as many as needed: 0.90 for 1 hop; fewer: 1.50 for 2 hops, 2.60 for 3 hops." in told
+    told = note("Searches per question", rows(searches__hops_1=[1, 2.5], searches__hops_2=[1, 2]))
+    assert "more: 2.50 for 1 hop; as many as needed: 2.00 for 2 hops." in told
+
+
+def test_words_are_about_the_thick_line_not_about_single_steps() -> None:
+    """A last step of 1 after a level 0.5 is scatter: the line that is seen ends near 0.5."""
+    told = note("Reward", rows(reward__mean=[0.5] * 59 + [1.0]))
+    assert "From 0.5 to 0.667." in told, "the mean of the last three of a window of five"
+
+
+def test_rising_and_falling_curves_are_told_as_they_are() -> None:
+    for start, end in ((0.5, 0.1), (0.1, 0.5)):
+        assert f"From {start} to {end}." in note("Entropy", rows(policy__entropy=[start, end]))
+
+
+def test_the_line_of_float32_is_said_to_hold_only_where_it_does() -> None:
+    title = "Sampler against trainer"
+    assert "5e-6, below the" in note(title, rows(policy__logprob_diff_max=[1e-6, 5e-6]))
+    assert "0.02, above the" in note(title, rows(policy__logprob_diff_max=[1e-6, 0.02]))
+
+
+def test_level_charts_share_one_line() -> None:
+    metrics = rows(
+        policy__kl=[0.0, 1e-9, 0.0],
+        loss__clip_fraction=[0.0] * 3,
+        episodes__answered=[1.0] * 3,
+        optimizer__grad_norm=[0.1, 0.3, 0.2],
+        search__failures=[0.0, 1.0, 0.0],
+        episodes__excluded=[0.0] * 3,
+    )
+    charts, level = health_charts(metrics)
+    assert {chart.title for chart in charts} == {"Gradient norm", "Failures and exclusions"}
+    assert level == "Level throughout: KL divergence 0; Clipped tokens 0; Answered 1."
+
+
+def test_a_chart_of_several_level_lines_tells_each_value() -> None:
+    metrics = rows(search__failures=[0.0] * 3, episodes__excluded=[2.0] * 3)
+    assert health_charts(metrics)[1] == (
+        "Level throughout: Failures and exclusions: searches 0, excluded 2."
+    )
+
+
+def test_every_chart_and_every_line_of_level_ones_is_there_once() -> None:
+    charts, level = health_charts(make_metrics(30))
+    titles = [chart.title for chart in charts]
+    assert titles == [panel.title for panel in HEALTH if panel.title != "Answered"]
+    assert level == "Level throughout: Answered 0.97."
+    single = health_charts(make_metrics(1))
+    assert len(single[0]) == len(HEALTH)
+    assert single[1] == "", "one step is not a level"
+
+
+def test_a_metric_without_values_is_neither_drawn_nor_level() -> None:
+    charts, level = health_charts(rows(policy__kl=[math.nan, math.nan]))
+    assert (charts, level) == ([], "")
