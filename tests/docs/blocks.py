@@ -1,0 +1,89 @@
+"""The blocks of code of a page, and what the comment in front of each says about running it.
+
+``<!-- runs with: 40000 -> 60; + trainer.num_steps=1 -->`` makes a block small enough for a test:
+words that are replaced in its lines, and settings behind the ``+`` that its commands of a recipe
+get besides. ``<!-- not run: why -->`` has a block read only: its commands, their options and
+settings must exist. A block without a comment runs as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+LANGUAGES = ("bash", "python", "yaml", "json", "console", "text")
+
+_FENCE = re.compile(r"^( *)```(.*)$")
+_COMMENT = re.compile(r"^\s*<!-- (runs with|not run): (.+?) -->$")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block; ``reason`` is why it is not run, None where it is."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    reason: str | None = None
+    replaced: tuple[tuple[str, str], ...] = ()
+    added: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    def commands(self) -> Iterator[str]:
+        """The command lines: continued lines joined, comments and prompts taken away."""
+        for line in re.sub(r"\\\n\s*", "", self.text).splitlines():
+            if self.language == "console" and not line.startswith("$ "):
+                continue  # what a command prints
+            line = line.removeprefix("$ ")
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            for old, new in self.replaced:
+                line = line.replace(old, new)
+            yield line
+
+
+def blocks_of(page: Path, name: str) -> list[Block]:
+    """The blocks of a page in their order."""
+    found: list[Block] = []
+    lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), start=1))
+    comment: re.Match[str] | None = None
+    for number, line in lines:
+        fence = _FENCE.match(line)
+        if fence is None:
+            if line.strip():
+                comment = _COMMENT.match(line)
+            continue
+        indent, language = fence.groups()
+        body: list[str] = []
+        for _, inner in lines:
+            if inner.strip() == "```":
+                break
+            body.append(inner.removeprefix(indent))
+        said = {} if comment is None else _said(*comment.groups())
+        found.append(Block(name, number, language or "text", "\n".join(body) + "\n", **said))
+        comment = None
+    return found
+
+
+def _said(kind: str, text: str) -> dict[str, object]:
+    """The fields of a block that its comment gives."""
+    if kind == "not run":
+        return {"reason": text}
+    parts = [part.strip() for part in text.split(";")]
+    pairs = tuple(tuple(part.split(" -> ", 1)) for part in parts if " -> " in part)
+    added = tuple(word for part in parts if part.startswith("+ ") for word in part[2:].split())
+    assert len(pairs) + any(part.startswith("+ ") for part in parts) == len(parts), text
+    return {"replaced": pairs, "added": added}
+
+
+def words_of(command: str) -> list[str]:
+    """A command's words, without a comment, a ``&`` at its end, or ``...``."""
+    words = shlex.split(command, comments=True)
+    return [word for word in words if word not in ("&", "...")]
