@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LANGUAGES = ("bash", "python", "yaml", "json", "console", "text")
 
@@ -72,7 +73,7 @@ def blocks_of(page: Path, name: str) -> list[Block]:
     return found
 
 
-def _said(kind: str, text: str) -> dict[str, object]:
+def _said(kind: str, text: str) -> dict[str, Any]:
     """The fields of a block that its comment gives."""
     if kind == "not run":
         return {"reason": text}
