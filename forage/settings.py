@@ -11,9 +11,18 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from forage.errors import UserError
 
@@ -21,6 +30,26 @@ Models = Sequence[type[BaseModel]]
 """A section of settings: one model, or a union of models with a ``kind`` each."""
 IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """How a recipe names something of the user's own: ``module:name``."""
+
+
+def written(own: Any) -> str:
+    """Something of the user's own as a recipe has it: its text, or where Python defined it."""
+    if isinstance(own, str):
+        return own
+    named = own if hasattr(own, "__qualname__") else type(own)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _text_or_own(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    is_own = callable(value) or callable(getattr(value, "run", None))
+    return value if is_own else read(value)
+
+
+_AS_WRITTEN = PlainSerializer(written, return_type=str, when_used="json")
+Own = Annotated[str, WrapValidator(_text_or_own), _AS_WRITTEN]
+"""Something of the user's own: a text that names it, or in Python the thing itself."""
+OwnPath = Annotated[str, Field(pattern=IMPORT_PATH), WrapValidator(_text_or_own), _AS_WRITTEN]
+"""The same, where the text is ``module:name``."""
 
 
 class Strict(BaseModel):
@@ -93,12 +122,14 @@ def kinds_of(models: Models) -> dict[str, type[BaseModel]]:
     }
 
 
-def load_by_path(path: str, key: str) -> Any:
+def load_by_path(path: Any, key: str) -> Any:
     """What ``module:name`` stands for, from the current directory too; raises ``UserError``.
 
-    ``key`` is the setting that names it. What goes wrong while the module runs is raised as it is,
-    with a note.
+    What is no text is the thing itself. ``key`` is the setting that names it. What goes wrong while
+    the module runs is raised as it is, with a note.
     """
+    if not isinstance(path, str):
+        return path
     module_name, _, name = path.partition(":")
     found = getattr(_import(module_name, path, key), name, None)
     if found is None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 from forage.batch import Weighed
 from forage.cluster.model_servers import open_servers
@@ -23,7 +24,6 @@ from forage.data.order import questions_of_run
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
 from forage.hardware import choose_matmul_kernel
-from forage.progress import Bar, progress_bar
 from forage.publish import open_publisher
 from forage.records import RunRecords, read_metrics
 from forage.retrieval.client.client import SearchClient
@@ -33,7 +33,6 @@ from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.play.groups import GroupsInFlight, GroupSource, NothingToLearn, StepGroups
 from forage.rollout.play.player import Player
 from forage.rollout.play.recorded_groups import RecordedGroups
-from forage.stop_signal import Stopped, StopSignal
 from forage.training.credit import Credit
 from forage.training.model import load_tokenizer
 from forage.training.rank_processes import RankDiedError
@@ -41,7 +40,9 @@ from forage.training.savepoints import Savepoints, check_run
 from forage.training.trainer_ranks import open_trainer
 from forage.types import Group
 from forage.watch.collapse_guard import Collapsed, CollapseGuard, GoBack
+from forage.watch.dashboard import Dashboard
 from forage.watch.step_report import PhaseClock, StepReport
+from forage.watch.stop_signal import Stopped, StopSignal
 from forage.watch.trace_file import TraceFile
 
 LOG = logging.getLogger(__name__)
@@ -53,19 +54,24 @@ def run_training(
     replay: Sequence[Path] = (),
     played: range | None = None,
     trace: Path | None = None,
+    watcher: Watcher | None = None,
 ) -> None:
     """``forage train``: run to the end, or to a signal; raises ``UserError``.
 
     ``replay`` are episode files to learn from instead of playing; ``played`` are steps to play and
-    record, from which nothing is learnt. ``trace`` is a file for a timeline of the run.
+    record, from which nothing is learnt. ``trace`` is a file for a timeline of the run. ``watcher``
+    sees each step.
     """
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise UserError("an event loop runs on this thread already: use forage.Run instead")
     config.check_trainable()
     config.check_placement()
     check_run(config, resume)
     if replay or played:
         config = config.without_evaluation()
     try:
-        asyncio.run(_Run(config, replay, played).run(trace))
+        asyncio.run(_Run(config, replay, played, watcher).run(trace))
     except Stopped:
         rest = "the steps recorded are whole; play the rest into another output_dir"
         LOG.warning("stopped; %s", rest if played else "go on with: forage train ... --resume")
@@ -74,11 +80,30 @@ def run_training(
         raise UserError(f"{error}; go on from the last checkpoint with --resume") from error
 
 
+class Watcher(Protocol):
+    """Who looks on: ``forage/library.py`` hands each step to the script that started the run."""
+
+    @property
+    def stop(self) -> StopSignal:
+        """What ends the run when it is set."""
+        ...
+
+    async def see(self, step: int, groups: StepGroups, metrics: dict[str, float]) -> None:
+        """A step is over; the next begins when this returns."""
+        ...
+
+
 class _Run:
     """A training run: its parts, put together once, and the loop over them."""
 
-    def __init__(self, config: RunConfig, replay: Sequence[Path], played: range | None) -> None:
-        self.config, self.played = config, played
+    def __init__(
+        self,
+        config: RunConfig,
+        replay: Sequence[Path],
+        played: range | None,
+        watcher: Watcher | None,
+    ) -> None:
+        self.config, self.played, self.watcher = config, played, watcher
         choose_matmul_kernel()
         self.tokenizer = load_tokenizer(config.model)
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
@@ -98,7 +123,7 @@ class _Run:
         self.records = RunRecords(config.output_dir, self.player.codec.identity())
         saved = (self.trainer, self.tokenizer, self.records, self.credit)
         self.savepoints = Savepoints(config, *saved)
-        self.stop = StopSignal()
+        self.stop = StopSignal() if watcher is None else watcher.stop
         self.source: GroupSource | None = None
         self.num_steps_done = 0
 
@@ -148,8 +173,7 @@ class _Run:
             self._checkpoint(0)  # what to go back to from the first steps
         self.source = source = self._source()
         try:
-            with progress_bar("training", num_steps) as bar:
-                bar.progress.update(bar.task, completed=start)
+            with Dashboard(num_steps, start) as board:
                 for step in self.played or range(start, num_steps):
                     self.clock = PhaseClock()
                     groups = await self.stop.or_stop(source.next_groups(step))
@@ -157,7 +181,7 @@ class _Run:
                     weighed, metrics = [], {}
                     if not self.played:
                         weighed, metrics = await self._learn_from(step, groups.chosen)
-                    await self._after_step(step, groups, weighed, metrics, bar)
+                    await self._after_step(step, groups, weighed, metrics, board)
                     self.clock.lap("checkpoint")
                     if self.trace:
                         self.trace.step(step, self.clock)
@@ -206,7 +230,7 @@ class _Run:
         groups: StepGroups,
         weighed: Sequence[Weighed],
         metrics: dict[str, float],
-        bar: Bar,
+        board: Dashboard,
     ) -> None:
         """Report, evaluate, record, act on alarms, write a checkpoint: each on its own cadence."""
         config, clock, episodes = self.config, self.clock, groups.episodes
@@ -222,6 +246,7 @@ class _Run:
             self.records.write_groups(step, groups.played, groups.chosen, weighed, has_logprobs)
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
+        board.show(step, metrics, clock.seconds, alarms)
         self.savepoints.check()
         if alarms:
             self.savepoints.wait()  # whoever goes back chooses among whole checkpoints
@@ -232,7 +257,8 @@ class _Run:
         if has_failed and not any(map(self.credit.is_learnable, episodes)):
             LOG.warning("every episode of step %d met a failed search; waiting for search", step)
             await self.stop.or_stop(self.search.wait_until_ready())
-        bar.advance(f"reward {metrics['reward/mean']:.2f}  EM {metrics['em/mean']:.2f}")
+        if self.watcher is not None:
+            await self.stop.or_stop(self.watcher.see(step, groups, metrics))
 
     def _checkpoint(self, num_steps_done: int) -> None:
         self.records.sync()

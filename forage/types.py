@@ -8,7 +8,7 @@ rows, ``_T`` tokens, ``_K`` retrieved passages, ``_V`` vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -386,7 +386,8 @@ class Sampling:
 
     ``stop`` ends a turn as soon as the sampled text contains one of these strings; ``stop_ids``
     as soon as one of these ids is sampled. The noise at a position depends on ``seed``,
-    ``episode_key`` and the position alone. ``temperature`` 0 is greedy.
+    ``episode_key`` and the position alone. ``temperature`` 0 is greedy. ``on_token`` is called on
+    the event loop with each token as it is sampled, where the engine is in this process.
     """
 
     max_tokens: int
@@ -396,6 +397,7 @@ class Sampling:
     seed: int
     temperature: float = 1.0
     top_p: float = 1.0
+    on_token: Callable[[int], None] | None = field(default=None, compare=False)
 
 
 class FinishReason(StrEnum):

@@ -37,7 +37,7 @@ COMMANDS = {
     "eval": "evaluate a model on a recipe's questions, in arms",
     "compare": "compare two evaluations, question by question",
     "rescore": "score logged episodes as published systems do",
-    "play": "play one question and show the episode",
+    "play": "ask a model questions, and watch it think, search and answer",
     "index": "build a search index over a corpus",
     "serve": "answer POST /retrieve over HTTP",
     "mcp": "offer an index to other agents, as tools of the Model Context Protocol",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from forage.commands.arguments import add_config
 from forage.config.run_config import load_config
+from forage.environment.remembered import as_trained
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    config = load_config(args.config, args.overrides)  # before torch is imported
+    config = as_trained(load_config(args.config, args.overrides))  # before torch is imported
     from forage.evaluation.evaluate import run_evaluation
     from forage.viewer.evaluation_pages import write_evaluation_page
 

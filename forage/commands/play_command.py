@@ -1,64 +1,192 @@
-"""``forage play``: plays one question greedily and shows the episode in the terminal."""
+"""``forage play``: asks the policy in the terminal, and shows what it thinks, searches and answers.
+
+One question, a chat, or the lines of a pipe. In a terminal an episode is shown while it is played;
+elsewhere it is shown as a whole, or with ``--json`` is a line.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
-from forage.commands.arguments import add_overrides, add_recipe
-from forage.config.run_config import RunConfig, load_config
-from forage.types import Episode, Question
+from forage.commands.arguments import add_overrides
+from forage.config.run_config import RunConfig, build_config, load_config, with_overrides
+from forage.environment.remembered import as_trained
+from forage.episode_json import episode_to_json
+from forage.errors import UserError
+from forage.remote.own_code import run_beside
+from forage.types import Episode, Origin
+
+_STYLES = {"think": "italic", "search": "bold cyan", "answer": "bold green"}
+_TAG = re.compile(rf"<(/?)({'|'.join(_STYLES)})>")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_recipe(parser)
-    parser.add_argument("question", metavar="QUESTION", help="the question to play")
+    text = "a recipe, the directory of a run (its newest checkpoint plays), or that of a model"
+    parser.add_argument("config", type=Path, metavar="CONFIG", help=text)
+    text = "the question; without one they are asked for here, or are the lines of a pipe"
+    parser.add_argument("question", nargs="?", metavar="QUESTION", help=text)
     add_overrides(parser)
+    text = "search this index, which is served meanwhile (default: what answers at search.url)"
+    parser.add_argument("--index", type=Path, metavar="DIR", help=text)
+    text = "write each episode as a line of JSON with its turns and their seconds"
+    parser.add_argument("--json", action="store_true", help=text)
 
 
 def run(args: Namespace) -> int:
-    play_one(load_config(args.config, args.overrides), args.question)
+    question, overrides = args.question, list(args.overrides)
+    if question is not None and re.match(r"[a-z_]+(\.\w+)*=", question):
+        question, overrides = None, [question, *overrides]
+    config = as_trained(_config(args.config, overrides))
+    with _served(config, args.index) as config:
+        asyncio.run(_play(config, question, args.json))
     return 0
 
 
 def play_one(config: RunConfig, question: str) -> None:
     """Play ``question`` with the policy and the retriever at ``search.url``; show it."""
-    episode = asyncio.run(_play(config, Question("asked", question, (), "command line")))
-    Console().print(episode_panel(episode))
+    asyncio.run(_play(config, question, is_json=False))
 
 
-async def _play(config: RunConfig, question: Question) -> Episode:
-    from forage.evaluation.methods.methods import make_player
-    from forage.retrieval.client.client import SearchClient
-    from forage.rollout.engines.open_engine import open_engine
-    from forage.rollout.play.player import Job
-    from forage.training.model import load_sampled, load_tokenizer
+def _config(path: Path, overrides: list[str]) -> RunConfig:
+    """The recipe at ``path``, or that of a run or a model; raises ``UserError``."""
+    if not path.is_dir():
+        return load_config(path, overrides)
+    if (path / "config.json").is_file():
+        return with_overrides(build_config({"model": {"path": str(path)}}, str(path)), overrides)
+    if not (path / "config.yaml").is_file():
+        raise UserError(
+            f"{path} holds neither the config.yaml of a run nor the config.json of a model; name a "
+            "recipe, a run or a model"
+        )
+    from forage.training.checkpoint import latest_checkpoint
 
-    tokenizer = load_tokenizer(config.model)
-    player = make_player(config, tokenizer, score=None)
-    player.check_prompts([question])
-    async with (
-        open_engine(config, tokenizer, load_sampled(config.model)) as engine,
-        SearchClient(config.search) as client,
-    ):
-        if config.evaluation.searches:
-            await client.wait_until_ready()
-        return await player.play(Job(question, 0, "play"), engine, client, temperature=0.0)
+    newest = latest_checkpoint(path)
+    own = [] if newest is None else [f"model.path={newest}", "model.lora=null"]
+    return load_config(path / "config.yaml", [*own, *overrides])
+
+
+@contextmanager
+def _served(config: RunConfig, index: Path | None) -> Iterator[RunConfig]:
+    """``config`` with a server for ``index``, if there is one."""
+    if index is None:
+        yield config
+        return
+    from forage.retrieval.serve.child_server import ServerProcess
+
+    with ServerProcess(index) as server:
+        search = config.search.model_copy(update={"url": server.url})
+        yield config.model_copy(update={"search": search})
+
+
+async def _play(config: RunConfig, question: str | None, is_json: bool) -> None:
+    from forage.evaluation.asked import open_asking
+
+    console = Console()
+    telling = Telling(console) if console.is_terminal and not is_json else None
+    async with open_asking(config, telling and telling.hear) as ask:
+        async for text in _questions(console, question):
+            episode = await ask(text)
+            if is_json:
+                sys.stdout.write(json.dumps(_row(episode)) + "\n")
+                sys.stdout.flush()
+            elif telling is not None:
+                telling.end(episode)
+            else:
+                console.print(episode_panel(episode))
+
+
+async def _questions(console: Console, question: str | None) -> AsyncIterator[str]:
+    """The one question, or those that are typed or come through a pipe, until the end."""
+    if question is not None:
+        yield question
+        return
+    is_chat = sys.stdin.isatty()
+    # On a thread of its own: Ctrl-C must find the event loop at work.
+    read = run_beside(lambda prompt: _read_line(console, prompt if is_chat else None))
+    while line := await read("[bold]question>[/bold] "):
+        if line.strip():
+            yield line.strip()
+
+
+def _read_line(console: Console, prompt: str | None) -> str:
+    """The next line with its end, empty where there is none."""
+    if prompt is None:
+        return sys.stdin.readline()
+    try:
+        return console.input(prompt) + "\n"
+    except EOFError:
+        return ""
+
+
+def _row(episode: Episode) -> dict[str, object]:
+    row = episode_to_json(episode)
+    head = {"question": episode.question.text, "answer": episode.answer}
+    head["num_searches"] = episode.num_searches
+    return head | {name: row[name] for name in ("status", "seconds", "turns")}
+
+
+class Telling:
+    """Writes an episode to a terminal while it is played."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._sampled = ""
+
+    def hear(self, origin: Origin, text: str) -> None:
+        """What is sampled is styled by the tag that it stands in; what is shown is dim."""
+        if origin is not Origin.SAMPLED:
+            self._sampled = ""
+            self._write(text, "dim")
+            return
+        self._sampled += text  # a tag may come in several tokens
+        is_closing, name = (_TAG.findall(self._sampled) or [("", "")])[-1]
+        self._write(text, "bold" if is_closing else _STYLES.get(name, "bold"))
+
+    def end(self, episode: Episode) -> None:
+        """Close the episode with what came of it."""
+        self._sampled = ""
+        self._write(f"\n{_footer(episode)}\n\n", "bold")
+
+    def _write(self, text: str, style: str) -> None:
+        self._console.print(_harmless(text, style), end="", soft_wrap=True)
 
 
 def episode_panel(episode: Episode) -> Panel:
     """What the policy wrote (bold) and what it was shown (dim), in order."""
     lines: list[Text] = []
     for turn in episode.turns:
-        lines.append(Text(turn.sampled.strip(), style="bold"))
+        lines.append(_harmless(turn.sampled.strip(), "bold"))
         if turn.observation:
-            lines.append(Text(turn.observation.strip(), style="dim"))
-    answer = episode.answer if episode.answer is not None else "no answer"
-    footer = f"{answer} · {episode.status.value} · {episode.num_searches} searches"
+            lines.append(_harmless(turn.observation.strip(), "dim"))
     return Panel(
-        Group(*lines), title=Text(episode.question.text), subtitle=Text(footer), title_align="left"
+        Group(*lines),
+        title=_harmless(episode.question.text),
+        subtitle=_harmless(_footer(episode)),
+        title_align="left",
+    )
+
+
+def _harmless(text: str, style: str = "") -> Text:
+    """Text for a terminal: passages and policies may write escape sequences."""
+    return Text(text.replace("\x1b", "\N{SYMBOL FOR ESCAPE}"), style)
+
+
+def _footer(episode: Episode) -> str:
+    answer = episode.answer if episode.answer is not None else "no answer"
+    sampling = sum(turn.generate_s for turn in episode.turns)
+    searching = sum(call.seconds for turn in episode.turns for call in turn.calls)
+    return (
+        f"{answer} · {episode.status.value} · {episode.num_searches} searches · "
+        f"{episode.seconds:.1f} s ({sampling:.1f} s sampling, {searching:.1f} s searching)"
     )

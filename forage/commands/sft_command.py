@@ -67,6 +67,8 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     config.check_supervised()
     import torch
 
+    from forage.environment.remembered import memory_of
+    from forage.environment.template import MEMORY_FILE
     from forage.plan.fit_here import fit_here
     from forage.rollout.play.player import Player
     from forage.training import lora
@@ -98,6 +100,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     if lora.has_adapters(model) and not adapter_only:
         lora.merge(model)
     save_model(model, tokenizer, out)
+    (out / MEMORY_FILE).write_text(memory_of(config.environment), encoding="utf-8")
 
 
 def recorded(config: RunConfig, codec: Codec) -> list[Episode]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from forage.commands.arguments import add_config
 from forage.config.run_config import RunConfig, load_config
+from forage.environment.remembered import as_trained
 from forage.errors import UserError
 
 
@@ -40,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    config = load_config(args.config, args.overrides)  # before torch is imported
+    config = as_trained(load_config(args.config, args.overrides))  # before torch is imported
     if args.hardware is not None and not args.dry_run:
         raise UserError("--hardware is for a plan: add --dry-run")
     if args.dry_run:

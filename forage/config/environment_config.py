@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from forage.settings import Frozen
+from forage.settings import Frozen, Own, written
 
 
 class EnvironmentConfig(Frozen):
@@ -16,7 +16,7 @@ class EnvironmentConfig(Frozen):
     """tags in the policy's own text, or tools through the chat template."""
     dialect: Literal["forage", "search_r1", "slime", "rlinf", "verl"] = "forage"
     """Whose exact texts and rules are played; for checkpoints of a published system."""
-    tools: tuple[str, ...] = Field(default=("search",), min_length=1)
+    tools: tuple[Own, ...] = Field(default=("search",), min_length=1)
     """search, open_page, a tool of one's own (module:name), or an MCP server's (mcp:URL)."""
     prompt: str = "search-r1"
     """A built-in template or a file of one."""
@@ -56,8 +56,9 @@ class EnvironmentConfig(Frozen):
                 f"environment.protocol: {protocol}"
             )
         if self.tools != ("search",):
+            named = ", ".join(map(written, self.tools))
             raise ValueError(
                 f"environment.dialect: {self.dialect} knows no tool but search, and "
-                f"environment.tools is {', '.join(self.tools)}; use the dialect forage"
+                f"environment.tools is {named}; use the dialect forage"
             )
         return self

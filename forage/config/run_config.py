@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -24,7 +24,7 @@ from forage.config.evaluation_config import EvaluationConfig
 from forage.config.model_config import KEYS_OF_WEIGHTS, ModelConfig
 from forage.config.placement_config import PlacementConfig
 from forage.config.rollout_config import RolloutConfig
-from forage.config.search_config import SearchConfig
+from forage.config.search_config import KEYS_OF_SERVERS, SearchConfig
 from forage.config.sentinel_config import SentinelKind, WarnOrStop
 from forage.config.server_config import KEYS_OF_OWN_SERVERS, ServerPlacement
 from forage.config.trainer_config import TrainerConfig
@@ -338,7 +338,7 @@ def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfi
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """``config`` with ``key.sub=value`` overrides, checked as a whole; raises ``UserError``."""
-    tree = yaml.safe_load(to_yaml(config))
+    tree = _tree(config, "python")  # what is no text stays what it is
     for override in overrides:
         tree = apply_override(tree, override, (RunConfig,))
     return build_config(tree)
@@ -346,7 +346,12 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 def to_yaml(config: RunConfig) -> str:
     """The whole config, defaults included, as YAML that ``load_config`` reads back equal."""
-    tree = config.model_dump(mode="json", exclude_defaults=False)
+    return yaml.safe_dump(_tree(config, "json"), sort_keys=False)
+
+
+def _tree(config: RunConfig, mode: Literal["json", "python"]) -> dict[str, Any]:
+    """Every key with its value, without those that would be refused as doing nothing."""
+    tree = config.model_dump(mode=mode)
     if config.placement.has_server or config.model.endpoint is not None:
         del tree["rollout"]["engine"]
     if getattr(config.placement.engine, "urls", ()):
@@ -357,4 +362,10 @@ def to_yaml(config: RunConfig) -> str:
     if config.model.endpoint is not None:
         for name in KEYS_OF_WEIGHTS:
             del tree["model"][name]
-    return yaml.safe_dump(tree, sort_keys=False)
+    searches = [(config.search, tree["search"])]
+    if config.evaluation.other_search is not None:
+        searches.append((config.evaluation.other_search, tree["evaluation"]["other_search"]))
+    for search, keys in searches:
+        for name in KEYS_OF_SERVERS if search.is_own else ():
+            del keys[name]
+    return tree

@@ -5,15 +5,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, model_validator
 
-from forage.settings import Frozen
+from forage.settings import IMPORT_PATH, Frozen, written
 
 Corpus = Literal["wiki-18", "wiki-18-e5", "wiki-18-e5-hnsw64", "wiki-18-bm25", "asearcher"]
 """Published corpora and indexes as ``forage data corpus`` names them."""
+KEYS_OF_SERVERS = ("token_file", "timeout_s", "max_retries", "startup_timeout_s", "corpora")
+"""The keys that do nothing where ``url`` is a function."""
+Address = Annotated[
+    str | tuple[str, ...] | Callable[..., Any],
+    PlainSerializer(lambda url: url if isinstance(url, tuple) else written(url), when_used="json"),
+]
 
 
 class NoiseConfig(Frozen):
@@ -33,11 +41,12 @@ class SearchConfig(Frozen):
     """The retriever, over HTTP, and how patient its client is.
 
     ``url`` may name several servers, as a list or with commas; a search that fails on one goes to
-    another. The plan of ``forage train --dry-run`` names ``corpora``, too.
+    another. A function takes a query and gives passages. The plan of ``forage train --dry-run``
+    names ``corpora``, too.
     """
 
-    url: str | tuple[str, ...] = "http://127.0.0.1:8000"
-    """The address of the retriever, or several that serve the same index."""
+    url: Address = "http://127.0.0.1:8000"
+    """The address of the retriever, several of one index, or a function of one's own (module:f)."""
     token_file: Path | None = None
     """The file that holds the bearer token; null: FORAGE_TOKEN if it is set."""
     topk: int = Field(default=3, ge=1)
@@ -69,13 +78,30 @@ class SearchConfig(Frozen):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses of ``url``, one each."""
+        """The addresses of ``url``, one each; the name of a function."""
+        if callable(self.url):
+            return (written(self.url),)
         texts = self.url.split(",") if isinstance(self.url, str) else self.url
         return tuple(text.strip() for text in texts)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether ``url`` is a function of the user's in place of a server."""
+        return callable(self.url) or re.match(IMPORT_PATH, ",".join(self.urls)) is not None
+
+    @model_validator(mode="after")
+    def _nothing_is_for_servers_alone(self) -> Self:
+        for name in KEYS_OF_SERVERS:
+            if self.is_own and name in self.model_fields_set:
+                raise ValueError(
+                    f"search.{name} does nothing: it is for servers, and search.url is the "
+                    f"function {self.urls[0]}; remove one of them"
+                )
+        return self
+
     @model_validator(mode="after")
     def _deadline_covers_a_try(self) -> Self:
-        if self.deadline_s < self.timeout_s:
+        if self.deadline_s < self.timeout_s and not self.is_own:
             raise ValueError(
                 f"search.deadline_s ({self.deadline_s}) is shorter than search.timeout_s "
                 f"({self.timeout_s}): not even one try would fit; raise deadline_s"

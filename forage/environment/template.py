@@ -7,6 +7,7 @@ teaches tags which nothing reads would waste a run. Encoding is ``prompt.py``'s 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 BUILT_IN = ("search-r1", "brief", "tools")
 SLOT = "{question}"
+MEMORY_FILE = "forage.json"
+"""The file beside a trained model's config (``remembered.py``), which holds its prompt, too."""
+PROMPT_KEY = "prompt_text"
 
 TOOLS_SLOT = "{tools}"
 
@@ -54,7 +58,10 @@ class PromptTemplate:
             text = (folder / f"{name_or_path}.txt").read_text(encoding="utf-8")
             return cls(str(name_or_path), text)
         try:
-            return cls(str(name_or_path), Path(name_or_path).read_text(encoding="utf-8"))
+            text = Path(name_or_path).read_text(encoding="utf-8")
+            if Path(name_or_path).name == MEMORY_FILE:
+                text = str(json.loads(text)[PROMPT_KEY])
+            return cls(str(name_or_path), text)
         except OSError as error:
             raise UserError(
                 f"environment.prompt is {str(name_or_path)!r}, which is neither a built-in "

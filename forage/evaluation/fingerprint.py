@@ -18,6 +18,7 @@ from forage.environment.template import PromptTemplate
 from forage.evaluation.methods.methods import PROMPTS
 from forage.evaluation.methods.rejection_sampling import num_candidates
 from forage.retrieval.client.servers import Served
+from forage.settings import written
 from forage.types import SEARCH_TOOL
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def fingerprint_of(
         found["model.dtype"] = config.model.arithmetic or config.model.dtype
         found["model.device"] = config.model.device.partition(":")[0]
     found |= {f"environment.{k}": v for k, v in config.environment.model_dump().items()}
+    found["environment.tools"] = tuple(map(written, config.environment.tools))
     if config.environment.tools == (SEARCH_TOOL,):  # as it was before there were others
         del found["environment.tools"]
     if config.environment.dialect == "forage":

@@ -8,6 +8,7 @@ formula reads what the policy wrote, and no prompt and no observation but throug
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import Field, model_validator
 from forage.rewards.answers import cover_match, exact_match, f1_score
 from forage.rewards.format import ProtocolName, is_format_valid
 from forage.rewards.shown import shows_an_answer
-from forage.settings import IMPORT_PATH, Frozen
+from forage.settings import Frozen, OwnPath, written
 from forage.types import Episode
 
 
@@ -93,7 +94,7 @@ class RewardWeights(Frozen):
 class RewardFunction(Frozen):
     """A reward of the user's own, ``module:function``, and its factor in the sum."""
 
-    path: str = Field(pattern=IMPORT_PATH)
+    path: OwnPath
     """A function of one's own, module:function."""
     weight: Weight = 1.0
     """Its factor in the sum."""
@@ -101,7 +102,7 @@ class RewardFunction(Frozen):
     @property
     def name(self) -> str:
         """The name of the part that its value is recorded as."""
-        return self.path.partition(":")[2]
+        return re.split(r"[.:]", written(self.path))[-1].strip("<>")
 
 
 class JudgeConfig(Frozen):

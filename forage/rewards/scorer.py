@@ -19,7 +19,7 @@ from forage.rewards.format import ProtocolName
 from forage.rewards.judge import Judge
 from forage.rewards.reward_config import RewardConfig, RewardFunction
 from forage.rewards.scoring import rule_parts, score_episode
-from forage.settings import load_by_path
+from forage.settings import load_by_path, written
 from forage.types import Episode, FailureKind, Reward, Status
 
 
@@ -92,14 +92,14 @@ class LoadedFunction:
     @classmethod
     def load(cls, setting: RewardFunction) -> Self:
         """Import ``module:function``, from the current directory too; raises ``UserError``."""
-        function = load_by_path(setting.path, "reward.functions")
+        function, path = load_by_path(setting.path, "reward.functions"), written(setting.path)
         if not callable(function):
-            raise UserError(f"reward.functions: {setting.path} is no function, but {function!r}")
+            raise UserError(f"reward.functions: {path} is no function, but {function!r}")
         try:
             inspect.signature(function).bind(None)
         except TypeError as error:
             raise UserError(
-                f"reward.functions: {setting.path} cannot be called with an episode alone "
+                f"reward.functions: {path} cannot be called with an episode alone "
                 f"({error}); write it as `def {setting.name}(episode: Episode) -> float`"
             ) from error
         return cls(setting, function)
@@ -131,6 +131,6 @@ class LoadedFunction:
     def _error(self, episode: Episode, what: str) -> RewardFunctionError:
         question = episode.question
         return RewardFunctionError(
-            f"the reward function {self.setting.path} {what} (question {question.id!r}, member "
-            f"{episode.member}, answer {episode.answer!r})"
+            f"the reward function {written(self.setting.path)} {what} "
+            f"(question {question.id!r}, member {episode.member}, answer {episode.answer!r})"
         )

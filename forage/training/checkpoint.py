@@ -1,11 +1,11 @@
 """Checkpoints: everything that the next step depends on, written whole or not at all.
 
 A checkpoint is a directory: a Hugging Face model, or the adapters alone where only they are
-trained; ``optimizer`` (what the optimizers remember, a distributed checkpoint of torch's, a file a
-rank); ``critic.safetensors`` (the trained weights of a critic, if there is one); ``progress.json``
-(the trainer's numbers); ``ahead.jsonl`` (episodes of later steps that were over); ``state.json``
-(the step, which gives the data position, schedule and sampling seeds; the running baseline; the
-lengths of the records); and last ``manifest.json``, with
+trained; ``forage.json`` (``remembered.py``); ``optimizer`` (what the optimizers remember, a
+distributed checkpoint of torch's, a file a rank); ``critic.safetensors`` (the trained weights of a
+critic, if there is one); ``progress.json`` (the trainer's numbers); ``ahead.jsonl`` (episodes of
+later steps that were over); ``state.json`` (the step, which gives the data position, schedule and
+sampling seeds; the running baseline; the lengths of the records); and last ``manifest.json``, with
 the checksums of all the others. It is written beside its final place, flushed to the disk, and
 moved there in one rename, so that a killed run or a full disk leaves the previous checkpoint as it
 was. Any number of ranks goes on from what any other number wrote.
@@ -28,6 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forage.environment.template import MEMORY_FILE
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.records import METRICS_FILE, read_episodes, write_records
@@ -90,11 +91,13 @@ def begin_checkpoint(
     num_kept: int,
     is_copied: bool = True,
     ahead: Mapping[str, Episode] = MappingProxyType({}),
+    memory: str | None = None,
 ) -> Callable[[], Path]:
     """``save_checkpoint`` in two: what it gives writes the checkpoint, on any thread.
 
     ``is_copied``: of a copy in host memory, so that training may go on meanwhile. ``ahead`` are
-    episodes of later steps, by their keys.
+    episodes of later steps, by their keys. ``memory`` is what ``remembered.py`` has to say of the
+    model.
     """
     final = checkpoint_path(run_dir, state.num_steps_done)
     folder = final.parent
@@ -103,6 +106,8 @@ def begin_checkpoint(
         _sweep(folder)
         unfinished.mkdir(parents=True)
         tokenizer.save_pretrained(unfinished)  # now: it encodes for the loop, on the loop's thread
+        if memory is not None:
+            (unfinished / MEMORY_FILE).write_text(memory, encoding="utf-8")
         states, critic = unfinished / _OPTIMIZER, trainer.critic_weights()
         model, write_states = trainer.model, partial(trainer.write_states, states)
         if is_copied:

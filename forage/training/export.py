@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from forage.config.config_file import read_tree
 from forage.config.model_config import ModelConfig
+from forage.environment.remembered import pass_on
 from forage.errors import UserError
 from forage.training import lora
 from forage.training.checkpoint import checkpoints
@@ -68,7 +69,7 @@ def export_model(
     model = load_model(ModelConfig(path=str(source), dtype=as_run.dtype))
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     weights = {name: _held(t) for name, t in model.state_dict().items() if name not in tied}
-    return _write(weights, model.config, str(source), out, dtype)
+    return _write(weights, model.config, str(source), out, dtype, trained=source)
 
 
 def import_checkpoint(path: Path, out: Path, base: str | None, dtype: str | None = None) -> Path:
@@ -102,7 +103,7 @@ def import_checkpoint(path: Path, out: Path, base: str | None, dtype: str | None
             )
         weights.pop(name, None)
     _check(weights, {n: s for n, s in shapes.items() if n not in tied}, f"the config of {source}")
-    return _write(weights, config, source, out, dtype)
+    return _write(weights, config, source, out, dtype, trained=path)
 
 
 def _check(weights: Weights, shapes: Mapping[str, Shape], model: str) -> None:
@@ -122,9 +123,17 @@ def _some(names: list[str]) -> str:
 
 
 def _write(
-    weights: Weights, config: PretrainedConfig, source: str, out: Path, dtype: str | None
+    weights: Weights,
+    config: PretrainedConfig,
+    source: str,
+    out: Path,
+    dtype: str | None,
+    trained: Path,
 ) -> Path:
-    """A model's directory, with the tokenizer of ``source``; raises ``UserError``."""
+    """A model's directory, with the tokenizer of ``source``; raises ``UserError``.
+
+    What the model of ``trained`` was trained with is passed on.
+    """
     tokenizer = load_tokenizer(ModelConfig(path=source))
     if len(tokenizer) > config.vocab_size:
         raise UserError(
@@ -145,6 +154,7 @@ def _write(
         generation = Path(source) / "generation_config.json"
         if generation.is_file():
             shutil.copy(generation, directory)
+        pass_on(trained, directory)
         _compare(directory, weights)
     LOG.info("wrote %s (%d tensors, read back and compared)", out, len(weights))
     return out
@@ -156,6 +166,7 @@ def _write_adapters(source: Path, out: Path) -> Path:
         load_tokenizer(ModelConfig(path=str(source))).save_pretrained(directory)
         for name in (lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS):
             shutil.copy(source / name, directory)
+        pass_on(source, directory)
         written, held = (lora.read_adapters(each).weights for each in (directory, source))
         _compare_all(written.keys(), held.keys(), directory)
         for name, tensor in held.items():

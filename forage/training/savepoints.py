@@ -15,6 +15,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from forage.config.run_config import RunConfig, to_yaml
+from forage.environment.remembered import memory_of
 from forage.errors import UserError
 from forage.records import RunRecords
 from forage.training.checkpoint import (
@@ -68,6 +69,7 @@ class Savepoints:
         self._records, self._credit = records, credit
         url = config.trainer.checkpoint_url
         self._elsewhere = None if url is None else CheckpointsElsewhere(url)
+        self._memory = memory_of(config.environment)  # now: a file of a prompt may change
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self.ahead: dict[str, Episode] = {}
@@ -86,10 +88,11 @@ class Savepoints:
         state = RunState(num_steps_done, config.seed, offsets, baseline, settings)
         run = (config.output_dir, self._trainer, self._tokenizer, state, num_kept)
         if config.trainer.checkpoint_in_background:
-            write = begin_checkpoint(*run, ahead=ahead)
+            write = begin_checkpoint(*run, ahead=ahead, memory=self._memory)
             self._writing = self._thread.submit(self._finish, write)
         else:
-            self._finish(begin_checkpoint(*run, is_copied=False, ahead=ahead))
+            write = begin_checkpoint(*run, is_copied=False, ahead=ahead, memory=self._memory)
+            self._finish(write)
 
     def check(self) -> None:
         """Raise the ``UserError`` of a checkpoint that could not be written meanwhile."""

@@ -9,17 +9,14 @@ in a call is a typed failure of that call.
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import inspect
 import logging
 import re
-import threading
 import types
 import typing
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from typing import Any, Literal, Union, get_args, get_origin
 
 from forage.config.environment_config import EnvironmentConfig
@@ -30,7 +27,8 @@ from forage.environment.tools.open_page import OPEN_PAGE, make_open_page
 from forage.environment.tools.search import make_search
 from forage.environment.tools.tool import Arguments, Tool, ToolReply
 from forage.errors import UserError
-from forage.settings import IMPORT_PATH, load_by_path
+from forage.remote.own_code import TooManyHangError, run_beside
+from forage.settings import IMPORT_PATH, load_by_path, written
 from forage.types import SEARCH_TOOL, FailureKind, Retriever, Tag
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{1,31}")
@@ -41,11 +39,12 @@ def load_tools(config: EnvironmentConfig) -> tuple[Tool, ...]:
     """The tools of ``environment.tools``, in its order; raises ``UserError``."""
     built_in = _built_in(config)
     tools: list[Tool] = []
-    for name in config.tools:
+    for asked in config.tools:
+        name = written(asked)
         if name.startswith(PREFIX):
             added = mcp_tools(name, (*_RESERVED, *built_in))
-        elif re.match(IMPORT_PATH, name):
-            added = [own_tool(load_by_path(name, "environment.tools"), name)]
+        elif not isinstance(asked, str) or re.match(IMPORT_PATH, name):
+            added = [own_tool(load_by_path(asked, "environment.tools"), name)]
         else:
             added = [_known(name, built_in)]
         for tool in added:
@@ -53,8 +52,9 @@ def load_tools(config: EnvironmentConfig) -> tuple[Tool, ...]:
         tools += added
     name, count = Counter(tool.name for tool in tools).most_common(1)[0]
     if count > 1:
+        all_named = ", ".join(map(written, config.tools))
         raise UserError(
-            f"environment.tools holds {count} tools of the name {name} ({', '.join(config.tools)});"
+            f"environment.tools holds {count} tools of the name {name} ({all_named});"
             " a name says which is meant, so give one of them another"
         )
     return tuple(tools)
@@ -100,7 +100,6 @@ LOG = logging.getLogger(__name__)
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _TIMEOUT_S = 30.0
-_MAX_HUNG_THREADS = 32
 _EMPTY = "The result is empty.\n"
 
 Run = Callable[[Arguments], Awaitable[Any]]
@@ -219,41 +218,7 @@ def _is_typed(schema: Any) -> bool:
 def _run_of(function: Any, takes_names: bool) -> Run:
     """``function(**arguments)`` or ``function(arguments)``, whether it is async or not."""
     run = (lambda arguments: function(**arguments)) if takes_names else function
-    return run if inspect.iscoroutinefunction(function) else _in_threads(run)
-
-
-def _in_threads(function: Callable[[Arguments], Any]) -> Run:
-    """A sync function as an async one; a call that hangs holds up neither the loop nor the exit.
-
-    Each call has a daemon thread of its own. After ``_MAX_HUNG_THREADS`` that do not come back,
-    further calls fail at once.
-    """
-    under_way: set[threading.Thread] = set()
-
-    async def run(arguments: Arguments) -> Any:
-        if len(under_way) >= _MAX_HUNG_THREADS:
-            return ToolReply(failure=FailureKind.UNAVAILABLE, detail="too many calls hang")
-        result: Future[Any] = Future()
-        result.set_running_or_notify_cancel()  # so that a call given up can still end
-
-        def work() -> None:
-            value, error = None, None
-            try:
-                value = function(arguments)
-            except Exception as raised:
-                error = raised
-            under_way.discard(thread)
-            if error is None:
-                result.set_result(value)
-            else:
-                result.set_exception(error)
-
-        thread = threading.Thread(target=work, name="tool", daemon=True)
-        under_way.add(thread)
-        thread.start()
-        return await asyncio.wrap_future(result)
-
-    return run
+    return run if inspect.iscoroutinefunction(function) else run_beside(run)
 
 
 def _answering(name: str, run: Run) -> Callable[[Arguments, Retriever], Awaitable[ToolReply]]:
@@ -263,6 +228,8 @@ def _answering(name: str, run: Run) -> Callable[[Arguments, Retriever], Awaitabl
         del search
         try:
             value = await run(arguments)
+        except TooManyHangError as error:
+            return ToolReply(failure=FailureKind.UNAVAILABLE, detail=str(error))
         except Exception as error:  # the user's code: the episode goes on, and the log says why
             LOG.warning("the tool %s raised %s: %s", name, type(error).__name__, error)
             LOG.debug("where the tool %s raised", name, exc_info=error)

@@ -22,6 +22,7 @@ from forage.remote.request import RemoteFailure
 from forage.retrieval.cache import LruCache
 from forage.retrieval.client.dispatch import Blame, Dispatcher, blame_of
 from forage.retrieval.client.noise import spoilt
+from forage.retrieval.client.own_search import OwnSearch
 from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest, normalise_query
 from forage.types import FailureKind, Hit, PageReply, SearchReply
@@ -76,7 +77,10 @@ class SearchClient:
     def __init__(self, settings: SearchConfig, backoff_s: float = 0.5) -> None:
         """``backoff_s``: the wait before the first retry, doubled with each one after it."""
         self._settings = settings
-        self._dispatcher = Dispatcher(settings, backoff_s)
+        is_own = settings.is_own
+        self._dispatcher = OwnSearch(settings) if is_own else Dispatcher(settings, backoff_s)
+        # A query that a function does not take must not fail those that travel with it.
+        self._most_together = 1 if is_own else settings.max_queries_per_request
         self._cache: LruCache[str, tuple[Hit, ...]] = LruCache(settings.cache_size)
         self._pending: dict[str, _Pending] = {}
         self._queue: deque[_Pending] = deque()
@@ -205,7 +209,7 @@ class SearchClient:
         now = asyncio.get_running_loop().time()
         while self._queue and len(self._requests) < settings.max_concurrent_requests:
             batch: list[_Pending] = []
-            while self._queue and len(batch) < settings.max_queries_per_request:
+            while self._queue and len(batch) < self._most_together:
                 pending = self._queue.popleft()
                 if pending.deadline <= now:
                     late = _failed(FailureKind.TIMEOUT, "the deadline passed before it was sent")

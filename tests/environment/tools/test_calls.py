@@ -11,8 +11,8 @@ from forage.config.environment_config import EnvironmentConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.environment.actions import Answer, Call, Invalid, Search
 from forage.environment.protocol import make_protocol
-from forage.environment.tools import toolbox
 from forage.environment.tools.toolbox import load_tools
+from forage.remote import own_code
 from forage.rollout.play.player import Job, Player
 from forage.types import (
     ActionKind,
@@ -196,7 +196,7 @@ async def test_a_hung_call_waits_no_longer_than_the_tool_allows_and_leaves_a_dae
 
 async def test_a_tool_whose_calls_all_hang_stops_being_called(monkeypatch: pytest.MonkeyPatch):
     """A thread that hangs cannot be ended; hundreds of them would end the run."""
-    monkeypatch.setattr(toolbox, "_MAX_HUNG_THREADS", 1)
+    monkeypatch.setattr(own_code, "_MAX_HUNG_THREADS", 1)
     (tool,) = load_tools(EnvironmentConfig(tools=(f"{OWN}:hangs",)))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(tool.run({"text": "x"}, ScriptedSearch()), 0.05)

@@ -272,6 +272,8 @@ class EngineThread:
         for (token, logprob), guess in zip(chosen, [*draft, None], strict=True):
             slot.token_ids.append(token)
             turn.sampled.append(token)
+            if turn.sampling.on_token is not None:
+                turn.loop.call_soon_threadsafe(turn.sampling.on_token, token)
             turn.logprobs.append(logprob)
             turn.versions.append(self._version)
             reason = self._reason_to_end(turn)

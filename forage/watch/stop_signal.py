@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,16 +24,29 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._has_come = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def set(self) -> None:
         """Ask the run to end."""
         self._has_come.set()
 
+    def set_from_another_thread(self) -> None:
+        """Ask the run to end, from outside of its event loop."""
+        if self._loop is None:
+            self.set()  # nobody waits yet
+            return
+        with suppress(RuntimeError):  # the run has ended meanwhile, and its loop is closed
+            self._loop.call_soon_threadsafe(self.set)
+
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Within the block, SIGINT and SIGTERM ask the run to end instead of killing it."""
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
+        """Within the block, SIGINT and SIGTERM ask the run to end instead of killing it.
+
+        Signals are the main thread's: a run on another one is stopped by who started it.
+        """
+        self._loop = loop = asyncio.get_running_loop()
+        is_main = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
         for signum in signals:
             loop.add_signal_handler(signum, self.set)
         try:

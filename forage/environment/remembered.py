@@ -1,0 +1,94 @@
+"""What a model was trained with: prompt, protocol, dialect and tools, in a file beside its config.
+
+Whatever writes a trained model (a checkpoint, an export, a warm start) writes it; ``train``,
+``eval`` and ``play`` take from it what a recipe leaves open: a policy that is asked in other words
+than it learnt answers nonsense.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from forage.config.environment_config import EnvironmentConfig
+from forage.config.run_config import RunConfig
+from forage.environment.template import BUILT_IN, MEMORY_FILE, PROMPT_KEY, PromptTemplate
+from forage.errors import UserError
+
+LOG = logging.getLogger(__name__)
+
+_KEYS: tuple[str, ...] = ("protocol", "dialect", "tools", "prompt")
+
+
+def memory_of(environment: EnvironmentConfig) -> str:
+    """The text of the file; raises ``UserError`` for a prompt that is not there."""
+    memory = environment.model_dump(mode="json", include=set(_KEYS))
+    return json.dumps(memory | {PROMPT_KEY: _text(environment.prompt)}, indent=1) + "\n"
+
+
+def pass_on(source: Path, directory: Path) -> None:
+    """Copy the file of a model's directory to another of the same model, if there is one."""
+    if (source / MEMORY_FILE).is_file():
+        shutil.copy(source / MEMORY_FILE, directory)
+
+
+def as_trained(config: RunConfig) -> RunConfig:
+    """``config`` with what its recipe leaves open as ``model.path`` was trained.
+
+    A recipe that says otherwise is followed, with a warning. Raises ``UserError`` for a file that
+    cannot be read.
+    """
+    file = Path(config.model.path) / MEMORY_FILE
+    if not file.is_file():
+        return config
+    environment = config.environment
+    try:
+        memory: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if memory["prompt"] not in BUILT_IN or _text(memory["prompt"]) != memory[PROMPT_KEY]:
+            memory["prompt"] = str(file)
+        as_it_was = {key: memory[key] for key in _KEYS}
+        text = memory[PROMPT_KEY]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} does not say what the model was trained with ({error!r}); put the model's "
+            "own file back, or remove it"
+        ) from error
+    said = environment.model_dump(mode="json", include=set(_KEYS) & environment.model_fields_set)
+    others = [key for key in said if key != "prompt" and said[key] != as_it_was[key]]
+    if "prompt" in said and _text(said["prompt"]) != text:
+        others.append("prompt")
+    if others:
+        LOG.warning(
+            "%s was trained otherwise than it is used now (%s), and may answer nonsense; leave %s "
+            "out to use it as it was trained",
+            config.model.path,
+            "; ".join(f"environment.{key}: {as_it_was[key]}, now {said[key]}" for key in others),
+            "it" if len(others) == 1 else "them",
+        )
+        return config
+    set_here = {name: getattr(environment, name) for name in environment.model_fields_set}
+    try:
+        found = EnvironmentConfig.model_validate(as_it_was | set_here)
+    except ValidationError as error:
+        raise UserError(f"{file} does not fit the recipe: {error}") from error
+    if found == environment:
+        return config
+    LOG.info("%s was trained with %s, which is used", config.model.path, _told(as_it_was))
+    return config.model_copy(update={"environment": found})
+
+
+def _text(prompt: str) -> str:
+    return PromptTemplate.load(prompt).text
+
+
+def _told(memory: dict[str, Any]) -> str:
+    tools = ", ".join(memory["tools"])
+    return (
+        f"prompt {memory['prompt']}, protocol {memory['protocol']}, dialect {memory['dialect']}, "
+        f"tools {tools}"
+    )

@@ -1,0 +1,87 @@
+"""Plays questions that somebody asks, one by one, with the policy and the search of a recipe.
+
+``forage play`` and ``forage.Run.ask`` ask through this, and may listen while an episode is played.
+Nothing is scored, and nothing recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+
+from forage.config.run_config import RunConfig
+from forage.environment.codec import Codec
+from forage.evaluation.methods.methods import make_player
+from forage.retrieval.client.client import SearchClient
+from forage.rollout.engines.open_engine import open_engine
+from forage.rollout.play.player import Job
+from forage.training.model import load_sampled, load_tokenizer
+from forage.types import Completion, Episode, Generate, Origin, Question, Sampling
+
+Ask = Callable[[str], Awaitable[Episode]]
+"""Plays one question greedily; raises ``UserError`` for one that is too long."""
+Hear = Callable[[Origin, str], None]
+"""Is told each piece of text as it is sampled, and each observation as it is shown."""
+
+
+@asynccontextmanager
+async def open_asking(config: RunConfig, hear: Hear | None = None) -> AsyncIterator[Ask]:
+    """The policy and the retriever, open until the end; raises ``UserError``."""
+    tokenizer = load_tokenizer(config.model)
+    player = make_player(config, tokenizer, score=None)
+    numbers = count(1)
+    async with (
+        open_engine(config, tokenizer, load_sampled(config.model)) as engine,
+        SearchClient(config.search) as client,
+    ):
+        if config.evaluation.searches:
+            await client.wait_until_ready()
+
+        async def ask(text: str) -> Episode:
+            number = next(numbers)
+            name = "asked" if number == 1 else f"asked {number}"
+            question = Question(name, text, (), "asked")
+            player.check_prompts([question])
+            heard = engine if hear is None else _Overheard(engine, player.codec, hear)
+            return await player.play(Job(question, 0, name), heard, client, temperature=0.0)
+
+        yield ask
+
+
+class _Overheard:
+    """An engine for one episode that tells what is sampled, token by token where it can, and shown.
+
+    Servers give a turn in one piece.
+    """
+
+    def __init__(self, engine: Generate, codec: Codec, hear: Hear) -> None:
+        self._engine, self._codec, self._hear = engine, codec, hear
+        self._transcript: tuple[int, ...] = ()
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        before, now = self._transcript, tuple(token_ids)
+        if before and now[: len(before)] == before:  # else a prompt, which nobody has to read
+            self._hear(Origin.OBSERVATION, self._codec.decode(now[len(before) :]))
+        sampled: list[int] = []
+        told = ""
+
+        def tell(ids: Sequence[int], is_all: bool = False) -> None:
+            nonlocal told
+            text = self._codec.decode(ids)
+            if is_all or not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a letter waits
+                self._hear(Origin.SAMPLED, text[len(told) :])
+                told = text
+
+        def on_token(token: int) -> None:
+            sampled.append(token)
+            tell(sampled)
+
+        completion = await self._engine.generate(token_ids, replace(sampling, on_token=on_token))
+        tell(completion.token_ids_T, is_all=True)
+        self._transcript = now + completion.token_ids_T
+        return completion
+
+    def release(self, episode_key: str) -> None:
+        self._engine.release(episode_key)

@@ -1,0 +1,236 @@
+"""Forage from a script or a notebook: ``forage.Run``. docs/library.md shows its use.
+
+A run is a recipe with functions of the caller's for reward, tools and search. The loop of
+``train.py`` works on a thread with an event loop of its own, because a notebook has one already,
+and hands over each step; torch is imported when something runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
+
+from forage.config.config_file import apply_override, read_tree
+from forage.config.run_config import RunConfig, build_config
+from forage.config.search_config import KEYS_OF_SERVERS
+from forage.environment.remembered import as_trained
+from forage.hardware import quiet_openmp
+from forage.types import Episode, Group, Passage, Question, Reward
+from forage.watch.stop_signal import StopSignal
+
+if TYPE_CHECKING:
+    from forage.evaluation.result import EvaluationResult
+    from forage.rollout.play.groups import StepGroups
+
+__all__ = ("Episode", "Passage", "Question", "Reward", "Run", "Step", "Trained")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A finished step: its number from 0, the groups that were played, and its metrics."""
+
+    number: int
+    groups: tuple[Group, ...]
+    metrics: Mapping[str, float]
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """The episodes of all groups."""
+        return [episode for group in self.groups for episode in group.episodes_G]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A finished run: the metrics of each step, and the directory of the trained model."""
+
+    metrics: list[dict[str, float]]
+    model: Path
+
+
+class Run:
+    """A recipe to train, to evaluate and to ask: ``for step in Run("recipe.yaml"): ...``."""
+
+    def __init__(
+        self,
+        config: RunConfig | Mapping[str, Any] | Path | str,
+        *overrides: str,
+        reward: Callable[[Episode], Any] | None = None,
+        tools: Sequence[Any] = (),
+        search: Callable[[str], Any] | str | None = None,
+    ) -> None:
+        """``config`` is settings as an object or a mapping, or a recipe's file.
+
+        ``overrides`` are ``key.sub=value``. ``reward`` takes the place of the section ``reward``,
+        ``tools`` stand beside those of ``environment.tools``, ``search`` is a function from a query
+        to passages, or an address. Raises ``UserError``.
+        """
+        quiet_openmp()  # before torch is imported
+        is_changed = bool(overrides or tools) or reward is not None or search is not None
+        if isinstance(config, RunConfig) and not is_changed:
+            self.config = as_trained(config)
+            return
+        tree = _tree_of(config)
+        if reward is not None:
+            tree["reward"] = {"weights": {"table": 0}, "functions": [{"path": reward}]}
+        if tools:
+            section = tree["environment"] = dict(tree.get("environment") or {})
+            section["tools"] = [*section.get("tools", ["search"]), *tools]
+        if search is not None:
+            section = dict(tree.get("search") or {}) | {"url": search}
+            for_servers = KEYS_OF_SERVERS if callable(search) else ()
+            tree["search"] = {k: v for k, v in section.items() if k not in for_servers}
+        for override in overrides:
+            tree = apply_override(tree, override, (RunConfig,))
+        source = "the settings" if isinstance(config, RunConfig | Mapping) else str(config)
+        self.config = as_trained(build_config(tree, source))
+
+    def __iter__(self) -> Iterator[Step]:
+        return self.steps()
+
+    def steps(self, resume: bool = False) -> Iterator[Step]:
+        """Train, and give each step when it is over; the next begins when it is asked for.
+
+        Whoever leaves the loop ends the run, with a checkpoint that ``resume`` goes on from.
+        """
+        hand_over = _HandOver()
+        thread = threading.Thread(
+            target=hand_over.train, args=(self.config, resume), name="forage", daemon=True
+        )
+
+        def end() -> None:
+            hand_over.stop.set_from_another_thread()
+            thread.join()
+
+        atexit.register(end)  # a thread that torch computes on must not outlive the process
+        thread.start()
+        try:
+            while (step := hand_over.next_step()) is not None:
+                yield step
+        finally:
+            end()
+            atexit.unregister(end)
+
+    def train(self, resume: bool = False) -> Trained:
+        """Train to the end."""
+        from forage.records import read_metrics
+
+        for _ in self.steps(resume):
+            pass
+        return Trained(read_metrics(self.config.output_dir), self.model)
+
+    @property
+    def model(self) -> Path:
+        """The newest checkpoint, and before there is one what ``model.path`` names."""
+        from forage.training.checkpoint import latest_checkpoint
+
+        return latest_checkpoint(self.config.output_dir) or Path(self.config.model.path)
+
+    def evaluate(self) -> EvaluationResult:
+        """Evaluate ``model`` as the recipe says; the files lie in ``evaluation`` of the run."""
+        from forage.evaluation.evaluate import Destination, evaluate_model
+        from forage.evaluation.subset import questions_to_evaluate
+
+        config = self._of_newest()
+        out = config.output_dir / "evaluation" / f"{self.model.name}.json"
+        destination = Destination(out, config.name, is_fresh=True)
+        return _on_a_loop(evaluate_model(config, questions_to_evaluate(config), destination))
+
+    def ask(self, question: str) -> Episode:
+        """Play one question greedily with ``model``."""
+        from forage.evaluation.asked import open_asking
+
+        async def play() -> Episode:
+            async with open_asking(self._of_newest()) as ask:
+                return await ask(question)
+
+        return _on_a_loop(play())
+
+    def _of_newest(self) -> RunConfig:
+        model = self.config.model
+        if model.endpoint is not None:
+            return self.config
+        newest = model.model_copy(update={"path": str(self.model), "lora": None})
+        return self.config.model_copy(update={"model": newest})
+
+
+class _HandOver:
+    """Between the thread that trains and the one that looks on: one step at a time."""
+
+    def __init__(self) -> None:
+        self.stop = StopSignal()
+        self._steps: queue.Queue[Step | BaseException | None] = queue.Queue()
+        self._is_wanted: Callable[[], object] | None = None
+
+    def train(self, config: RunConfig, resume: bool) -> None:
+        """The thread's work; what ends it is handed over, too."""
+        from forage.plan.fit_here import fit_here
+        from forage.train import run_training
+
+        try:
+            config.check_trainable()
+            earlier = config.output_dir / "config.yaml" if resume else None
+            run_training(fit_here(config, earlier=earlier), resume, watcher=self)
+        except BaseException as error:
+            self._steps.put(error)
+        else:
+            self._steps.put(None)
+
+    async def see(self, step: int, groups: StepGroups, metrics: dict[str, float]) -> None:
+        """Hand the step over, and return when the next one is wanted."""
+        is_wanted = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._is_wanted = lambda: loop.call_soon_threadsafe(is_wanted.set)
+        self._steps.put(Step(step, groups.played, metrics))
+        await is_wanted.wait()
+
+    def next_step(self) -> Step | None:
+        """The next step, None after the last; raises what the run raised."""
+        if self._is_wanted is not None:
+            self._is_wanted()
+        found = self._steps.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+def _tree_of(config: RunConfig | Mapping[str, Any] | Path | str) -> dict[str, Any]:
+    match config:
+        case RunConfig():
+            return _what_is_set(config)
+        case Mapping():
+            return dict(config)
+        case _:
+            return read_tree(Path(config), (RunConfig,))
+
+
+def _what_is_set(value: Any) -> Any:
+    """Settings as a tree of what was set, so that what was left open stays open."""
+    match value:
+        case BaseModel():
+            names = value.model_fields_set | ({"kind"} & set(type(value).model_fields))
+            return {name: _what_is_set(getattr(value, name)) for name in names}
+        case tuple():
+            return [_what_is_set(each) for each in value]
+        case _:
+            return value
+
+
+def _on_a_loop(work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, also where an event loop runs already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1, "forage") as pool:
+        return pool.submit(asyncio.run, work).result()

@@ -1,0 +1,102 @@
+"""A search of the user's own in place of a server: ``search.url: module:function``.
+
+The client asks it as it asks the dispatcher: cache, deadline and noise are the client's. Nothing is
+sent, and nothing is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from forage.config.search_config import SearchConfig
+from forage.data.corpus import parse_contents
+from forage.errors import UserError
+from forage.remote.own_code import TooManyHangError, run_beside
+from forage.remote.request import RemoteFailure
+from forage.retrieval.client.servers import Served
+from forage.retrieval.wire import AccessRequest
+from forage.settings import load_by_path, written
+from forage.types import FailureKind, Hit, PageText, Passage
+
+LOG = logging.getLogger(__name__)
+
+
+class OwnSearch:
+    """Finds passages by a function ``query -> passages``, best first, sync or async.
+
+    A passage is a ``Passage``, a ``Hit``, a text, or a mapping as a line of a corpus.
+    """
+
+    def __init__(self, settings: SearchConfig) -> None:
+        """Import the function; raises ``UserError``."""
+        function = load_by_path(settings.url, "search.url")
+        self._name = written(settings.url)
+        if not callable(function):
+            raise UserError(f"search.url: {self._name} is no function, but {function!r}")
+        self._find = run_beside(function)
+        self._topk = settings.num_asked
+        self.num_requests = self.num_retries = self.num_failovers = self.num_ejections = 0
+
+    async def search(
+        self, queries: Sequence[str], deadline: float
+    ) -> list[tuple[Hit, ...]] | RemoteFailure:
+        """The hits of each query, or why there are none, by ``deadline`` (the loop's time)."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return [self._read(await self._call(query)) for query in queries]
+        except TimeoutError:
+            return RemoteFailure(FailureKind.TIMEOUT, f"{self._name} took too long")
+        except TooManyHangError as error:
+            return RemoteFailure(FailureKind.UNAVAILABLE, f"{self._name}: {error}")
+        except Exception as error:  # the user's code: the episode goes on, and the log says why
+            LOG.warning("%s raised %s: %s", self._name, type(error).__name__, error)
+            LOG.debug("where %s raised", self._name, exc_info=error)
+            return RemoteFailure(FailureKind.RAISED, f"{type(error).__name__}: {error}")
+
+    async def open_page(
+        self, request: AccessRequest, deadline: float
+    ) -> PageText | RemoteFailure | None:
+        """A function of queries opens no pages."""
+        return RemoteFailure(FailureKind.UNAVAILABLE, f"{self._name} searches, and opens no pages")
+
+    async def wait_until_ready(self) -> None:
+        """It is there as soon as it is imported."""
+
+    async def what_is_served(self) -> Served:
+        """What it searches is not known here."""
+        return Served(self._name, None)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def _call(self, query: str) -> Any:
+        self.num_requests += 1
+        return await self._find(query)
+
+    def _read(self, found: Any) -> tuple[Hit, ...]:
+        if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
+            raise TypeError(f"a list of passages is needed, and it gave {type(found).__name__}")
+        return tuple(_hit(one, rank) for rank, one in enumerate(found, start=1))[: self._topk]
+
+
+def _hit(found: Any, rank: int) -> Hit:
+    """A passage as a function may give it; the first scores 1, the second a half."""
+    match found:
+        case Hit():
+            return found
+        case Passage():
+            return Hit(found, 1 / rank)
+        case str():
+            key, title, text = None, "", found
+        case {"contents": str(contents), **rest}:
+            key, (title, text) = rest.get("id"), parse_contents(contents)
+        case {"text": str(text), **rest}:
+            key, title = rest.get("id"), str(rest.get("title", ""))
+        case _:
+            raise TypeError(f"a passage is a text or a Passage, and it gave {found!r}")
+    digest = hashlib.sha256(f"{title}\n{text}".encode(errors="replace")).hexdigest()
+    return Hit(Passage(digest[:16] if key is None else str(key), title, text), 1 / rank)

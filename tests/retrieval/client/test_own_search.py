@@ -1,0 +1,79 @@
+"""A function of the user's in place of a search server."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forage.config.search_config import SearchConfig
+from forage.errors import UserError
+from forage.retrieval.client.client import SearchClient
+from forage.types import FailureKind, Hit, Passage, SearchReply
+
+ROME = Passage("7", "Rome", "Rome lies on the Tiber.")
+
+
+async def ask(find: Callable[[str], Any] | str, query: str = "Rome", **keys: Any) -> SearchReply:
+    async with SearchClient(SearchConfig(url=find, **keys)) as client:
+        await client.wait_until_ready()
+        return await client.search(query)
+
+
+def rome(query: str) -> list[Passage]:
+    return [ROME]
+
+
+async def rome_async(query: str) -> list[Hit]:
+    return [Hit(ROME, 3.0)]
+
+
+@pytest.mark.parametrize("find", [rome, rome_async, "tests.retrieval.client.test_own_search:rome"])
+async def test_a_function_sync_or_async_or_by_its_path_finds_passages(find: Any):
+    assert [hit.passage for hit in (await ask(find)).hits_K] == [ROME]
+
+
+async def test_passages_are_texts_or_lines_of_a_corpus_best_first():
+    found = ["plain", {"title": "T", "text": "x"}, {"id": 9, "contents": '"C"\ny'}, "too many"]
+    reply = await ask(lambda query: found, topk=3)
+    passages = [hit.passage for hit in reply.hits_K]
+    assert [(p.title, p.text) for p in passages] == [("", "plain"), ("T", "x"), ("C", "y")]
+    assert passages[2].id == "9"
+    assert len({p.id for p in passages}) == 3
+    scores = [hit.score for hit in reply.hits_K]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("find", "kind"),
+    [
+        (lambda query: 1 / 0, FailureKind.RAISED),
+        (lambda query: "a text", FailureKind.RAISED),
+        (lambda query: [3], FailureKind.RAISED),
+        (lambda query: threading.Event().wait(), FailureKind.TIMEOUT),
+    ],
+)
+async def test_what_goes_wrong_is_a_typed_failure(find: Callable[[str], Any], kind: FailureKind):
+    reply = await ask(find, deadline_s=0.2)
+    assert (reply.failure, reply.hits_K) == (kind, ())
+
+
+async def test_a_query_that_fails_takes_no_other_with_it_and_answers_are_remembered():
+    asked: list[str] = []
+
+    def find(query: str) -> list[str]:
+        asked.append(query)
+        return [query] if query != "bad" else 1 / 0  # pyright: ignore[reportReturnType]
+
+    async with SearchClient(SearchConfig(url=find)) as client:
+        replies = await asyncio.gather(*map(client.search, ["good", "bad", "good"]))
+        await client.search("good")
+        assert client.counts.requests == 2
+    assert [bool(reply.failure) for reply in replies] == [False, True, False]
+    assert sorted(asked) == ["bad", "good"]
+
+
+async def test_what_is_no_function_is_an_error():
+    with pytest.raises(UserError, match="search.url: .*:ROME is no function"):
+        await ask("tests.retrieval.client.test_own_search:ROME")

@@ -1,0 +1,178 @@
+"""``import forage``: the loop from a script and from a notebook, with functions of the caller's."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forage
+from forage.commands.cli import main
+from forage.config.run_config import build_config, load_config, to_yaml
+from forage.errors import UserError
+from forage.records import read_metrics
+from forage.train import run_training
+from tests.tiny_runs import SETTINGS, assert_same_run, world_dir, write_recipe
+
+WARM = Path(forage.__file__).parent / "warm" / "model"
+PAGE = (Path(__file__).parent.parent / "docs" / "library.md").read_text(encoding="utf-8")
+
+
+Finished = tuple[forage.Run, forage.Trained]
+
+
+def own_search(query: str) -> list[str]:
+    return [f"{query} is a town.", "Rome is old."]
+
+
+def shortness(episode: forage.Episode) -> float:
+    return 1 / (1 + episode.num_sampled_tokens)
+
+
+def config_for(tmp_path: Path) -> dict[str, Any]:
+    """The tiny settings as a mapping, with the model that ships with Forage and no server."""
+    world = world_dir()
+    return {
+        **SETTINGS,
+        "output_dir": str(tmp_path / "run"),
+        "model": {"path": str(WARM)},
+        "data": {name: str(world / f"{name}.jsonl") for name in ("train", "test")},
+        "trainer": SETTINGS["trainer"] | {"num_steps": 2, "checkpoint_every": 1},
+        "search": {"topk": 2},
+    }
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Finished:
+    """A run of two steps to its end, with reward and search of its own."""
+    config = config_for(tmp_path_factory.mktemp("library"))
+    run = forage.Run(config, reward=shortness, search=own_search)
+    return run, run.train()
+
+
+def test_importing_forage_imports_nothing_heavy():
+    code = "import sys, forage; print(sorted(sys.modules)); forage.Run; print(sorted(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, then = said.stdout.splitlines()
+    assert "'forage'" in first
+    assert "pydantic" not in first
+    assert "'forage.library'" in then
+    assert not {"torch", "transformers"} & set(then.replace("'", "").split(", "))
+
+
+def test_what_the_library_lacks_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'forage' has no attribute 'Runn'"):
+        forage.Runn  # noqa: B018
+    assert {"Run", "Episode", "__version__"} <= set(dir(forage))
+
+
+def test_a_run_to_its_end_gives_its_metrics_and_its_model(trained: Finished):
+    run, result = trained
+    assert [row["step"] for row in result.metrics] == [0, 1]
+    assert all(row["reward/mean"] == row["reward/shortness"] for row in result.metrics)
+    assert result.model == run.model == run.config.output_dir / "checkpoints" / "step_000002"
+    assert "path: tests.test_library:shortness" in to_yaml(run.config)
+
+
+def test_what_was_trained_answers_and_is_evaluated(trained: Finished):
+    run, _ = trained
+    episode = run.ask("Who founded it?")
+    assert episode.question.text == "Who founded it?"
+    seen = "".join(turn.observation for turn in episode.turns if turn.calls)
+    assert "is a town." in seen or not episode.num_searches
+    result = run.evaluate()
+    assert len(result.scores["normal"]) == 6
+    assert (run.config.output_dir / "evaluation" / "step_000002.json").is_file()
+
+
+def test_a_run_steps_as_it_is_asked_and_goes_on_where_it_was_left(tmp_path: Path):
+    """What is left after the first step and resumed is what runs through, bit for bit."""
+    whole, parts = (config_for(tmp_path / name) for name in ("whole", "parts"))
+    forage.Run(whole, search=own_search).train()
+    run = forage.Run(parts, search=own_search)
+    for step in run:
+        assert (step.number, len(step.episodes), len(step.groups)) == (0, 8, 2)
+        assert step.metrics["reward/mean"] == step.metrics["reward/mean"]
+        break
+    assert [row["step"] for row in read_metrics(run.config.output_dir)] == [0]
+    assert [step.number for step in run.steps(resume=True)] == [1]
+    assert_same_run(tmp_path / "parts" / "run", tmp_path / "whole" / "run", [2])
+
+
+def test_a_run_works_where_an_event_loop_runs_already(tmp_path: Path):
+    """A notebook has one: ``run_training`` raised RuntimeError there, and the process aborted."""
+
+    async def cell() -> None:
+        run = forage.Run(config_for(tmp_path), "trainer.num_steps=1", search=own_search)
+        assert [step.number for step in run] == [0]
+        assert run.ask("Who?").question.text == "Who?"
+        with pytest.raises(UserError, match="use forage.Run"):
+            run_training(run.config, resume=False)
+
+    asyncio.run(cell())
+
+
+def test_settings_are_an_object_a_mapping_or_a_file(tmp_path: Path):
+    config = build_config(config_for(tmp_path))
+    recipe = write_recipe(tmp_path / "recipe.yaml", config)
+    for given in (config, config_for(tmp_path), recipe, str(recipe)):
+        run = forage.Run(given, "trainer.num_steps=7", tools=[shout])
+        assert run.config.trainer.num_steps == 7
+        assert run.config.environment.tools == ("search", shout)
+        assert run.config.search == config.search
+    assert forage.Run(config).config is config
+    with pytest.raises(UserError, match="did you mean trainer.num_steps"):
+        forage.Run(config, "trainer.num_step=7")
+
+
+def shout(text: str) -> str:
+    """Gives the text in capitals."""
+    return text.upper()
+
+
+def test_a_functions_place_in_a_recipe_is_its_import_path(tmp_path: Path):
+    run = forage.Run(config_for(tmp_path), tools=[shout], reward=shortness, search=own_search)
+    recipe = write_recipe(tmp_path / "recipe.yaml", run.config)
+    again = load_config(recipe)
+    assert again.search.urls == ("tests.test_library:own_search",)
+    assert again.search.is_own
+    assert again.environment.tools == ("search", "tests.test_library:shout")
+    assert again.reward.functions[0].path == "tests.test_library:shortness"
+    with pytest.raises(UserError, match="search.timeout_s does nothing"):
+        load_config(recipe, ["search.timeout_s=3"])
+
+
+def test_an_error_of_the_callers_function_reaches_the_caller(tmp_path: Path):
+    def broken(episode: forage.Episode) -> float:
+        raise ZeroDivisionError("mine")
+
+    run = forage.Run(config_for(tmp_path), reward=broken, search=own_search)
+    with pytest.raises(RuntimeError, match="broken raised ZeroDivisionError: mine"):
+        run.train()
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("forage.commands.cli._set_up_logging", lambda verbosity: None)
+    (command,) = re.findall(r"^\$ forage (.*)$", PAGE, re.M)
+    assert main(command.split()) == 0
+    names: dict[str, object] = {"__name__": "library_page"}
+    for block in blocks():
+        exec(compile(block, "docs/library.md", "exec"), names)
+    assert len(json.loads((tmp_path / "runs/run/evaluation/step_000002.json").read_text())["arms"])
+
+
+def test_the_example_is_what_the_page_shows():
+    text = (Path(__file__).parent.parent / "examples" / "library.py").read_text(encoding="utf-8")
+    assert text.rpartition('"""\n')[2].strip() == blocks()[0].strip()
