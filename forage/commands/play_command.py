@@ -14,13 +14,15 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
 from forage.commands.arguments import add_overrides
-from forage.config.run_config import RunConfig, build_config, load_config, with_overrides
+from forage.config.config_file import apply_override
+from forage.config.run_config import RunConfig, build_config, load_config
 from forage.environment.remembered import as_trained
 from forage.episode_json import episode_to_json
 from forage.errors import UserError
@@ -63,7 +65,10 @@ def _config(path: Path, overrides: list[str]) -> RunConfig:
     if not path.is_dir():
         return load_config(path, overrides)
     if (path / "config.json").is_file():
-        return with_overrides(build_config({"model": {"path": str(path)}}, str(path)), overrides)
+        tree: dict[str, Any] = {"model": {"path": str(path)}}
+        for override in overrides:
+            tree = apply_override(tree, override, (RunConfig,))
+        return build_config(tree, str(path))
     if not (path / "config.yaml").is_file():
         raise UserError(
             f"{path} holds neither the config.yaml of a run nor the config.json of a model; name a "

@@ -1,15 +1,23 @@
 """One question in the terminal: what the policy wrote, what it was shown, and how it ended."""
 
+import io
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from forage.commands.play_command import episode_panel, play_one
+from forage.commands import play_command
+from forage.commands.cli import main
+from forage.commands.play_command import Telling, episode_panel, play_one
 from forage.errors import UserError
-from forage.types import ActionKind, Episode, Status, Turn
+from forage.types import ActionKind, Episode, Origin, Status, Turn
 from tests.fakes import make_question
-from tests.tiny_runs import make_config
+from tests.tiny_runs import make_config, search_server, world_dir, write_recipe
+
+WARM = Path(play_command.__file__).parents[1] / "warm" / "model"
 
 
 def shown(episode: Episode) -> str:
@@ -17,6 +25,11 @@ def shown(episode: Episode) -> str:
     with console.capture() as capture:
         console.print(episode_panel(episode))
     return capture.get()
+
+
+def without_seconds(text: str) -> str:
+    """The clock says something else each time, and the frame is drawn around it."""
+    return re.sub(r"[─╰╯]|[\d.]+ s\b", "", text)
 
 
 def episode(*turns: Turn, status: Status = Status.ANSWERED) -> Episode:
@@ -54,9 +67,9 @@ def test_a_question_is_played_greedily_with_the_real_retriever(
 ):
     config = make_config(tmp_path / "run")
     play_one(config, "Who founded it")
-    first = capsys.readouterr().out
+    first = without_seconds(capsys.readouterr().out)
     play_one(config, "Who founded it")
-    assert capsys.readouterr().out == first
+    assert without_seconds(capsys.readouterr().out) == first
     assert "Who founded it" in first
     assert " searches" in first
     assert not (tmp_path / "run").exists()
@@ -69,3 +82,78 @@ def test_a_question_that_cannot_be_played_is_an_error(tmp_path: Path):
     away = {"url": "http://127.0.0.1:9", "startup_timeout_s": 0.1}
     with pytest.raises(UserError, match="no search server answers"):
         play_one(make_config(tmp_path, search=away), "why?")
+
+
+def test_an_episode_is_told_while_it_is_played_each_part_in_its_style():
+    console = Console(file=(file := io.StringIO()), force_terminal=True, color_system="standard")
+    telling = Telling(console)
+    for text in ("<th", "ink>", "hm", "</think>", "<answer>", "Tiber", "</answer>"):
+        telling.hear(Origin.SAMPLED, text)
+    telling.hear(Origin.OBSERVATION, "Doc 1 \x1b[2J[bold]")
+    telling.end(episode(Turn("<answer>Tiber</answer>", ActionKind.ANSWER, "Tiber")))
+    text = file.getvalue()
+    for part in ("\x1b[3mhm", "\x1b[1;32mTiber", "\x1b[2mDoc 1 ␛[2J[bold]", "Tiber · answered"):
+        assert part in text
+    assert "\x1b[2J" not in text  # what a passage holds clears no screen
+
+
+def play(*arguments: str | Path) -> int:
+    return main(["play", *map(str, arguments), f"search.url={search_server().url}"])
+
+
+@pytest.fixture
+def _logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forage.commands.cli._set_up_logging", lambda verbosity: None)
+
+
+@pytest.mark.usefixtures("_logging")
+def test_the_lines_of_a_pipe_are_asked_one_by_one_and_each_episode_is_a_line_of_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who founded it?\n\nWhere is the mill?\n"))
+    assert play(WARM, "--json", "environment.max_tokens=1024") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["question"] for row in rows] == ["Who founded it?", "Where is the mill?"]
+    assert rows[0]["turns"] != rows[1]["turns"]
+    for row in rows:
+        assert row["seconds"] > 0
+        assert row["num_searches"] == sum(turn["kind"] == "search" for turn in row["turns"])
+
+
+@pytest.mark.usefixtures("_logging")
+def test_a_terminal_hears_a_model_as_it_plays_and_what_it_hears_is_the_episode(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The model that ships with Forage answered nonsense here: its prompt was not remembered."""
+    heard: list[tuple[Origin, str]] = []
+    ended: list[Episode] = []
+    monkeypatch.setattr(play_command, "Console", lambda: Console(force_terminal=True, quiet=True))
+    monkeypatch.setattr(Telling, "hear", lambda self, *piece: heard.append(piece))
+    monkeypatch.setattr(Telling, "end", lambda self, episode: ended.append(episode))
+    assert play(WARM, "Who founded it?", "environment.max_tokens=1024") == 0
+    (told,) = ended
+    expected = "".join(turn.sampled + turn.observation for turn in told.turns)
+    assert "".join(text for _, text in heard) == expected
+    assert len([text for origin, text in heard if origin is Origin.SAMPLED]) > len(told.turns)
+    assert told.turns[0].kind is ActionKind.SEARCH
+
+
+@pytest.mark.usefixtures("_logging")
+def test_a_run_plays_its_newest_checkpoint_and_an_index_is_served_meanwhile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    away = {"url": "http://127.0.0.1:9", "startup_timeout_s": 30}
+    config = make_config(run, model={"path": str(tmp_path / "none")}, search=away)
+    write_recipe(run / "config.yaml", config)
+    shutil.copytree(WARM, run / "checkpoints" / "step_000002")
+    assert main(["play", str(run), "Who founded it?", "--index", str(world_dir() / "index")]) == 0
+    assert " searches" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_logging")
+def test_a_directory_that_is_neither_run_nor_model_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert play(tmp_path, "why?") == 2
+    assert "holds neither the config.yaml of a run nor the config.json" in capsys.readouterr().err
