@@ -7,13 +7,13 @@ they are asked for, so that ``import forage`` costs nothing.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forage.library import Episode as Episode
-    from forage.library import Passage as Passage
-    from forage.library import Question as Question
-    from forage.library import Reward as Reward
-    from forage.library import Run as Run
-    from forage.library import Step as Step
-    from forage.library import Trained as Trained
+    from forage.run import Episode as Episode
+    from forage.run import Passage as Passage
+    from forage.run import Question as Question
+    from forage.run import Reward as Reward
+    from forage.run import Run as Run
+    from forage.run import Step as Step
+    from forage.run import Trained as Trained
 
 __version__ = "0.1.0"
 _OF_THE_LIBRARY = ("Episode", "Passage", "Question", "Reward", "Run", "Step", "Trained")
@@ -21,9 +21,9 @@ _OF_THE_LIBRARY = ("Episode", "Passage", "Question", "Reward", "Run", "Step", "T
 
 def __getattr__(name: str) -> Any:
     if name in _OF_THE_LIBRARY:
-        from forage import library
+        from forage import run
 
-        return getattr(library, name)
+        return getattr(run, name)
     raise AttributeError(f"module 'forage' has no attribute {name!r}")
 
 

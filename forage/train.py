@@ -81,7 +81,7 @@ def run_training(
 
 
 class Watcher(Protocol):
-    """Who looks on: ``forage/library.py`` hands each step to the script that started the run."""
+    """Who looks on: ``forage/run.py`` hands each step to the script that started the run."""
 
     @property
     def stop(self) -> StopSignal:

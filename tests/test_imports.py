@@ -17,7 +17,7 @@ FORAGE = ROOT / "forage"
 # From the top down. A room imports from the lines below its own, never from its own line or above.
 LEVELS = (
     ("__main__",),
-    ("commands", "library"),
+    ("commands", "run"),
     ("train", "plan", "viewer"),
     ("evaluation",),
     ("watch", "publish", "cluster"),
@@ -33,7 +33,7 @@ RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 
 # (importing room, imported module): the retrieval service reads the corpus store; the package's own
 # file has the names of the library, which are imported when they are asked for.
-EXCEPTIONS = {("retrieval", "forage.data.corpus"), ("forage", "forage.library")}
+EXCEPTIONS = {("retrieval", "forage.data.corpus"), ("forage", "forage.run")}
 
 # Packages that only one file wraps, so that the rest runs, and is read, without them.
 HEAVY = {

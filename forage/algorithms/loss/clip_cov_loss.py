@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from forage.algorithms.loss.clipped_loss import clipped_gain
@@ -88,6 +87,8 @@ def clip_cov_loss(
     low, high = bounds
     may_M = (covariances_M > low) & (covariances_M < high) & ~is_clipped_M
     candidates = may_M.nonzero()[:, 0]
+    import torch  # here: settings are read without it
+
     generator = torch.Generator().manual_seed(seed)
     num_drawn = max(1, int(share * len(ratio_M)))
     order = torch.randperm(len(candidates), generator=generator)[:num_drawn]
