@@ -126,7 +126,8 @@ class EpisodePages:
             shown = self._library.run(key)
             index, _ = self._index_of(shown, name)
             record = None if index is None else index.record(place)
-            where = name.removesuffix(".jsonl") + ("" if len(set(run)) == 1 else f" of {key}")
+            where = "" if len(set(file)) == 1 else name.removesuffix(".jsonl")
+            where += "" if len(set(run)) == 1 else f" of {key}"
             view = self._view(shown, name, index, place, where)
             if record is None or view is None:
                 return _missing(f"No such episode: {name}, byte {place}")

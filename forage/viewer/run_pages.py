@@ -20,7 +20,7 @@ from forage.viewer.viewer_page import viewer_page
 
 _MAX_SETTINGS = 6
 _LONG = 24
-"""Characters from which on a setting is no column of the table: a path, mostly."""
+"""Characters from which on a setting is no column of the table; nor is a path."""
 _NUM_CHOSEN = 6
 """Runs whose curves are shown at first: the newest."""
 
@@ -54,7 +54,11 @@ class RunPages:
         newest = sorted(facts, key=lambda each: (bool(each.num_steps), each.changed), reverse=True)
         chosen = {each.run.key for each in newest[:_NUM_CHOSEN] if each.num_steps}
         settings = differing_settings(runs)
-        short = [name for name, values in settings.items() if max(map(len, values)) < _LONG]
+        short = [
+            name
+            for name, values in settings.items()
+            if max(map(len, values)) < _LONG and not any("/" in value for value in values)
+        ]
         columns = {name: settings.pop(name) for name in short[:_MAX_SETTINGS]}
         return viewer_page(
             "runs.html",

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Literal
 
 from forage.episode_json import EpisodeRecord
@@ -119,16 +120,20 @@ def view_question(labelled: Sequence[tuple[str, Episode]], decode: Decode | None
 
 
 def question_view(question: Question, views: Sequence[EpisodeView]) -> QuestionView:
-    """A question over views of its episodes; the first decision that they do not share is marked.
+    """A question over views of its episodes; the first decision in which they part is marked.
 
-    Of "search, answer" and "search, search, answer" it is the second turn.
+    Of "search, answer" and "search, search, answer" it is the second turn. Of more than two, each
+    is compared with the first.
     """
-    parting = _first_difference(views)
     text = ""
-    if parting is not None:
-        views = [_marked(view, parting) for view in views]
-        parts = [f"{view.label}: {_decision_text(view, parting)}" for view in views]
-        text = f"They part in turn {parting + 1}. {'; '.join(parts)}." if len(parts) == 2 else ""
+    partings = [_first_difference(views[0], other) for other in views[1:]]
+    if len(views) == 2 and partings[0] is not None:
+        parts = [f"{view.label}: {_decision_text(view, partings[0])}" for view in views]
+        text = f"They part in turn {partings[0] + 1}. {'; '.join(parts)}."
+        partings *= 2
+    else:
+        partings = [None, *partings]
+    views = [_marked(view, turn) for view, turn in zip(views, partings, strict=True)]
     return QuestionView(
         id=question.id,
         text=question.text,
@@ -173,21 +178,19 @@ def view_episode(
     )
 
 
-def _first_difference(views: Sequence[EpisodeView]) -> int | None:
-    """The first turn in which not all decide the same, None where all do or there is one alone."""
-    longest = max((len(view.decisions) for view in views), default=0)
-    for turn in range(longest):
-        decided = {
-            (kind, " ".join(argument.lower().split()))
-            for view in views
-            for kind, argument in view.decisions[turn : turn + 1] or (("", ""),)
-        }
-        if len(decided) > 1:
-            return turn
-    return None
+def _first_difference(one: EpisodeView, other: EpisodeView) -> int | None:
+    """The first turn in which the two do not decide the same, None where they never do."""
+    decided = [
+        [(kind, " ".join(argument.lower().split())) for kind, argument in view.decisions]
+        for view in (one, other)
+    ]
+    pairs = enumerate(zip_longest(*decided))
+    return next((turn for turn, (first, second) in pairs if first != second), None)
 
 
-def _marked(view: EpisodeView, turn: int) -> EpisodeView:
+def _marked(view: EpisodeView, turn: int | None) -> EpisodeView:
+    if turn is None:
+        return view
     blocks = [
         replace(block, is_parting=block.turn == turn + 1 and block.origin != Origin.OBSERVATION)
         for block in view.blocks

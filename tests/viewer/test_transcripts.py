@@ -176,6 +176,9 @@ def test_the_first_decision_that_differs_is_pointed_at() -> None:
     assert marked == [["Turn 2: answer"], ["Turn 2: search"]]
     view = view_question([("Before", early), ("After", EPISODE)], None)
     assert view.parting.startswith("They part in turn 1. Before: answers “Bergen”")
+    view = view_question([("0", EPISODE), ("1", EPISODE), ("2", twice)], decode)
+    marked = [[block.heading for block in e.blocks if block.is_parting] for e in view.episodes]
+    assert marked == [[], [], ["Turn 2: search"]], "of more than two, each against the first"
     same = view_question([("Before", EPISODE), ("After", EPISODE)], decode)
     assert same.parting == ""
     assert not any(block.is_parting for e in same.episodes for block in e.blocks)

@@ -1,0 +1,184 @@
+"""The viewer's script in a real browser: curves, what follows the records, keys and colours."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from forage.episode_json import EpisodeRecord
+from forage.records import METRICS_FILE, write_records
+from tests.viewer.browser import CHROMIUM, needs_chromium
+from tests.viewer.fake_run import Player, make_question, make_tokenizer, write_run
+from tests.viewer.test_pages_of_viewer import HOSTILE, write_evaluations
+from tests.viewer.test_viewer_app import served
+
+pytestmark = needs_chromium
+
+PATIENCE_MS = 60_000
+"""How long a condition is waited for: a machine may be slow, and nothing here is timed."""
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "one", num_steps=6, extra=HOSTILE)
+    write_evaluations(folder / "one")
+    shutil.copytree(folder / "one", folder / "two")
+    tokenizer = make_tokenizer()
+    learnt = [
+        EpisodeRecord(0, None, episode, None, 0, True, (advantage,) * num_sampled)
+        for member, advantage in enumerate((-0.5, 0.5))
+        for episode in [Player(tokenizer, 1.0, 3).play(make_question(2), member, "normal", HOSTILE)]
+        for num_sampled in [episode.num_sampled_tokens]
+    ]
+    write_records(folder / "two" / "learnt.jsonl", learnt)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(runs_dir: Path) -> Iterator[str]:
+    with served(runs_dir) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=flags, timeout=PATIENCE_MS
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that is wide enough for everything; its console must have stayed silent."""
+    context = browser.new_context(viewport={"width": 1300, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    yield page
+    assert "owned" not in page.title()
+    context.close()
+    assert said == []
+
+
+def test_curves_of_several_runs_lie_over_each_other_and_tell_their_values(
+    page: Page, address: str, runs_dir: Path
+) -> None:
+    page.goto(f"{address}/runs")
+    chart = page.locator('figure[data-metric="reward/mean"]').first
+    expect(chart.locator("canvas")).to_be_visible()
+    chart.locator(".u-over").hover()
+    tip = chart.locator(".plot-tip")
+    expect(tip).to_contain_text("step ")
+    rows = [json.loads(line) for line in (runs_dir / "one" / METRICS_FILE).open()]
+    step = int((tip.locator("div").first.text_content() or "").removeprefix("step "))
+    value = f"{rows[step]['reward/mean']:.5g}"
+    expect(tip).to_contain_text(f"one: {value}")
+    expect(tip).to_contain_text("two: ")
+    page.get_by_label("Curves of two").uncheck()
+    expect(chart.locator(".plot")).to_have_attribute("aria-label", "reward/mean of one")
+    chart.locator(".u-over").hover(position={"x": 40, "y": 40})
+    expect(tip).to_contain_text("step ")
+    expect(tip).not_to_contain_text("two")
+    page.get_by_label("logarithmic").check()
+    expect(chart.locator("canvas")).to_be_visible()
+
+
+def test_any_metric_is_found_and_drawn(page: Page, address: str) -> None:
+    page.goto(f"{address}/run?run=one")
+    page.get_by_label("Find a metric").fill("grad_norm")
+    section = page.locator("#curves")
+    shown = section.locator("figure.metric:visible")
+    expect(shown.first.locator("canvas")).to_be_visible()
+    assert set(shown.evaluate_all("all => all.map((one) => one.dataset.metric)")) == {
+        "optimizer/grad_norm"
+    }
+
+
+def test_a_run_that_goes_on_is_followed_without_reloading(
+    page: Page, tmp_path: Path, runs_dir: Path
+) -> None:
+    shutil.copytree(runs_dir / "one", tmp_path / "runs" / "live")
+    shutil.copytree(runs_dir / "one", tmp_path / "runs" / "other")
+    with served(tmp_path / "runs") as address:
+        page.goto(f"{address}/runs")
+        row = page.locator("#run-table tbody tr").first
+        expect(row).to_contain_text("6")
+        page.evaluate("document.body.dataset.same = 'page'")
+        with (tmp_path / "runs" / "live" / METRICS_FILE).open("a") as file:
+            file.write('{"step": 416, "reward/mean": 0.123}\n')
+        expect(row).to_contain_text("417")
+        assert page.evaluate("document.body.dataset.same") == "page"
+        assert page.get_by_label("Curves of live").is_checked()
+        page.goto("about:blank")  # so that nothing is asked of a server that has ended
+
+
+def test_keys_lead_through_the_episodes(page: Page, address: str) -> None:
+    page.goto(f"{address}/episodes?run=one")
+    page.keyboard.press("w")
+    page.wait_for_url("**sort=wrong**")
+    links = page.locator("tbody a.clip")
+    second = links.nth(1).get_attribute("href")
+    links.first.click()
+    page.wait_for_url("**at=0**")
+    page.keyboard.press("j")
+    page.wait_for_url(f"**{second}")
+    page.keyboard.press("k")
+    page.wait_for_url("**at=0**")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("u")
+    page.wait_for_url("**/episodes?**sort=wrong**")
+    page.keyboard.press("/")
+    page.keyboard.type("jw")
+    expect(page.get_by_label("Find")).to_have_value("jw")
+
+
+def test_tokens_are_coloured_by_what_was_recorded_of_them(page: Page, address: str) -> None:
+    page.goto(f"{address}/episodes?run=two&file=learnt.jsonl")
+    page.locator("tbody a.clip").first.click()
+    tokens = page.locator(".sampled i[data-t]")
+    choice, scale = page.get_by_label("Colour tokens by"), page.locator(".scale")
+    backgrounds = "all => all.map((token) => token.style.background)"
+    assert set(tokens.evaluate_all(backgrounds)) == {""}
+    choice.select_option("advantage")
+    expect(scale).to_have_text("from -0.5 to -0.5")
+    assert set(tokens.evaluate_all(backgrounds)) == {
+        "color-mix(in srgb, var(--wrong) 70%, transparent)"
+    }
+    choice.select_option("probability")
+    assert len(set(tokens.evaluate_all(backgrounds))) > 3
+    choice.select_option("difference")
+    expect(scale).to_have_text("not recorded for these tokens")
+    tokens.first.hover()
+    expect(page.locator(".tip")).to_contain_text("advantage -0.5")
+
+
+@pytest.mark.parametrize("width", [400, 1900])
+def test_no_page_scrolls_sideways(browser: Browser, address: str, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.goto(f"{address}/episodes?run=one&sort=wrong")
+    episode = page.locator("tbody a.clip").first.get_attribute("href") or ""
+    page.goto(address + episode)
+    beside = page.locator('a[href^="/beside"]').first.get_attribute("href") or ""
+    pair = "/paired?first=one/evaluation/before&second=one/evaluation/after"
+    for path in (
+        *("/runs", "/run?run=one", "/episodes?run=one", episode, beside, "/evaluations", pair),
+        "/evaluation?run=one&file=evaluation/after.json",
+    ):
+        page.goto(address + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    context.close()
