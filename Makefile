@@ -95,7 +95,7 @@ $(READY): pyproject.toml constraints.txt $(MADE)
 	@echo "Installing $(TORCH) into $(VENV) (the largest download, once)"
 	@$(PIP) install --quiet --quiet $(TORCH)
 	@echo "Installing the other packages"
-	@$(PIP) install --quiet --quiet -c constraints.txt -e .
+	@$(PIP) install --quiet --quiet -c constraints.txt -e ".[train]"
 	@touch $@
 	@echo "$(VENV) is ready"
 

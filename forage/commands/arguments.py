@@ -55,7 +55,8 @@ def not_negative(text: str) -> float:
 
 def add_recipe(parser: ArgumentParser) -> None:
     """A recipe alone."""
-    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="the recipe of the run")
+    text = "the recipe: a file, or the name of one that ships with Forage (see: forage recipes)"
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help=text)
 
 
 def add_overrides(parser: ArgumentParser) -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
     "new": "make a small model with random weights, and its tokenizer",
     "sft": "teach a model by example: recorded episodes or demonstrations",
     "train": "train a model on a recipe by reinforcement learning",
+    "recipes": "list the recipes that ship with Forage, or copy them",
     "settings": "print every key of a recipe with its type, default and meaning",
     "eval": "evaluate a model on a recipe's questions, in arms",
     "compare": "compare two evaluations, question by question",

@@ -37,6 +37,9 @@ _DISTRIBUTIONS = {
     "docx": "python-docx",
 }
 
+# What the retriever needs, and what learning needs besides.
+_OF_THE_DEMO = ("", "train")
+
 
 class Verdict(StrEnum):
     """What a finding means for the demo: no problem, slower or incomplete, or impossible."""
@@ -170,7 +173,7 @@ def check_port(port: int) -> Finding:
 def check_packages() -> list[Finding]:
     """A finding for each requirement that is missing or too old, and one that counts the others.
 
-    A missing package of an extra is a warning, a missing package of the runtime a failure.
+    A missing package of an extra is a warning, one that the demo needs a failure.
     """
     wanted = list(_requirements())
     if not wanted:
@@ -183,7 +186,7 @@ def check_packages() -> list[Finding]:
         if found is not None and requirement.specifier.contains(found, prereleases=True):
             num_well[extra] = num_well.get(extra, 0) + 1
             continue
-        verdict = Verdict.WARNING if extra else Verdict.FAILURE
+        verdict = Verdict.FAILURE if extra in _OF_THE_DEMO else Verdict.WARNING
         text = "missing" if found is None else f"{found}, but {requirement.specifier} is needed"
         findings.append(Finding(requirement.name, text, verdict, install_command(extra)))
     for extra, count in num_well.items():
@@ -204,7 +207,10 @@ def how_to_install(module: str) -> str | None:
 
 def install_command(extra: str) -> str:
     """The command that installs the packages of an extra, or of the runtime ("")."""
-    return f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
+    of_extra = f"[{extra}]" if extra else ""
+    if not (Path(__file__).parents[2] / "pyproject.toml").is_file():  # not a checkout
+        return f"pip install 'forage{of_extra}'"
+    return f"pip install -e '.{of_extra}'" if extra else "pip install -e ."
 
 
 def _requirements() -> Iterator[tuple[str, Requirement]]:

@@ -27,6 +27,7 @@ from forage.config.rollout_config import RolloutConfig
 from forage.config.search_config import KEYS_OF_SERVERS, SearchConfig
 from forage.config.sentinel_config import SentinelKind, WarnOrStop
 from forage.config.server_config import KEYS_OF_OWN_SERVERS, ServerPlacement
+from forage.config.shipped_recipes import find_recipe
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.errors import UserError
@@ -315,7 +316,11 @@ def _names_servers(placement: Any) -> bool:
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe with its bases, apply ``key.sub=value`` overrides; raises ``UserError``."""
+    """Read a recipe with its bases, apply ``key.sub=value`` overrides; raises ``UserError``.
+
+    Where there is no file ``path``, it may name a recipe that ships with Forage.
+    """
+    path = find_recipe(path)
     tree = read_tree(path, (RunConfig,))
     for override in overrides:
         tree = apply_override(tree, override, (RunConfig,))

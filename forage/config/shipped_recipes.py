@@ -1,0 +1,59 @@
+"""The recipes and examples that ship with Forage, wherever it was installed.
+
+A wheel holds ``configs/`` and ``examples/`` inside the package; a checkout has them beside it.
+``load_config`` takes a recipe's name (``search-r1-grpo-v0.2``) where no file is called that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+from pathlib import Path
+
+from forage.errors import UserError
+
+FOLDERS = ("configs", "examples")
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def shipped(folder: str) -> Path:
+    """Where ``configs`` or ``examples`` is on this machine."""
+    inside = _PACKAGE / folder
+    return inside if inside.is_dir() else _PACKAGE.parent / folder
+
+
+def recipes() -> dict[str, Path]:
+    """Each recipe's file by its name: ``xquad``, ``cpu/rlinf-3b``."""
+    folder = shipped("configs")
+    files = sorted(folder.rglob("*.yaml"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def find_recipe(path: Path) -> Path:
+    """``path``, or the recipe of that name where there is no such file; raises ``UserError``.
+
+    ``configs/xquad.yaml``, ``xquad`` and ``search_r1_grpo_v0.2`` name recipes too.
+    """
+    if path.is_absolute() or path.exists():
+        return path
+    known = recipes()
+    name = path.as_posix().removeprefix("configs/").removesuffix(".yaml").replace("_", "-")
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise UserError(
+        f"cannot read the config {path}: there is no such file, and no recipe of that name; {hint}"
+        "(see: forage recipes)"
+    )
+
+
+def copy_shipped(out: Path) -> None:
+    """Copy recipes and examples into ``out``; raises ``UserError`` rather than replace a file."""
+    for folder in FOLDERS:
+        if (out / folder).exists():
+            raise UserError(f"{out / folder} is there already; choose another --out")
+    for folder in FOLDERS:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(shipped(folder), out / folder, ignore=ignored)

@@ -1,0 +1,39 @@
+"""Recipes by their names, wherever one stands."""
+
+from pathlib import Path
+
+import pytest
+
+from forage.commands.cli import main
+from forage.config.run_config import load_config
+from forage.config.shipped_recipes import recipes, shipped
+from forage.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "name", ["search_r1_grpo_v0.2", "search-r1-grpo-v0.2.yaml", "configs/search-r1-grpo-v0.2.yaml"]
+)
+def test_a_recipe_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    expected = load_config(shipped("configs") / "search-r1-grpo-v0.2.yaml")
+    assert load_config(Path(name)) == expected
+    (tmp_path / "xquad").write_text("model: {path: mine}\n")
+    assert load_config(Path("xquad")).model.path == "mine", "a file of that name comes first"
+
+
+def test_a_name_that_is_none_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no recipe of that name; did you mean xquad\?"):
+        load_config(Path("xquat.yaml"))
+
+
+def test_recipes_are_listed_and_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in recipes())
+    assert main(["recipes", "--out", str(tmp_path / "mine")]) == 0
+    copied = tmp_path / "mine" / "configs" / "cpu" / "rlinf-3b.yaml"
+    assert load_config(copied) == load_config(Path("cpu/rlinf-3b"))
+    assert (tmp_path / "mine" / "examples" / "rewards.py").is_file()
+    assert main(["recipes", "--out", str(tmp_path / "mine")]) == 2
+    assert "is there already; choose another --out" in capsys.readouterr().err
