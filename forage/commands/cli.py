@@ -35,6 +35,7 @@ COMMANDS = {
     "train": "train a model on a recipe by reinforcement learning",
     "recipes": "list the recipes that ship with Forage, or copy them",
     "settings": "print every key of a recipe with its type, default and meaning",
+    "convert-config": "make a recipe of the settings of veRL, Search-R1, slime, RLinf or TRL",
     "eval": "evaluate a model on a recipe's questions, in arms",
     "compare": "compare two evaluations, question by question",
     "rescore": "score logged episodes as published systems do",

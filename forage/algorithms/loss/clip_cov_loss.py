@@ -83,6 +83,8 @@ def clip_cov_loss(
     Tokens that the clip has taken already are not drawn. Source: https://arxiv.org/abs/2505.22617,
     section 4.2.
     """
+    import torch  # the settings are read without it
+
     gain_M, is_clipped_M = clipped_gain(ratio_M, advantages_M, clip_low, clip_high)
     low, high = bounds
     may_M = (covariances_M > low) & (covariances_M < high) & ~is_clipped_M

@@ -192,10 +192,9 @@ async def test_turns_in_flight_go_on_under_the_new_weights_over_keys_computed_an
 
 async def completions_across_an_update(it: Served) -> list[Completion]:
     """Turns that were in flight when new weights came, those that ended before left out."""
-    keys = [f"{it.version}/{number}" for number in range(4)]
-    turns = [asyncio.create_task(it.engine.generate(PROMPT, ask(k, max_tokens=300))) for k in keys]
-    while await metric(it.server, "vllm:num_requests_running") == 0:
-        await asyncio.sleep(0.01)
+    samplings = [ask(f"{it.version}/{n}", max_tokens=300, stop_ids=()) for n in range(3)]
+    turns = [asyncio.create_task(it.engine.generate(PROMPT, each)) for each in samplings]
+    turns.append(await in_flight(it.engine, it.server, f"{it.version}/last"))
     it.change()
     await it.publish()
     return [each for each in await asyncio.gather(*turns) if len(set(each.versions_T)) == 2]
@@ -275,14 +274,24 @@ async def test_a_trainer_that_vanishes_in_a_broadcast_is_an_error_in_time_and_no
 
 async def test_a_cancelled_turn_is_aborted_at_the_server():
     async with served() as it:
-        turn = asyncio.create_task(it.engine.generate(PROMPT, ask(max_tokens=300)))
-        while await metric(it.server, "vllm:num_requests_running") == 0:
-            await asyncio.sleep(0.01)
+        turn = await in_flight(it.engine, it.server, "cancelled")
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
         async with asyncio.timeout(60):
             while await metric(it.server, "vllm:num_requests_running"):
                 await asyncio.sleep(0.05)
+
+
+async def in_flight(engine: ServedEngine, server: VllmServer, key: str) -> asyncio.Task[Completion]:
+    """A long turn that the server samples at this moment; one that has ended is begun again."""
+    while True:
+        sampling = ask(key, max_tokens=300, stop_ids=())
+        turn = asyncio.create_task(engine.generate(PROMPT, sampling))
+        while not turn.done():
+            if await metric(server, "vllm:num_requests_running"):
+                return turn
+            await asyncio.sleep(0.01)
+        await turn
 
 
 async def metric(server: VllmServer, name: str) -> float:
@@ -371,12 +380,9 @@ async def test_adapters_travel_alone_and_turns_in_flight_go_on_with_the_new_ones
         await turn()
         completion = await turn()
         while len({*completion.versions_T}) == 1:  # it may end before the update comes
-            longest = ask(f"in flight at {version}", max_tokens=300, stop_ids=())
-            in_flight = asyncio.create_task(engine.generate(PROMPT, longest))
-            while await metric(server, "vllm:num_requests_running") == 0 and not in_flight.done():
-                await asyncio.sleep(0.01)
+            begun = await in_flight(engine, server, f"in flight at {version}")
             await publish()
-            completion = await in_flight
+            completion = await begun
         late = torch.tensor(completion.versions_T) == version
         now = logprobs_of(expected[version], PROMPT, completion.token_ids_T)
         sampled = torch.tensor(completion.logprobs_T).double()

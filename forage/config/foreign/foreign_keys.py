@@ -1,0 +1,134 @@
+"""What another trainer's key is in a recipe: tables of keys, and their translation.
+
+A trainer is a file beside this one: a table of its keys, the settings that its search example has
+beside them, and what only several of its keys together say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Recipe = dict[str, Any]
+"""Settings by their dotted names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """One key of theirs, and what it is in a recipe.
+
+    Without ``ours`` it has no place there, and ``note`` says why. ``values`` are theirs and what
+    each is called here. A derived key is read together with others.
+    """
+
+    theirs: str
+    ours: str = ""
+    note: str = ""
+    values: Mapping[str, Any] | None = None
+    is_derived: bool = False
+
+
+class Given:
+    """What a file sets, read by name."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def number(self, *names: str) -> float | None:
+        """The first of these keys that is a number."""
+        for name in names:
+            value = self.values.get(name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return value
+        return None
+
+    def text(self, *names: str) -> str | None:
+        """The first of these keys that is set, as text."""
+        values = (self.values.get(name) for name in names)
+        return next((str(value) for value in values if value is not None), None)
+
+    def flag(self, name: str) -> bool:
+        """Whether a switch is on."""
+        return str(self.values.get(name, False)).lower() in ("true", "1", "yes")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignTrainer:
+    """A trainer whose settings are translated."""
+
+    name: str
+    is_his: Callable[[Mapping[str, Any]], bool]
+    """Whether a file with these keys is for it."""
+    keys: Sequence[ForeignKey]
+    start: Mapping[str, Any]
+    """What a recipe for its search example has, whatever the file says."""
+    derive: Callable[[Given], Recipe]
+    """What several keys say together."""
+
+
+@dataclass(slots=True)
+class Translated:
+    """A recipe by dotted names, and what has no place in one."""
+
+    recipe: Recipe
+    left_out: list[str] = field(default_factory=list)
+    """Sentences: a key, its value, and why."""
+    unknown: list[str] = field(default_factory=list)
+
+    def tree(self) -> dict[str, Any]:
+        """The recipe as sections."""
+        tree: dict[str, Any] = {}
+        for path, value in self.recipe.items():
+            *sections, name = path.split(".")
+            section = tree
+            for each in sections:
+                section = section.setdefault(each, {})
+            section[name] = value
+        return tree
+
+
+def translate(trainer: ForeignTrainer, values: Mapping[str, Any]) -> Translated:
+    """The recipe that these settings are."""
+    known = {key.theirs: key for key in trainer.keys}
+    translated = Translated(dict(trainer.start))
+    for name, value in values.items():
+        key = known.get(name)
+        if key is None:
+            translated.unknown.append(f"{name} = {value}")
+        elif not key.ours:
+            translated.left_out.append(f"{name} = {value}: {key.note}")
+        elif key.values is not None and str(value).lower() not in key.values:
+            translated.left_out.append(f"{name} = {value}: {key.ours} has nothing like it")
+        elif not key.is_derived and value is not None:
+            ours = value if key.values is None else key.values[str(value).lower()]
+            translated.recipe[key.ours] = ours
+    translated.recipe |= trainer.derive(Given(values))
+    return translated
+
+
+def table(trainer: ForeignTrainer) -> str:
+    """The keys as a table of Markdown."""
+
+    def rows() -> Iterator[str]:
+        yield f"| {trainer.name} | Forage | |"
+        yield "|---|---|---|"
+        for key in trainer.keys:
+            ours = f"`{key.ours}`" if key.ours else "none"
+            renamed = "" if key.values is None else _renamed(key.values)
+            yield f"| `{key.theirs}` | {ours} | {'; '.join(filter(None, [renamed, key.note]))} |"
+
+    return "\n".join(rows()) + "\n"
+
+
+def _renamed(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{theirs}: {str(ours).lower() if isinstance(ours, bool) else ours}"
+        for theirs, ours in values.items()
+        if theirs != str(ours).lower()
+    )
+
+
+def whole(number: float) -> int:
+    """The nearest whole number, at least 1."""
+    return max(1, round(number))

@@ -1,0 +1,180 @@
+"""slime's arguments."""
+
+from __future__ import annotations
+
+from forage.config.foreign.foreign_keys import ForeignKey, ForeignTrainer, Given, Recipe, whole
+
+_FORMS = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3", "kl": "k1", "abs": "absolute"}
+_MEGATRON = "FSDP2 trains, which has no such part"
+_EXAMPLE = "turns, topk and the search server stand in that file: environment and search"
+
+KEYS = (
+    ForeignKey("hf-checkpoint", "model.path"),
+    ForeignKey("ref-load", note="the starting weights, or algorithm.kl.reference"),
+    ForeignKey("load", note="forage train --resume goes on from output_dir"),
+    ForeignKey("save", "output_dir"),
+    ForeignKey("save-interval", "trainer.checkpoint_every"),
+    ForeignKey("prompt-data", "data.train"),
+    ForeignKey("eval-prompt-data", note="set data.test"),
+    ForeignKey("input-key", note="the form of a file is recognised"),
+    ForeignKey("label-key", note="the form of a file is recognised"),
+    ForeignKey("apply-chat-template", note="environment.prompt renders prompts"),
+    ForeignKey("rollout-shuffle", note="questions are shuffled by the run's seed"),
+    ForeignKey("rollout-seed", "seed"),
+    ForeignKey("num-rollout", "trainer.num_steps"),
+    ForeignKey("rollout-batch-size", "trainer.questions_per_step"),
+    ForeignKey("n-samples-per-prompt", "trainer.group_size"),
+    ForeignKey(
+        "global-batch-size", "trainer.num_mini_batches", "a step's episodes by it", None, True
+    ),
+    ForeignKey("num-steps-per-rollout", "trainer.num_mini_batches"),
+    ForeignKey("rollout-max-response-len", "environment.max_turn_tokens"),
+    ForeignKey("rollout-max-context-len", "environment.max_tokens"),
+    ForeignKey("rollout-temperature", "rollout.temperature"),
+    ForeignKey("rollout-top-p", note="sampling from a cut distribution breaks the ratio: 1.0"),
+    ForeignKey("balance-data", note="micro-batches are balanced by their tokens"),
+    ForeignKey("eval-interval", "evaluation.every"),
+    ForeignKey("n-samples-per-eval-prompt", "evaluation.num_samples"),
+    ForeignKey("dynamic-sampling-filter-path", "algorithm.dynamic_sampling", "any: {}", None, True),
+    ForeignKey(
+        "advantage-estimator",
+        "algorithm.advantage.kind",
+        "gspo: grpo, with algorithm.loss: gspo",
+        {
+            **{"grpo": "grpo", "gspo": "grpo", "ppo": "gae"},
+            "reinforce_plus_plus": "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline": "reinforce_plus_plus",
+        },
+    ),
+    ForeignKey(
+        "disable-grpo-std-normalization", "algorithm.advantage.normalise_by_std", "", None, True
+    ),
+    ForeignKey("use-kl-loss", "algorithm.kl.place", "loss; without it the reward's", None, True),
+    ForeignKey("kl-loss-coef", "algorithm.kl.coefficient", "in the loss", None, True),
+    ForeignKey("kl-loss-type", "algorithm.kl.form", "", _FORMS, True),
+    ForeignKey("kl-coef", "algorithm.kl.coefficient", "in the reward", None, True),
+    ForeignKey("entropy-coef", "algorithm.entropy_coefficient"),
+    ForeignKey(
+        "eps-clip", "algorithm.loss.low", "and high, unless eps-clip-high is set", None, True
+    ),
+    ForeignKey("eps-clip-high", "algorithm.loss.high", "", None, True),
+    ForeignKey("eps-clip-c", "algorithm.loss.dual_clip", "", None, True),
+    ForeignKey("use-tis", "algorithm.correction.weights.kind", "truncate", None, True),
+    ForeignKey("tis-clip", "algorithm.correction.weights.high", "", None, True),
+    ForeignKey("tis-clip-low", note="docs/algorithms.md has the kinds of correction"),
+    ForeignKey("custom-tis-function-path", note="docs/algorithms.md has the kinds of correction"),
+    ForeignKey("custom-config-path", note="docs/algorithms.md has the kinds of correction"),
+    ForeignKey("optimizer", note="AdamW"),
+    ForeignKey("lr", "trainer.learning_rate"),
+    ForeignKey("lr-decay-style", note="constant after the warm-up"),
+    ForeignKey("lr-warmup-iters", "trainer.warmup_steps"),
+    ForeignKey("weight-decay", "trainer.weight_decay"),
+    ForeignKey("adam-beta1", note="0.9"),
+    ForeignKey("adam-beta2", note="0.999: there is no key for it"),
+    ForeignKey("clip-grad", "trainer.max_grad_norm"),
+    ForeignKey("max-tokens-per-gpu", "trainer.max_tokens_per_micro_batch"),
+    ForeignKey("use-dynamic-batch-size", note="micro-batches count tokens"),
+    ForeignKey("micro-batch-size", note="micro-batches count tokens"),
+    ForeignKey("tensor-model-parallel-size", "placement.trainer.tensor_parallel"),
+    ForeignKey("context-parallel-size", "placement.trainer.sequence_parallel"),
+    ForeignKey("actor-num-nodes", "placement.num_nodes"),
+    ForeignKey("actor-num-gpus-per-node", "placement.gpus_per_node"),
+    ForeignKey("colocate", "placement.engine.offload"),
+    ForeignKey("rollout-num-gpus", "placement.engine.own_gpus", "not with colocate", None, True),
+    ForeignKey("rollout-num-gpus-per-engine", "placement.engine.tensor_parallel"),
+    ForeignKey("sglang-mem-fraction-static", note="you start SGLang's servers (docs/engines.md)"),
+    ForeignKey("sglang-server-concurrency", "search.max_concurrent_requests"),
+    ForeignKey("custom-generate-function-path", note=_EXAMPLE),
+    ForeignKey("custom-rm-path", note="the reward is exact match; one's own: reward.functions"),
+    ForeignKey("recompute-granularity", "model.gradient_checkpointing", "any: true", None, True),
+    *(
+        ForeignKey(name, note=_MEGATRON)
+        for name in (
+            *("sequence-parallel", "pipeline-model-parallel-size", "expert-model-parallel-size"),
+            *("expert-tensor-parallel-size", "recompute-method", "recompute-num-layers"),
+            *("attention-dropout", "hidden-dropout", "accumulate-allreduce-grads-in-fp32"),
+            *("attention-softmax-in-fp32", "attention-backend"),
+        )
+    ),
+    *(
+        ForeignKey(name, note="metrics.jsonl and TensorBoard are always written")
+        for name in ("use-wandb", "wandb-project", "wandb-group", "wandb-key")
+    ),
+)
+
+_START = {
+    "model.dtype": "float32",
+    "model.device": "cuda",
+    "environment.protocol": "tags",
+    "environment.dialect": "slime",
+    "environment.prompt": "search-r1",
+    "environment.max_turns": 2,
+    "environment.has_final_turn": False,
+    "environment.max_observation_tokens": 500,
+    "environment.max_tokens": 4096,
+    "search.url": "http://127.0.0.1:8000",
+    "reward.answer": "em",
+    "algorithm.decoupled": True,
+    "algorithm.correction": {},
+    "algorithm.aggregate.kind": "sequence_mean",
+    "placement.engine.kind": "sglang",
+}
+
+
+def derive(given: Given) -> Recipe:
+    """What stands in several keys."""
+    ours = _leash(given) | _loss(given)
+    batch, size = given.number("rollout-batch-size"), given.number("n-samples-per-prompt") or 1
+    if batch and (mini := given.number("global-batch-size")):
+        ours["trainer.num_mini_batches"] = whole(batch * size / mini)
+    if batch:
+        ours["rollout.max_concurrent_episodes"] = int(batch * size)
+    if "dynamic-sampling-filter-path" in given.values:
+        ours["algorithm.dynamic_sampling"] = {}
+    if given.flag("disable-grpo-std-normalization"):
+        ours["algorithm.advantage.normalise_by_std"] = False
+    if given.text("advantage-estimator") == "reinforce_plus_plus_baseline":
+        ours["algorithm.advantage.baseline"] = "group"
+    if "recompute-granularity" in given.values:
+        ours["model.gradient_checkpointing"] = True
+    if (own := given.number("rollout-num-gpus")) and not given.flag("colocate"):
+        ours["placement.engine.kind"] = "vllm"  # Forage starts no SGLang on GPUs of its own
+        ours["placement.engine.own_gpus"] = int(own)
+    if (given.number("actor-num-nodes") or 1) > 1:
+        ours["placement.cluster"] = "ray"
+    return ours
+
+
+def _leash(given: Given) -> Recipe:
+    is_loss = given.flag("use-kl-loss")
+    coefficient = given.number("kl-loss-coef" if is_loss else "kl-coef")
+    if not coefficient:
+        return {}
+    form = _FORMS.get(given.text("kl-loss-type") or "k1", "k1")
+    place = "loss" if is_loss else "reward"
+    kl = {"coefficient": coefficient, "form": form, "place": place}
+    return {f"algorithm.kl.{key}": value for key, value in kl.items()}
+
+
+def _loss(given: Given) -> Recipe:
+    kind = "gspo" if given.text("advantage-estimator") == "gspo" else "clipped"
+    low = given.number("eps-clip") or 0.2
+    ours: Recipe = {"algorithm.loss.kind": kind, "algorithm.loss.low": low}
+    ours["algorithm.loss.high"] = given.number("eps-clip-high") or low
+    if kind == "clipped" and (dual := given.number("eps-clip-c")):
+        ours["algorithm.loss.dual_clip"] = dual
+    if given.flag("use-tis"):
+        weights: Recipe = {"weights": {"kind": "truncate"}}
+        if high := given.number("tis-clip"):
+            weights["weights"]["high"] = high
+        ours["algorithm.correction"] = weights
+    return ours
+
+
+SLIME = ForeignTrainer(
+    "slime",
+    lambda values: "hf-checkpoint" in values or "prompt-data" in values,
+    KEYS,
+    _START,
+    derive,
+)
