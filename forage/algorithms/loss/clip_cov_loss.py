@@ -89,8 +89,6 @@ def clip_cov_loss(
     low, high = bounds
     may_M = (covariances_M > low) & (covariances_M < high) & ~is_clipped_M
     candidates = may_M.nonzero()[:, 0]
-    import torch  # here: settings are read without it
-
     generator = torch.Generator().manual_seed(seed)
     num_drawn = max(1, int(share * len(ratio_M)))
     order = torch.randperm(len(candidates), generator=generator)[:num_drawn]
