@@ -1,4 +1,4 @@
-# make demo | real | test | lint | format | vllm | test-vllm | clean
+# make demo | real | test | test-slow | lint | format | vllm | test-vllm | clean
 # Each target first makes .venv, pinned, where it is missing or out of date; a second run installs
 # nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`;
 # tests run in two processes, `make test JOBS=0` runs them in one (to see their output, say).
@@ -20,12 +20,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo real test lint format clean venv vllm test-vllm
+.PHONY: help demo real test test-slow lint format clean venv vllm test-vllm
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
 	@echo "make real    a real language model learns to search real text: two hours, or MINUTES=20"
-	@echo "make test    the whole test suite"
+	@echo "make test    the tests of every part: a quarter of an hour on two cores"
+	@echo "make test-slow  whole runs: learning, collapses, kills, Ray; as long again"
 	@echo "make lint    ruff and pyright"
 	@echo "make format  let ruff mend what it can"
 	@echo "make vllm    vLLM for CPUs in an environment of its own: 3 minutes, 3 GB"
@@ -44,7 +45,11 @@ real: $(READY)
 	@$(BIN)/forage real $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 test: $(DEV)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not vllm" $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not vllm and not slow" $(ARGS)
+
+# Whole runs: recipes and losses that learn, collapses, kills, Ray, real text, a wheel.
+test-slow: $(DEV)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "slow and not vllm" $(ARGS)
 
 # One process: its tests share one server, which takes a minute to start and 3 GB.
 test-vllm: $(DEV)
