@@ -2,9 +2,9 @@
 
     python benchmarks/viewer.py [--episodes 100000] [--dir DIR]
 
-Writes episodes of about the size of the demo's (3.5 KB a line, the demo's have 4.7) into a
-directory that it removes again, opens the viewer without an index and with one, and times pages:
-each the median of several requests through the app, in this process.
+Writes episodes of 3.5 KB a line (the demo's have 4.7) into a directory that it removes again, opens
+the viewer without an index and with one, and times pages: each the median of several requests
+through the app, in this process.
 """
 
 from __future__ import annotations

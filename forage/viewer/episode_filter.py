@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from forage.errors import UserError
 from forage.records import EPISODES_FILE
 from forage.viewer.episode_index import EpisodeIndex, split_cjk
+from forage.watch.step_report import SIGN_NAMES
 
 _TEXTS = ("arm", "status", "source", "question_id")
 _NUMBERS = ("step", "em", "reward", "searches", "hops", "length")
@@ -21,6 +22,8 @@ ORDERS: Mapping[str, str] = {
     **{f"-{name}": f"{name} DESC, offset" for name in (*_NUMBERS, "alarms", "member")},
 }
 """How a list can be sorted, by the name in the address; a minus is from the top down."""
+SIGNS = ("any", *SIGN_NAMES)
+"""The choices of ``EpisodeFilter.sign``."""
 _WORD = re.compile(r'(?:(question|answer|query|passage):)?(?:"([^"]*)"|(\S+))')
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _RANGE = re.compile(rf"(<=|>=|<|>)?\s*({_NUMBER})|({_NUMBER})\s*(?:-|–|to)\s*({_NUMBER})")

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 from forage.errors import UserError
 from forage.types import Status
 from forage.viewer.decoders import Decoders
-from forage.viewer.episode_filter import ORDERS, EpisodeFilter, EpisodeRow, values_of
+from forage.viewer.episode_filter import ORDERS, SIGNS, EpisodeFilter, EpisodeRow, values_of
 from forage.viewer.episode_index import EpisodeIndex, IndexStore, Standing
 from forage.viewer.library import Library, ShownRun
 from forage.viewer.transcripts import EpisodeView, question_view, view_record
@@ -22,7 +22,6 @@ from forage.viewer.viewer_page import viewer_page
 _ROWS_PER_PAGE = 50
 _MAX_BESIDE = 16
 _MAX_ELSEWHERE = 12
-SIGNS = ("any", "failed call", "invalid action", "repeated search", "broken reasoning")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from forage.evaluation.report.comparison_tables import (
     settings_table,
 )
 from forage.evaluation.result import EvaluationResult, read_result
-from forage.viewer.episode_filter import EpisodeFilter, EpisodeRow
+from forage.types import Status
+from forage.viewer.episode_filter import SIGNS, EpisodeFilter, EpisodeRow
 from forage.viewer.episode_index import IndexStore
 from forage.viewer.evaluation_pages import (
     comparison_cards,
@@ -64,10 +65,26 @@ class PairFilter:
     outcome: str = ""
     hops: str = ""
     source: str = ""
+    status: str = ""
+    searches: str = ""
+    length: str = ""
+    sign: str = ""
     find: str = ""
 
+    @property
+    def of_episodes(self) -> EpisodeFilter:
+        """What one of a question's two episodes must be like."""
+        return EpisodeFilter(
+            arm=self.arm,
+            status=self.status,
+            searches=self.searches,
+            length=self.length,
+            sign=self.sign,
+            find=self.find,
+        )
+
     def accepts(self, row: PairRow) -> bool:
-        """Whether the row is listed, its words apart."""
+        """Whether the row is listed, its episodes apart."""
         outcome = {
             "": True,
             "changed": row.difference != 0,
@@ -148,8 +165,8 @@ class EvaluationBrowser:
         arm = comparison.arms[arms.index(wanted.arm)]
         everything = self._pairs(places, results, wanted.arm)
         accepted = {name: row for name, row in everything.items() if wanted.accepts(row)}
-        if wanted.find:
-            found = [self._episodes(place, wanted.arm, wanted.find) for place in places]
+        if wanted.of_episodes != EpisodeFilter(arm=wanted.arm):
+            found = [self._episodes(place, wanted.of_episodes) for place in places]
             accepted = {n: row for n, row in accepted.items() if any(n in each for each in found)}
         rows = list(accepted.values())
         rows.sort(key=lambda row: -abs(row.difference))
@@ -161,6 +178,8 @@ class EvaluationBrowser:
             wanted=wanted,
             arms=arms,
             outcomes=OUTCOMES,
+            statuses=[status.value for status in Status],
+            signs=SIGNS,
             hops=sorted({row.hops for row in everything.values() if row.hops}),
             sources=sorted({row.source for row in everything.values()}),
             rows=rows[(page - 1) * _ROWS_PER_PAGE : page * _ROWS_PER_PAGE],
@@ -205,20 +224,20 @@ class EvaluationBrowser:
             searches=first.overall.searches.mean,
         )
 
-    def _episodes(self, place: Place, arm: str, find: str = "") -> Mapping[str, EpisodeRow]:
-        """The first episode of each question in an arm; none where they were not kept."""
+    def _episodes(self, place: Place, wanted: EpisodeFilter) -> Mapping[str, EpisodeRow]:
+        """The first such episode of each question; none where they were not kept."""
         run, file = place[0], _episode_file(place[1])
         if file not in run.episode_files():
             return {}
         index, _ = self._indexes.of(run.directory / file)
-        rows = EpisodeFilter(arm=arm, find=find, sort="-member").rows(index)
+        rows = replace(wanted, sort="-member").rows(index)
         return {row.question_id: row for row in rows}
 
     def _pairs(
         self, places: Sequence[Place], results: Sequence[EvaluationResult], arm: str
     ) -> dict[str, PairRow]:
         """The questions that both evaluations have, by id."""
-        episodes = [self._episodes(place, arm) for place in places]
+        episodes = [self._episodes(place, EpisodeFilter(arm=arm)) for place in places]
         scores = [{score.question_id: score for score in result.scores[arm]} for result in results]
         rows: dict[str, PairRow] = {}
         for name, one in scores[0].items():

@@ -7,6 +7,7 @@ later appears. Files are only read.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -52,11 +53,7 @@ class ShownRun:
 
     def config(self) -> dict[str, Any]:
         """Its settings as a tree, empty where it has none that can be read."""
-        try:
-            tree = yaml.safe_load(self.config_text())
-        except yaml.YAMLError:
-            return {}
-        return tree if isinstance(tree, dict) else {}
+        return _tree(self.config_text())
 
 
 class Library:
@@ -119,6 +116,16 @@ class Library:
                     key = str(directory)
                 seen[key] = directory
         yield from (ShownRun(key, directory) for key, directory in sorted(seen.items()))
+
+
+@functools.lru_cache(maxsize=1_024)
+def _tree(text: str) -> dict[str, Any]:
+    """A config as a tree; kept, since a table of runs is made anew every few seconds."""
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _run_directory_of(path: Path) -> Path:

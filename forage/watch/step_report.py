@@ -136,19 +136,26 @@ def vitals(episodes: Sequence[Episode], correctness: str = "em") -> dict[str, fl
     return metrics
 
 
+SIGN_NAMES = (
+    *("failed call", "engine failed", "invalid action", "repeated search", "broken reasoning"),
+    *("empty answer", "no verdict"),
+)
+"""What may be wrong with an episode."""
+
+
 def signs_of(episode: Episode) -> tuple[str, ...]:
     """What is wrong with one episode, in words; ``vitals`` gives the shares of most of them."""
     turns, reward = episode.turns, episode.reward
-    signs = {
-        "failed call": any(turn.failure for turn in turns) or episode.status.is_failed_call,
-        "engine failed": episode.status is Status.ENGINE_FAILED,
-        "invalid action": any(turn.kind is ActionKind.INVALID for turn in turns),
-        "repeated search": any(_are_repeated(episode)),
-        "broken reasoning": any(is_reasoning_broken(turn.sampled) for turn in turns),
-        "empty answer": _has_empty_answer(episode),
-        "no verdict": reward is not None and reward.failure is not None,
-    }
-    return tuple(name for name, is_there in signs.items() if is_there)
+    are_there = (
+        any(turn.failure for turn in turns) or episode.status.is_failed_call,
+        episode.status is Status.ENGINE_FAILED,
+        any(turn.kind is ActionKind.INVALID for turn in turns),
+        any(_are_repeated(episode)),
+        any(is_reasoning_broken(turn.sampled) for turn in turns),
+        _has_empty_answer(episode),
+        reward is not None and reward.failure is not None,
+    )
+    return tuple(name for name, is_there in zip(SIGN_NAMES, are_there, strict=True) if is_there)
 
 
 def _repetition(episode: Episode) -> float:

@@ -3,6 +3,7 @@
 import csv
 import html
 import io
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from starlette.testclient import TestClient
 
 from forage.environment.codec import Codec
@@ -17,7 +19,7 @@ from forage.episode_json import EpisodeRecord
 from forage.evaluation.result import write_result
 from forage.evaluation.scores import scores_of
 from forage.records import EPISODES_FILE, read_episodes, read_metrics, write_records
-from forage.types import TokenizerId
+from forage.types import TokenizerId, search_call
 from forage.viewer.metric_words import words_of
 from forage.viewer.viewer_app import create_app
 from tests.evaluation.results import make_result
@@ -199,6 +201,11 @@ def test_two_evaluations_are_paired_question_by_question(
     both = sum(a == b == 1 for a, b in zip(*ems, strict=True))
     assert f"{both} of 12 questions" in page(client, f"{address}&outcome=both+right")
     assert "0 of 12 questions" in page(client, f"{address}&find=nowhere")
+    assert "12 of 12 questions" in page(
+        client, f"{address}&status=answered&find=passage:chronicles"
+    )
+    assert "0 of 12 questions" in page(client, f"{address}&searches=>9")
+    assert "0 of 12 questions" in page(client, f"{address}&sign=empty+answer")
     pair = page(client, addresses(text, "/beside")[0])
     assert "They part in turn" in pair
     assert "the first decision that differs" in pair
@@ -260,3 +267,45 @@ def test_a_run_that_has_only_begun_is_a_page(tmp_path: Path) -> None:
 
 def test_the_metrics_of_the_fake_run_are_known() -> None:
     assert [name for name in make_metrics(1)[0] if name != "step" and not words_of(name)] == []
+
+
+def write_hostile_run(directory: Path) -> None:
+    """Names, metrics, settings, ids and texts that are markup, in a run whose name is markup."""
+    write_run(directory, num_steps=2, extra=HOSTILE)
+    hostile = HOSTILE.replace("/", "")
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, hostile: 1.0, "reward/mean": 0.5}) + "\n")
+    (directory / "config.yaml").write_text(yaml.safe_dump({HOSTILE: {HOSTILE: HOSTILE}}))
+    question = make_question(0)
+    question = replace(
+        question, id=HOSTILE, text=HOSTILE, source=HOSTILE, golden_answers=(HOSTILE,)
+    )
+    episode = Player(make_tokenizer(), 1.0, 3).play(make_question(0), 0, "normal", HOSTILE)
+    call = search_call([HOSTILE], (HOSTILE, "javascript:alert(1)", "https://example.org/<b>"))
+    turn = replace(episode.turns[0], argument=HOSTILE, sampled=HOSTILE, calls=(call,))
+    last = replace(episode.turns[-1], argument=HOSTILE, sampled=HOSTILE)
+    episode = replace(episode, question=question, turns=(turn, last))
+    mark = TokenizerId(HOSTILE, HOSTILE)
+    records = [EpisodeRecord(n, hostile, episode, mark) for n in range(2)]
+    write_records(directory / f"{hostile[:40]}.jsonl", records)
+
+
+def test_nothing_in_names_metrics_settings_or_ids_becomes_markup(tmp_path: Path) -> None:
+    for name in ('a"><img src=x onerror=alert(1)>', "b'--><script>document.title='owned'<"):
+        write_hostile_run(tmp_path / "runs" / name)
+    with TestClient(create_app([tmp_path / "runs"]), base_url="http://127.0.0.1") as client:
+        seen: set[str] = set()
+        waiting = ["/", "/evaluations"]
+        while waiting and len(seen) < 60:
+            address = waiting.pop()
+            seen.add(address)
+            text = page(client, address)
+            assert 'href="javascript' not in text
+            found = {
+                html.unescape(link)
+                for link in re.findall(r'href="(/(?:run|episodes|episode|beside)\?[^"]*)"', text)
+                if "sort=" not in link
+            }
+            waiting += [link for link in found - seen if link not in waiting]
+        kinds = {address.partition("?")[0] for address in seen}
+        assert kinds >= {"/", "/run", "/episodes", "/episode", "/beside"}

@@ -12,7 +12,11 @@ from forage.episode_json import EpisodeRecord
 from forage.records import METRICS_FILE, write_records
 from tests.viewer.browser import CHROMIUM, needs_chromium
 from tests.viewer.fake_run import Player, make_question, make_tokenizer, write_run
-from tests.viewer.test_pages_of_viewer import HOSTILE, write_evaluations
+from tests.viewer.test_pages_of_viewer import (
+    HOSTILE,
+    write_evaluations,
+    write_hostile_run,
+)
 from tests.viewer.test_viewer_app import served
 
 pytestmark = needs_chromium
@@ -163,6 +167,20 @@ def test_tokens_are_coloured_by_what_was_recorded_of_them(page: Page, address: s
     expect(scale).to_have_text("not recorded for these tokens")
     tokens.first.hover()
     expect(page.locator(".tip")).to_contain_text("advantage -0.5")
+
+
+def test_hostile_names_and_metrics_stay_text_in_the_script_too(page: Page, tmp_path: Path) -> None:
+    for name in ("one", "<img src=x onerror=document.title='owned'>"):
+        write_hostile_run(tmp_path / "runs" / name)
+    with served(tmp_path / "runs") as address:
+        page.goto(f"{address}/runs")
+        page.get_by_text("Others").click()
+        chart = page.locator("figure.metric:visible", has_text="script").first
+        expect(chart.locator("canvas")).to_be_visible()
+        chart.locator(".u-over").hover()
+        expect(chart.locator(".plot-tip")).to_contain_text("step ")
+        assert page.locator("main img").count() == 0
+        page.goto("about:blank")
 
 
 @pytest.mark.parametrize("width", [400, 1900])

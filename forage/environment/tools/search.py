@@ -80,7 +80,9 @@ async def _run_in_dialect(dialect: Dialect, arguments: Arguments, search: Retrie
             return ToolReply(failure=reply.failure, detail=reply.detail)
         if reply.is_switched_off:
             return ToolReply(note=SWITCHED_OFF.strip())
-    return ToolReply(tuple(dialect.show([reply.hits_K for reply in replies])))
+    scores = {hit.passage.id: hit.score for reply in replies for hit in reply.hits_K}
+    texts = dialect.show([reply.hits_K for reply in replies])
+    return ToolReply(tuple(replace(t, score=scores.get(t.id)) if t.id else t for t in texts))
 
 
 async def _run(has_addresses: bool, arguments: Arguments, search: Retriever) -> ToolReply:

@@ -87,7 +87,12 @@
     const data = runs.length ? uPlot.join(tables) : [[]];
     const key = JSON.stringify([runs, isLog, weight > 0]);
     const known = plots.get(figure);
-    if (known && known.key === key) return known.plot.setData(data);
+    if (known && known.key === key) {
+      const steps = known.plot.data[0], shown = known.plot.scales.x;
+      const isZoomed = shown.min > steps[0] || shown.max < steps[steps.length - 1];
+      known.plot.setData(data, !isZoomed); // what was zoomed into stays
+      return isZoomed && known.plot.redraw();
+    }
     if (known) known.plot.destroy();
     plots.delete(figure);
     if (!runs.length) return;
