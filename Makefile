@@ -1,4 +1,4 @@
-# make demo | real | test | test-slow | lint | format | vllm | test-vllm | clean
+# make demo | real | test | test-slow | lint | format | docs | vllm | test-vllm | clean
 # Each target first makes .venv, pinned, where it is missing or out of date; a second run installs
 # nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`;
 # tests run in two processes, `make test JOBS=0` runs them in one (to see their output, say).
@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo real test test-slow lint format clean venv vllm test-vllm
+.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
@@ -31,6 +31,7 @@ help:
 	@echo "make format  let ruff mend what it can"
 	@echo "make vllm    vLLM for CPUs in an environment of its own: 3 minutes, 3 GB"
 	@echo "make test-vllm  the tests against a real vLLM server"
+	@echo "make docs    the pages as a site, in build/site"
 	@echo "make clean   remove .venv, .vllm and every cache (runs/ stays)"
 
 demo: $(READY)
@@ -71,6 +72,11 @@ lint: $(DEV)
 format: $(DEV)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: $(DEV)
+	@$(BIN)/python scripts/stage_docs.py build/docs
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
 
 clean:
 	rm -rf $(VENV) $(VLLM) build *.egg-info .pytest_cache .ruff_cache .hypothesis
