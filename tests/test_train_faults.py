@@ -71,9 +71,9 @@ def test_a_retriever_that_dies_and_returns_costs_episodes_and_not_the_run(
     after_step = train._Run._after_step
     num_failures = 0.0
 
-    async def fail_and_return(run: Any, step: int, groups: Any, metrics: Any, bar: Any) -> None:
+    async def fail_and_return(run: Any, step: int, groups: Any, *rest: Any) -> None:
         nonlocal num_failures
-        await after_step(run, step, groups, metrics, bar)
+        await after_step(run, step, groups, *rest)
         failed = [
             turn
             for episode in groups.episodes

@@ -48,7 +48,7 @@ def retriever_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         for file in metadata.files(name) or []:
             top = file.parts[0]
             if top not in ("..", "__pycache__") and not (site / top).is_symlink():
-                (site / top).symlink_to(metadata.distribution(name).locate_file(top))
+                (site / top).symlink_to(str(metadata.distribution(name).locate_file(top)))
     run(
         *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"),
         *("--no-index", wheel),
