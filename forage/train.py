@@ -235,6 +235,7 @@ class _Run:
         """Report, evaluate, record, act on alarms, write a checkpoint: each on its own cadence."""
         config, clock, episodes = self.config, self.clock, groups.episodes
         metrics |= self.report.of(groups, self.search.counts, self.engine.counters, clock)
+        self.report.warn_of_flat_groups(step, metrics)
         alarms, watched = self.guard.see(step, metrics)
         metrics |= watched
         try:

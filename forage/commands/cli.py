@@ -93,12 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _set_up_logging(verbosity: int) -> None:
     """Send logs to stderr: Forage's at INFO (1: DEBUG, -1: WARNING), those of others at WARNING."""
-    from rich.console import Console
-    from rich.logging import RichHandler
-
-    handler = RichHandler(
-        console=Console(stderr=True), show_path=verbosity > 0, log_time_format="%H:%M:%S"
-    )
+    handler = _log_handler(shows_path=verbosity > 0)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.DEBUG if verbosity > 1 else logging.WARNING)
@@ -106,6 +101,21 @@ def _set_up_logging(verbosity: int) -> None:
     level = min(max(logging.INFO - step * verbosity, logging.DEBUG), logging.CRITICAL)
     logging.getLogger("forage").setLevel(level)
     handler.setLevel(level)  # some libraries lower the level of their own logger
+
+
+def _log_handler(shows_path: bool) -> logging.Handler:
+    """In a terminal, columns that fit it; in a file or a pipe, a line a message, however long."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.logging import RichHandler
+
+        console = Console(stderr=True)
+        return RichHandler(console=console, show_path=shows_path, log_time_format="%H:%M:%S")
+    handler = logging.StreamHandler()
+    place = " %(filename)s:%(lineno)d" if shows_path else ""
+    text = f"%(asctime)s %(levelname)-8s %(message)s{place}"
+    handler.setFormatter(logging.Formatter(text, "%H:%M:%S"))
+    return handler
 
 
 def _how_to_install(error: ModuleNotFoundError) -> str | None:

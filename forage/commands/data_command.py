@@ -6,11 +6,14 @@ that one kind does not wait for the packages of another.
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from forage.commands.arguments import add_kind, add_kinds, count, made_of, positive
 from forage.errors import UserError
+
+LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -105,9 +108,12 @@ def _world(args: Namespace) -> int:
             raise UserError(
                 f"--hard: there is no skill {unknown[0]}; there are {', '.join(SKILLS)}"
             )
-        write_hard_world(args.out, size=args.size, seed=args.seed, skills=args.hard or SKILLS)
-        return 0
-    write_world(args.out, size=args.size, seed=args.seed, num_hops=args.hops)
+        skills = args.hard or SKILLS
+        world = write_hard_world(args.out, size=args.size, seed=args.seed, skills=skills)
+    else:
+        world = write_world(args.out, size=args.size, seed=args.seed, num_hops=args.hops)
+    questions = f"{len(world.train)} questions to train on, {len(world.test)} to test with"
+    _say_written(args.out, f"{len(world.passages)} articles, {questions}")
     return 0
 
 
@@ -119,7 +125,14 @@ def _squad(args: Namespace) -> int:
     passages, questions = squad_passages(args.file), read_questions(args.file)
     write_corpus(args.out / "corpus.jsonl", passages)
     write_questions(args.out / "questions.jsonl", questions)
+    _say_written(args.out, f"{len(passages)} passages, {len(questions)} questions")
     return 0
+
+
+def _say_written(out: Path, what: str) -> None:
+    """What was made, where, and what comes next."""
+    next_command = f"forage index --corpus {out / 'corpus.jsonl'} --out {out / 'index'}"
+    LOG.info("%s: %s; next: %s", out, what, next_command)
 
 
 def _prepare(args: Namespace) -> int:

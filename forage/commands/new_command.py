@@ -6,6 +6,7 @@ directory, which every other command takes as ``model.path``.
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from forage.commands.arguments import count, positive
 from forage.data.corpus import read_corpus
 from forage.data.questions import read_questions
 from forage.errors import UserError
+
+LOG = logging.getLogger(__name__)
 
 HEAD_DIM = 32
 QUERIES_PER_KEY = 2
@@ -47,7 +50,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     shape = ModelShape(args.vocabulary, args.hidden_size, args.layers, args.max_tokens)
-    make_model(args.corpus, args.questions, args.out, shape, args.seed)
+    num_parameters = make_model(args.corpus, args.questions, args.out, shape, args.seed)
+    text = "%s: a model of %d parameters with random weights, and its tokenizer; next: forage sft"
+    LOG.info(text + " RECIPE.yaml model.path=%s --out STARTED", args.out, num_parameters, args.out)
     return 0
 
 

@@ -56,6 +56,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     config = load_config(args.config, args.overrides)  # before torch is imported
     run_sft(config, args.out, adapter_only=args.adapter)
+    text = "%s: the model after %d steps; next: forage train %s model.path=%s"
+    LOG.info(text, args.out, config.warm_start.num_steps, args.config, args.out)
     return 0
 
 

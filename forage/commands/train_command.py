@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from forage.commands.arguments import add_config
 from forage.config.run_config import RunConfig, load_config
 from forage.environment.remembered import as_trained
 from forage.errors import UserError
+
+LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -70,6 +73,10 @@ def run(args: Namespace) -> int:
 
         figures = final_figures(config)
         write_evaluation_page(figures.with_suffix(".html"), read_result(figures))
+    if not (args.replay or played):
+        out, num_steps = config.output_dir, config.trainer.num_steps
+        text = "%s: the records and checkpoints of %d steps; next: forage view %s"
+        LOG.info(text + ", or forage export %s --out MODEL", out, num_steps, out, out)
     return 0
 
 

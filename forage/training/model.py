@@ -25,6 +25,7 @@ from forage.config.model_config import ModelConfig
 from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
+from forage.remote.hub import only_downloaded
 from forage.training import lora
 from forage.training.mixed_precision import compute_in
 
@@ -43,7 +44,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     while (base := lora.base_of(Path(path))) and not (Path(path) / "tokenizer.json").is_file():
         path = base  # peft's own directories hold adapters alone
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=only_downloaded(path))
     except (OSError, ValueError) as error:
         raise UserError(f"model.path is {config.path!r}: no tokenizer there ({error})") from error
     if config.endpoint is not None and config.endpoint.form == "chat":
@@ -126,7 +127,9 @@ def _load_weights(path: str, dtype: torch.dtype) -> PreTrainedModel:
         lora.merge_adapters(adapters, model)
         return model
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=only_downloaded(path)
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"model.path is {path!r}: no model there ({error})") from error
     if lora.has_adapters(model):  # a hub id of adapters: transformers loaded their base, too

@@ -6,10 +6,11 @@ an evaluation takes ``episode_metrics`` alone. docs/metrics.md explains each met
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 
@@ -20,6 +21,8 @@ from forage.rewards.format import is_reasoning_broken
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.play.groups import StepGroups
 from forage.types import ActionKind, Episode, Origin, Status
+
+LOG = logging.getLogger(__name__)
 
 
 class PhaseClock:
@@ -50,6 +53,7 @@ class StepReport:
         self._correctness = config.reward.answer
         self._has_refills = config.algorithm.dynamic_sampling is not None
         self._searches = SearchCounts()
+        self._is_first = True
 
     def of(
         self, groups: StepGroups, searches: SearchCounts, engine: EngineCounters, clock: PhaseClock
@@ -66,6 +70,19 @@ class StepReport:
         num_sampled = sum(episode.num_sampled_tokens for episode in episodes)
         metrics["rollout/tokens_per_s"] = num_sampled / clock.seconds["rollout"]
         return metrics
+
+    def warn_of_flat_groups(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say so where the first groups of a run teach nothing; the chart shows later ones."""
+        is_first, self._is_first = self._is_first, False
+        if is_first and metrics.get("groups/flat") == 1:
+            LOG.warning(
+                "step %d: in each group all episodes earned the same (reward %.3g on average), so "
+                "nothing is learnt from them. Where all are wrong: a warm start (forage sft), a "
+                "reward with parts (reward.answer=f1, reward.structure_score), easier questions; "
+                "else a higher rollout.temperature or a larger trainer.group_size",
+                step,
+                metrics["reward/mean"],
+            )
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

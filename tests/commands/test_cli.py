@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -288,3 +289,16 @@ def test_a_full_disk_ends_with_2_and_says_what_is_kept(tmp_path: Path) -> None:
     assert "No space left on device" in done.stderr
     assert "--resume" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_log_that_goes_to_a_file_has_a_line_for_each_message(tmp_path: Path) -> None:
+    """Lines of a log were once cut at 80 columns, and a path in two could not be searched for."""
+    out = tmp_path / ("a_long_name_" * 10)
+    code = "import sys; from forage.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+    argv = ["data", "world", "--size", "200", "--out", str(out)]
+    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True)
+    assert done.returncode == 0
+    [line] = done.stderr.splitlines()
+    made = r" INFO +\S+: 200 articles, \d+ questions to train on, \d+ to test with; next: forage"
+    assert re.search(made, line)
+    assert line.endswith(f"--corpus {out}/corpus.jsonl --out {out}/index")

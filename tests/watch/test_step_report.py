@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from forage.config.run_config import RunConfig
 from forage.types import (
     ActionKind,
     Episode,
@@ -15,7 +16,7 @@ from forage.types import (
     Turn,
     search_call,
 )
-from forage.watch.step_report import episode_metrics
+from forage.watch.step_report import StepReport, episode_metrics
 
 EPISODE = Episode(
     Question("q", "t", ("a",), "s"), 0, (), (), Status.ANSWERED, Reward(1.0, {"em": 1.0})
@@ -35,3 +36,15 @@ def test_calls_failures_and_seconds_are_counted_by_tool():
         **{"searches/mean": 1.0, "search/failures": 0.0, "seconds/search_wait": 1.0},
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
+def test_flat_groups_are_said_at_the_first_step_alone(caplog: pytest.LogCaptureFixture):
+    """A run whose episodes all earned nothing once went on for hours without a word."""
+    config = RunConfig.model_validate({"model": {"path": "m"}})
+    flat, mixed = ({"groups/flat": share, "reward/mean": 0.0} for share in (1.0, 0.5))
+    for shares, expected in (([flat, flat], 1), ([mixed, flat], 0), ([{}], 0)):
+        caplog.clear()
+        report = StepReport(config)
+        for step, metrics in enumerate(shares):
+            report.warn_of_flat_groups(step, metrics)
+        assert len(caplog.records) == expected

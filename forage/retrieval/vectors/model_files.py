@@ -19,6 +19,7 @@ from transformers.utils.hub import cached_file
 
 from forage.errors import UserError
 from forage.hardware import num_cores
+from forage.remote.hub import only_downloaded
 
 _SETTINGS = ("config.json", "modules.json", "tokenizer.json", "vocab.txt", "spiece.model")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -35,7 +36,12 @@ class ModelFiles:
         reason = "it is a directory without config.json"
         config = None
         try:
-            config = cached_file(model, "config.json", revision=revision)
+            config = cached_file(
+                model,
+                "config.json",
+                revision=revision,
+                local_files_only=only_downloaded(model),
+            )
         except OSError as error:
             if not Path(model).is_dir():
                 reason = f"it is no directory here, and the hub gave: {_first_line(error)}"
@@ -56,6 +62,7 @@ class ModelFiles:
             self.model,
             name,
             revision=self._revision,
+            local_files_only=only_downloaded(self.model),
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
         )

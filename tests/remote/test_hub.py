@@ -1,0 +1,57 @@
+"""The hub is asked once whether it answers, and what cannot be had is said once."""
+
+import logging
+import socket
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from forage.config.run_config import ModelConfig
+from forage.errors import UserError
+from forage.remote.hub import only_downloaded
+from forage.training.model import load_tokenizer
+
+
+@pytest.fixture
+def closed_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_hub_that_cannot_be_reached_is_said_once(
+    closed_port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The libraries once tried for a minute, with two warnings for each try."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", closed_port)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            with pytest.raises(UserError, match="no tokenizer there"):
+                load_tokenizer(ModelConfig(path="nobody/has-this"))
+    [said] = [record.message for record in caplog.records if "reach" in record.message]
+    assert said.startswith(f"{closed_port} cannot be reached (")
+    assert said.endswith("refused): only models that were downloaded before are found")
+
+
+def test_a_hub_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    class NotFound(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: object):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), NotFound) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(
+            "huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}"
+        )
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        assert not only_downloaded("someone/some-model")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert only_downloaded("someone/some-model")
+        assert not only_downloaded(str(tmp_path)), "a directory asks no hub"
+        server.shutdown()
