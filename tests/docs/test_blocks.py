@@ -62,7 +62,7 @@ def block(text: str, language: str = "bash", reason: str | None = "an example") 
         (block("pip install 'forage[wbe]'\n"), "there is no extra {'wbe'}"),
         (block("rm -r index\n"), "rm is no command"),
         (block("trainer:\n  num_stepz: 1\n", "yaml"), "trainer.num_steps"),
-        (block("assert 1 == 2\n", "python", reason=None), ""),
+        (block("assert 1 == 2\n", "python", reason=None), "^$"),
         (block("def f(:\n", "python"), "invalid syntax"),
         (block("{", "json"), "property name"),
     ],
