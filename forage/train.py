@@ -33,6 +33,7 @@ from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.play.groups import GroupsInFlight, GroupSource, NothingToLearn, StepGroups
 from forage.rollout.play.player import Player
 from forage.rollout.play.recorded_groups import RecordedGroups
+from forage.training.checkpoint import latest_checkpoint
 from forage.training.credit import Credit
 from forage.training.model import load_tokenizer
 from forage.training.rank_processes import RankDiedError
@@ -44,6 +45,7 @@ from forage.watch.dashboard import Dashboard
 from forage.watch.step_report import PhaseClock, StepReport
 from forage.watch.stop_signal import Stopped, StopSignal
 from forage.watch.trace_file import TraceFile
+from forage.watch.trackers.tracker import Trackers
 
 LOG = logging.getLogger(__name__)
 
@@ -120,7 +122,9 @@ class _Run:
         self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
         self.guard = CollapseGuard(config)
         self.report = StepReport(config)
-        self.records = RunRecords(config.output_dir, self.player.codec.identity())
+        has_tensorboard = "tensorboard" in config.tracking.trackers
+        identity = self.player.codec.identity()
+        self.records = RunRecords(config.output_dir, identity, has_tensorboard)
         saved = (self.trainer, self.tokenizer, self.records, self.credit)
         self.savepoints = Savepoints(config, *saved)
         self.stop = StopSignal() if watcher is None else watcher.stop
@@ -145,6 +149,7 @@ class _Run:
             published = open_publisher(config, self.engine, self.trainer)
             self.weights = await stack.enter_async_context(published)
             start = await self._restore(None)
+            self.trackers = stack.enter_context(Trackers(config))
             self.search = await stack.enter_async_context(SearchClient(config.search))
             stack.enter_context(self.stop.heard())
             if config.note:
@@ -157,6 +162,8 @@ class _Run:
             if config.evaluation.at_end:
                 work = self.evaluation.play_all(model, self.tokenizer, self.num_steps_done)
                 LOG.info("final evaluation: %s", await self.stop.or_stop(work))
+            out = config.output_dir
+            await self.trackers.upload(out / "config.yaml", latest_checkpoint(out))
 
     async def _learn(self, start: int) -> None:
         """The loop, again from an earlier checkpoint where the guard goes back."""
@@ -247,6 +254,7 @@ class _Run:
             self.records.write_groups(step, groups.played, groups.chosen, weighed, has_logprobs)
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
+        await self.stop.or_stop(self.trackers.log(step, metrics | clock.metrics(), episodes))
         board.show(step, metrics, clock.seconds, alarms)
         self.savepoints.check()
         if alarms:

@@ -38,7 +38,7 @@ EXCEPTIONS = {("retrieval", "forage.data.corpus"), ("forage", "forage.run")}
 # Packages that only one file wraps, so that the rest runs, and is read, without them.
 HEAVY = {
     *("datasets", "faiss", "peft", "pyarrow", "qdrant_client", "ray", "sentence_transformers"),
-    *("sglang", "vllm", "wandb"),
+    *("mlflow", "sglang", "trackio", "vllm", "wandb"),
 }
 # sentence-transformers has two kinds of models: encoders and cross-encoders have a file each.
 # Ray runs the shards of an index, and the actors of a training run.

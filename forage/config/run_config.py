@@ -28,6 +28,7 @@ from forage.config.search_config import KEYS_OF_SERVERS, SearchConfig
 from forage.config.sentinel_config import SentinelKind, WarnOrStop
 from forage.config.server_config import KEYS_OF_OWN_SERVERS, ServerPlacement
 from forage.config.shipped_recipes import find_recipe
+from forage.config.tracking_config import TrackingConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.errors import UserError
@@ -70,6 +71,8 @@ class RunConfig(Frozen):
     """What is evaluated, and when."""
     placement: PlacementConfig = PlacementConfig()
     """Machines and GPUs."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Who else gets the metrics."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,158 @@
+"""Trackers beside TensorBoard: they get each step's metrics, a table of episodes, and the result.
+
+Each is a file beside this one, which wraps its package, and a line in ``_open``. The id that a
+tracker gave the run lies in the run's directory, so that a resumed run goes on under it; steps that
+are played again are logged again. A tracker that fails costs the run nothing but a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import yaml
+
+from forage.config.run_config import RunConfig, to_yaml
+from forage.config.tracking_config import TrackerName
+from forage.errors import UserError
+from forage.records import write_whole_text
+from forage.remote.own_code import run_beside
+from forage.types import Episode
+
+LOG = logging.getLogger(__name__)
+
+IDS_FILE = "trackers.json"
+COLUMNS = ("step", "question", "answers", "answer", "reward", "em", "searches", "status", "text")
+"""The columns of a table of episodes."""
+_DEADLINE_S = 60.0
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a tracker is told of a run; ``id`` is the tracker's own of a run that goes on."""
+
+    name: str
+    project: str
+    settings: Mapping[str, Any]
+    directory: Path
+    id: str | None
+
+
+class Tracker(Protocol):
+    """One tracker with the run open in it."""
+
+    @property
+    def id(self) -> str:
+        """By what it knows the run."""
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, float], rows: Sequence[Row]) -> None:
+        """The metrics of a step, and rows of ``COLUMNS``."""
+        ...
+
+    def upload(self, path: Path) -> None:
+        """Keep a file or a directory with the run."""
+        ...
+
+    def close(self, is_done: bool) -> None:
+        """Nothing more comes; ``is_done``: the run has reached its end."""
+        ...
+
+
+class Trackers:
+    """The trackers of ``tracking.trackers`` but TensorBoard; a context."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Open each; raises ``UserError`` for a missing package, or a run that is refused."""
+        self._settings = config.tracking
+        self._trackers: dict[TrackerName, Tracker] = {}
+        directory, names = config.output_dir, config.tracking.services
+        ids = _read_ids(directory) if names else {}
+        told = yaml.safe_load(to_yaml(config)) if names else {}
+        for name in names:
+            run = TrackedRun(config.name, config.tracking.project, told, directory, ids.get(name))
+            self._trackers[name] = _open(name, run)
+        if names:
+            found = {name: tracker.id for name, tracker in self._trackers.items()}
+            write_whole_text(directory / IDS_FILE, json.dumps(ids | found) + "\n")
+
+    async def log(
+        self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]
+    ) -> None:
+        """A finished step."""
+        finite = {name: float(v) for name, v in metrics.items() if math.isfinite(v)}
+        rows = [_row(step, episode) for episode in episodes[: self._settings.episodes]]
+        await self._each(f"step {step}", lambda tracker: tracker.log(step, finite, rows))
+
+    async def upload(self, *paths: Path | None) -> None:
+        """What the run leaves behind, where ``tracking.artifacts`` asks for it."""
+        for path in paths if self._settings.artifacts else ():
+            if path is not None:
+                await self._each(str(path), lambda tracker, path=path: tracker.upload(path))
+
+    async def _each(self, what: str, send: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                async with asyncio.timeout(_DEADLINE_S):
+                    await run_beside(send)(tracker)
+            except TimeoutError:
+                LOG.warning("%s did not take %s in %g s: left out", name, what, _DEADLINE_S)
+                del self._trackers[name]
+            except Exception as error:  # those of the packages have no common base
+                LOG.warning("%s did not take %s: %s", name, what, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.close(is_done=kind is None)
+            except Exception as failure:  # as above
+                LOG.warning("%s did not end the run: %s", name, failure)
+
+
+def _open(name: TrackerName, run: TrackedRun) -> Tracker:
+    try:
+        match name:
+            case "wandb":
+                from forage.watch.trackers.wandb_tracker import WandbTracker as kind
+            case "mlflow":
+                from forage.watch.trackers.mlflow_tracker import MlflowTracker as kind
+            case _:
+                from forage.watch.trackers.trackio_tracker import TrackioTracker as kind
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"tracking.trackers: {name} needs the package {error.name}; pip install "
+            f"'forage[{name}]', or take it out"
+        ) from error
+    try:
+        return kind(run)
+    except Exception as error:  # as above
+        raise UserError(f"tracking.trackers: {name} does not open the run: {error}") from error
+
+
+def _read_ids(directory: Path) -> dict[str, str]:
+    """The ids of a run that goes on; none for a new one."""
+    path = directory / IDS_FILE
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}; remove it to begin new runs") from error
+
+
+def _row(step: int, episode: Episode) -> Row:
+    question, reward = episode.question, episode.reward
+    value, em = (None, None) if reward is None else (reward.value, reward.parts.get("em"))
+    text = "".join(turn.sampled + turn.observation for turn in episode.turns)
+    answers = "; ".join(question.golden_answers)
+    about = (step, question.text, answers, episode.answer, value, em)
+    return (*about, episode.num_searches, episode.status.value, text)
