@@ -4,6 +4,7 @@ The tests of mlflow and trackio run where these are installed: both ask for olde
 ``constraints.txt`` has.
 """
 
+import importlib
 import json
 import math
 import struct
@@ -61,8 +62,7 @@ def ids(directory: Path) -> dict[str, str]:
 
 def wandb_records(path: Path) -> Iterator[Any]:
     """The records of an offline run: a log in blocks of 32 KiB, as LevelDB writes it."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    Record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
     data, place, parts = path.read_bytes(), 7, b""
     while place < len(data):
         room = 32_768 - place % 32_768
@@ -140,13 +140,12 @@ async def test_trackio_keeps_metrics_and_a_table_of_a_run_that_is_resumed(
 ):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
     pytest.importorskip("trackio")
-    from trackio.sqlite_storage import SQLiteStorage
-
+    storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
     config = config_for(tmp_path, "trackio", artifacts=True)
     await track(config, range(2))
     await track(config, range(2, 3))
     name = ids(tmp_path)["trackio"]
-    rows = SQLiteStorage.get_logs("rome", name)
+    rows = storage.get_logs("rome", name)
     assert [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row] == [
         *((0, 0.0), (1, 0.25), (2, 0.5))
     ]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from mlflow import MlflowClient
-from mlflow.entities import Metric
+from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
+from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
 
 from forage.watch.trackers.tracker import COLUMNS, Row, TrackedRun
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import trackio
+import trackio  # pyright: ignore[reportMissingImports]
 
 from forage.watch.trackers.tracker import COLUMNS, Row, TrackedRun
 
