@@ -64,7 +64,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
     """The records of an offline run: a log in blocks of 32 KiB, as LevelDB writes it."""
     Record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
     data, place, parts = path.read_bytes(), 7, b""
-    while place < len(data):
+    while place + 7 <= len(data):
         room = 32_768 - place % 32_768
         if room < 7:
             place += room
@@ -72,6 +72,8 @@ def wandb_records(path: Path) -> Iterator[Any]:
         _, size, kind = struct.unpack("<IHB", data[place : place + 7])
         parts += data[place + 7 : place + 7 + size]
         place += 7 + size
+        if place > len(data):
+            return  # it is being written
         if kind in (1, 4):  # the whole record, or its last part
             yield Record.FromString(parts)
             parts = b""
@@ -87,8 +89,14 @@ async def test_wandb_keeps_metrics_a_table_and_artifacts_of_a_run_that_is_resume
     until(lambda: int(time.time()) > second)  # directories of offline runs are named by the second
     await track(config, range(2, 3))
     assert ids(tmp_path) == {"wandb": first}
-    files = sorted(tmp_path.glob(f"wandb/offline-run-*-{first}/run-{first}.wandb"))
-    records = [record for file in files for record in wandb_records(file)]
+
+    def written() -> list[Any]:
+        files = sorted(tmp_path.glob(f"wandb/offline-run-*-{first}/run-{first}.wandb"))
+        return [record for file in files for record in wandb_records(file)]
+
+    # A process of wandb's writes, and may be busy with it when the run has ended here.
+    until(lambda: sum(record.HasField("exit") for record in written()) == 2)
+    records = written()
     rows = [
         {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
         for record in records
