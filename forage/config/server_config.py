@@ -65,10 +65,7 @@ class VllmPlacement(ServerPlacement):
     startup_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that a server may take to start."""
     transfer: Literal["group", "disk", "adapters"] = "group"
-    """How weights travel: a torch process group with Forage's receiver, or files that both see.
-
-    With adapters, model.lora's alone are written, and the servers hold them beside their base.
-    """
+    """How weights travel: a torch process group, files that both see, or model.lora's alone."""
 
     @model_validator(mode="after")
     def _own_servers_are_not_named(self) -> Self:
