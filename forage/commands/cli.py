@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from forage import __version__
 from forage.commands.arguments import count, not_negative, positive, seconds
+from forage.commands.command_examples import EXAMPLES
 from forage.errors import UserError
 from forage.hardware import quiet_openmp
 
@@ -228,4 +229,5 @@ def _build_parser(chosen: str | None) -> argparse.ArgumentParser:
         module = import_module(f"forage.commands.{name.replace('-', '_')}_command")
         sub.set_defaults(run=vars(module).get("run"), usage=sub.format_usage)
         module.add_arguments(sub)
+        sub.epilog = f"example: {EXAMPLES[name]}"
     return parser

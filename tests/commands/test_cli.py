@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -302,3 +303,41 @@ def test_a_log_that_goes_to_a_file_has_a_line_for_each_message(tmp_path: Path) -
     made = r" INFO +\S+: 200 articles, \d+ questions to train on, \d+ to test with; next: forage"
     assert re.search(made, line)
     assert line.endswith(f"--corpus {out}/corpus.jsonl --out {out}/index")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_a_command_ends_with_an_example_that_is_one(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    words = capsys.readouterr().out.rpartition("example: ")[2].split()
+    example = shlex.split(" ".join(words))
+    assert example[:2] == ["forage", name]
+    if example[-1] != "--help":
+        cli._parse(example[1:])
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_option_that_takes_a_value_says_what_it_is_and_what_it_is_without(name: str) -> None:
+    parser = cli._build_parser(name)
+    waiting = [_chosen(parser)[name]]
+    while waiting:
+        one = waiting.pop()
+        waiting += _chosen(one).values()
+        for action in one._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                continue
+            assert action.help, f"{one.prog}: {action.dest}"
+            shown = one._get_formatter()._get_help_string(action) or ""
+            takes_value = bool(action.option_strings) and action.nargs != 0
+            if takes_value and not action.required and action.default not in (None, []):
+                assert "default" in shown, f"{one.prog}: {action.dest}"
+
+
+def _chosen(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of its commands or kinds."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
