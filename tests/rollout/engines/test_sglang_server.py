@@ -29,11 +29,14 @@ class SglangStandIn:
     refusal: tuple[int, str] | None = None
     loads: bool = True
     hangs: bool = False
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else {}
         self.asked.append((request.path, body))
+        if request.path == "/abort_request":
+            self.aborted.set()
         match request.path:
             case "/generate":
                 return await self._generate(body)
@@ -48,7 +51,7 @@ class SglangStandIn:
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         if self.hangs:
-            await asyncio.sleep(30)
+            await self.aborted.wait()
         if self.refusal is not None:
             status, message = self.refusal
             return web.json_response({"error": {"message": message}}, status=status)
