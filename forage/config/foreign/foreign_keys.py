@@ -13,6 +13,17 @@ from typing import Any
 Recipe = dict[str, Any]
 """Settings by their dotted names."""
 
+KL_FORMS = {
+    **{"kl": "k1", "k1": "k1", "abs": "absolute", "mse": "k2", "k2": "k2"},
+    **{"low_var_kl": "k3", "k3": "k3", "low_var_kl+": "k3+", "k3+": "k3+", "k1+": "k1+"},
+}
+"""What veRL calls the estimates of the divergence, and those who came after it."""
+
+# Why a key has no place in a recipe, where several trainers have it.
+MICRO = "micro-batches count tokens; trainer.max_tokens_per_micro_batch is made to fit"
+SHUFFLED = "questions are shuffled by the run's seed"
+LOGGED = "metrics.jsonl and TensorBoard are always written; tracking.trackers adds others"
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
@@ -127,6 +138,14 @@ def _renamed(values: Mapping[str, Any]) -> str:
         for theirs, ours in values.items()
         if theirs != str(ours).lower()
     )
+
+
+def leash(coefficient: float | None, form: str, place: str) -> Recipe:
+    """The leash to the reference under our names; without a coefficient there is none."""
+    if not coefficient:
+        return {}
+    kl = {"coefficient": coefficient, "form": KL_FORMS.get(form, "k3"), "place": place}
+    return {f"algorithm.kl.{key}": value for key, value in kl.items()}
 
 
 def whole(number: float) -> int:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from forage.config.foreign.foreign_keys import ForeignKey, ForeignTrainer, Given, Recipe
+from forage.config.foreign.foreign_keys import (
+    KL_FORMS,
+    MICRO,
+    SHUFFLED,
+    ForeignKey,
+    ForeignTrainer,
+    Given,
+    Recipe,
+    leash,
+)
 
-_FORMS = {"kl": "k1", "k1": "k1", "abs": "absolute", "mse": "k2", "low_var_kl": "k3", "k3": "k3"}
-_MICRO = "micro-batches count tokens; trainer.max_tokens_per_micro_batch is made to fit"
 _STOPS = "the protocol's own tags end a turn"
 
 KEYS = (
@@ -17,7 +24,7 @@ KEYS = (
     ForeignKey("runner.save_interval", "trainer.checkpoint_every"),
     ForeignKey("runner.seq_length", "environment.max_tokens"),
     ForeignKey("runner.max_tokens_per_mbs", "trainer.max_tokens_per_micro_batch"),
-    ForeignKey("runner.enable_dynamic_batch_size", note=_MICRO),
+    ForeignKey("runner.enable_dynamic_batch_size", note=MICRO),
     ForeignKey("runner.resume_dir", note="forage train --resume"),
     ForeignKey("cluster.num_nodes", "placement.num_nodes"),
     ForeignKey("algorithm.group_size", "trainer.group_size"),
@@ -36,7 +43,7 @@ KEYS = (
     ForeignKey("algorithm.clip_ratio_high", "algorithm.loss.high", "", None, True),
     ForeignKey("algorithm.clip_ratio_c", "algorithm.loss.dual_clip", "null: none", None, True),
     ForeignKey("algorithm.kl_beta", "algorithm.kl.coefficient", "0: none", None, True),
-    ForeignKey("algorithm.kl_penalty_type", "algorithm.kl.form", "", _FORMS, True),
+    ForeignKey("algorithm.kl_penalty_type", "algorithm.kl.form", "", KL_FORMS, True),
     ForeignKey("algorithm.entropy_bonus", "algorithm.entropy_coefficient"),
     ForeignKey("algorithm.early_stop_imp_ratio", "algorithm.early_stop_ratio", "of a whole update"),
     ForeignKey("algorithm.recompute_logprobs", "algorithm.decoupled"),
@@ -57,7 +64,7 @@ KEYS = (
     ForeignKey("data.rollout_batch_size", "trainer.questions_per_step"),
     ForeignKey("data.max_prompt_length", note="a prompt that is too long is refused"),
     ForeignKey("data.seed", "seed"),
-    ForeignKey("data.shuffle", note="questions are shuffled by the run's seed"),
+    ForeignKey("data.shuffle", note=SHUFFLED),
     ForeignKey("data.prompt_key", note="the form of a file is recognised"),
     ForeignKey("data.answer_key", note="the form of a file is recognised"),
     ForeignKey("agentloop.max_turns", "environment.max_turns"),
@@ -120,10 +127,8 @@ def derive(given: Given) -> Recipe:
         ours[f"algorithm.loss.{side}"] = bound or 0.2
     if dual := given.number("algorithm.clip_ratio_c"):
         ours["algorithm.loss.dual_clip"] = dual
-    if beta := given.number("algorithm.kl_beta"):
-        form = _FORMS.get(given.text("algorithm.kl_penalty_type") or "low_var_kl", "k3")
-        kl = {"coefficient": beta, "form": form, "place": "loss"}
-        ours |= {f"algorithm.kl.{key}": value for key, value in kl.items()}
+    form = given.text("algorithm.kl_penalty_type") or "low_var_kl"
+    ours |= leash(given.number("algorithm.kl_beta"), form, "loss")
     mini, updates = (
         given.number("algorithm.n_minibatches") or 1,
         given.number("actor.lr_sched.lr_decay_iters"),

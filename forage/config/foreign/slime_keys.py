@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from forage.config.foreign.foreign_keys import ForeignKey, ForeignTrainer, Given, Recipe, whole
+from forage.config.foreign.foreign_keys import (
+    KL_FORMS,
+    LOGGED,
+    SHUFFLED,
+    ForeignKey,
+    ForeignTrainer,
+    Given,
+    Recipe,
+    leash,
+    whole,
+)
 
-_FORMS = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3", "kl": "k1", "abs": "absolute"}
 _MEGATRON = "FSDP2 trains, which has no such part"
 _EXAMPLE = "turns, topk and the search server stand in that file: environment and search"
 
@@ -19,7 +28,7 @@ KEYS = (
     ForeignKey("input-key", note="the form of a file is recognised"),
     ForeignKey("label-key", note="the form of a file is recognised"),
     ForeignKey("apply-chat-template", note="environment.prompt renders prompts"),
-    ForeignKey("rollout-shuffle", note="questions are shuffled by the run's seed"),
+    ForeignKey("rollout-shuffle", note=SHUFFLED),
     ForeignKey("rollout-seed", "seed"),
     ForeignKey("num-rollout", "trainer.num_steps"),
     ForeignKey("rollout-batch-size", "trainer.questions_per_step"),
@@ -51,7 +60,7 @@ KEYS = (
     ),
     ForeignKey("use-kl-loss", "algorithm.kl.place", "loss; without it the reward's", None, True),
     ForeignKey("kl-loss-coef", "algorithm.kl.coefficient", "in the loss", None, True),
-    ForeignKey("kl-loss-type", "algorithm.kl.form", "", _FORMS, True),
+    ForeignKey("kl-loss-type", "algorithm.kl.form", "", KL_FORMS, True),
     ForeignKey("kl-coef", "algorithm.kl.coefficient", "in the reward", None, True),
     ForeignKey("entropy-coef", "algorithm.entropy_coefficient"),
     ForeignKey(
@@ -97,7 +106,7 @@ KEYS = (
         )
     ),
     *(
-        ForeignKey(name, note="metrics.jsonl and TensorBoard are always written")
+        ForeignKey(name, note=LOGGED)
         for name in ("use-wandb", "wandb-project", "wandb-group", "wandb-key")
     ),
 )
@@ -148,12 +157,7 @@ def derive(given: Given) -> Recipe:
 def _leash(given: Given) -> Recipe:
     is_loss = given.flag("use-kl-loss")
     coefficient = given.number("kl-loss-coef" if is_loss else "kl-coef")
-    if not coefficient:
-        return {}
-    form = _FORMS.get(given.text("kl-loss-type") or "k1", "k1")
-    place = "loss" if is_loss else "reward"
-    kl = {"coefficient": coefficient, "form": form, "place": place}
-    return {f"algorithm.kl.{key}": value for key, value in kl.items()}
+    return leash(coefficient, given.text("kl-loss-type") or "k1", "loss" if is_loss else "reward")
 
 
 def _loss(given: Given) -> Recipe:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from forage.config.foreign.foreign_keys import ForeignKey, ForeignTrainer, Given, Recipe, whole
+from forage.config.foreign.foreign_keys import (
+    LOGGED,
+    MICRO,
+    ForeignKey,
+    ForeignTrainer,
+    Given,
+    Recipe,
+    leash,
+    whole,
+)
 
 _LOSSES = {
     **{"grpo": "clipped", "bnpo": "clipped", "dapo": "clipped", "dr_grpo": "clipped"},
@@ -12,7 +21,6 @@ _AGGREGATES = {
     **{"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean"},
     **{"dr_grpo": "constant", "cispo": "token_mean", "sapo": "sequence_mean"},
 }
-_MICRO = "micro-batches count tokens; trainer.max_tokens_per_micro_batch is made to fit"
 
 KEYS = (
     ForeignKey("model_name_or_path", "model.path"),
@@ -42,7 +50,7 @@ KEYS = (
         "generation_batch_size", "trainer.questions_per_step", "by num_generations", None, True
     ),
     ForeignKey("per_device_eval_batch_size", note="an evaluation plays as many as fit"),
-    ForeignKey("steps_per_generation", note=_MICRO),
+    ForeignKey("steps_per_generation", note=MICRO),
     ForeignKey("max_prompt_length", note="a prompt that is too long is refused and never cut"),
     ForeignKey(
         "max_completion_length", "environment.max_tokens", "prompt and observations included"
@@ -57,7 +65,7 @@ KEYS = (
     ForeignKey("loss_type", "algorithm.loss.kind", "and algorithm.aggregate", _LOSSES, True),
     ForeignKey("importance_sampling_level", "algorithm.loss.kind", "sequence: gspo", None, True),
     ForeignKey(
-        "scale_rewards", "algorithm.advantage.normalise_by_std", "batch: left out", None, True
+        "scale_rewards", "algorithm.advantage.normalise_by_std", "false, none: false", None, True
     ),
     ForeignKey("mask_truncated_completions", note="algorithm.overlong has a penalty for them"),
     ForeignKey("use_vllm", "placement.engine.kind", "true: vllm", None, True),
@@ -87,7 +95,7 @@ KEYS = (
     ForeignKey("save_total_limit", "trainer.keep_checkpoints"),
     ForeignKey("eval_steps", "evaluation.every"),
     ForeignKey("logging_steps", note="every step is recorded"),
-    ForeignKey("report_to", note="metrics.jsonl and TensorBoard are always written"),
+    ForeignKey("report_to", note=LOGGED),
     ForeignKey("log_completions", note="every episode is recorded; forage view shows them"),
 )
 
@@ -114,11 +122,10 @@ def derive(given: Given) -> Recipe:
         ours["trainer.num_steps"] = int(steps)
         if ratio := given.number("warmup_ratio"):
             ours["trainer.warmup_steps"] = int(steps * ratio)
-    if beta := given.number("beta"):
-        kl = {"coefficient": beta, "form": "k3", "place": "loss"}
-        ours |= {f"algorithm.kl.{key}": value for key, value in kl.items()}
-    if str(given.values.get("scale_rewards")).lower() in ("false", "none"):
-        ours["algorithm.advantage.normalise_by_std"] = "scale_rewards" not in given.values
+    ours |= leash(given.number("beta"), "k3", "loss")
+    scaled = str(given.values.get("scale_rewards", "group")).lower()
+    if scaled in ("false", "none"):
+        ours["algorithm.advantage.normalise_by_std"] = False
     return ours
 
 

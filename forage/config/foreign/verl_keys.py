@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forage.config.foreign.foreign_keys import ForeignKey, ForeignTrainer, Given, Recipe, whole
+from forage.config.foreign.foreign_keys import (
+    KL_FORMS,
+    LOGGED,
+    MICRO,
+    SHUFFLED,
+    ForeignKey,
+    ForeignTrainer,
+    Given,
+    Recipe,
+    leash,
+    whole,
+)
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_FORMS = {
-    **{"kl": "k1", "k1": "k1", "abs": "absolute", "mse": "k2", "k2": "k2"},
-    **{"low_var_kl": "k3", "k3": "k3", "low_var_kl+": "k3+", "k3+": "k3+", "k1+": "k1+"},
-}
 _LOSSES = {
     **{"vanilla": "clipped", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo"},
     **{"sapo": "sapo", "clip_cov": "clip_cov", "kl_cov": "kl_cov"},
 }
 _WITH_BOUNDS = ("clipped", "gspo", "cispo", "clip_cov")
 _HOST = "placement.engine.offload lets all states rest in host memory while servers sample"
-_MICRO = "micro-batches count tokens; trainer.max_tokens_per_micro_batch is made to fit"
 _CRITIC = "algorithm.advantage.critic"
 
 KEYS = (
@@ -34,8 +40,8 @@ KEYS = (
     ForeignKey("data.max_obs_length", "environment.max_observation_tokens"),
     ForeignKey("data.train_data_num", note="cut the file, or lower trainer.num_steps"),
     ForeignKey("data.val_data_num", note="set evaluation.num_questions"),
-    ForeignKey("data.shuffle_train_dataloader", note="questions are shuffled by the run's seed"),
-    ForeignKey("data.shuffle", note="questions are shuffled by the run's seed"),
+    ForeignKey("data.shuffle_train_dataloader", note=SHUFFLED),
+    ForeignKey("data.shuffle", note=SHUFFLED),
     ForeignKey("data.seed", "seed"),
     ForeignKey("data.filter_overlong_prompts", note="a prompt that is too long is refused"),
     ForeignKey("data.truncation", note="nothing is truncated"),
@@ -60,7 +66,7 @@ KEYS = (
         True,
     ),
     ForeignKey("algorithm.use_kl_in_reward", "algorithm.kl.place", "true: reward", None, True),
-    ForeignKey("algorithm.kl_penalty", "algorithm.kl.form", "in the reward", _FORMS, True),
+    ForeignKey("algorithm.kl_penalty", "algorithm.kl.form", "in the reward", KL_FORMS, True),
     ForeignKey(
         "algorithm.kl_ctrl.kl_coef", "algorithm.kl.coefficient", "in the reward", None, True
     ),
@@ -93,7 +99,7 @@ KEYS = (
     ForeignKey(f"{_ACTOR}.optim.weight_decay", "trainer.weight_decay"),
     ForeignKey(f"{_ACTOR}.use_kl_loss", "algorithm.kl.place", "true: loss", None, True),
     ForeignKey(f"{_ACTOR}.kl_loss_coef", "algorithm.kl.coefficient", "in the loss", None, True),
-    ForeignKey(f"{_ACTOR}.kl_loss_type", "algorithm.kl.form", "in the loss", _FORMS, True),
+    ForeignKey(f"{_ACTOR}.kl_loss_type", "algorithm.kl.form", "in the loss", KL_FORMS, True),
     ForeignKey(
         f"{_ACTOR}.ppo_mini_batch_size",
         "trainer.num_mini_batches",
@@ -101,9 +107,9 @@ KEYS = (
         None,
         True,
     ),
-    ForeignKey(f"{_ACTOR}.ppo_micro_batch_size", note=_MICRO),
-    ForeignKey(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", note=_MICRO),
-    ForeignKey(f"{_ACTOR}.use_dynamic_bsz", note=_MICRO),
+    ForeignKey(f"{_ACTOR}.ppo_micro_batch_size", note=MICRO),
+    ForeignKey(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", note=MICRO),
+    ForeignKey(f"{_ACTOR}.use_dynamic_bsz", note=MICRO),
     ForeignKey(f"{_ACTOR}.ppo_max_token_len_per_gpu", "trainer.max_tokens_per_micro_batch"),
     ForeignKey(f"{_ACTOR}.ppo_epochs", "trainer.num_epochs"),
     ForeignKey(f"{_ACTOR}.clip_ratio", "algorithm.loss.low", "and algorithm.loss.high", None, True),
@@ -149,8 +155,8 @@ KEYS = (
     ForeignKey(f"{_ROLLOUT}.mode", note="episodes are always played without a barrier"),
     ForeignKey(f"{_ROLLOUT}.gpu_memory_utilization", note="set placement.engine.arguments"),
     ForeignKey(f"{_ROLLOUT}.max_model_len", note="environment.max_tokens"),
-    ForeignKey(f"{_ROLLOUT}.log_prob_micro_batch_size", note=_MICRO),
-    ForeignKey(f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", note=_MICRO),
+    ForeignKey(f"{_ROLLOUT}.log_prob_micro_batch_size", note=MICRO),
+    ForeignKey(f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", note=MICRO),
     ForeignKey(f"{_ROLLOUT}.multi_turn.enable", note="episodes have turns"),
     ForeignKey(
         f"{_ROLLOUT}.multi_turn.format", note="environment.protocol: tools asks the template"
@@ -164,8 +170,8 @@ KEYS = (
         f"{_ROLLOUT}.multi_turn.tool_config_path",
         note="set search.url to its retrieval_service_url, search.topk to its topk",
     ),
-    ForeignKey("actor_rollout_ref.ref.log_prob_micro_batch_size", note=_MICRO),
-    ForeignKey("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", note=_MICRO),
+    ForeignKey("actor_rollout_ref.ref.log_prob_micro_batch_size", note=MICRO),
+    ForeignKey("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", note=MICRO),
     ForeignKey("actor_rollout_ref.hybrid_engine", note="placement says who shares which GPUs"),
     ForeignKey("critic.optim.lr", f"{_CRITIC}.learning_rate"),
     ForeignKey("critic.optim.lr_warmup_steps_ratio", f"{_CRITIC}.warmup_steps", "", None, True),
@@ -174,8 +180,8 @@ KEYS = (
         "critic.model.enable_gradient_checkpointing", note="as model.gradient_checkpointing"
     ),
     ForeignKey("critic.model.use_remove_padding", note="sequences are always packed"),
-    ForeignKey("critic.ppo_micro_batch_size", note=_MICRO),
-    ForeignKey("critic.ppo_micro_batch_size_per_gpu", note=_MICRO),
+    ForeignKey("critic.ppo_micro_batch_size", note=MICRO),
+    ForeignKey("critic.ppo_micro_batch_size_per_gpu", note=MICRO),
     ForeignKey("critic.cliprange_value", f"{_CRITIC}.value_clip"),
     ForeignKey("trainer.critic_warmup", f"{_CRITIC}.num_warmup_steps", "with gae", None, True),
     ForeignKey("trainer.total_training_steps", "trainer.num_steps"),
@@ -186,7 +192,7 @@ KEYS = (
     ForeignKey("trainer.test_freq", "evaluation.every", "-1: never", None, True),
     ForeignKey("trainer.val_before_train", note="forage eval RECIPE evaluates before"),
     ForeignKey("trainer.val_only", note="forage eval RECIPE"),
-    ForeignKey("trainer.logger", note="metrics.jsonl and TensorBoard are always written"),
+    ForeignKey("trainer.logger", note=LOGGED),
     ForeignKey("trainer.project_name", note="a run is named by its output_dir"),
     ForeignKey("trainer.experiment_name", "name"),
     ForeignKey("trainer.default_local_dir", "output_dir"),
@@ -268,11 +274,7 @@ def _leash(given: Given, is_search_r1: bool) -> Recipe:
         coefficient = given.number("algorithm.kl_ctrl.kl_coef")
     else:
         return {}
-    coefficient = 0.001 if coefficient is None else coefficient
-    if not coefficient:
-        return {}
-    kl = {"coefficient": coefficient, "form": _FORMS.get(name, "k3"), "place": place}
-    return {f"algorithm.kl.{key}": value for key, value in kl.items()}
+    return leash(0.001 if coefficient is None else coefficient, name, place)
 
 
 def _loss(given: Given, is_search_r1: bool) -> Recipe:
