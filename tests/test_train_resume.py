@@ -17,6 +17,7 @@ from forage.evaluation.along_training import TrainingEvaluation
 from forage.records import read_episodes, write_records
 from forage.train import run_training
 from forage.training import checkpoint
+from forage.training.savepoints import _played_with
 from tests.fakes import oldest_version
 from tests.tiny_runs import (
     assert_same_run,
@@ -253,6 +254,23 @@ def test_episodes_that_were_ahead_of_a_checkpoint_are_those_of_the_resumed_run(t
     run_training(config, resume=True)
     resumed = [r.episode for r in read_episodes(out / "episodes.jsonl") if r.step == 4]
     assert [episode.seconds for episode in resumed] == [12345.0] * len(played[4])
+
+
+@pytest.mark.parametrize(
+    ("changes", "are_kept"),
+    [
+        ({"search": {"url": "http://127.0.0.1:1"}}, True),
+        ({"trainer": {"learning_rate": 1e-9}}, True),
+        ({"search": {"topk": 9}}, False),
+        ({"reward": {"structure_score": 0.7}}, False),
+        ({"environment": {"max_turns": 1}}, False),
+    ],
+)
+def test_what_was_ahead_is_kept_while_it_would_be_played_alike(
+    tmp_path: Path, changes: dict[str, Any], are_kept: bool
+):
+    before, after = make_config(tmp_path), make_config(tmp_path, **changes)
+    assert (_played_with(before) == _played_with(after)) == are_kept
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])

@@ -159,5 +159,6 @@ class Savepoints:
 
 def _played_with(config: RunConfig) -> str:
     """A checksum of the settings that make an episode what it is; addresses are none of them."""
-    sections = {"seed", "data", "environment", "reward", "rollout"}
-    return sha256(config.model_dump_json(include=sections).encode()).hexdigest()
+    sections = dict.fromkeys(("seed", "data", "environment", "reward", "rollout"), True)
+    found = {"search": {"topk", "noise"}}
+    return sha256(config.model_dump_json(include=sections | found).encode()).hexdigest()
