@@ -42,9 +42,9 @@ def find_recipe(path: Path) -> Path:
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
+    hint = f"; did you mean {close[0]}?" if close else ""
     raise UserError(
-        f"cannot read the config {path}: there is no such file, and no recipe of that name; {hint}"
+        f"cannot read the config {path}: there is no such file, and no recipe of that name{hint} "
         "(see: forage recipes)"
     )
 
