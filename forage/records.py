@@ -12,6 +12,7 @@ In a run's directory::
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import math
@@ -46,7 +47,9 @@ class RunRecords:
     def __init__(
         self, directory: Path, tokenizer: TokenizerId | None = None, has_tensorboard: bool = True
     ) -> None:
-        """Open or create the files; raises ``UserError`` if the directory cannot be written.
+        """Open or create the files; raises ``UserError`` where they cannot be written.
+
+        A second run in the same directory cannot write them.
 
         Each episode's line names ``tokenizer``.
         """
@@ -253,8 +256,19 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def open_for_lines(path: Path) -> BinaryIO:
-    """Open a JSONL file for appending and cut an unfinished last line; raises ``OSError``."""
+    """Open a JSONL file for appending, for this process alone, and cut an unfinished last line.
+
+    Raises ``OSError``, and ``UserError`` where another process has it open for writing: what looks
+    unfinished may be what that one writes. The lock ends with the file, or with the process.
+    """
     file = path.open("a+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(
+            f"another process is writing {path}: wait for its end, or write to another place"
+        ) from None
     end = _end_of_last_line(file)
     if end < os.fstat(file.fileno()).st_size:
         LOG.warning("%s ended in the middle of a line, which is cut", path)

@@ -209,6 +209,17 @@ def test_a_directory_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) ->
         RunRecords(tmp_path / "file" / "run")
 
 
+def test_two_runs_do_not_write_to_one_directory(tmp_path: Path) -> None:
+    """A second --resume of the same run cut what the first was writing, and both went on."""
+    with RunRecords(tmp_path, has_tensorboard=False) as records:
+        records.write_metrics(0, {"reward/mean": 0.5})
+        with pytest.raises(UserError, match="another process is writing"):
+            RunRecords(tmp_path, has_tensorboard=False)
+    with RunRecords(tmp_path, has_tensorboard=False) as records:
+        records.write_metrics(1, {"reward/mean": 0.6})
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1]
+
+
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

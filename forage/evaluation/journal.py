@@ -8,13 +8,12 @@ lines for the same episode the later one counts. Nothing here plays or sums up.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from forage.episode_json import EpisodeRecord, record_to_json
 from forage.errors import UserError
@@ -51,7 +50,7 @@ class Journal:
         self._scores: dict[tuple[str, str, int], EpisodeScore] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _open_alone(path)
+            self._file = open_for_lines(path)
         except OSError as error:
             raise UserError(
                 f"cannot write {path}: {error.strerror}; choose another --out"
@@ -154,26 +153,3 @@ def played_episodes(path: Path, arm: str, questions: Iterable[Question]) -> list
         if record.arm == arm and record.episode.member == 0
     }
     return [found[question.id] for question in questions if question.id in found]
-
-
-def _open_alone(path: Path) -> BinaryIO:
-    """Open for appending and lock; raises ``OSError``, ``UserError`` where another holds it."""
-    with path.open("ab") as held:
-        # Locked before a torn last line is cut: it may be another process's that still writes it.
-        _lock(held, path)
-        file = open_for_lines(path)
-    try:
-        _lock(file, path)
-    except UserError:
-        file.close()
-        raise
-    return file
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"another evaluation is writing {path}: wait for its end, or choose another --out"
-        ) from None

@@ -186,7 +186,7 @@ async def test_episodes_without_a_fingerprint_are_not_gone_on_with(tmp_path: Pat
 async def test_two_evaluations_do_not_write_one_file(tmp_path: Path):
     with (
         Journal(tmp_path / "e.jsonl", {}, QUESTIONS),
-        pytest.raises(UserError, match="another evaluation is writing"),
+        pytest.raises(UserError, match="another process is writing"),
     ):
         await evaluate_towns(config_of(), tmp_path / "e.json")
     await evaluate_towns(config_of(), tmp_path / "e.json")
