@@ -343,6 +343,16 @@ class Episode:
         return sum(turn.kind is ActionKind.SEARCH and bool(turn.observation) for turn in self.turns)
 
     @property
+    def sampling_s(self) -> float:
+        """Seconds that its turns were sampled for."""
+        return sum(turn.generate_s for turn in self.turns)
+
+    @property
+    def searching_s(self) -> float:
+        """Seconds that its searches and other tools took."""
+        return sum(call.seconds for turn in self.turns for call in turn.calls)
+
+    @property
     def token_ids_T(self) -> tuple[int, ...]:
         """Every token of the transcript, in order."""
         return tuple(i for segment in self.segments for i in segment.token_ids_T)

@@ -1,7 +1,7 @@
-"""``forage play``: asks the policy in the terminal, and shows what it thinks, searches and answers.
+"""``forage play``: asks the policy, and shows what it thinks, searches and answers.
 
-One question, a chat, or the lines of a pipe. In a terminal an episode is shown while it is played;
-elsewhere it is shown as a whole, or with ``--json`` is a line.
+One question, a chat, the lines of a pipe, or with ``--web`` a page. In a terminal and in the
+browser an episode is shown while it is played; elsewhere as a whole, or with ``--json`` as a line.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
@@ -20,13 +21,15 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
-from forage.commands.arguments import add_overrides
+from forage.commands.arguments import add_address, add_overrides
+from forage.commands.view_command import check_loopback, serve_pages
 from forage.config.config_file import apply_override
 from forage.config.run_config import RunConfig, build_config, load_config
 from forage.environment.remembered import as_trained
 from forage.episode_json import episode_to_json
 from forage.errors import UserError
 from forage.remote.own_code import run_beside
+from forage.retrieval.serve.port import bind_port
 from forage.types import Episode, Origin
 
 _STYLES = {"think": "italic", "search": "bold cyan", "answer": "bold green"}
@@ -43,15 +46,28 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--index", type=Path, metavar="DIR", help=text)
     text = "write each episode as a line of JSON with its turns and their seconds"
     parser.add_argument("--json", action="store_true", help=text)
+    text = "ask in the browser: a page on this machine, where the two options below say"
+    parser.add_argument("--web", action="store_true", help=text)
+    add_address(parser, 8200)
 
 
 def run(args: Namespace) -> int:
     question, overrides = args.question, list(args.overrides)
     if question is not None and re.match(r"[a-z_]+(\.\w+)*=", question):
         question, overrides = None, [question, *overrides]
+    if args.web:
+        check_loopback(args.host, args.port)
+        if question is not None or args.json:
+            raise UserError(
+                "with --web questions are typed in the browser: name none, and no --json"
+            )
     config = as_trained(_config(args.config, overrides))
     with _served(config, args.index) as config:
-        asyncio.run(_play(config, question, args.json))
+        if args.web:
+            with bind_port(args.host, args.port) as listener:
+                asyncio.run(_play_in_browser(config, listener))
+        else:
+            asyncio.run(_play(config, question, args.json))
     return 0
 
 
@@ -94,14 +110,23 @@ def _served(config: RunConfig, index: Path | None) -> Iterator[RunConfig]:
         yield config.model_copy(update={"search": search})
 
 
+async def _play_in_browser(config: RunConfig, listener: socket.socket) -> None:
+    from forage.evaluation.asked import open_asking
+    from forage.viewer.chat_app import ChatPartner, create_chat_app
+
+    async with open_asking(config) as ask:
+        app = create_chat_app(ask, ChatPartner.of(config))
+        await serve_pages(app, listener, "chat")
+
+
 async def _play(config: RunConfig, question: str | None, is_json: bool) -> None:
     from forage.evaluation.asked import open_asking
 
     console = Console()
     telling = Telling(console) if console.is_terminal and not is_json else None
-    async with open_asking(config, telling and telling.hear) as ask:
+    async with open_asking(config) as ask:
         async for text in _questions(console, question):
-            episode = await ask(text)
+            episode = await ask(text, telling and telling.hear)
             if is_json:
                 sys.stdout.write(json.dumps(_row(episode)) + "\n")
                 sys.stdout.flush()
@@ -189,9 +214,8 @@ def _harmless(text: str, style: str = "") -> Text:
 
 def _footer(episode: Episode) -> str:
     answer = episode.answer if episode.answer is not None else "no answer"
-    sampling = sum(turn.generate_s for turn in episode.turns)
-    searching = sum(call.seconds for turn in episode.turns for call in turn.calls)
     return (
         f"{answer} · {episode.status.value} · {episode.num_searches} searches · "
-        f"{episode.seconds:.1f} s ({sampling:.1f} s sampling, {searching:.1f} s searching)"
+        f"{episode.seconds:.1f} s ({episode.sampling_s:.1f} s sampling, "
+        f"{episode.searching_s:.1f} s searching)"
     )

@@ -6,10 +6,11 @@ Nothing is scored, and nothing recorded.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
+from typing import Protocol
 
 from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
@@ -20,14 +21,20 @@ from forage.rollout.play.player import Job
 from forage.training.model import load_sampled, load_tokenizer
 from forage.types import Completion, Episode, Generate, Origin, Question, Sampling
 
-Ask = Callable[[str], Awaitable[Episode]]
-"""Plays one question greedily; raises ``UserError`` for one that is too long."""
 Hear = Callable[[Origin, str], None]
 """Is told each piece of text as it is sampled, and each observation as it is shown."""
 
 
+class Ask(Protocol):
+    """What ``open_asking`` gives."""
+
+    async def __call__(self, text: str, hear: Hear | None = None) -> Episode:
+        """Play one question greedily; raises ``UserError`` for one that is too long."""
+        ...
+
+
 @asynccontextmanager
-async def open_asking(config: RunConfig, hear: Hear | None = None) -> AsyncIterator[Ask]:
+async def open_asking(config: RunConfig) -> AsyncIterator[Ask]:
     """The policy and the retriever, open until the end; raises ``UserError``."""
     tokenizer = load_tokenizer(config.model)
     player = make_player(config, tokenizer, score=None)
@@ -39,7 +46,7 @@ async def open_asking(config: RunConfig, hear: Hear | None = None) -> AsyncItera
         if config.evaluation.searches:
             await client.wait_until_ready()
 
-        async def ask(text: str) -> Episode:
+        async def ask(text: str, hear: Hear | None = None) -> Episode:
             number = next(numbers)
             name = "asked" if number == 1 else f"asked {number}"
             question = Question(name, text, (), "asked")

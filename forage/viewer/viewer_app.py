@@ -24,7 +24,7 @@ from forage.viewer.episode_pages import EpisodePages
 from forage.viewer.evaluation_browser import EvaluationBrowser
 from forage.viewer.library import Library
 from forage.viewer.run_pages import RunPages
-from forage.viewer.viewer_page import HEADERS, STATIC, viewer_page
+from forage.viewer.viewer_page import HEADERS, LOOPBACK_NAMES, STATIC, viewer_page
 
 
 def create_app(paths: Sequence[Path]) -> FastAPI:
@@ -44,7 +44,7 @@ def create_app(paths: Sequence[Path]) -> FastAPI:
         lifespan=closing_indexes,
     )
     # A page elsewhere whose name resolves to this machine must not read the records.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES)
     app.middleware("http")(_with_headers)
     app.exception_handler(UserError)(_user_error)
     runs = RunPages(library)

@@ -13,6 +13,8 @@ from forage.viewer.pages import content_security_policy, render_page
 
 STATIC = Path(__file__).parent / "static"
 
+LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",

@@ -1,0 +1,214 @@
+"""The chat in the browser: a question comes in, and its episode streams out while it is played.
+
+``forage play --web`` serves it on the loopback interface. One request is one question; its reply is
+a stream of server-sent events, each a JSON object of one of three kinds, which ``static/chat.js``
+shows as text. A browser that goes away ends the episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, StreamingResponse
+from pydantic import BaseModel, Field
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.staticfiles import StaticFiles
+
+from forage.config.run_config import RunConfig
+from forage.errors import UserError
+from forage.evaluation.asked import Ask
+from forage.retrieval.serve.known_hosts import KnownHosts
+from forage.types import ActionKind, Episode, Origin, Status, Tag, Turn, tag_pattern
+from forage.viewer.pages import visible
+from forage.viewer.viewer_page import HEADERS, LOOPBACK_NAMES, STATIC, viewer_page
+
+LOG = logging.getLogger(__name__)
+
+_PARTS = (Tag.THINK, Tag.SEARCH, Tag.ANSWER, Tag.TOOL_CALL)
+_TAG = tag_pattern(_PARTS)
+_BEGUN_TAG = re.compile(r"</?[a-z_]{0,12}$")
+_FAILURES = (Status.SEARCH_FAILED, Status.TOOL_FAILED, Status.ENGINE_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPartner:
+    """What the page says of who is asked: the model, and where it searches."""
+
+    model: str
+    search: str
+
+    @classmethod
+    def of(cls, config: RunConfig) -> ChatPartner:
+        endpoint = config.model.endpoint
+        model = config.model.path if endpoint is None else endpoint.served_model
+        search = str(config.search.url) if config.evaluation.searches else "nothing"
+        return cls(str(model), search)
+
+
+class _QuestionBody(BaseModel):
+    question: Annotated[str, Field(min_length=1, max_length=20_000)]
+
+
+def create_chat_app(ask: Ask, partner: ChatPartner) -> FastAPI:
+    """The page and its one route; ``ask`` stays open as long as the app is served."""
+    hosts = KnownHosts()
+
+    def refuse_strangers(request: Request) -> None:
+        refusal = hosts.refusal(request.headers)
+        if refusal is not None:
+            raise HTTPException(403, refusal)
+
+    app = FastAPI(
+        title="Forage chat",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        dependencies=[Depends(refuse_strangers)],
+    )
+
+    @app.get("/")
+    def page() -> HTMLResponse:
+        reply = viewer_page("chat.html", partner=partner)
+        reply.headers.update(HEADERS)
+        return reply
+
+    @app.post("/ask")
+    def answer(body: _QuestionBody) -> StreamingResponse:
+        events = _events(ask, body.question.strip())
+        return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
+
+    app.mount("/static", StaticFiles(directory=STATIC))
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES)
+    return app
+
+
+async def _events(ask: Ask, question: str) -> AsyncIterator[str]:
+    """``{part, text, turn, at_s}`` of each piece, and at last ``{end}`` or ``{error}``."""
+    pieces: asyncio.Queue[tuple[Origin, str] | None] = asyncio.Queue()
+    parts = Parts()
+    started = time.monotonic()
+
+    def hear(origin: Origin, text: str) -> None:
+        pieces.put_nowait((origin, text))
+
+    task = asyncio.ensure_future(ask(question, hear))
+    task.add_done_callback(lambda _: pieces.put_nowait(None))
+    try:
+        while (piece := await pieces.get()) is not None:
+            at_s = round(time.monotonic() - started, 3)
+            for part, text in parts.split(*piece):
+                yield _event({"part": part, "text": text, "turn": parts.turn, "at_s": at_s})
+        for part, text in parts.rest():
+            at_s = round(time.monotonic() - started, 3)
+            yield _event({"part": part, "text": text, "turn": parts.turn, "at_s": at_s})
+        yield _event(_outcome(task))
+    finally:
+        task.cancel()  # the browser has gone away, or all is told
+
+
+def _outcome(task: asyncio.Future[Episode]) -> dict[str, Any]:
+    try:
+        return {"end": _end(task.result())}
+    except UserError as error:
+        return {"error": str(error)}
+    except Exception as error:
+        LOG.error("the question could not be played", exc_info=error)
+        return {"error": f"Forage failed ({error!r}); the terminal shows where"}
+
+
+class Parts:
+    """Splits what is heard at its tags: "<think>hm</think>" becomes ("think", "hm").
+
+    What stands in no tag is "text"; what the environment showed is "observation". ``turn`` counts
+    from 0.
+    """
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self._part = "text"
+        self._held = ""
+        self._is_new_turn = False
+
+    def split(self, origin: Origin, text: str) -> Iterator[tuple[str, str]]:
+        """The parts of a piece; the beginning of a tag waits for its end."""
+        if not origin.is_policys:
+            yield from self.rest()
+            self._part, self._is_new_turn = "text", True
+            yield "observation", text
+            return
+        if self._is_new_turn and text:
+            self.turn, self._is_new_turn = self.turn + 1, False
+        text = self._held + text
+        begun = _BEGUN_TAG.search(text)
+        end = begun.start() if begun else len(text)
+        self._held = text[end:]
+        for piece in _TAG.split(text[:end]):
+            if _TAG.fullmatch(piece):
+                self._part = "text" if piece.startswith("</") else piece.strip("<>")
+            elif piece:
+                yield self._part, piece
+
+    def rest(self) -> Iterator[tuple[str, str]]:
+        """What waited for the end of a tag that never came."""
+        if self._held:
+            yield self._part, self._held
+        self._held = ""
+
+
+def _end(episode: Episode) -> dict[str, Any]:
+    figures = (
+        episode.status.value.replace("_", " "),
+        f"{episode.num_searches} search{'' if episode.num_searches == 1 else 'es'}",
+        f"{episode.num_sampled_tokens} tokens sampled",
+        f"{_seconds(episode.seconds)} in all",
+        f"{_seconds(episode.sampling_s)} sampling",
+        f"{_seconds(episode.searching_s)} searching",
+    )
+    return {
+        "answer": None if episode.answer is None else visible(episode.answer),
+        "is_failure": episode.status in _FAILURES,
+        "figures": figures,
+        "turns": [_turn(turn) for turn in episode.turns],
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    """What is known of a turn when it is over: its seconds, and its passages with their scores."""
+    called = [
+        f"{call.tool} failed: {call.failure.value.replace('_', ' ')} after {_seconds(call.seconds)}"
+        if call.failure
+        else f"{call.tool} in {_seconds(call.seconds)}"
+        for call in turn.calls
+    ]
+    passages = [
+        visible(name) + (f" {call.scores_K[place]:.4g}" if place < len(call.scores_K) else "")
+        for call in turn.calls
+        for place, name in enumerate(call.result_ids_K)
+    ]
+    return {
+        "sampled": f"sampled in {_seconds(turn.generate_s)}",
+        "called": " · ".join(called),
+        "is_failure": turn.failure is not None,
+        "invalid": visible(turn.argument) if turn.kind is ActionKind.INVALID else "",
+        "passages": passages,
+    }
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 0.001:
+        return "under 1 ms"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _event(values: dict[str, Any]) -> str:
+    if "text" in values:
+        values["text"] = visible(values["text"])
+    return f"data: {json.dumps(values)}\n\n"
