@@ -9,7 +9,7 @@ sample on while weights change, and stop while they take them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -19,10 +19,12 @@ from contextlib import (
 from functools import partial
 from typing import Protocol
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forage.cluster.model_servers import ServerHost, open_servers
 from forage.config.run_config import RunConfig
 from forage.rollout.engines.engine import Engine
+from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport, load_adapters
 from forage.rollout.engines.weight_update import ServerUpdates
@@ -72,12 +74,22 @@ class Publisher(AbstractContextManager[None]):
 
 
 @asynccontextmanager
-async def open_publisher(
-    config: RunConfig, engine: Engine, trainer: AnyTrainer
-) -> AsyncIterator[Publisher]:
-    """The publisher of a run."""
-    async with open_updates(config, engine, trainer.model) as updated:
-        yield Publisher(updated, trainer)
+async def open_sampling(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    model: PreTrainedModel,
+    hosts: Callable[[], Sequence[ServerHost]],
+) -> AsyncIterator[tuple[Engine, Updated]]:
+    """The engine of a run, with its servers at ``hosts``, and what brings it weights.
+
+    Raises ``UserError`` where a server cannot be started.
+    """
+    async with (
+        open_servers(config, hosts) as servers,
+        open_engine(config, tokenizer, model, servers) as engine,
+        open_updates(config, engine, model) as updated,
+    ):
+        yield engine, updated
 
 
 @asynccontextmanager

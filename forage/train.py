@@ -12,37 +12,32 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
 from forage.batch import Weighed
-from forage.cluster.model_servers import open_servers
 from forage.cluster.places import open_places
 from forage.config.run_config import RunConfig
 from forage.data.order import questions_of_run
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
-from forage.hardware import choose_matmul_kernel
-from forage.publish import open_publisher
+from forage.publish import Publisher, open_sampling
 from forage.records import RunRecords, read_metrics
 from forage.retrieval.client.client import SearchClient
 from forage.rewards.scorer import Scorer
-from forage.rollout.engines.engine import Engine, IdleEngine
-from forage.rollout.engines.open_engine import open_engine
-from forage.rollout.play.groups import GroupsInFlight, GroupSource, NothingToLearn, StepGroups
+from forage.rollout.engines.engine import IdleEngine
+from forage.rollout.play.groups import GroupsInFlight, GroupSource
 from forage.rollout.play.player import Player
 from forage.rollout.play.recorded_groups import RecordedGroups
-from forage.training.checkpoint import latest_checkpoint
 from forage.training.credit import Credit
 from forage.training.model import load_tokenizer
 from forage.training.rank_processes import RankDiedError
 from forage.training.savepoints import Savepoints, check_run
 from forage.training.trainer_ranks import open_trainer
 from forage.types import Group
+from forage.watch.after_step import AfterStep, Watcher
 from forage.watch.collapse_guard import Collapsed, CollapseGuard, GoBack
 from forage.watch.dashboard import Dashboard
-from forage.watch.step_report import PhaseClock, StepReport
+from forage.watch.step_report import PhaseClock
 from forage.watch.stop_signal import Stopped, StopSignal
 from forage.watch.trace_file import TraceFile
 from forage.watch.trackers.tracker import Trackers
@@ -61,8 +56,7 @@ def run_training(
     """``forage train``: run to the end, or to a signal; raises ``UserError``.
 
     ``replay`` are episode files to learn from instead of playing; ``played`` are steps to play and
-    record, from which nothing is learnt. ``trace`` is a file for a timeline of the run. ``watcher``
-    sees each step.
+    record, from which nothing is learnt. ``trace`` is a file for a timeline; ``watcher`` looks on.
     """
     with suppress(RuntimeError):
         asyncio.get_running_loop()
@@ -73,7 +67,7 @@ def run_training(
     if replay or played:
         config = config.without_evaluation()
     try:
-        asyncio.run(_Run(config, replay, played, watcher).run(trace))
+        asyncio.run(_Run(config, replay, played).run(trace, watcher))
     except Stopped:
         rest = "the steps recorded are whole; play the rest into another output_dir"
         LOG.warning("stopped; %s", rest if played else "go on with: forage train ... --resume")
@@ -82,31 +76,11 @@ def run_training(
         raise UserError(f"{error}; go on from the last checkpoint with --resume") from error
 
 
-class Watcher(Protocol):
-    """Who looks on: ``forage/run.py`` hands each step to the script that started the run."""
-
-    @property
-    def stop(self) -> StopSignal:
-        """What ends the run when it is set."""
-        ...
-
-    async def see(self, step: int, groups: StepGroups, metrics: dict[str, float]) -> None:
-        """A step is over; the next begins when this returns."""
-        ...
-
-
 class _Run:
     """A training run: its parts, put together once, and the loop over them."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        replay: Sequence[Path],
-        played: range | None,
-        watcher: Watcher | None,
-    ) -> None:
-        self.config, self.played, self.watcher = config, played, watcher
-        choose_matmul_kernel()
+    def __init__(self, config: RunConfig, replay: Sequence[Path], played: range | None) -> None:
+        self.config, self.played = config, played
         self.tokenizer = load_tokenizer(config.model)
         self.player = Player(config.environment, config.rollout, self.tokenizer, config.seed)
         self.credit = Credit(config.algorithm, config.rollout.train_on_failed_searches)
@@ -121,49 +95,38 @@ class _Run:
         self.trainer = open_trainer(config, self.places.start_ranks)
         self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
         self.guard = CollapseGuard(config)
-        self.report = StepReport(config)
-        has_tensorboard = "tensorboard" in config.tracking.trackers
-        identity = self.player.codec.identity()
-        self.records = RunRecords(config.output_dir, identity, has_tensorboard)
+        identity, trackers = self.player.codec.identity(), config.tracking.trackers
+        self.records = RunRecords(config.output_dir, identity, "tensorboard" in trackers)
         saved = (self.trainer, self.tokenizer, self.records, self.credit)
-        self.savepoints = Savepoints(config, *saved)
-        self.stop = StopSignal() if watcher is None else watcher.stop
-        self.source: GroupSource | None = None
+        self.savepoints = Savepoints(config, *saved, learns=not played)
         self.num_steps_done = 0
 
-    async def run(self, trace: Path | None) -> None:
+    async def run(self, trace: Path | None, watcher: Watcher | None) -> None:
+        self.stop = StopSignal() if watcher is None else watcher.stop
         config, model = self.config, self.trainer.model
         async with AsyncExitStack() as stack:
-            stack.callback(self.places.close)
-            stack.callback(self.trainer.close)
-            stack.callback(self.records.close)
-            stack.callback(self.savepoints.close)
+            for part in (self.places, self.trainer, self.records, self.savepoints):
+                stack.callback(part.close)
             self.trace = trace and stack.enter_context(closing(TraceFile(trace)))
-            self.engine: Engine = IdleEngine()
+            self.engine = updated = IdleEngine()
             if self.recorded is None:
-                servers = await stack.enter_async_context(
-                    open_servers(config, self.places.server_hosts)
-                )
-                opened = open_engine(config, self.tokenizer, model, servers)
-                self.engine = await stack.enter_async_context(opened)
-            published = open_publisher(config, self.engine, self.trainer)
-            self.weights = await stack.enter_async_context(published)
+                opened = open_sampling(config, self.tokenizer, model, self.places.server_hosts)
+                self.engine, updated = await stack.enter_async_context(opened)
+            self.weights = Publisher(updated, self.trainer)
             start = await self._restore(None)
-            self.trackers = stack.enter_context(Trackers(config))
+            trackers = stack.enter_context(Trackers(config))
             self.search = await stack.enter_async_context(SearchClient(config.search))
             stack.enter_context(self.stop.heard())
-            if config.note:
-                LOG.info("%s", config.note)
             if self.recorded is None:
                 await self.stop.or_stop(stack.enter_async_context(self.scorer))
                 await self.stop.or_stop(self.search.wait_until_ready())
                 await self.stop.or_stop(self.evaluation.open(self.engine, self.search, stack))
+            played = (self.engine, self.search, self.recorded is None, self.evaluation.play_subset)
+            kept = (self.records, self.savepoints, self.guard, self.credit)
+            self.after_step = AfterStep(config, *played, *kept, trackers, self.trace, watcher)
             await self._learn(start)
-            if config.evaluation.at_end:
-                work = self.evaluation.play_all(model, self.tokenizer, self.num_steps_done)
-                LOG.info("final evaluation: %s", await self.stop.or_stop(work))
-            out = config.output_dir
-            await self.trackers.upload(out / "config.yaml", latest_checkpoint(out))
+            await self.stop.or_stop(self.evaluation.at_end(model, self.num_steps_done))
+            await trackers.upload(config.output_dir / "config.yaml", self.savepoints.newest)
 
     async def _learn(self, start: int) -> None:
         """The loop, again from an earlier checkpoint where the guard goes back."""
@@ -174,48 +137,43 @@ class _Run:
             except GoBack as back:
                 start = await self._restore(back.checkpoint)
 
+    async def _restore(self, checkpoint: Path | None) -> int:
+        """Everything as it was at ``checkpoint``, None for the newest; gives the steps done."""
+        await self.weights.begin()
+        self.num_steps_done = start = self.savepoints.restore(checkpoint)
+        self.trainer.rate_factor = self.guard.rate_factor
+        self.guard.remember(read_metrics(self.config.output_dir))
+        return start
+
     async def _loop(self, start: int) -> None:
-        config, num_steps = self.config, self.config.trainer.num_steps
-        if start == 0 and config.sentinel is not None and config.sentinel.kind == "roll_back":
-            self._checkpoint(0)  # what to go back to from the first steps
-        self.source = source = self._source()
+        num_steps, sentinel = self.config.trainer.num_steps, self.config.sentinel
+        source = self.recorded or self._played_groups()
+        self.savepoints.finished_ahead = source.finished_ahead
+        if start == 0 and sentinel is not None and sentinel.kind == "roll_back":
+            self.savepoints.save(0)  # what to go back to from the first steps
         try:
-            with Dashboard(num_steps, start) as board:
+            with Dashboard(num_steps, start) as self.after_step.board:
                 for step in self.played or range(start, num_steps):
-                    self.clock = PhaseClock()
+                    clock = PhaseClock()
                     groups = await self.stop.or_stop(source.next_groups(step))
-                    self.clock.lap("rollout")
+                    clock.lap("rollout")
                     weighed, metrics = [], {}
                     if not self.played:
-                        weighed, metrics = await self._learn_from(step, groups.chosen)
-                    await self._after_step(step, groups, weighed, metrics, board)
-                    self.clock.lap("checkpoint")
-                    if self.trace:
-                        self.trace.step(step, self.clock)
+                        weighed, metrics = await self._learn_from(step, groups.chosen, clock)
+                    await self.stop.or_stop(self.after_step(step, groups, weighed, metrics, clock))
         except Collapsed:
             raise  # what was learnt last is not worth keeping
-        except (Stopped, NothingToLearn, UserError):
+        except (Stopped, UserError):
             await source.close()
-            self._checkpoint(self.num_steps_done)  # it may come before or after the step's own
+            self.savepoints.save(self.num_steps_done)  # it may come before or after the step's own
             raise
         finally:
-            self.source = None
             await source.close()
-        self._checkpoint(num_steps)
-
-    def _source(self) -> GroupSource:
-        """Where groups come from: they are played here, or were recorded."""
-        if self.recorded is not None:
-            return self.recorded
-        play = partial(self.player.play, engine=self.engine, search=self.search)
-        if self.trace:
-            play = self.trace.playing(self.player, self.engine, self.search)
-        rest = (self.scorer, self.credit, self.savepoints.ahead)
-        return GroupsInFlight(self.config, self.questions, play, *rest)
+        self.savepoints.save(num_steps)
 
     async def _learn_from(
-        self, step: int, groups: Sequence[Group]
-    ) -> tuple[list[Weighed], dict[str, float]]:
+        self, step: int, groups: Sequence[Group], clock: PhaseClock
+    ) -> tuple[list[list[Weighed]], dict[str, float]]:
         """Weigh the groups, pack them, learn them, and publish the weights that come of it."""
         trainer = self.trainer
         if self.config.placement.engine.offload:
@@ -226,60 +184,15 @@ class _Run:
         with self.guard.against_divergence(step):
             learnt = await asyncio.to_thread(trainer.learn, batches, self.weights)
         self.num_steps_done = step + 1
-        self.clock.lap("train")
+        clock.lap("train")
         await self.weights.publish()
-        self.clock.lap("publish")
-        return list(chain.from_iterable(weighed_P)), learnt | seen | credited | unmasked
+        clock.lap("publish")
+        return weighed_P, learnt | seen | credited | unmasked
 
-    async def _after_step(
-        self,
-        step: int,
-        groups: StepGroups,
-        weighed: Sequence[Weighed],
-        metrics: dict[str, float],
-        board: Dashboard,
-    ) -> None:
-        """Report, evaluate, record, act on alarms, write a checkpoint: each on its own cadence."""
-        config, clock, episodes = self.config, self.clock, groups.episodes
-        metrics |= self.report.of(groups, self.search.counts, self.engine.counters, clock)
-        self.report.warn_of_flat_groups(step, metrics)
-        alarms, watched = self.guard.see(step, metrics)
-        metrics |= watched
-        try:
-            if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
-                metrics |= await self.stop.or_stop(self.evaluation.play_subset())
-                clock.lap("evaluate")
-        finally:  # the weights have taken the step: it is recorded, also when a stop comes here
-            has_logprobs = config.algorithm.needs_recomputed_logprobs
-            self.records.write_groups(step, groups.played, groups.chosen, weighed, has_logprobs)
-            clock.lap("record")
-            self.records.write_metrics(step, metrics | clock.metrics())
-        await self.stop.or_stop(self.trackers.log(step, metrics | clock.metrics(), episodes))
-        board.show(step, metrics, clock.seconds, alarms)
-        self.savepoints.check()
-        if alarms:
-            self.savepoints.wait()  # whoever goes back chooses among whole checkpoints
-        self.guard.act_on(alarms)
-        if (step + 1) % config.trainer.checkpoint_every == 0:
-            self._checkpoint(step + 1)
-        has_failed = metrics["search/failures"] and self.recorded is None
-        if has_failed and not any(map(self.credit.is_learnable, episodes)):
-            LOG.warning("every episode of step %d met a failed search; waiting for search", step)
-            await self.stop.or_stop(self.search.wait_until_ready())
-        if self.watcher is not None:
-            await self.stop.or_stop(self.watcher.see(step, groups, metrics))
-
-    def _checkpoint(self, num_steps_done: int) -> None:
-        self.records.sync()
-        if not self.played:  # else nothing was learnt
-            ahead = {} if self.source is None else self.source.finished_ahead()
-            self.savepoints.save(num_steps_done, ahead)
-
-    async def _restore(self, checkpoint: Path | None) -> int:
-        """Everything as it was at ``checkpoint``, None for the newest; gives the steps done."""
-        await self.weights.begin()
-        start = self.savepoints.resume() if checkpoint is None else self.savepoints.load(checkpoint)
-        self.num_steps_done = start
-        self.trainer.rate_factor = self.guard.rate_factor
-        self.guard.remember(read_metrics(self.config.output_dir) if start else [])
-        return start
+    def _played_groups(self) -> GroupSource:
+        """The groups of each step, played with what the run samples and searches with."""
+        play = partial(self.player.play, engine=self.engine, search=self.search)
+        if self.trace:
+            play = self.trace.playing(self.player, self.engine, self.search)
+        rest = (self.scorer, self.credit, self.savepoints.ahead)
+        return GroupsInFlight(self.config, self.questions, play, *rest)

@@ -22,6 +22,7 @@ from forage.train import run_training
 from forage.training.checkpoint import latest_checkpoint
 from forage.training.trainer import Trainer
 from forage.types import Question, Status
+from forage.watch.after_step import AfterStep
 from tests.tiny_runs import (
     assert_same_run,
     forage,
@@ -68,7 +69,7 @@ def test_a_retriever_that_dies_and_returns_costs_episodes_and_not_the_run(
     out = tmp_path / "run"
     index = world_dir() / "index"
     server = ServerProcess(index)
-    after_step = train._Run._after_step
+    after_step = AfterStep.__call__
     num_failures = 0.0
 
     async def fail_and_return(run: Any, step: int, groups: Any, *rest: Any) -> None:
@@ -88,7 +89,7 @@ def test_a_retriever_that_dies_and_returns_costs_episodes_and_not_the_run(
             server.stop()
             server.__enter__()  # on the same port
 
-    monkeypatch.setattr(train._Run, "_after_step", fail_and_return)
+    monkeypatch.setattr(AfterStep, "__call__", fail_and_return)
     with server:
         config = make_config(
             out, search={**IMPATIENT, "url": server.url}, trainer={"num_steps": 10}

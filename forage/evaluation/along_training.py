@@ -6,10 +6,11 @@ with the engine and the retriever of the run.
 
 from __future__ import annotations
 
+import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from forage.config.run_config import RunConfig
 from forage.evaluation.evaluate import (
@@ -27,6 +28,8 @@ from forage.retrieval.client.client import SearchClient
 from forage.rollout.play.player import Player
 from forage.types import Generate, Score
 from forage.watch.step_report import episode_metrics
+
+LOG = logging.getLogger(__name__)
 
 
 class TrainingEvaluation:
@@ -66,9 +69,12 @@ class TrainingEvaluation:
             metrics |= {f"eval/{arm}/{name}": value for name, value in figures.items()}
         return metrics
 
-    async def play_all(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, step: int
-    ) -> Path:
+    async def at_end(self, model: PreTrainedModel, step: int) -> None:
+        """``play_all`` after the last step, where ``evaluation.at_end`` asks for it."""
+        if self._config.evaluation.at_end:
+            LOG.info("final evaluation: %s", await self.play_all(model, step))
+
+    async def play_all(self, model: PreTrainedModel, step: int) -> Path:
         """All questions with the weights as they are; gives the file of figures.
 
         Cut and resumed like any evaluation: what is on the disk is not played again.
@@ -79,7 +85,7 @@ class TrainingEvaluation:
             self._evaluator,
             self._questions,
             destination,
-            facts_of_policy(self._config, tokenizer, model),
+            facts_of_policy(self._config, self._player.codec.tokenizer, model),
             await self._search.what_is_served(),
             self._digest,
         )

@@ -18,7 +18,6 @@ from pathlib import Path
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage.cluster.model_servers import open_servers
 from forage.cluster.places import LocalPlaces
 from forage.config.run_config import RunConfig
 from forage.config.search_config import SearchConfig
@@ -35,7 +34,7 @@ from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import summarise
 from forage.progress import progress_bar
-from forage.publish import open_updates
+from forage.publish import open_sampling
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.client.servers import Served
 from forage.retrieval.index.index import open_corpus, read_manifest
@@ -250,12 +249,10 @@ async def _open_policy(
     if model is None:
         return await stack.enter_async_context(open_engine(config, tokenizer, None))
     hosts = LocalPlaces(config).server_hosts  # also where Ray has the servers of its training
-    servers = await stack.enter_async_context(open_servers(config, hosts))
-    opened = open_engine(config, tokenizer, model, servers)
-    engine = await stack.enter_async_context(opened)
-    if servers is not None:
-        updates = await stack.enter_async_context(open_updates(config, engine, model))
-        async with updates.updating(lambda: 0):
+    opened = open_sampling(config, tokenizer, model, hosts)
+    engine, updated = await stack.enter_async_context(opened)
+    if updated is not engine:
+        async with updated.updating(lambda: 0):
             pass
     return engine
 

@@ -64,7 +64,10 @@ class Savepoints:
         tokenizer: PreTrainedTokenizerFast,
         records: RunRecords,
         credit: Credit,
+        learns: bool = True,
     ) -> None:
+        """Where the run does not learn, ``save`` writes its records to the disk and no more."""
+        self._learns = learns
         self._config, self._trainer, self._tokenizer = config, trainer, tokenizer
         self._records, self._credit = records, credit
         url = config.trainer.checkpoint_url
@@ -74,14 +77,20 @@ class Savepoints:
         self._writing: Future[None] | None = None
         self.ahead: dict[str, Episode] = {}
         """Episodes of later steps that were over at the checkpoint that was loaded, by key."""
+        self.finished_ahead: Callable[[], Mapping[str, Episode]] = dict
+        """Gives the episodes that are over now and not learnt yet, by key."""
 
-    def save(self, num_steps_done: int, ahead: Mapping[str, Episode]) -> None:
+    def save(self, num_steps_done: int) -> None:
         """Write a checkpoint, and keep the newest ``trainer.keep_checkpoints`` of them.
 
         In the background only the copy is made before this returns. Raises ``UserError``, also for
         the one before.
         """
+        self._records.sync()
+        if not self._learns:
+            return
         self.wait()
+        ahead = self.finished_ahead()
         offsets, baseline = self._records.offsets(), self._credit.baseline
         config, num_kept = self._config, self._config.trainer.keep_checkpoints
         settings = _played_with(config)
@@ -117,7 +126,17 @@ class Savepoints:
         if self._elsewhere is not None:
             self._elsewhere.put(checkpoint, self._config.trainer.keep_checkpoints)
 
-    def resume(self) -> int:
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint of the run, written to its end."""
+        self.wait()
+        return latest_checkpoint(self._config.output_dir)
+
+    def restore(self, checkpoint: Path | None) -> int:
+        """Everything as it was at ``checkpoint``, None for the newest; gives the steps done."""
+        return self._resume() if checkpoint is None else self._load(checkpoint)
+
+    def _resume(self) -> int:
         """The step to start with: that of the newest checkpoint, 0 where there is none.
 
         A damaged one is set aside, loudly, for the one before it; raises ``UserError`` where it is
@@ -127,7 +146,7 @@ class Savepoints:
         (out / "config.yaml").write_text(to_yaml(self._config), encoding="utf-8")
         while (checkpoint := latest_checkpoint(out)) is not None:
             try:
-                start = self.load(checkpoint)
+                start = self._load(checkpoint)
             except DamagedCheckpointError as error:
                 if len(checkpoints(out)) == 1:
                     raise
@@ -139,7 +158,7 @@ class Savepoints:
         self._go_back(0, {})
         return 0
 
-    def load(self, checkpoint: Path) -> int:
+    def _load(self, checkpoint: Path) -> int:
         """Weights, records and the baseline as they were; gives the steps done."""
         self.wait()
         state = load_checkpoint(checkpoint, self._trainer)

@@ -33,6 +33,7 @@ BUCKET_BYTES = 256 << 20
 
 def open_trainer(config: RunConfig, start_ranks: StartRanks = RankProcesses) -> AnyTrainer:
     """The trainer that ``placement`` asks for: this process, or ranks; raises ``UserError``."""
+    choose_matmul_kernel()
     model = config.model
     if config.placement.num_ranks is None:
         return build_trainer(load_policy(model, config.seed), config)

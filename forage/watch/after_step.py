@@ -1,0 +1,118 @@
+"""What follows each step of the loop: it is reported, recorded, shown, and acted on.
+
+``train.py`` calls it once the new weights are out. An evaluation on the way and a checkpoint come
+in here too, each on its own cadence. Nothing here changes a weight or chooses an episode.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from forage.batch import Weighed
+from forage.config.run_config import RunConfig
+from forage.records import RunRecords
+from forage.retrieval.client.client import SearchClient
+from forage.rollout.engines.engine import Engine
+from forage.rollout.play.groups import StepGroups, Worth
+from forage.training.savepoints import Savepoints
+from forage.watch.collapse_guard import CollapseGuard
+from forage.watch.dashboard import Dashboard
+from forage.watch.step_report import PhaseClock, StepReport
+from forage.watch.stop_signal import StopSignal
+from forage.watch.trace_file import TraceFile
+from forage.watch.trackers.tracker import Trackers
+
+LOG = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Who looks on: ``forage/run.py`` hands each step to the script that started the run."""
+
+    @property
+    def stop(self) -> StopSignal:
+        """What ends the run when it is set."""
+        ...
+
+    async def see(self, step: int, groups: StepGroups, metrics: dict[str, float]) -> None:
+        """A step is over; the next begins when this returns."""
+        ...
+
+
+@dataclass(slots=True)
+class AfterStep:
+    """All that wants to know of a step; the loop awaits it before it begins the next."""
+
+    config: RunConfig
+    engine: Engine
+    search: SearchClient
+    is_played: bool
+    """Whether the episodes ask the engine and search; else they were recorded."""
+    evaluate: Callable[[], Awaitable[dict[str, float]]]
+    """Plays what ``evaluation.every`` asks for; gives its metrics."""
+    records: RunRecords
+    savepoints: Savepoints
+    guard: CollapseGuard
+    worth: Worth
+    trackers: Trackers
+    trace: TraceFile | None
+    watcher: Watcher | None
+    board: Dashboard = field(init=False)
+    """The loop opens it where its steps begin."""
+    report: StepReport = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = StepReport(self.config)
+        if self.config.note:
+            LOG.info("%s", self.config.note)
+
+    async def __call__(
+        self,
+        step: int,
+        groups: StepGroups,
+        weighed_P: Sequence[Sequence[Weighed]],
+        metrics: dict[str, float],
+        clock: PhaseClock,
+    ) -> None:
+        """Report, evaluate, record, act on alarms, write a checkpoint: each on its own cadence.
+
+        Raises what the guard raises, and ``UserError`` for a checkpoint that cannot be written.
+        """
+        config, episodes = self.config, groups.episodes
+        metrics |= self.report.of(groups, self.search.counts, self.engine.counters, clock)
+        self.report.warn_of_flat_groups(step, metrics)
+        alarms, watched = self.guard.see(step, metrics)
+        metrics |= watched
+        try:
+            if config.evaluation.every and (step + 1) % config.evaluation.every == 0:
+                metrics |= await self.evaluate()
+                clock.lap("evaluate")
+        finally:  # the weights have taken the step: it is recorded, also when a stop comes here
+            weighed = [each for weighed in weighed_P for each in weighed]
+            has_logprobs = config.algorithm.needs_recomputed_logprobs
+            self.records.write_groups(step, groups.played, groups.chosen, weighed, has_logprobs)
+            clock.lap("record")
+            self.records.write_metrics(step, metrics | clock.metrics())
+        await self.trackers.log(step, metrics | clock.metrics(), episodes)
+        self.board.show(step, metrics, clock.seconds, alarms)
+        self.savepoints.check()
+        if alarms:
+            self.savepoints.wait()  # whoever goes back chooses among whole checkpoints
+        self.guard.act_on(alarms)
+        if (step + 1) % config.trainer.checkpoint_every == 0:
+            self.savepoints.save(step + 1)
+        if self.is_played and metrics["search/failures"]:
+            await self._search_is_back(step, groups)
+        if self.watcher is not None:
+            await self.watcher.see(step, groups, metrics)
+        clock.lap("checkpoint")
+        if self.trace is not None:
+            self.trace.step(step, clock)
+
+    async def _search_is_back(self, step: int, groups: StepGroups) -> None:
+        """Wait for search where it spoilt every episode of the step; raises ``UserError``."""
+        if not any(map(self.worth.is_learnable, groups.episodes)):
+            LOG.warning("every episode of step %d met a failed search; waiting for search", step)
+            await self.search.wait_until_ready()
