@@ -29,7 +29,7 @@ from forage.data.questions import read_questions
 from forage.environment.codec import Codec
 from forage.environment.observation import build_observation
 from forage.hardware import choose_matmul_kernel, matmul_rate, num_cores
-from forage.plan.cores import choose_at_once
+from forage.plan.fit_here import choose_at_once
 from forage.retrieval.index.index import build_index, open_index
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine

@@ -24,7 +24,6 @@ from typing import Any, NoReturn
 
 from forage import __version__
 from forage.commands.arguments import count, not_negative, positive, seconds
-from forage.commands.command_examples import EXAMPLES
 from forage.errors import UserError
 from forage.hardware import quiet_openmp
 
@@ -52,6 +51,31 @@ COMMANDS = {
     "import-gguf": "make a Hugging Face directory of a GGUF file",
     "doctor": "check this machine, and say what to install",
 }
+EXAMPLES = {
+    "demo": "forage demo --seed 1 --out runs/demo",
+    "real": "forage real --minutes 20 --out runs/real",
+    "new": "forage new --corpus corpus.jsonl --out models/small",
+    "sft": "forage sft recipe.yaml --out models/warm warm_start.num_steps=100",
+    "train": "forage train recipe.yaml trainer.learning_rate=2e-6 algorithm.advantage=rloo",
+    "recipes": "forage recipes --out configs",
+    "settings": "forage settings algorithm.advantage",
+    "convert-config": "forage convert-config train_grpo.sh --out recipe.yaml",
+    "eval": "forage eval recipe.yaml model.path=runs/demo/checkpoints/step_000024",
+    "compare": "forage compare before.json after.json --out compared.html",
+    "rescore": "forage rescore runs/demo/episodes.jsonl --rule search-r1-em",
+    "play": 'forage play runs/demo "Who founded the bank of the town by the river?"',
+    "index": "forage index --corpus my_documents/ --out indexes/mine",
+    "serve": "forage serve indexes/mine --port 8000",
+    "mcp": "forage mcp indexes/mine",
+    "shards": "forage shards cut --help",
+    "bench": "forage bench http://127.0.0.1:8000 --questions questions.jsonl --clients 64",
+    "data": "forage data world --size 2000 --out data/world",
+    "view": "forage view runs/",
+    "export": "forage export runs/demo --out models/trained",
+    "import-gguf": "forage import-gguf model.gguf --out models/imported",
+    "doctor": "forage doctor --server http://127.0.0.1:8000",
+}
+"""An example of each command, which stands at the end of its help."""
 """Each command's name and its line of help; ``forage NAME`` is the module ``NAME_command``."""
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -3,22 +3,36 @@
 Settings that the recipe leaves open are chosen, and said: the size of micro-batches, how many a CPU
 learns at once, recomputation, and the slots of the in-process engine. What the recipe sets stays;
 where it does not fit, the error names what would. A run that goes on takes what it took before.
+
+How many micro-batches a CPU learns at once is measured on two layers of the model. One a core suits
+a model whose operations are short; one at a time, over all cores, a model whose weights and
+gradients fill the caches. Between them is what many cores want.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from forage import attention
+from forage.algorithms.packing import lay_end_to_end
+from forage.config.model_config import ModelConfig
 from forage.config.run_config import RunConfig, load_config, with_overrides
 from forage.errors import UserError
-from forage.hardware import matmul_rate, num_cores
-from forage.plan.cores import choose_at_once
+from forage.hardware import choose_matmul_kernel, matmul_rate, num_cores
 from forage.plan.fitting import changes_that_fit
 from forage.plan.machine import Machine, look_at_machine
 from forage.plan.memory import plan_memory
 from forage.plan.models import ModelSize, measure
+from forage.training.gradients import accumulate
+from forage.training.logprobs import hidden_states
 from forage.training.warm_start import micro_batch_tokens
 
 LOG = logging.getLogger(__name__)
@@ -34,6 +48,11 @@ SHARE_OF_MEMORY = 0.9
 """What a run may plan to take of the memory that is free; the rest is for what is not counted."""
 _SMALL_MODEL = 10_000_000
 """Below so many parameters, an operation is too short to be shared between cores."""
+_NUM_TOKENS = 256
+_NUM_LAYERS = 2
+_ROUNDS = 3
+_WORTH = 0.95
+"""More at once take more memory, and have to be faster by a twentieth."""
 
 
 def fit_here(
@@ -158,3 +177,45 @@ def _value(config: RunConfig, key: str) -> object:
 
 def _text(value: object) -> str:
     return "null" if value is None else str(value).lower()
+
+
+def choose_at_once(config: ModelConfig) -> int:
+    """How many micro-batches of ``config.path`` to learn at a time: 1, 2, 4 ... or one a core."""
+    most = num_cores()
+    if most == 1:
+        return 1
+    choose_matmul_kernel()
+    model = _two_layers(config.path)
+    candidates = sorted({*(2**power for power in range(most.bit_length())), most})
+    best, best_s = 1, float("inf")
+    for at_once in candidates:
+        seconds = min(_seconds(model, at_once, most) for _ in range(_ROUNDS))
+        if seconds < _WORTH * best_s:
+            best, best_s = at_once, seconds
+    return best
+
+
+def _two_layers(path: str) -> PreTrainedModel:
+    """Blocks of the model's shape with random weights, which are as fast as the learnt ones."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config.num_hidden_layers = min(_NUM_LAYERS, config.num_hidden_layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    model = AutoModelForCausalLM.from_config(config)
+    attention.install(model)
+    model.get_input_embeddings().requires_grad_(False)
+    return model
+
+
+def _seconds(model: PreTrainedModel, at_once: int, num_micro_batches: int) -> float:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (_NUM_TOKENS,), generator=generator)
+    packed = lay_end_to_end([ids.tolist()])
+
+    def loss() -> tuple[Tensor, None]:
+        return hidden_states(model, packed).square().mean(), None
+
+    losses = [partial(loss) for _ in range(num_micro_batches)]
+    started = time.perf_counter()
+    accumulate(model.base_model, losses, at_once)
+    return time.perf_counter() - started

@@ -1,11 +1,12 @@
-"""Opens the engine that the settings name: to add one, write its file and a line here.
+"""Opens the engine that the settings name, in this process or over servers.
 
-Training passes the model that it changes; an evaluation passes the model that it has loaded. A
-server brings its own weights.
+To add an engine or a kind of server, write its file and a line here. Training passes the model that
+it changes; an evaluation passes the model that it has loaded. A server brings its own weights.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,15 +15,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.config.model_config import EndpointConfig
 from forage.config.run_config import RunConfig
+from forage.config.server_config import ServerPlacement, SglangPlacement, VllmPlacement
 from forage.environment.codec import Codec
+from forage.errors import UserError
 from forage.rollout.engines.chat_engine import ChatEngine
 from forage.rollout.engines.completions_engine import CompletionsEngine
 from forage.rollout.engines.endpoint_client import EndpointClient
 from forage.rollout.engines.engine import Engine
-from forage.rollout.engines.engine_server import Addresses
-from forage.rollout.engines.open_served import open_served
+from forage.rollout.engines.engine_server import Addresses, EngineServer
+from forage.rollout.engines.served_engine import ServedEngine
+from forage.rollout.engines.server_pool import ServerPool
+from forage.rollout.engines.sglang_server import SglangServer
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.rollout.engines.vllm_probe import find_faults
+from forage.rollout.engines.vllm_server import VllmServer
+
+LOG = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -39,7 +48,7 @@ async def open_engine(
     """
     max_tokens = config.environment.max_tokens
     if servers is not None:
-        async with open_served(config, servers, Codec(tokenizer)) as engine:
+        async with _open_served(config, servers, Codec(tokenizer)) as engine:
             yield engine
         return
     match config.model.endpoint:
@@ -59,3 +68,45 @@ async def open_engine(
         yield engine
     finally:
         await engine.close()
+
+
+@asynccontextmanager
+async def _open_served(
+    config: RunConfig, addresses: Addresses, codec: Codec
+) -> AsyncIterator[ServedEngine]:
+    """The engine, closed at the end; its servers serve no turn before their first update.
+
+    Raises ``UserError`` for a server that cannot do what training needs.
+    """
+    settings = config.placement.engine
+    assert isinstance(settings, ServerPlacement), "addresses are those of placement.engine"
+    num_turns = config.rollout.max_concurrent_episodes
+    servers: list[EngineServer] = []
+    timeouts = (settings.timeout_s, settings.update_timeout_s)
+    for url in addresses.urls:
+        match settings:
+            case VllmPlacement():
+                await _check(url, settings, config, codec)
+                servers.append(VllmServer(url, *timeouts, num_turns))
+            case SglangPlacement():
+                keeps_keys = settings.cache_on_update == "keep"
+                servers.append(SglangServer(url, *timeouts, num_turns, keeps_keys))
+                if not await servers[-1].is_alive():
+                    raise UserError(f"the SGLang server {url} does not answer at /health")
+    engine = ServedEngine(ServerPool(servers, settings.lost_after_s, addresses.on_failed))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def _check(url: str, settings: VllmPlacement, config: RunConfig, codec: Codec) -> None:
+    lora = config.model.lora
+    lora_rank = lora.rank if lora is not None and settings.transfer == "adapters" else 0
+    max_tokens, has_receiver = config.environment.max_tokens, settings.transfer != "disk"
+    faults = await find_faults(url, has_receiver, max_tokens, codec, lora_rank)
+    for fault in faults:
+        if not fault.is_fatal:
+            LOG.warning("the server %s: %s", url, fault)
+    if fatal := [str(fault) for fault in faults if fault.is_fatal]:
+        raise UserError(f"the server {url} is not fit for training: " + "; ".join(fatal))

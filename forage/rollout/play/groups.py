@@ -61,10 +61,6 @@ class StepGroups:
         """Every episode played but the greedy ones."""
         return [episode for group in self.played for episode in group.episodes_G]
 
-    @property
-    def greedy_episodes(self) -> list[Episode]:
-        return [group.greedy for group in self.played if group.greedy is not None]
-
 
 class GroupSource(Protocol):
     """Where the loop has its groups from: they are played, or were recorded."""
