@@ -1,16 +1,51 @@
 """The loss of a micro-batch as the settings compose it: policy term, leash, entropy, protection.
 
 Joins what ``algorithms`` computes. It sees sampled tokens only, and gives a micro-batch's share of
-the loss of the whole batch.
+the loss of the whole batch; and what a step measures of its losses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
 from torch import Tensor
 
+from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.kl import bounded
 from forage.algorithms.loss.tokens import Metrics, Tokens
+from forage.batch import Batch, Rows
 from forage.config.algorithm_config import AlgorithmConfig
+from forage.training.logprobs import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What one optimizer step minimises."""
+
+    algorithm: AlgorithmConfig
+    policy: TokenLogprobs
+    temperature: float
+    version: int
+    kl_coefficient: float
+
+    def share(self, rows: Rows, batch: Batch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
+        """A micro-batch's share of the loss, its metrics per token, and its log-probabilities."""
+        logprobs_M, entropy_M = self.policy(
+            rows.packed,
+            rows.is_sampled_N,
+            self.temperature,
+            has_entropy_gradient=self.algorithm.entropy_coefficient > 0,
+        )
+        tokens = Tokens.of(rows, logprobs_M.device, self.version)
+        loss_M, metrics = token_losses(
+            self.algorithm, logprobs_M, entropy_M, tokens, self.kl_coefficient
+        )
+        metrics |= {"policy/entropy": entropy_M.detach(), "policy/staleness": tokens.staleness_M}
+        loss = self.algorithm.aggregate.share(loss_M, tokens, batch)
+        return loss, (metrics, logprobs_M.detach())
 
 
 def token_losses(
@@ -38,3 +73,31 @@ def token_losses(
         loss_M = loss_M + protection.coefficient * lost_M
         metrics |= more
     return loss_M, metrics
+
+
+_NO_MISMATCH = mismatch(torch.zeros(0), torch.zeros(0), torch.zeros(0).long(), 0)
+
+
+def compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
+    """How the trainer's log-probabilities differ from the sampler's, over the whole batch."""
+    if not batch.rows:
+        return _NO_MISMATCH
+    tokens = [Tokens.of(rows, logprobs[0].device) for rows in batch.rows]
+    sequences: list[Tensor] = []
+    num_sequences = 0
+    for each in tokens:
+        sequences.append(each.sequence_of_M + num_sequences)
+        num_sequences += each.num_sequences
+    sampler_M = torch.cat([each.sampler_logprobs_M for each in tokens])
+    return mismatch(torch.cat(list(logprobs)), sampler_M, torch.cat(sequences), num_sequences)
+
+
+def merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over a step's optimizer steps; comparisons of policies are the first one's."""
+    names = dict.fromkeys(name for metrics in updates for name in metrics)
+    return {
+        name: updates[0][name]
+        if name in _NO_MISMATCH
+        else fmean(metrics[name] for metrics in updates if name in metrics)
+        for name in names
+    }

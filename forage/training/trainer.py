@@ -13,18 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forage import attention
-from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.kl import next_coefficient
-from forage.algorithms.loss.tokens import Metrics, Tokens
 from forage.algorithms.packing import CostOf, estimated_flops, pack_mini_batches
-from forage.batch import Batch, Rows, Weighed
+from forage.batch import Batch, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import RunConfig
@@ -34,7 +31,7 @@ from forage.training.forward_passes import ForwardPasses
 from forage.training.gradients import clip_gradient, gradient, means
 from forage.training.logprobs import TokenLogprobs
 from forage.training.model import load_critic_base, load_reference
-from forage.training.objective import token_losses
+from forage.training.objective import Objective, compare, merge
 from forage.training.optimizer_states import (
     States,
     copies_of,
@@ -179,7 +176,7 @@ class Trainer:
                 metrics |= self.step(batch, changing)
             updates.append(metrics)
         self._num_learnt += 1
-        merged = _merge(updates)
+        merged = merge(updates)
         kl = self._algorithm.kl
         if kl is not None and kl.adaptive is not None and "kl/reference" in merged:
             num_episodes = sum(batch.num_sequences for batch in batches)
@@ -201,7 +198,10 @@ class Trainer:
         learning_rate = self._config.learning_rate * self.rate_factor * warmup
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        loss_of = partial(self._loss, batch=batch)
+        objective = Objective(
+            self._algorithm, self._policy, self._temperature, self.version, self.kl_coefficient
+        )
+        loss_of = partial(objective.share, batch=batch)
         at_once = self._config.micro_batches_at_once
         shares = gradient(self._policy, batch.rows, loss_of, self._ranks, at_once)
         metrics = {"loss/total": sum(loss for loss, _ in shares)}
@@ -227,7 +227,7 @@ class Trainer:
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
-        metrics |= _compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
+        metrics |= compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
         is_skipped = float(not is_finite or is_far)
         metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": is_skipped}
         return metrics | {"optimizer/learning_rate": learning_rate}
@@ -288,26 +288,6 @@ class Trainer:
     def _is_critic_alone(self) -> bool:
         return self.critic is not None and (self._num_learnt < self.critic.config.num_warmup_steps)
 
-    def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
-        """A micro-batch's share of the loss, its metrics per token, and its log-probabilities."""
-        algorithm = self._algorithm
-        logprobs_M, entropy_M = self._policy(
-            rows.packed,
-            rows.is_sampled_N,
-            self._temperature,
-            has_entropy_gradient=algorithm.entropy_coefficient > 0,
-        )
-        tokens = Tokens.of(rows, logprobs_M.device, self.version)
-        loss_M, metrics = token_losses(
-            algorithm, logprobs_M, entropy_M, tokens, self.kl_coefficient
-        )
-        metrics |= {
-            "policy/entropy": entropy_M.detach(),
-            "policy/staleness": tokens.staleness_M,
-        }
-        loss = algorithm.aggregate.share(loss_M, tokens, batch)
-        return loss, (metrics, logprobs_M.detach())
-
 
 def _shard(
     ranks: Ranks, policy: TokenLogprobs, reference: TokenLogprobs | None, critic: Critic | None
@@ -330,34 +310,6 @@ def _regrouped(
     """``flat`` in groups of the sizes of ``weighed_P``."""
     in_order = iter(flat)
     return [[next(in_order) for _ in weighed] for weighed in weighed_P]
-
-
-_NO_MISMATCH = mismatch(torch.zeros(0), torch.zeros(0), torch.zeros(0).long(), 0)
-
-
-def _compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
-    """How the trainer's log-probabilities differ from the sampler's, over the whole batch."""
-    if not batch.rows:
-        return _NO_MISMATCH
-    tokens = [Tokens.of(rows, logprobs[0].device) for rows in batch.rows]
-    sequences: list[Tensor] = []
-    num_sequences = 0
-    for each in tokens:
-        sequences.append(each.sequence_of_M + num_sequences)
-        num_sequences += each.num_sequences
-    sampler_M = torch.cat([each.sampler_logprobs_M for each in tokens])
-    return mismatch(torch.cat(list(logprobs)), sampler_M, torch.cat(sequences), num_sequences)
-
-
-def _merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means over a step's optimizer steps; comparisons of policies are the first one's."""
-    names = dict.fromkeys(name for metrics in updates for name in metrics)
-    return {
-        name: updates[0][name]
-        if name in _NO_MISMATCH
-        else fmean(metrics[name] for metrics in updates if name in metrics)
-        for name in names
-    }
 
 
 def cost_of(model: PreTrainedModel) -> CostOf:
