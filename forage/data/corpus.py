@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
@@ -30,6 +31,7 @@ BUCKETS_FILE = "corpus.id_buckets.npy"
 ROWS_FILE = "corpus.id_rows.npy"
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_BLOCK_BYTES = 2**22
 # NaN and Infinity are Python's, not JSON's: no reply could hold them.
 _JSON = json.JSONDecoder(parse_constant=lambda _: None)
 
@@ -62,8 +64,8 @@ def read_corpus(path: Path) -> Iterator[Passage]:
 
     A corpus is a jsonl file, plain or gzip, or a directory of such files, read by name.
     """
-    for row, (file, number, line) in enumerate(_read_lines(path)):
-        yield parse_line(line, file, number, row)
+    for block in line_blocks(path):
+        yield from block.passages()
 
 
 def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
@@ -92,11 +94,49 @@ def corpus_files(path: Path) -> list[Path]:
     return files
 
 
-def _read_lines(path: Path) -> Iterator[tuple[Path, int, bytes]]:
-    """File, line number (from 1) and stripped line of each row, blank ones left out."""
+@dataclass(frozen=True, slots=True)
+class LineBlock:
+    """Lines of one file, stripped and none of them blank.
+
+    ``first_row`` is the row of the first; ``numbers`` are where each stands in its file, from 1.
+    """
+
+    file: Path
+    first_row: int
+    numbers: list[int]
+    lines: list[bytes]
+
+    def passages(self) -> Iterator[Passage]:
+        """The passage on each line; raises ``UserError`` with the line number."""
+        places = enumerate(zip(self.numbers, self.lines, strict=True), self.first_row)
+        return (parse_line(line, self.file, number, row) for row, (number, line) in places)
+
+
+def line_blocks(path: Path) -> Iterator[LineBlock]:
+    """The lines of a corpus, some megabytes at a time; raises ``UserError`` behind what it read."""
+    row = 0
     for file in corpus_files(path):
-        for number, line in file_lines(file):
-            yield file, number, line
+        reading, failure = file_lines(file), None
+        while failure is None:
+            numbers: list[int] = []
+            lines: list[bytes] = []
+            num_bytes = 0
+            try:
+                for number, line in reading:
+                    numbers.append(number)
+                    lines.append(line)
+                    num_bytes += len(line)
+                    if num_bytes >= _BLOCK_BYTES:
+                        break
+            except UserError as error:
+                failure = error
+            if lines:
+                yield LineBlock(file, row, numbers, lines)
+                row += len(lines)
+            elif failure is None:
+                break
+        if failure is not None:
+            raise failure
 
 
 def file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -195,19 +235,39 @@ def build_store(
 
     ``on_passage`` is called with each passage, in row order.
     """
+    blocks = line_blocks(corpus)
+    return write_store(corpus, directory, ((one, hash_ids(one, on_passage)) for one in blocks))
+
+
+def hash_ids(block: LineBlock, on_passage: Callable[[Passage], None]) -> array[int]:
+    """What ``write_store`` wants of a block: the hash of each id; raises ``UserError``.
+
+    ``on_passage`` is called with each passage.
+    """
+    hashes = array("Q")
+    for passage in block.passages():
+        hashes.append(_hash_id(passage.id))
+        on_passage(passage)
+    return hashes
+
+
+def write_store(
+    corpus: Path, directory: Path, blocks: Iterable[tuple[LineBlock, array[int]]]
+) -> StoredCorpus:
+    """``build_store`` of blocks of lines whose ids are hashed, in row order."""
     offsets, hashes, numbers = array("Q", [0]), array("Q"), array("Q")
     first_rows: dict[Path, int] = {}
     digest = sha256()
     with (directory / LINES_FILE).open("wb") as out:
-        for file, number, line in _read_lines(corpus):
-            first_rows.setdefault(file, len(hashes))
-            passage = parse_line(line, file, number, len(hashes))
-            out.write(line + b"\n")
-            digest.update(line + b"\n")
-            offsets.append(offsets[-1] + len(line) + 1)
-            hashes.append(_hash_id(passage.id))
-            numbers.append(number)
-            on_passage(passage)
+        for block, block_hashes in blocks:
+            first_rows.setdefault(block.file, block.first_row)
+            lines = b"\n".join(block.lines) + b"\n"
+            out.write(lines)
+            digest.update(lines)
+            ends = accumulate((len(line) + 1 for line in block.lines), initial=offsets.pop())
+            offsets.extend(ends)
+            hashes.extend(block_hashes)
+            numbers.extend(block.numbers)
     if not hashes:
         raise UserError(f"the corpus {corpus} holds no passage")
     np.save(directory / OFFSETS_FILE, np.frombuffer(offsets, dtype=np.uint64))

@@ -13,6 +13,12 @@ import json
 import logging
 import math
 import shutil
+from array import array
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,7 +32,13 @@ from pydantic import (
     model_serializer,
 )
 
-from forage.data.corpus import build_store, format_contents
+from forage.data.corpus import (
+    CorpusStore,
+    StoredCorpus,
+    format_contents,
+    line_blocks,
+    write_store,
+)
 from forage.errors import UserError
 from forage.retrieval.index.atomic_directory import built_beside, refuse_other_contents
 from forage.retrieval.index.build_progress import build_progress
@@ -47,9 +59,9 @@ from forage.retrieval.words.bm25 import (
     WORDS_FILE,
 )
 from forage.retrieval.words.languages import AUTO, PLAIN, main_language, misfit
-from forage.types import Passage
 
 if TYPE_CHECKING:
+    from forage.retrieval.words.line_counts import LineCounts
     from forage.retrieval.words.word_counts import WordCounts
 
 logger = logging.getLogger(__name__)
@@ -115,14 +127,11 @@ def build_index(
     builder = BM25Builder(k1, b, language)
     with built_beside(out) as directory:
         with build_progress(f"reading {corpus.name}", None, show_progress) as advance:
-
-            def add(passage: Passage) -> None:
-                builder.add(format_contents(passage))
-                advance(1)
-
-            stored = build_store(corpus, directory, add)
+            stored = _store_and_count(corpus, directory, builder, advance)
         with build_progress("scoring terms", None, show_progress):
             builder.write(directory)
+        with CorpusStore(directory) as store:
+            texts = [format_contents(store.passage(row)) for row in _compared_rows(len(store))]
         manifest = BM25Manifest.model_validate(
             common_fields(stored)
             | {
@@ -134,7 +143,7 @@ def build_index(
             }
         )
         write_manifest(directory, manifest)
-    if complaint := builder.misfit():
+    if complaint := misfit(builder.analyzer.language, texts):
         logger.warning("%s: %s", corpus, complaint)
     logger.info(
         "indexed %d passages of %s in %s, language %s",
@@ -144,6 +153,24 @@ def build_index(
         builder.analyzer.language,
     )
     return manifest
+
+
+def _store_and_count(
+    corpus: Path, directory: Path, builder: BM25Builder, advance: Callable[[int], None]
+) -> StoredCorpus:
+    """Copy a corpus into ``directory`` and count its words; raises ``UserError``."""
+    from forage.retrieval.words.count_processes import count_blocks  # a compiler: building pays
+
+    with closing(count_blocks(line_blocks(corpus), builder, advance)) as blocks:
+        return write_store(corpus, directory, blocks)
+
+
+def _compared_rows(num_rows: int) -> range:
+    """Rows spread over a corpus, from which it is told whether its language fits."""
+    step = 1
+    while num_rows > _NUM_COMPARED * step:
+        step *= 2
+    return range(0, num_rows, step)
 
 
 def open_bm25(directory: Path, manifest: BM25Manifest) -> BM25:
@@ -167,9 +194,9 @@ class BM25Builder:
             raise UserError(f"b is {b}; it must lie between 0 and 1 (0.4 and 0.75 are common)")
         self._k1, self._b = k1, b
         self._analyzer = None if language == AUTO else Analyzer(AnalyzerSpec.of(language))
-        self._waiting: list[str] = []
-        self._sample = _Sample()
         self._numbers: dict[str, int] = {}
+        # By process: the numbers that its terms have here.
+        self._numbers_of: dict[int, array[int]] = defaultdict(partial(array, "i"))
         self._texts: list[str] = []
         self._num_chars = 0
         self._blocks: list[WordCounts] = []
@@ -181,16 +208,23 @@ class BM25Builder:
 
     def add(self, text: str) -> None:
         """Add the text of the next row."""
-        self._sample.add(text)
         self._texts.append(text)
         self._num_chars += len(text)
-        is_told = self._analyzer is not None or len(self._texts) >= _NUM_CHOOSING
-        if is_told and self._num_chars >= _BLOCK_CHARS:
+        if self._num_chars >= _BLOCK_CHARS and self.is_language_known:
             self._count()
 
-    def misfit(self) -> str | None:
-        """A sentence about the texts so far where the language does not fit them."""
-        return misfit(self.analyzer.language, self._sample.texts)
+    @property
+    def is_language_known(self) -> bool:
+        """Whether ``auto`` has seen as many texts as it asks."""
+        return self._analyzer is not None or len(self._texts) >= _NUM_CHOOSING
+
+    def add_counts(self, process: int, counted: LineCounts) -> None:
+        """Add the texts of the next rows, which a process counted by its own numbers of terms."""
+        self._count()
+        known = self._numbers_of[process]
+        known.extend(self._numbers.setdefault(t, len(self._numbers)) for t in counted.new_terms)
+        terms_P = np.frombuffer(known, dtype=np.int32)[counted.counts.terms_P]
+        self._blocks.append(replace(counted.counts, terms_P=terms_P))
 
     def _chosen(self) -> Analyzer:
         if self._analyzer is None:
@@ -201,7 +235,8 @@ class BM25Builder:
         """Count the words of the texts that wait."""
         from forage.retrieval.words.word_counts import count_words  # a compiler: building pays
 
-        self._blocks.append(count_words(self._texts, self._chosen(), self._numbers))
+        if self._texts or not self._blocks:
+            self._blocks.append(count_words(self._texts, self._chosen(), self._numbers))
         self._texts, self._num_chars = [], 0
 
     def write(self, directory: Path) -> None:
@@ -263,22 +298,6 @@ def _idf(dfs_V: np.ndarray, num_texts: int) -> np.ndarray:
     # math.log, as in bm25s: the last bit of numpy's depends on the processor.
     values = [math.log(1 + (num_texts - df + 0.5) / (df + 0.5)) for df in known.tolist()]
     return np.array(values, dtype=np.float32)[places]
-
-
-class _Sample:
-    """Texts spread evenly over however many come: every one, then every second, fourth ..."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._step, self._num_seen = 1, 0
-
-    def add(self, text: str) -> None:
-        if self._num_seen % self._step == 0:
-            self.texts.append(text)
-            if len(self.texts) > _NUM_COMPARED:
-                self.texts = self.texts[::2]
-                self._step *= 2
-        self._num_seen += 1
 
 
 def cut_rows(directory: Path, rows: range, out: Path) -> None:
