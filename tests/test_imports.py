@@ -18,7 +18,7 @@ FORAGE = ROOT / "forage"
 LEVELS = (
     ("__main__",),
     ("commands", "run"),
-    ("train", "plan", "viewer"),
+    ("train", "plan", "viewer", "doors"),
     ("evaluation",),
     ("publish",),
     ("watch", "cluster"),
@@ -43,7 +43,8 @@ HEAVY = {
 }
 # sentence-transformers has two kinds of models: encoders and cross-encoders have a file each.
 # Ray runs the shards of an index, and the actors of a training run.
-NUM_WRAPPERS = {"ray": 2, "sentence_transformers": 2}
+# Published sets are read with datasets, and TRL takes its questions as one.
+NUM_WRAPPERS = {"datasets": 2, "ray": 2, "sentence_transformers": 2}
 
 MAX_ROOT_FILES = 14
 MAX_FUNCTION_LINES = 60

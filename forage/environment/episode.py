@@ -96,6 +96,36 @@ class Environment:
         is_invalid = isinstance(action, actions.Invalid)
         return (is_invalid and not has_message) or (is_cut and self.dialect.ends_when_cut)
 
+    async def call(
+        self,
+        action: actions.Search | actions.Call,
+        search: Retriever,
+        frame: Frame,
+        most_seconds: float = math.inf,
+    ) -> tuple[ToolCall, Observation]:
+        """Run the tool; what it gave back is shown in ``frame``, within its budget."""
+        tool = self.tools[action.tool]
+        budget = self.observation_tokens(tool)
+        started = time.monotonic()
+        seconds = min(most_seconds, tool.timeout_s or math.inf)
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await tool.run(action.arguments, search)
+        except TimeoutError:
+            detail = f"no reply in {seconds:.3g} s"
+            reply = ToolReply(failure=FailureKind.TIMEOUT, detail=detail)
+        note = reply.note if reply.failure is None else tool.failed_note
+        if note:
+            observation = fixed_observation(note, self.codec, budget, frame)
+        else:
+            observation = texts_observation(reply.texts_K, self.codec, budget, frame)
+        seconds = time.monotonic() - started
+        shown = observation.passage_ids
+        scores = {text.id: text.score for text in reply.texts_K if text.score is not None}
+        scores_K = tuple(scores[name] for name in shown if name in scores)
+        call = ToolCall(tool.name, action.arguments, shown, reply.failure, seconds, scores_K)
+        return call, observation
+
     async def play(
         self,
         question: Question,
@@ -194,8 +224,9 @@ class _EpisodeInFlight:
         """The observation that ``turn`` earns, and the turn with it written in."""
         last_id = self.transcript.last_id
         if isinstance(action, actions.Search | actions.Call):
-            call, observation = await self._call(
-                action, self.environment.protocol.results_frame(last_id)
+            frame = self.environment.protocol.results_frame(last_id)
+            call, observation = await self.environment.call(
+                action, self.search, frame, self._seconds_left()
             )
             return replace(turn, observation=observation.text, calls=(call,)), observation
         frame = self.environment.protocol.message_frame(last_id)
@@ -205,35 +236,6 @@ class _EpisodeInFlight:
         budget = self.environment.config.max_observation_tokens
         observation = message_observation(message, self.environment.codec, budget, frame)
         return replace(turn, observation=observation.text), observation
-
-    async def _call(
-        self, action: actions.Search | actions.Call, frame: Frame
-    ) -> tuple[ToolCall, Observation]:
-        """Run the tool; what it gave back is shown in ``frame``, within its budget."""
-        tool = self.environment.tools[action.tool]
-        budget = self.environment.observation_tokens(tool)
-        started = time.monotonic()
-        reply = await self._reply_of(tool, action)
-        note = reply.note if reply.failure is None else tool.failed_note
-        if note:
-            observation = fixed_observation(note, self.environment.codec, budget, frame)
-        else:
-            observation = texts_observation(reply.texts_K, self.environment.codec, budget, frame)
-        seconds = time.monotonic() - started
-        shown = observation.passage_ids
-        scores = {text.id: text.score for text in reply.texts_K if text.score is not None}
-        scores_K = tuple(scores[name] for name in shown if name in scores)
-        call = ToolCall(tool.name, action.arguments, shown, reply.failure, seconds, scores_K)
-        return call, observation
-
-    async def _reply_of(self, tool: Tool, action: actions.Search | actions.Call) -> ToolReply:
-        """What the tool gives within its time and the episode's; else a timeout."""
-        seconds = min(self._seconds_left(), tool.timeout_s or math.inf)
-        try:
-            async with asyncio.timeout(seconds):
-                return await tool.run(action.arguments, self.search)
-        except TimeoutError:
-            return ToolReply(failure=FailureKind.TIMEOUT, detail=f"no reply in {seconds:.3g} s")
 
     def _tokens_left(self) -> int:
         return self.environment.config.max_tokens - len(self.transcript)

@@ -237,6 +237,10 @@ class ToolsProtocol:
     def parse(self, text: str) -> Action:
         return self._calls.parse(text)
 
+    def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """A call as the model should write it."""
+        return self._calls.write(tool, arguments)
+
     def write_search(self, query: str) -> str:
         """A search as a policy writes it, with the same space; raises ``UserError`` without."""
         _check_searches([tool.name for tool in self.tools])
@@ -261,7 +265,7 @@ class ToolsProtocol:
     def _example(self, tool: Tool) -> str:
         if tool.name == SEARCH_TOOL:
             return self._calls.write_search(tool.placeholder)
-        return self._calls.write(tool.name, tool.example)
+        return self.write(tool.name, tool.example)
 
 
 TurnProtocol = TagsProtocol | ToolsProtocol

@@ -6,14 +6,12 @@ import copy
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -28,6 +26,7 @@ from forage.hardware import choose_matmul_kernel
 from forage.remote.hub import only_downloaded
 from forage.training import lora
 from forage.training.mixed_precision import compute_in
+from forage.training.tokenizer import check_path, load_tokenizer
 
 # Its progress bars for fractions of a second would break into ours.
 disable_progress_bar()
@@ -35,21 +34,6 @@ disable_progress_bar()
 _DIGESTED_NUMBERS = 4096
 
 END_OF_TEXT = "<|endoftext|>"
-
-
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model directory or hub id; raises ``UserError``."""
-    _check_path(config.path)
-    path = config.path
-    while (base := lora.base_of(Path(path))) and not (Path(path) / "tokenizer.json").is_file():
-        path = base  # peft's own directories hold adapters alone
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=only_downloaded(path))
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path is {config.path!r}: no tokenizer there ({error})") from error
-    if config.endpoint is not None and config.endpoint.form == "chat":
-        tokenizer.chat_template = None  # the server writes the chat format
-    return cast(PreTrainedTokenizerFast, tokenizer)
 
 
 def load_sampled(config: ModelConfig) -> PreTrainedModel | None:
@@ -116,7 +100,7 @@ def load_critic_base(
 
 def _load_weights(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A model as it is stored; a directory of adapters is its base with them merged."""
-    _check_path(path)
+    check_path(path)
     base = lora.base_of(Path(path))
     if base is not None:
         model = _load_weights(base, dtype)
@@ -175,18 +159,6 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
     vocabulary = sorted(tokenizer.get_vocab().items())
     text = f"{vocabulary}\0{sorted(tokenizer.all_special_tokens)}\0{tokenizer.chat_template}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _check_path(path: str) -> None:
-    """Refuse a path that cannot be a hub id at once, instead of asking the hub for it."""
-    if path.endswith(".gguf"):
-        raise UserError(
-            f"model.path is {path!r}, a GGUF file; make a model directory of it first: "
-            f"forage import-gguf {path} --out DIR"
-        )
-    is_local = path.startswith(("/", ".", "~")) or path.count("/") != 1
-    if is_local and "/" in path and not Path(path).is_dir():
-        raise UserError(f"model.path is {path!r}: there is no such directory")
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:

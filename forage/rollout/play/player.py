@@ -62,17 +62,17 @@ class Player:
         """Raises ``UserError`` for a tool, a template or a budget that cannot work."""
         tools = load_tools(environment)
         self.codec = Codec(tokenizer, [tool.name for tool in tools])
-        self._environment = Environment(environment, self.codec, tools)
+        self.environment = Environment(environment, self.codec, tools)
         self._rollout = rollout
-        protocol = self._environment.protocol
-        self._template = PromptTemplate.load(environment.prompt).with_tools(protocol)
+        protocol = self.environment.protocol
+        self.template = PromptTemplate.load(environment.prompt).with_tools(protocol)
         self._seed = seed
         self._prompts: dict[str, list[int]] = {}
-        check_template(self._template, protocol)
+        check_template(self.template, protocol)
 
     def write_search(self, query: str) -> str:
         """A search as a policy writes it under the protocol."""
-        return self._environment.protocol.write_search(query)
+        return self.environment.protocol.write_search(query)
 
     def check_prompts(self, questions: Iterable[Question]) -> None:
         """Encode every prompt; raises ``UserError`` for the first that is too long."""
@@ -85,14 +85,14 @@ class Player:
         """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
         setting = job.setting(self._rollout, self._seed, temperature)
         prompt_ids = self._prompt(job.question)
-        return await self._environment.play(job.question, prompt_ids, setting, engine, search)
+        return await self.environment.play(job.question, prompt_ids, setting, engine, search)
 
     def _prompt(self, question: Question) -> list[int]:
         if question.id not in self._prompts:
-            schemas = self._environment.protocol.schemas
-            most = self._environment.config.max_tokens - 1
+            schemas = self.environment.protocol.schemas
+            most = self.environment.config.max_tokens - 1
             self._prompts[question.id] = encode_prompt(
-                question, self.codec, self._template, most, schemas
+                question, self.codec, self.template, most, schemas
             )
         return self._prompts[question.id]
 

@@ -1,0 +1,1 @@
+"""A recipe where another program plays: its questions, tools and reward for other trainers."""

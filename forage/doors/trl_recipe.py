@@ -1,0 +1,195 @@
+"""A recipe in TRL: ``GRPOTrainer`` plays and learns, the tools and the reward are the recipe's.
+
+TRL makes an environment for each rollout and takes its public methods as tools, which it describes
+to the model by their signatures and docstrings; both are made here of the tools' JSON schemas.
+Nothing of TRL is imported. docs/doors.md shows the use.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Any, Literal
+
+from datasets import Dataset
+
+from forage.config.run_config import RunConfig
+from forage.data.order import training_questions
+from forage.doors.open_recipe import Message, OpenRecipe
+from forage.environment.tools.tool import Tool
+from forage.errors import UserError
+from forage.retrieval.web.loop_thread import LoopThread
+from forage.types import Question, Reward, Turn
+
+_TAKEN = ("reset", "get_reward")
+_TYPES = {
+    **{"string": str, "integer": int, "number": float, "boolean": bool, "object": dict},
+    "null": type(None),
+}
+
+
+class TrlRecipe:
+    """``GRPOTrainer(model, recipe.reward, train_dataset=recipe.dataset,
+    environment_factory=recipe.environment)``."""
+
+    def __init__(self, config: RunConfig | Path | str, *overrides: str) -> None:
+        """Read the recipe and its questions, wait for its search server; raises ``UserError``."""
+        self._recipe = OpenRecipe(config, *overrides)
+        config = self._recipe.config
+        if config.data.train is None:
+            raise UserError("data.train is missing: name a file of questions")
+        for tool in self._recipe.tools:
+            if tool.name in _TAKEN:
+                raise UserError(f"TRL has a use of its own for the name {tool.name}; rename it")
+        questions, _ = training_questions(config.data, config.seed)
+        self._questions = {question.id: question for question in questions}
+        self._loop = LoopThread("forage-trl")
+        self._loop.run(self._recipe.__aenter__())
+        atexit.register(self.close)
+        methods = {tool.name: _method(tool) for tool in self._recipe.tools}
+        self._type = type("RecipeEnvironment", (_Rollout,), methods)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The questions to train on: ``prompt``, ``id``, ``golden_answers``, ``data_source``."""
+        rows = [
+            {
+                "prompt": [{"role": "user", "content": self._recipe.prompt(question)}],
+                "id": question.id,
+                "golden_answers": list(question.golden_answers),
+                "data_source": question.source,
+            }
+            for question in self._questions.values()
+        ]
+        return Dataset.from_list(rows)
+
+    def environment(self) -> _Rollout:
+        """A new environment, for TRL's ``environment_factory``."""
+        return self._type(self)
+
+    def reward(
+        self,
+        completions: Sequence[Sequence[Mapping[str, Any]]],
+        environments: Sequence[_Rollout],
+        log_metric: Callable[[str, float], None],
+        **columns: Any,
+    ) -> list[float | None]:
+        """The reward of each rollout; None for one that Forage would not learn from.
+
+        The means of its parts are logged as ``forage/PART``. Raises ``RewardFunctionError``.
+        """
+        del columns  # TRL gives every column of the dataset
+        rewards: list[float | None] = []
+        parts: defaultdict[str, list[float]] = defaultdict(list)
+        for completion, rollout in zip(completions, environments, strict=True):
+            reward, counts = rollout._score(completion)
+            rewards.append(reward.value if counts else None)
+            parts["left_out"].append(float(not counts))
+            for name, value in reward.parts.items():
+                parts[name].append(value)
+        for name, values in parts.items():
+            log_metric(f"forage/{name}", sum(values) / len(values))
+        return rewards
+
+    def close(self) -> None:
+        """End the connections; harmless when repeated, and done when Python ends."""
+        atexit.unregister(self.close)
+        self._loop.run(self._recipe.__aexit__())
+        self._loop.close()
+
+
+class _Rollout:
+    """One rollout at a time; its public methods besides ``reset`` are the tools of the recipe."""
+
+    def __init__(self, recipe: TrlRecipe) -> None:
+        self._recipe = recipe
+        self._question: Question | None = None
+        self._made: list[Turn] = []
+
+    def reset(self, id: str, **columns: Any) -> None:
+        """Begin with the question of a row of the dataset."""
+        del columns
+        self._question = self._recipe._questions[id]
+        self._made = []
+
+    def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        recipe, loop = self._recipe._recipe, self._recipe._loop
+        return loop.run(recipe.call(tool, arguments, self._made))
+
+    def _score(self, completion: Sequence[Mapping[str, Any]]) -> tuple[Reward, bool]:
+        """The reward of a finished rollout, and whether it counts."""
+        assert self._question is not None, "TRL resets an environment before it plays"
+        recipe, loop = self._recipe._recipe, self._recipe._loop
+        messages = _messages(completion)
+        episode = loop.run(recipe.score(self._question, messages, self._made))
+        assert episode.reward is not None, "it was scored"
+        return episode.reward, recipe.counts(episode)
+
+
+def _messages(completion: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """TRL's messages of one rollout: those of the policy, each with how many results follow it."""
+    messages: list[Message] = []
+    for place, said in enumerate(completion):
+        if said["role"] != "assistant":
+            continue
+        num_answered = 0
+        while (after := place + num_answered + 1) < len(completion):
+            if completion[after]["role"] != "tool":
+                break
+            num_answered += 1
+        thought, text = said.get("reasoning_content"), said.get("content") or ""
+        if thought is not None:
+            text = f"<think>\n{thought}\n</think>\n\n{text}"
+        functions = [call["function"] for call in said.get("tool_calls") or ()]
+        calls = tuple((f["name"], f.get("arguments") or {}) for f in functions)
+        messages.append(Message(text, calls, num_answered))
+    return messages
+
+
+def _method(tool: Tool) -> Callable[..., str]:
+    """A method that calls ``tool``, with the signature and the docstring that TRL shows."""
+
+    def call(self: _Rollout, **arguments: Any) -> str:
+        return self._call(tool.name, arguments)
+
+    properties = tool.parameters.get("properties", {})
+    required = tool.parameters.get("required", ())
+    lines = [f"    {name}: {_described(name, schema)}" for name, schema in properties.items()]
+    call.__name__ = call.__qualname__ = tool.name
+    call.__doc__ = "\n".join(
+        [tool.description, "", "Args:", *lines] if lines else [tool.description]
+    )
+    types = {name: _type_of(schema) for name, schema in properties.items()}
+    call.__annotations__ = {**types, "return": str}
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if name in required else None,
+            annotation=annotation,
+        )
+        for name, annotation in types.items()
+    ]
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(call)["__signature__"] = inspect.Signature([me, *parameters], return_annotation=str)
+    return call
+
+
+def _described(name: str, schema: Mapping[str, Any]) -> str:
+    return " ".join(str(schema.get("description") or f"The {name}.").split())
+
+
+def _type_of(schema: Mapping[str, Any]) -> Any:
+    """The annotation that becomes this schema again."""
+    if "anyOf" in schema:
+        return reduce(or_, map(_type_of, schema["anyOf"]))
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    if schema.get("type") == "array":
+        return list[_type_of(schema["items"])] if "items" in schema else list
+    return _TYPES.get(schema.get("type", ""), dict)
