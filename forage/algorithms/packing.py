@@ -14,7 +14,7 @@ A worked example: prompt 1 2, sampled 3 4, observation 5, sampled 6, with advant
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
@@ -72,15 +72,8 @@ def pack_mini_batches(
 ) -> list[Batch]:
     """One batch an optimizer step: consecutive groups, as many to each as can be, none split."""
     edges = [len(weighed_P) * i // num_mini_batches for i in range(num_mini_batches + 1)]
-    return [
-        pack(
-            [each for group in weighed_P[start:end] for each in group],
-            max_tokens,
-            cost_of,
-            num_at_once,
-        )
-        for start, end in pairwise(edges)
-    ]
+    mini_batches = [chain.from_iterable(weighed_P[i:j]) for i, j in pairwise(edges)]
+    return [pack(list(each), max_tokens, cost_of, num_at_once) for each in mini_batches]
 
 
 def balanced_bins(

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from forage.types import SEARCH_TOOL, TAGS_PROTOCOL, Tag
+from forage.types import SEARCH_TOOL, TAGS_PROTOCOL, ActionKind, Tag
 
 SEARCH_OPEN, SEARCH_CLOSE = Tag.SEARCH.opening, Tag.SEARCH.closing
 ANSWER_OPEN, ANSWER_CLOSE = Tag.ANSWER.opening, Tag.ANSWER.closing
@@ -28,6 +28,7 @@ STOP_STRINGS = (SEARCH_CLOSE, ANSWER_CLOSE)
 class Search:
     """The policy asks the search engine; a native tool call may ask several things at once."""
 
+    kind: ClassVar = ActionKind.SEARCH
     query: str
     others: tuple[str, ...] = ()
 
@@ -53,6 +54,7 @@ class Search:
 class Call:
     """The policy calls another tool than search, with these arguments by name."""
 
+    kind: ClassVar = ActionKind.CALL
     tool: str
     arguments: Mapping[str, Any]
 
@@ -69,6 +71,7 @@ class Call:
 class Answer:
     """The policy gives its final answer, which may be empty."""
 
+    kind: ClassVar = ActionKind.ANSWER
     text: str
 
 
@@ -76,7 +79,12 @@ class Answer:
 class Invalid:
     """The turn holds no action; ``reason`` is a sentence that says why."""
 
+    kind: ClassVar = ActionKind.INVALID
     reason: str
+
+    @property
+    def text(self) -> str:
+        return self.reason
 
 
 Action = Search | Call | Answer | Invalid

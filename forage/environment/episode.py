@@ -208,17 +208,8 @@ class _EpisodeInFlight:
         sampled = self.environment.codec.decode(completion.token_ids_T)
         seconds = time.monotonic() - started
         action = self.environment.protocol.parse(sampled)
-        match action:
-            case actions.Search():
-                kind, argument = ActionKind.SEARCH, action.text
-            case actions.Call():
-                kind, argument = ActionKind.CALL, action.text
-            case actions.Answer(text):
-                kind, argument = ActionKind.ANSWER, text
-            case actions.Invalid(reason):
-                kind, argument = ActionKind.INVALID, reason
         is_cut = completion.finish_reason is FinishReason.LENGTH
-        return Turn(sampled, kind, argument, generate_s=seconds), action, is_cut
+        return Turn(sampled, action.kind, action.text, generate_s=seconds), action, is_cut
 
     async def _observe(self, turn: Turn, action: actions.Action) -> tuple[Turn, Observation]:
         """The observation that ``turn`` earns, and the turn with it written in."""

@@ -177,16 +177,7 @@ class Trainer:
             updates.append(metrics)
         self._num_learnt += 1
         merged = merge(updates)
-        kl = self._algorithm.kl
-        if kl is not None and kl.adaptive is not None and "kl/reference" in merged:
-            num_episodes = sum(batch.num_sequences for batch in batches)
-            target, horizon = kl.adaptive.target, kl.adaptive.horizon
-            self.kl_coefficient = next_coefficient(
-                self.kl_coefficient, merged["kl/reference"], target, num_episodes, horizon
-            )
-        if kl is not None:
-            merged["kl/coefficient"] = self.kl_coefficient
-        return merged
+        return merged | self._adapted_kl(merged, sum(batch.num_sequences for batch in batches))
 
     def step(self, batch: Batch, changing: AbstractContextManager[object]) -> dict[str, float]:
         """Accumulate the gradient of the whole batch, then update the weights once.
@@ -207,6 +198,21 @@ class Trainer:
         metrics = {"loss/total": sum(loss for loss, _ in shares)}
         metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
         grad_norm = clip_gradient(self._policy, self._config.max_grad_norm, self._ranks)
+        is_skipped = self._is_left_out(grad_norm, metrics.get("loss/ratio", 0.0))
+        if batch.rows and not is_skipped:
+            with changing:
+                self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.version += 1
+        metrics |= compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
+        metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": float(is_skipped)}
+        return metrics | {"optimizer/learning_rate": learning_rate}
+
+    def _is_left_out(self, grad_norm: float, ratio: float) -> bool:
+        """Whether the weights are not to take this update; ``ratio`` is the mean of the tokens'.
+
+        Raises ``FloatingPointError`` after more than ``max_skipped_updates`` without a finite norm.
+        """
         is_finite = math.isfinite(grad_norm)
         self._num_skipped = 0 if is_finite else self._num_skipped + 1
         if self._num_skipped > self._config.max_skipped_updates:
@@ -217,20 +223,22 @@ class Trainer:
             )
         if not is_finite:
             LOG.warning("update %d is left out: its gradient's norm is %s", self.version, grad_norm)
-        is_far = metrics.get("loss/ratio", 0.0) > (self._algorithm.early_stop_ratio or math.inf)
+        is_far = ratio > (self._algorithm.early_stop_ratio or math.inf)
         if is_far:
-            LOG.warning(
-                "update %d is left out: the mean ratio is %.3g", self.version, metrics["loss/ratio"]
+            LOG.warning("update %d is left out: the mean ratio is %.3g", self.version, ratio)
+        return not is_finite or is_far
+
+    def _adapted_kl(self, metrics: Mapping[str, float], num_episodes: int) -> dict[str, float]:
+        """The coefficient of the leash for the next step, as a metric; none without a leash."""
+        kl = self._algorithm.kl
+        if kl is None:
+            return {}
+        if kl.adaptive is not None and "kl/reference" in metrics:
+            target, horizon = kl.adaptive.target, kl.adaptive.horizon
+            self.kl_coefficient = next_coefficient(
+                self.kl_coefficient, metrics["kl/reference"], target, num_episodes, horizon
             )
-        if batch.rows and is_finite and not is_far:
-            with changing:
-                self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.version += 1
-        metrics |= compare(batch, [logprobs_M for _, (_, logprobs_M) in shares])
-        is_skipped = float(not is_finite or is_far)
-        metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": is_skipped}
-        return metrics | {"optimizer/learning_rate": learning_rate}
+        return {"kl/coefficient": self.kl_coefficient}
 
     def progress(self) -> Progress:
         """The numbers that the next step depends on, for JSON."""

@@ -111,14 +111,14 @@ class PagesManifest(Strict):
     lines: FileSum | None = None
 
 
-def open_pages(path: Path, index_dir: Path | None = None, is_verified: bool = False) -> PageStore:
+def open_pages(path: Path, is_verified: bool = False) -> PageStore:
     """The pages of a jsonl file (gzip too), indexed first where that was not done yet.
 
-    The index lies in ``index_dir``, by default ``<path>.index``; gzip is read once into a plain
-    copy there. A file that has changed since is indexed again. ``is_verified`` reads every file to
-    its end before it is trusted. Raises ``UserError`` (wrong lines are named by number).
+    The index lies in ``<path>.index``; gzip is read once into a plain copy there. A file that has
+    changed since is indexed again. ``is_verified`` reads every file to its end before it is
+    trusted. Raises ``UserError`` (wrong lines are named by number).
     """
-    index_dir = index_dir or path.with_name(path.name + ".index")
+    index_dir = path.with_name(path.name + ".index")
     try:
         status = path.stat()
         is_gzip = _is_gzip(path)
