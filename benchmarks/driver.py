@@ -32,6 +32,7 @@ import forage
 from forage.config.run_config import RunConfig, build_config
 from forage.data.questions import read_questions
 from forage.data.world.encyclopedia import write_world
+from forage.hardware import loaded_objects_spared
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.serve.port import bind_port
 from forage.rollout.engines.served_engine import ServedEngine
@@ -110,15 +111,17 @@ def serve_searches(port: int) -> None:
 
 @dataclass(slots=True)
 class Lateness:
-    """How much later than asked the event loop came back, in seconds."""
+    """How much later than asked the event loop came back, and how long it worked, in seconds."""
 
     values: list[float] = field(default_factory=list)
+    worked: list[float] = field(default_factory=list)
 
     async def watch(self) -> None:
         while True:
-            due = time.perf_counter() + TICK_S
+            due, worked = time.perf_counter() + TICK_S, time.thread_time()
             await asyncio.sleep(TICK_S)
             self.values.append(time.perf_counter() - due)
+            self.worked.append(time.thread_time() - worked)
 
 
 def config_of(out: Path, search_url: str, in_flight: int) -> RunConfig:
@@ -181,6 +184,13 @@ async def play(config: RunConfig, url: str, num_episodes: int) -> None:
         f"{late[-1] * 1e3:.0f} ms at worst; ticks late by over 100 ms: "
         f"{sum(each > 0.1 for each in late)} of {len(late)}"
     )
+    worked = sorted(lateness.worked)
+    print(
+        f"its own work between two ticks (processor time, whatever else runs): "
+        f"{worked[math.floor(len(worked) * 0.99)] * 1e3:.0f} ms for one of a hundred, "
+        f"{worked[-1] * 1e3:.0f} ms at most; over 100 ms: {sum(each > 0.1 for each in worked)}, "
+        f"over 50 ms: {sum(each > 0.05 for each in worked)}"
+    )
 
 
 def wait_until_open(ports: list[int]) -> None:
@@ -221,7 +231,8 @@ def main() -> None:
         server.start()
     wait_until_open(ports)
     try:
-        asyncio.run(play(config, turns_url, args.episodes))
+        with loaded_objects_spared():  # as a run does
+            asyncio.run(play(config, turns_url, args.episodes))
     finally:
         for server in servers:
             server.kill()

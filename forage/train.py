@@ -20,6 +20,7 @@ from forage.config.run_config import RunConfig
 from forage.data.order import questions_of_run
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
+from forage.hardware import loaded_objects_spared
 from forage.publish import Publisher, open_sampling
 from forage.records import RunRecords, read_metrics
 from forage.retrieval.client.client import SearchClient
@@ -123,6 +124,7 @@ class _Run:
                 await self.stop.or_stop(self.evaluation.open(self.engine, self.search, stack))
             played = (self.engine, self.search, self.recorded is None, self.evaluation.play_subset)
             kept = (self.records, self.savepoints, self.guard, self.credit)
+            stack.enter_context(loaded_objects_spared())
             self.after_step = AfterStep(config, *played, *kept, trackers, self.trace, watcher)
             await self._learn(start)
             await self.stop.or_stop(self.evaluation.at_end(model, self.num_steps_done))

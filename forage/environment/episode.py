@@ -30,6 +30,7 @@ from forage.environment.protocol import make_protocol
 from forage.environment.tools.search import SEARCH
 from forage.environment.tools.tool import Tool, ToolReply
 from forage.environment.transcript import Transcript
+from forage.environment.turnstile import Turnstile
 from forage.types import (
     ActionKind,
     ContextOverflow,
@@ -79,6 +80,7 @@ class Environment:
         self.dialect = dialect_of(config)
         self.protocol = make_protocol(config.protocol, codec, tools, self.dialect)
         self.tools = {tool.name: tool for tool in tools}
+        self.turnstile = Turnstile()
         for frame in self.protocol.frames():
             for budget in (config.max_observation_tokens, *map(self.observation_tokens, tools)):
                 fixed_observation(NOTHING_FOUND, codec, budget, frame)
@@ -114,6 +116,7 @@ class Environment:
         except TimeoutError:
             detail = f"no reply in {seconds:.3g} s"
             reply = ToolReply(failure=FailureKind.TIMEOUT, detail=detail)
+        await self.turnstile.through()
         note = reply.note if reply.failure is None else tool.failed_note
         if note:
             observation = fixed_observation(note, self.codec, budget, frame)

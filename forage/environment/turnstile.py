@@ -1,0 +1,44 @@
+"""Lets few episodes at a time go on, so that hundreds that are woken at once hold up nobody.
+
+One reply of a search server may wake as many episodes as it has queries, and each then cuts and
+encodes its passages on the event loop. They go on in the order in which they came, a few in each
+round of the loop; requests, timers and other episodes have their turns in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+# Some milliseconds of work.
+_AT_ONCE = 4
+
+
+class Turnstile:
+    """Those who wait are of one event loop; it may be used on another loop afterwards."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def through(self) -> None:
+        """Return when those before have gone through, and their round of the loop has ended."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            self._waiting.clear()
+        if not self._waiting:
+            loop.call_soon(self._admit)
+        place = loop.create_future()
+        self._waiting.append(place)
+        await place
+
+    def _admit(self) -> None:
+        num_admitted = 0
+        while self._waiting and num_admitted < _AT_ONCE:
+            place = self._waiting.popleft()
+            if not place.cancelled():
+                place.set_result(None)
+                num_admitted += 1
+        if self._waiting and self._loop is not None:
+            self._loop.call_soon(self._admit)

@@ -1,0 +1,105 @@
+"""Many episodes that are woken at once go on in turns."""
+
+import asyncio
+from collections import Counter
+
+from forage.environment.episode import Environment
+from forage.environment.turnstile import Turnstile
+from forage.types import SearchReply
+from tests.environment.playing import ANSWER, PROMPT, ROME, ROOMY, SEARCH, script
+from tests.fakes import make_question, make_setting, reply_with, tiny_codec
+
+
+class Rounds:
+    """Counts the rounds of the event loop."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._loop = asyncio.get_running_loop()
+        self._count()
+
+    def _count(self) -> None:
+        self.number += 1
+        self._handle = self._loop.call_soon(self._count)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+async def test_a_few_go_through_in_each_round_in_the_order_in_which_they_came():
+    turnstile, rounds = Turnstile(), Rounds()
+    passed: list[tuple[int, int]] = []
+
+    async def walk(number: int) -> None:
+        await turnstile.through()
+        passed.append((number, rounds.number))
+
+    await asyncio.gather(*map(walk, range(50)))
+    rounds.stop()
+    assert [number for number, _ in passed] == list(range(50))
+    assert max(Counter(seen for _, seen in passed).values()) == 4
+
+
+async def test_one_who_leaves_takes_no_place():
+    turnstile = Turnstile()
+    walks = [asyncio.create_task(turnstile.through()) for _ in range(20)]
+    await asyncio.sleep(0)
+    for walk in walks[:12]:
+        walk.cancel()
+    await asyncio.wait_for(asyncio.gather(*walks[12:]), 60)
+    assert all(walk.cancelled() for walk in walks[:12])
+
+
+def test_a_loop_that_ended_with_some_before_it_holds_up_no_other():
+    turnstile = Turnstile()
+
+    async def leave() -> None:
+        for _ in range(20):
+            asyncio.create_task(turnstile.through())  # noqa: RUF006  # cancelled by the loop's end
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    asyncio.run(asyncio.wait_for(turnstile.through(), 60))
+
+
+async def test_one_reply_that_wakes_many_episodes_has_them_go_on_in_turns():
+    """A reply to 64 queries woke as many episodes in one round, and held the loop for 100 ms."""
+    environment = Environment(ROOMY, tiny_codec())
+    engine = script(*[SEARCH] * 40, *[ANSWER] * 40)
+    rounds = Rounds()
+    begun: list[int] = []
+    reply: asyncio.Future[SearchReply] = asyncio.get_running_loop().create_future()
+
+    class Joined:
+        async def search(self, query: str) -> SearchReply:
+            begun.append(rounds.number)
+            found = await asyncio.shield(reply)
+            begun.append(rounds.number)
+            return found
+
+    class Noting:
+        def __init__(self) -> None:
+            self.rounds: list[int] = []
+
+        async def generate(self, token_ids, sampling):
+            self.rounds.append(rounds.number)
+            return await engine.generate(token_ids, sampling)
+
+        def release(self, episode_key: str) -> None:
+            engine.release(episode_key)
+
+    noting = Noting()
+    playing = [
+        asyncio.create_task(
+            environment.play(make_question(), PROMPT, make_setting(), noting, Joined())
+        )
+        for _ in range(40)
+    ]
+    while len(begun) < 40:
+        await asyncio.sleep(0)
+    reply.set_result(reply_with(ROME))
+    episodes = await asyncio.gather(*playing)
+    rounds.stop()
+    assert len(set(begun[40:])) == 1, "they were woken in one round"
+    assert max(Counter(noting.rounds[40:]).values()) == 4
+    assert [len(episode.turns) for episode in episodes] == [2] * 40
