@@ -274,9 +274,16 @@ def _document(passage: Passage, page_url: str) -> dict[str, Any]:
     document = {"id": passage.id, "contents": format_contents(passage), **passage.fields}
     url = document.get("url")
     if not isinstance(url, str) or not url:
-        title = quote(replace_surrogates(passage.title), safe="")
+        title = _quoted(passage.title)
         document["url"] = title and page_url.replace("{title}", title)
     return document
+
+
+def _quoted(title: str) -> str:
+    letters = title.replace(" ", "")
+    if letters.isascii() and letters.isalnum():  # most are, and this takes a tenth of the time
+        return title.replace(" ", "%20")
+    return quote(replace_surrogates(title), safe="")
 
 
 _JSON = TypeAdapter(Any)

@@ -53,8 +53,9 @@ _ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An opened index: searches give passages."""
+    """An opened index: searches give passages. ``id`` is asked for with every query."""
 
+    id: str
     manifest: AnyManifest
     store: CorpusStore
     backend: Backend
@@ -66,10 +67,6 @@ class Index:
     @property
     def name(self) -> str:
         return self.backend.name
-
-    @property
-    def id(self) -> str:
-        return f"{self.name}-{self.manifest.digest()}"
 
     @property
     def num_passages(self) -> int:
@@ -114,7 +111,8 @@ def open_index(
     except BaseException:
         store.close()
         raise
-    index = Index(manifest, store, backend, OpenFiles(directory))
+    identity = f"{backend.name}-{manifest.digest()}"
+    index = Index(identity, manifest, store, backend, OpenFiles(directory))
     try:
         require_same(
             directory, "passages", manifest.num_passages, "its backend holds", len(backend)

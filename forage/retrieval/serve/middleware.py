@@ -254,7 +254,9 @@ class RequestMiddleware:
                         raise self._too_many()
                     body += piece
                     is_whole = not message.get("more_body", False)
-                    patience.reschedule(started + limits.patience_s + len(body) / _BYTES_PER_S)
+                    if not is_whole:
+                        so_far_s = limits.patience_s + len(body) / _BYTES_PER_S
+                        patience.reschedule(started + so_far_s)
         except TimeoutError:
             if not patience.expired():
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from functools import lru_cache
 
 from forage.errors import UserError
 
@@ -30,6 +31,7 @@ def bind_port(host: str, port: int) -> socket.socket:
     return sock
 
 
+@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Whether a name or a number is this machine's own, which no other machine reaches."""
     try:

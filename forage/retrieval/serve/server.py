@@ -32,7 +32,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from forage.errors import UserError
-from forage.hardware import in_passing_thread
+from forage.hardware import in_passing_thread, loaded_objects_spared
 from forage.retrieval.serve.api_pages import describe_api, docs_page, page_headers, search_page
 from forage.retrieval.serve.batcher import Batcher
 from forage.retrieval.serve.bodies import BodyReader, read_json
@@ -118,7 +118,8 @@ def serve(settings: ServeSettings) -> None:
                 KnownHosts(settings.host, settings.allow_hosts),
             )
             app = create_app(source, pages, app_settings, settings.cache_size)
-            HttpServer(app, settings.drain_s, say_ready).run(sockets=[sock])
+            with loaded_objects_spared():
+                HttpServer(app, settings.drain_s, say_ready).run(sockets=[sock])
             batcher: Batcher = app.state.batcher
             is_idle = batcher.is_idle
             watched: WatchedSource = app.state.source
@@ -299,19 +300,19 @@ class _Service:
 
     async def retrieve(self, request: Request) -> Response:
         address = address_of(request.scope)
-        asked = await self.bodies.read(self._read_retrieve, await request.body(), address)
+        body = await request.body()
+        asked, queries = await self.bodies.read(self._read_retrieve, body, address)
         topk = asked.topk or self.settings.topk
         max_bytes = self.settings.limits.max_reply_bytes
         seconds = request.scope[DEADLINE] - asyncio.get_running_loop().time()
-        hits_by_query = await self.batcher.search(asked.queries, topk, address, max_bytes, seconds)
+        hits_by_query = await self.batcher.search(queries, topk, address, max_bytes, seconds)
         return _json(write_reply(hits_by_query, asked.return_scores, self.settings.page_url))
 
-    def _read_retrieve(self, body: bytes) -> RetrieveRequest:
-        """A request within the limits, its queries normalised."""
+    def _read_retrieve(self, body: bytes) -> tuple[RetrieveRequest, list[str]]:
+        """A request within the limits, and its queries normalised."""
         asked = read_json(RetrieveRequest, body)
         self.settings.limits.check(asked.queries, "queries", asked.topk or 1)
-        queries = [normalise_query(query) for query in asked.queries]
-        return asked.model_copy(update={"queries": queries})
+        return asked, [normalise_query(query) for query in asked.queries]
 
     async def access(self, request: Request) -> Response:
         asked = await self.bodies.read(
