@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import math
 import multiprocessing
@@ -124,6 +125,20 @@ class Lateness:
             self.worked.append(time.thread_time() - worked)
 
 
+@dataclass(slots=True)
+class Collections:
+    """Processor time of each garbage collection of the oldest generation, in seconds."""
+
+    values: list[float] = field(default_factory=list)
+    begun: float = 0.0
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self.begun = time.thread_time()
+        elif info["generation"] == 2:
+            self.values.append(time.thread_time() - self.begun)
+
+
 def config_of(out: Path, search_url: str, in_flight: int) -> RunConfig:
     """The demo's recipe, with thousands in flight."""
     tree: dict[str, Any] = yaml.safe_load((PACKAGE / "commands" / "demo.yaml").read_text())
@@ -157,7 +172,8 @@ async def play(config: RunConfig, url: str, num_episodes: int) -> None:
         for number in range(num_episodes)
     ]
     player.check_prompts(questions)
-    lateness, process = Lateness(), psutil.Process()
+    lateness, collections, process = Lateness(), Collections(), psutil.Process()
+    gc.callbacks.append(collections)
     watcher = asyncio.create_task(lateness.watch())
     before, cpu, started = process.memory_info().rss, process.cpu_times(), time.perf_counter()
     await play_all(jobs, lambda job: player.play(job, engine, search), in_flight, done)
@@ -189,7 +205,9 @@ async def play(config: RunConfig, url: str, num_episodes: int) -> None:
         f"its own work between two ticks (processor time, whatever else runs): "
         f"{worked[math.floor(len(worked) * 0.99)] * 1e3:.0f} ms for one of a hundred, "
         f"{worked[-1] * 1e3:.0f} ms at most; over 100 ms: {sum(each > 0.1 for each in worked)}, "
-        f"over 50 ms: {sum(each > 0.05 for each in worked)}"
+        f"over 50 ms: {sum(each > 0.05 for each in worked)}; collections of the oldest generation: "
+        f"{len(collections.values)}, {sum(collections.values):.2f} s together, "
+        f"{max(collections.values, default=0.0):.2f} s at most"
     )
 
 

@@ -174,7 +174,10 @@ def test_a_passing_thread_returns_and_raises_what_its_call_did_and_has_ended() -
 
 def test_what_is_loaded_is_spared_by_the_collector_until_the_run_ends():
     """A collection of all of torch's objects held the event loop for 0.3 s, ten times a minute."""
+    usual = gc.get_threshold()
     with loaded_objects_spared():
-        num_spared = gc.get_freeze_count()
+        num_spared, rare = gc.get_freeze_count(), gc.get_threshold()
     assert num_spared > 10_000, "torch alone has more"
+    assert rare == (*usual[:2], 100)
+    assert gc.get_threshold() == usual
     assert gc.get_freeze_count() < num_spared
