@@ -92,8 +92,11 @@ def _evaluate(programs: Path, directory: Path, url: str) -> list[dict[str, Any]]
     }
     ended = subprocess.run(
         [str(programs / words[0]), *words[1:]],
-        **{"cwd": directory, "env": environment, "timeout": 500},
-        **{"capture_output": True, "text": True},
+        cwd=directory,
+        env=environment,
+        timeout=500,
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     [file] = directory.rglob("traces.jsonl")
