@@ -52,7 +52,7 @@ def scripted_chat(turn: Turn) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def do_GET(self) -> None:
             self._send(json.dumps({"object": "list", "data": []}), "application/json")
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
