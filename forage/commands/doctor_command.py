@@ -1,8 +1,9 @@
 """``forage doctor``: whether the demo can run on this machine, and what to install if it cannot.
 
-With ``--server`` it looks at a model server instead: whether training can sample there, and what it
-lacks. It changes nothing. It reads what Forage requires from the package's own metadata, so that
-pyproject.toml holds the only list of requirements.
+With recipes it says what each needs and the command that mends it (``recipe_check``), with
+``--server`` whether training can sample at a model server. It changes nothing. It reads what Forage
+requires from the package's own metadata, so that pyproject.toml holds the only list of
+requirements.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ import os
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from rich.console import Console
-from rich.table import Table
 
+from forage.commands.finding import Finding, Verdict, findings_table
 from forage.errors import UserError
 from forage.retrieval.serve.port import bind_port
 
@@ -41,25 +41,11 @@ _DISTRIBUTIONS = {
 _OF_THE_DEMO = ("", "train")
 
 
-class Verdict(StrEnum):
-    """What a finding means for the demo: no problem, slower or incomplete, or impossible."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILURE = "failure"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report; ``remedy`` says what the user can do, "" if nothing is wrong."""
-
-    subject: str
-    found: str
-    verdict: Verdict = Verdict.OK
-    remedy: str = ""
-
-
 def add_arguments(parser: ArgumentParser) -> None:
+    text = "say what these recipes need, and what of it is missing (default: the demo)"
+    parser.add_argument("configs", type=Path, nargs="*", metavar="RECIPE", help=text)
+    text = "a line for each recipe that ships with Forage"
+    parser.add_argument("--recipes", action="store_true", help=text)
     text = (
         "look at a vLLM server that training shall sample with, for example "
         "http://127.0.0.1:8000, and say what it lacks"
@@ -70,7 +56,39 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     if args.server is not None:
         return 0 if check_server(args.server) else 1
+    if args.configs or args.recipes:
+        return 0 if check_recipes(args.configs, has_shipped=args.recipes) else 1
     return 0 if run_doctor() else 1
+
+
+def check_recipes(
+    configs: Sequence[Path], has_shipped: bool = False, console: Console | None = None
+) -> bool:
+    """Print what recipes need, each in a table or all in one; returns whether nothing is missing.
+
+    ``has_shipped``: those that ship with Forage too, and one table for all.
+    """
+    console = console or Console()
+    needed = [finding for extra in _OF_THE_DEMO for finding in lacking(extra)]
+    if needed:  # the plan is made with these
+        console.print(findings_table(needed, "each recipe"))
+        return False
+    from forage.commands.recipe_check import RecipeDoctor, overview
+    from forage.config.shipped_recipes import recipes
+
+    doctor = RecipeDoctor(lacking)
+    if not has_shipped:
+        checks = [doctor.check(config) for config in configs]
+        for check in checks:
+            console.print(findings_table(check.findings, check.name, has_remedies=False))
+            for remedy in check.remedies:  # whole lines, to be copied
+                console.print(f"  {remedy}", markup=False, highlight=False, soft_wrap=True)
+        return all(check.is_ready for check in checks)
+    names = [name for name in recipes() if name != "cpu/small"]  # what the twins are based on
+    checks = [doctor.check(config) for config in (*configs, *map(Path, names))]
+    console.print(overview(checks))
+    console.print("What is missing, and what mends it: [bold]forage doctor RECIPE[/bold]")
+    return all(check.is_ready for check in checks)
 
 
 def check_server(url: str, console: Console | None = None) -> bool:
@@ -85,7 +103,7 @@ def check_server(url: str, console: Console | None = None) -> bool:
         )
         for fault in faults
     ]
-    console.print(_as_table(findings or [Finding(url, "a vLLM server as it should be")]))
+    console.print(findings_table(findings or [Finding(url, "a vLLM server as it should be")]))
     return not any(fault.is_fatal for fault in faults)
 
 
@@ -103,7 +121,7 @@ def run_doctor(console: Console | None = None) -> bool:
         *check_packages(),
     ]
     can_run = all(finding.verdict is not Verdict.FAILURE for finding in findings)
-    console.print(_as_table(findings))
+    console.print(findings_table(findings))
     if can_run:
         console.print("The demo can run here: [bold]forage demo[/bold]")
     else:
@@ -179,18 +197,25 @@ def check_packages() -> list[Finding]:
     if not wanted:
         remedy = "pip install -e . in Forage's own directory"
         return [Finding("forage", "not installed as a package", Verdict.FAILURE, remedy)]
+    extras = list(dict.fromkeys(extra for extra, _ in wanted))
+    missing = {extra: lacking(extra) for extra in extras}
+    counts = Counter(extra for extra, _ in wanted)
+    there = {extra: counts[extra] - len(missing[extra]) for extra in extras}
+    findings = [finding for extra in extras for finding in missing[extra]]
+    return findings + [Finding(_label(extra), f"{n} present") for extra, n in there.items() if n]
+
+
+def lacking(extra: str) -> list[Finding]:
+    """The packages of an extra, or of the runtime (""), that are missing or too old."""
     findings: list[Finding] = []
-    num_well: dict[str, int] = {}
-    for extra, requirement in wanted:
+    for own, requirement in _requirements():
         found = _installed_version(requirement.name)
-        if found is not None and requirement.specifier.contains(found, prereleases=True):
-            num_well[extra] = num_well.get(extra, 0) + 1
+        is_well = found is not None and requirement.specifier.contains(found, prereleases=True)
+        if own != extra or is_well:
             continue
         verdict = Verdict.FAILURE if extra in _OF_THE_DEMO else Verdict.WARNING
         text = "missing" if found is None else f"{found}, but {requirement.specifier} is needed"
         findings.append(Finding(requirement.name, text, verdict, install_command(extra)))
-    for extra, count in num_well.items():
-        findings.append(Finding(_label(extra), f"{count} present"))
     return findings
 
 
@@ -245,15 +270,3 @@ def _available_memory_gb() -> float:
 
 def _label(extra: str) -> str:
     return f"packages of [{extra}]" if extra else "packages"
-
-
-def _as_table(findings: list[Finding]) -> Table:
-    colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
-    table = Table(title="forage doctor", title_justify="left")
-    for heading in ("", "what", "found", "what to do"):
-        table.add_column(heading)
-    for finding in findings:
-        mark = f"[{colours[finding.verdict]}]{finding.verdict.value}"
-        texts = (finding.subject, finding.found, finding.remedy)
-        table.add_row(mark, *(text.replace("[", r"\[") for text in texts))
-    return table

@@ -12,7 +12,7 @@ from math import gcd
 
 from forage.config.run_config import RunConfig, with_overrides
 from forage.errors import UserError
-from forage.plan.accelerators import Hardware
+from forage.plan.accelerators import ACCELERATORS, Hardware
 from forage.plan.memory import Memory
 
 _MOST_NODES = 64
@@ -63,6 +63,25 @@ def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit
             peak = memory_of(with_overrides(spread, changes)).peak_bytes
             return Fit(placed, hardware, memory, tuple(changes), peak, num_nodes)
     return Fit(placed, hardware, memory)
+
+
+def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:
+    """The hardware of least memory in all that holds ``config`` with no other setting changed."""
+    kinds = [
+        Hardware(num_nodes, gpus, name, gpu)
+        for name, gpu in ACCELERATORS.items()
+        for num_nodes, gpus in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8), (16, 8))
+    ]
+    for hardware in sorted(kinds, key=lambda one: (one.num_gpus * one.gpu_bytes, one.num_gpus)):
+        try:
+            placed = with_overrides(config, _placement(config, hardware, hardware.num_nodes))
+            peak = memory_of(placed).peak_bytes
+        except UserError:  # the recipe cannot be cut over so many
+            continue
+        if peak <= hardware.gpu_bytes:
+            nodes = f"{hardware.num_nodes}x" if hardware.num_nodes > 1 else ""
+            return f"{nodes}{hardware.gpus_per_node}x{hardware.name}"
+    return None
 
 
 def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[str]:

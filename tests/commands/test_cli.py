@@ -41,7 +41,7 @@ FORAGE = (sys.executable, "-m", "forage")
         (["serve", "x", "--deadline", "0"], "'0' is not a number of seconds above 0"),
         (["serve", "x", "--token", "a", "--token-file", "b"], "leave one of them out"),
         (["serve", "x", "--topk", "9", "--max-topk", "8"], "--topk 9 is above --max-topk 8"),
-        (["doctor", "please"], "unknown argument 'please'"),
+        (["recipes", "please"], "unknown argument 'please'"),
     ],
 )
 def test_a_wrong_argument_is_one_line_that_names_what_was_meant(

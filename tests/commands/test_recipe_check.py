@@ -1,0 +1,141 @@
+"""``forage doctor RECIPE``: what a recipe lacks here, and the command that mends it."""
+
+import io
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from forage.commands import doctor_command as doctor
+from forage.commands.cli import main
+from forage.commands.finding import Finding, Verdict
+from forage.commands.recipe_check import RecipeCheck, RecipeDoctor
+from forage.config.shipped_recipes import recipes, shipped
+from tests.rollout.policy_server import PolicyServer, policy_serving
+from tests.tiny_runs import make_config, random_model, write_recipe
+
+AWAY = {"url": "http://127.0.0.1:9"}
+
+
+def checked(tmp_path: Path, **changes: object) -> RecipeCheck:
+    config = make_config(tmp_path / "run", **({"model": {"path": str(random_model())}} | changes))
+    return RecipeDoctor(doctor.lacking).check(write_recipe(tmp_path / "recipe.yaml", config))
+
+
+def failures(check: RecipeCheck) -> list[str]:
+    return [one.subject for one in check.findings if one.verdict is Verdict.FAILURE]
+
+
+def of(check: RecipeCheck, subject: str) -> Finding:
+    return next(one for one in check.findings if one.subject.startswith(subject))
+
+
+def test_a_recipe_whose_parts_are_all_here_is_ready(tmp_path: Path):
+    check = checked(tmp_path)
+    assert check.is_ready
+    assert of(check, "search").found == "answers"
+    assert of(check, "this machine").found.startswith("fits (")
+    assert of(check, "index").found == "on this machine"
+
+
+def test_each_part_that_is_missing_is_named_with_what_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    present = doctor._installed_version
+    monkeypatch.setattr(
+        doctor, "_installed_version", lambda name: None if name == "wandb" else present(name)
+    )
+    data = {"train": "away/train.jsonl", "index": "away/index"}
+    changes = {"search": AWAY, "tracking": {"trackers": ["wandb"]}}
+    check = checked(tmp_path, data=data, evaluation={"arms": ["normal", "gold"]}, **changes)
+    missing = ["wandb", "train questions away/train.jsonl", "index away/index"]
+    assert failures(check) == [*missing, "search http://127.0.0.1:9"]
+    assert "pip install" in of(check, "wandb").remedy
+    assert "[wandb]" in of(check, "wandb").remedy
+    assert of(check, "index").remedy == "forage index --corpus FILE --out away/index"
+    assert of(check, "search").remedy == "forage serve INDEX"
+    assert "cannot be reached" in of(check, "search").found
+    assert checked(tmp_path, data=data, evaluation={"arms": ["normal"]}).data[-1].verdict is (
+        Verdict.WARNING
+    ), "an index that no arm reads stops nothing"
+
+
+def test_a_recipe_s_own_comments_say_how_its_files_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    check = RecipeDoctor(doctor.lacking).check(Path("xquad"))
+    assert of(check, "model runs/demo/models/trained").remedy == "forage demo --out runs/demo"
+    made = "forage data squad FILE.json --out runs/xquad/data"
+    assert of(check, "train questions").remedy == made
+    twin = RecipeDoctor(doctor.lacking).check(Path("cpu/search-r1-ppo-v0.2"))
+    assert "--hops 2 --out runs/cpu/two-hops" in of(twin, "train questions").remedy
+    model = shipped("configs").parent / "forage/warm/model"
+    assert of(twin, "model").remedy == f"add model.path={model}"
+
+
+def test_published_recipes_name_their_fetches_and_the_smallest_hardware():
+    check = RecipeDoctor(doctor.lacking).check(Path("search-r1-grpo-v0.2"))
+    assert of(check, "model Qwen").remedy in ("hf download Qwen/Qwen2.5-7B-Instruct", "")
+    train = of(check, "train questions")
+    assert train.verdict is Verdict.OK or train.remedy.startswith("forage data prepare search-r1")
+    machine = of(check, "this machine")
+    if machine.verdict is Verdict.FAILURE:
+        assert "smallest that fits: " in machine.remedy
+        assert "forage doctor cpu/search-r1-grpo-v0.2" in machine.remedy
+
+
+def test_the_servers_that_a_recipe_names_are_asked(tmp_path: Path):
+    recipe = tmp_path / "recipe.yaml"
+
+    def check_with(url: str) -> RecipeCheck:
+        tree = {"model": {"path": str(random_model())}, "search": AWAY, "output_dir": "run"}
+        tree |= {"data": {"train": "away"}, "placement": {"engine": {"kind": "vllm"}}}
+        tree["placement"]["engine"] |= {"transfer": "disk", "urls": [url]}
+        recipe.write_text(yaml.safe_dump(tree))
+        return RecipeDoctor(doctor.lacking).check(recipe)
+
+    with policy_serving(PolicyServer()) as server:
+        assert of(check_with(server.url), "vllm").found == "answers"
+    check = check_with(AWAY["url"])
+    assert of(check, "vllm").verdict is Verdict.FAILURE
+    assert of(check, "vllm").remedy == "forage doctor --server http://127.0.0.1:9"
+
+
+def test_the_command_prints_whole_commands_and_exits_with_1_where_something_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong.yaml").write_text("trainer: {steps: 3}")
+    assert main(["doctor", "xquad", "wrong.yaml"]) == 1
+    text = capsys.readouterr().out
+    assert "\n  forage data squad FILE.json --out runs/xquad/data\n" in text
+    assert "trainer.steps" in text
+    assert main(["doctor", "no-such-recipe"]) == 2
+    assert "no recipe of that name" in capsys.readouterr().err
+    config = make_config(tmp_path / "run", model={"path": str(random_model())})
+    ready = write_recipe(tmp_path / "recipe.yaml", config)
+    assert main(["doctor", str(ready)]) == 0
+
+
+def test_all_recipes_stand_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = {"xquad": recipes()["xquad"], "cpu/rlinf-3b": recipes()["cpu/rlinf-3b"]}
+    monkeypatch.setattr("forage.config.shipped_recipes.recipes", lambda: names)
+    monkeypatch.chdir(tmp_path)
+    console = Console(file=(file := io.StringIO()), width=200)
+    assert not doctor.check_recipes([], has_shipped=True, console=console)
+    rows = [line for line in file.getvalue().splitlines() if "│ missing" in line]
+    assert [row.split("│")[2].strip() for row in rows] == ["xquad", "cpu/rlinf-3b"]
+    assert "no train; no test" in rows[0]
+
+
+def test_without_the_packages_of_a_plan_these_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    present = doctor._installed_version
+    monkeypatch.setattr(
+        doctor, "_installed_version", lambda name: None if name == "torch" else present(name)
+    )
+    assert main(["doctor", "xquad"]) == 1
+    assert "pip install" in capsys.readouterr().out
