@@ -1,4 +1,4 @@
-"""Puts the recipes and the examples into a wheel; everything else stands in pyproject.toml."""
+"""Puts the recipes, the examples and the plugins into a wheel; everything else stands in pyproject.toml."""
 
 import shutil
 from pathlib import Path
@@ -8,13 +8,13 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithRecipes(build_py):
-    """``configs/`` and ``examples/`` are beside the package here, and inside it in a wheel."""
+    """``configs/``, ``examples/`` and ``plugins/`` are beside the package here, and inside it in a wheel."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
             return  # they are read where they are
-        for folder in ("configs", "examples"):
+        for folder in ("configs", "examples", "plugins"):
             shutil.copytree(
                 folder,
                 Path(self.build_lib, "forage", folder),

@@ -13,6 +13,7 @@ from typing import Any
 
 from forage.types import (
     ActionKind,
+    Alternatives,
     Episode,
     FailureKind,
     Hop,
@@ -101,6 +102,7 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
                 "logprobs": [_number_to_json(value) for value in segment.logprobs_T],
                 "versions": list(segment.versions_T),
             }
+            | _alternatives_to_json(segment)
             for segment in episode.segments
         ],
     }
@@ -128,6 +130,7 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
                 token_ids_T=tuple(segment["token_ids"]),
                 logprobs_T=tuple(float(value) for value in segment["logprobs"]),
                 versions_T=tuple(segment["versions"]),
+                alternatives_T=_alternatives_from_json(segment),
             )
             for segment in row["segments"]
         ),
@@ -135,6 +138,24 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
         status=Status(row["status"]),
         reward=None if reward is None else _reward_from_json(reward),
         seconds=float(row["seconds"]),
+    )
+
+
+def _alternatives_to_json(segment: Segment) -> dict[str, Any]:
+    """Ids and log-probabilities by turns, a list for each token; nothing where none are known."""
+    if not segment.alternatives_T:
+        return {}
+    rows = [
+        [number for token_id, logprob in others for number in (token_id, _number_to_json(logprob))]
+        for others in segment.alternatives_T
+    ]
+    return {"alternatives": rows}
+
+
+def _alternatives_from_json(row: Mapping[str, Any]) -> tuple[Alternatives, ...]:
+    return tuple(
+        tuple((int(i), float(p)) for i, p in zip(flat[::2], flat[1::2], strict=True))
+        for flat in row.get("alternatives", ())
     )
 
 

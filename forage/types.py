@@ -148,24 +148,31 @@ class Origin(StrEnum):
         return self in (Origin.SAMPLED, Origin.TRANSCRIBED)
 
 
+Alternatives = tuple[tuple[int, float], ...]
+"""Tokens that were likely at a place, the likeliest first, with their log-probabilities."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A run of tokens of one origin.
 
     ``logprobs_T`` (natural logarithm, under the distribution that was sampled from) and
     ``versions_T`` (the policy version behind each token) are as long as ``token_ids_T`` in a
-    sampled segment and empty in the others.
+    sampled segment and empty in the others. ``alternatives_T`` is so too where it was recorded
+    (``rollout.num_alternatives``), and else empty.
     """
 
     origin: Origin
     token_ids_T: tuple[int, ...]
     logprobs_T: tuple[float, ...] = ()
     versions_T: tuple[int, ...] = ()
+    alternatives_T: tuple[Alternatives, ...] = ()
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids_T) if self.origin is Origin.SAMPLED else 0
         assert len(self.logprobs_T) == expected, "a segment's log-probabilities do not fit it"
         assert len(self.versions_T) == expected, "a segment's policy versions do not fit it"
+        assert len(self.alternatives_T) in (0, expected), "a segment's alternatives do not fit it"
 
 
 class Tag(StrEnum):
@@ -398,6 +405,7 @@ class Sampling:
     as soon as one of these ids is sampled. The noise at a position depends on ``seed``,
     ``episode_key`` and the position alone. ``temperature`` 0 is greedy. ``on_token`` is called on
     the event loop with each token as it is sampled, where the engine is in this process.
+    ``num_alternatives`` likely tokens are given beside each, by the engines that can.
     """
 
     max_tokens: int
@@ -408,6 +416,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     on_token: Callable[[int], None] | None = field(default=None, compare=False)
+    num_alternatives: int = 0
 
 
 class FinishReason(StrEnum):
@@ -430,6 +439,7 @@ class Completion:
     versions_T: tuple[int, ...]
     finish_reason: FinishReason
     is_transcribed: bool = False
+    alternatives_T: tuple[Alternatives, ...] = ()
 
 
 class EngineError(RuntimeError):

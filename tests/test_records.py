@@ -311,3 +311,17 @@ def test_scores_of_passages_survive_and_may_be_missing():
     scored = replace(episode, turns=(replace(episode.turns[0], calls=(call,)), episode.turns[1]))
     assert episode_from_json(json.loads(json.dumps(episode_to_json(scored)))) == scored
     assert "scores" not in json.dumps(episode_to_json(episode))
+
+
+def test_alternatives_survive_and_where_there_are_none_a_line_has_no_place_for_them():
+    bare = make_episode()
+    assert all("alternatives" not in segment for segment in episode_to_json(bare)["segments"])
+    others = (((3, -0.1), (9, -2.5)), ())
+    segments = tuple(
+        replace(segment, alternatives_T=others) if len(segment.logprobs_T) == 2 else segment
+        for segment in bare.segments
+    )
+    episode = replace(bare, segments=segments)
+    row = json.loads(json.dumps(episode_to_json(episode)))
+    assert row["segments"][1]["alternatives"] == [[3, -0.1, 9, -2.5], []]
+    assert episode_from_json(row) == episode

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built of a copy, since a build writes into the folder that it builds."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for folder in ("forage", "configs", "examples"):
+    for folder in ("forage", "configs", "examples", "plugins"):
         copytree(ROOT / folder, source / folder, ignore=ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         copy(ROOT / name, source)
@@ -97,6 +97,7 @@ def test_a_wheel_brings_recipes_examples_and_types(wheel: Path):
         names = set(archive.namelist())
     recipes = {f"forage/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
     assert recipes | {"forage/py.typed", "forage/examples/rewards.py"} <= names
+    assert "forage/plugins/forage_receiver.py" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"forage"}
 
 
@@ -110,6 +111,8 @@ def test_without_torch_an_index_of_words_is_built_and_served(
     assert run(python, "-c", tried).split() == ["None", "None"]
     assert "usage: forage" in run(retriever_only, "--help")
     assert "search-r1-grpo-v0.2" in run(retriever_only, "recipes")
+    run(retriever_only, "recipes", "--out", "mine")
+    assert (tmp_path / "mine" / "plugins" / "forage_receiver.py").is_file()
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.md").write_text("# Printer\n\nIt listens on port 9100.\n")
     run(retriever_only, "index", "--corpus", "notes", "--out", "index")

@@ -25,6 +25,7 @@ from forage.errors import UserError
 from forage.remote.child_process import ChildProcess
 from forage.remote.json_server import JsonServer
 from forage.remote.request import RemoteFailure
+from forage.config.shipped_recipes import shipped
 from forage.retrieval.serve.port import bind_port
 from forage.rollout.engines.engine_server import Addresses
 
@@ -32,7 +33,6 @@ LOG = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).parents[2]
 _MADE = _ROOT / ".vllm" / "bin" / "vllm"
-_PLUGINS = _ROOT / "plugins"
 _HOST = "127.0.0.1"
 _POLL_S = 0.5
 _HEALTH_S = 5.0
@@ -287,7 +287,7 @@ def server_environment(
     config: RunConfig, num_servers: int, gpus: Sequence[str] | None, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """What a server sees: ours, the receiver's folder, what its routes need, and these GPUs."""
-    environment = {**inherited, "PYTHONPATH": str(_PLUGINS)}
+    environment = {**inherited, "PYTHONPATH": str(shipped("plugins"))}
     if gpus is not None and config.model.device != "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}

@@ -5,11 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from forage.config.shipped_recipes import copy_shipped, recipes
+from forage.config.shipped_recipes import FOLDERS, copy_shipped, recipes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    text = "copy all recipes and examples there, to change them (default: they are only listed)"
+    text = (
+        "copy all recipes and examples there, to change them, and the receiver for vLLM servers "
+        "(default: recipes are only listed)"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
 
 
@@ -19,7 +22,7 @@ def run(args: Namespace) -> int:
     console = Console()
     if args.out is not None:
         copy_shipped(args.out)
-        console.print(f"copied configs/ and examples/ to {args.out}", soft_wrap=True)
+        console.print(f"copied {', '.join(FOLDERS)} to {args.out}", soft_wrap=True)
         return 0
     for name, file in recipes().items():
         about = "the small twin, for CPUs" if name.startswith("cpu/") else _about(file)

@@ -37,6 +37,8 @@ class RolloutConfig(Frozen):
     """Steps that an episode may lag behind the trainer; 0: synchronous."""
     episode_deadline_s: float = Field(default=600.0, gt=0)
     """Seconds after which an episode is ended."""
+    num_alternatives: int = Field(default=0, ge=0, le=20)
+    """Likeliest tokens recorded at each sampled one, for the viewer; 0: none."""
     train_on_failed_searches: bool = False
     """Learn from episodes in which a search failed, too."""
     engine: EngineConfig = EngineConfig()

@@ -234,6 +234,12 @@ class RunConfig(Frozen):
             raise ValueError(
                 "rollout.engine does nothing with model.endpoint, where a server samples; remove it"
             )
+        has_none = endpoint is not None or self.placement.engine.kind == "sglang"
+        if roll.num_alternatives and has_none:
+            raise ValueError(
+                f"rollout.num_alternatives is {roll.num_alternatives}, and only the in-process "
+                "engine and vLLM (placement.engine) record alternatives; set it to 0"
+            )
         is_chat = endpoint is not None and endpoint.form == "chat"
         if is_chat and self.environment.protocol == "tools":
             raise ValueError(

@@ -1,6 +1,7 @@
-"""The recipes and examples that ship with Forage, wherever it was installed.
+"""The recipes, examples and plugins that ship with Forage, wherever it was installed.
 
-A wheel holds ``configs/`` and ``examples/`` inside the package; a checkout has them beside it.
+A wheel holds ``configs/``, ``examples/`` and ``plugins/`` inside the package; a checkout has them
+beside it. What lies in ``plugins/`` runs inside other people's servers.
 ``load_config`` takes a recipe's name (``search-r1-grpo-v0.2``) where no file is called that.
 """
 
@@ -12,13 +13,13 @@ from pathlib import Path
 
 from forage.errors import UserError
 
-FOLDERS = ("configs", "examples")
+FOLDERS = ("configs", "examples", "plugins")
 
 _PACKAGE = Path(__file__).parents[1]
 
 
 def shipped(folder: str) -> Path:
-    """Where ``configs`` or ``examples`` is on this machine."""
+    """Where one of ``FOLDERS`` is on this machine."""
     inside = _PACKAGE / folder
     return inside if inside.is_dir() else _PACKAGE.parent / folder
 
@@ -50,7 +51,7 @@ def find_recipe(path: Path) -> Path:
 
 
 def copy_shipped(out: Path) -> None:
-    """Copy recipes and examples into ``out``; raises ``UserError`` rather than replace a file."""
+    """Copy ``FOLDERS`` into ``out``; raises ``UserError`` rather than replace a file."""
     for folder in FOLDERS:
         if (out / folder).exists():
             raise UserError(f"{out / folder} is there already; choose another --out")

@@ -59,13 +59,17 @@ class EpisodeSetting:
     temperature: float
     top_p: float
     deadline_s: float
+    num_alternatives: int = 0
 
     def sampling(
         self, max_tokens: int, stop: tuple[str, ...], stop_ids: tuple[int, ...], key: str = ""
     ) -> Sampling:
         """How one turn is sampled; ``key`` instead of the episode's own for another context."""
         noise = (key or self.key, self.seed)
-        return Sampling(max_tokens, stop, stop_ids, *noise, self.temperature, self.top_p)
+        return Sampling(
+            *(max_tokens, stop, stop_ids, *noise, self.temperature, self.top_p),
+            num_alternatives=self.num_alternatives,
+        )
 
 
 class Environment:

@@ -29,6 +29,7 @@ class Transcript:
             completion.token_ids_T,
             completion.logprobs_T,
             completion.versions_T,
+            completion.alternatives_T,
         )
         self._append(segment)
 

@@ -7,6 +7,7 @@ What passages hold is untrusted, and leaves here as it came: ``pages`` makes it 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from forage.episode_json import EpisodeRecord
 from forage.types import (
     SEARCH_TOOL,
     ActionKind,
+    Alternatives,
     Episode,
     Origin,
     Question,
@@ -25,6 +27,7 @@ from forage.types import (
     ToolCall,
     Turn,
 )
+from forage.viewer.pages import visible
 
 Decode = Callable[[int], str]
 
@@ -38,12 +41,14 @@ class TokenView:
 
     It is "id", or "id logprob version" of a sampled one, then its advantage and the trainer's less
     the sampler's log-probability where they were recorded, "-" where only the latter was. ``style``
-    is u below a probability of 50 %, n at a new line, g in a golden answer.
+    is u below a probability of 50 %, n at a new line, g in a golden answer. ``others`` are the
+    likeliest tokens in its place, a JSON list of texts and log-probabilities, or "".
     """
 
     text: str
     info: str
     style: str
+    others: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +339,7 @@ def _tokens(
     texts = [decode(token_id) for token_id in segment.token_ids_T]
     spans = [] if segment.origin is Origin.PROMPT else _golden_spans("".join(texts), golden_answers)
     views: list[TokenView] = []
+    others = [_others(alternatives, decode) for alternatives in segment.alternatives_T]
     end = 0
     for index, (token_id, text) in enumerate(zip(segment.token_ids_T, texts, strict=True)):
         start, end = end, end + len(text)
@@ -344,8 +350,14 @@ def _tokens(
             style += " u" if logprob < _UNLIKELY else ""
         if any(start < stop and first < end for first, stop in spans):
             style += " g"
-        views.append(TokenView(text, info, style.strip()))
+        views.append(TokenView(text, info, style.strip(), others[index] if others else ""))
     return tuple(views)
+
+
+def _others(alternatives: Alternatives, decode: Decode) -> str:
+    # Made visible here: what JSON escapes, the page does not see.
+    pairs = [(visible(decode(token_id)), logprob) for token_id, logprob in alternatives]
+    return json.dumps(pairs, ensure_ascii=False)
 
 
 def _golden_spans(text: str, golden_answers: Sequence[str]) -> list[tuple[int, int]]:

@@ -134,12 +134,24 @@ class PolicyServer:
         choice = {
             "token_ids": ids,
             "finish_reason": "length",
-            "logprobs": {"content": [{"logprob": -0.5 - index} for index in range(number)]},
+            "logprobs": {
+                "content": [
+                    {"logprob": -0.5 - index, "top_logprobs": _candidates(body, index)}
+                    for index in range(number)
+                ]
+            },
             "weight_versions": [{"version": self.version, "start": 0, "end": number}],
             "text": "",
             **self.changes,
         }
         return JSONResponse({"choices": [choice]})
+
+
+def _candidates(body: dict[str, Any], index: int) -> list[dict[str, float]]:
+    """The asked number of tokens beside the sampled one, in no order; the last is cut off."""
+    number = body["sampling_params"]["logprobs"]
+    said = [{"token_id": k, "logprob": -float(k) - index} for k in reversed(range(number))]
+    return [*said, {"token_id": 7, "logprob": -9999.0}] if number else []
 
 
 @contextmanager

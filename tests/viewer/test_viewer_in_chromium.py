@@ -1,8 +1,10 @@
 """The viewer's script in a real browser: curves, what follows the records, keys and colours."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,25 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for num_sampled in [episode.num_sampled_tokens]
     ]
     write_records(folder / "two" / "learnt.jsonl", learnt)
+    write_records(folder / "two" / "others.jsonl", [with_alternatives(learnt[0])])
     return folder
+
+
+def with_alternatives(record: EpisodeRecord) -> EpisodeRecord:
+    """At each sampled token itself at 50 %, and one whose text is markup, at 1 %."""
+    tag = make_tokenizer().encode("<think>", add_special_tokens=False).ids[0]
+    segments = tuple(
+        replace(
+            segment,
+            alternatives_T=tuple(
+                ((token, math.log(0.5)), (tag, math.log(0.01))) for token in segment.token_ids_T
+            )
+            if segment.logprobs_T
+            else (),
+        )
+        for segment in record.episode.segments
+    )
+    return replace(record, episode=replace(record.episode, segments=segments))
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +187,25 @@ def test_tokens_are_coloured_by_what_was_recorded_of_them(page: Page, address: s
     expect(scale).to_have_text("not recorded for these tokens")
     tokens.first.hover()
     expect(page.locator(".tip")).to_contain_text("advantage -0.5")
+
+
+def test_a_token_tells_what_else_was_likely_there_to_the_mouse_and_to_the_keyboard(
+    page: Page, address: str
+) -> None:
+    page.goto(f"{address}/episodes?run=two&file=others.jsonl")
+    page.locator("tbody a.clip").first.click()
+    token, tip = page.locator(".sampled i[data-o]").first, page.locator(".tip")
+    assert page.locator(".observation i[data-o]").count() == 0
+    token.hover()
+    expect(tip).to_contain_text("likeliest here:")
+    expect(tip).to_contain_text("50.0 %")
+    expect(tip).to_contain_text("1.00 %")
+    page.mouse.move(0, 0)
+    expect(tip).to_be_hidden()
+    token.focus()
+    expect(tip).to_contain_text("likeliest here:")
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
 
 
 def test_hostile_names_and_metrics_stay_text_in_the_script_too(page: Page, tmp_path: Path) -> None:

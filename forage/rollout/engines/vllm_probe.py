@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from forage.config.shipped_recipes import shipped
 from forage.environment.codec import Codec
 from forage.remote.json_server import JsonServer
 from forage.remote.request import RemoteFailure
@@ -114,7 +115,8 @@ async def _wrong_settings(
         faults.append(Fault(f"its context of {longest} tokens holds no episode", remedy))
     if has_receiver and transfer.get("backend") != "forage":
         remedy = (
-            "start it with Forage's folder plugins on PYTHONPATH, --worker-extension-cls "
+            f"start it with {shipped('plugins')} (forage recipes --out DIR copies it) on "
+            "PYTHONPATH, --worker-extension-cls "
             "forage_receiver.Receiver and --weight-transfer-config "
             '\'{"backend": "forage"}\', or set placement.engine.transfer: disk'
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,21 @@ from pydantic import BaseModel
 from forage.rollout.engines.completions_engine import request_seed
 from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
 from forage.rollout.engines.engine_server import Bucket, JoinInfo, Part, ServerFailed, Tensors
-from forage.types import Completion, FailureKind, Sampling
+from forage.types import Alternatives, Completion, FailureKind, Sampling
 
+_CUT_OFF = -9999.0
 _ADAPTERS = "adapters"
 """The name of the policy's adapters at a server that has the base alone."""
 
 
+class _Candidate(BaseModel):
+    token_id: int
+    logprob: float
+
+
 class _Logprob(BaseModel):
     logprob: float
+    top_logprobs: list[_Candidate] = []
 
 
 class _Logprobs(BaseModel):
@@ -62,7 +69,7 @@ class VllmServer:
             "cache_salt": salt,
             **self._model,
         }
-        read = partial(_read_turn, max_tokens=sampling.max_tokens)
+        read = partial(_read_turn, sampling=sampling)
         return await self._http.sample("/inference/v1/generate", body, read)
 
     async def is_alive(self) -> bool:
@@ -173,13 +180,23 @@ def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "ignore_eos": False,
-        "logprobs": 0,
+        "logprobs": sampling.num_alternatives,
     }
 
 
-def _read_turn(document: dict[str, Any], max_tokens: int) -> Completion:
+def _read_turn(document: dict[str, Any], sampling: Sampling) -> Completion:
     """The turn; raises ``TurnAborted``, and ``ValueError`` for what is no turn."""
     (choice,) = (_Choice.model_validate(each) for each in document.get("choices", ()))
     logprobs = [each.logprob for each in choice.logprobs.content]
     spans, reason = choice.weight_versions, choice.finish_reason
-    return make_completion(choice.token_ids, logprobs, spans, reason, max_tokens)
+    turn = make_completion(choice.token_ids, logprobs, spans, reason, sampling.max_tokens)
+    if not sampling.num_alternatives:
+        return turn
+    return replace(turn, alternatives_T=tuple(map(_alternatives, choice.logprobs.content)))
+
+
+def _alternatives(told: _Logprob) -> Alternatives:
+    """The likeliest first, to 4 places, without what was cut off: vLLM gives that as -9999."""
+    ordered = sorted(told.top_logprobs, key=lambda one: -one.logprob)
+    kept = (one for one in ordered if one.logprob > _CUT_OFF)
+    return tuple((one.token_id, round(one.logprob, 4)) for one in kept)

@@ -46,6 +46,7 @@ class Job:
             temperature=rollout.temperature if temperature is None else temperature,
             top_p=rollout.top_p if temperature != 0 else 1.0,
             deadline_s=rollout.episode_deadline_s,
+            num_alternatives=rollout.num_alternatives,
         )
 
 

@@ -20,6 +20,12 @@
     tip.style.top = (y - height - 14 < 6 ? y + 20 : y - height - 14) + "px";
   }
 
+  function otherLines(others) {
+    const share = (logprob) => (100 * Math.exp(logprob)).toPrecision(3) + " %";
+    return others === undefined ? [] : ["likeliest here:",
+      ...JSON.parse(others).map(([text, logprob]) => "\u201c" + text.replace(/\n/g, "\u21b5") + "\u201d " + share(logprob))];
+  }
+
   function tokenLines(info) {
     const [id, logprob, version, advantage = "-", difference = "-"] = info.split(" ");
     if (logprob === undefined) return ["token " + id];
@@ -29,6 +35,10 @@
       "policy version " + version,
       ...(advantage === "-" ? [] : ["advantage " + advantage]),
       ...(difference === "-" ? [] : ["trainer less sampler " + difference])];
+  }
+
+  function showToken(token, x, y) {
+    show([...tokenLines(token.dataset.t), ...otherLines(token.dataset.o)], x, y);
   }
 
   const columns = new WeakMap();
@@ -60,7 +70,7 @@
   function point(event) {
     const target = event.target instanceof Element ? event.target : null;
     const token = target && target.closest("[data-t]");
-    if (token) return show(tokenLines(token.dataset.t), event.clientX, event.clientY);
+    if (token) return showToken(token, event.clientX, event.clientY);
     const whisker = target && target.closest("[data-tip]");
     if (whisker) return show([whisker.dataset.tip], event.clientX, event.clientY);
     const svg = target && target.closest("svg[data-hover]");
@@ -70,6 +80,12 @@
     show(chartLines(svg, event.clientX), event.clientX, event.clientY);
   }
 
+  document.addEventListener("focusin", (event) => {
+    const token = event.target.closest("[data-t]");
+    if (!token) return clear();
+    const box = token.getBoundingClientRect();
+    showToken(token, box.left, box.top);
+  });
   document.addEventListener("pointermove", point);
   document.addEventListener("pointerdown", point);
   document.addEventListener("scroll", clear, { passive: true });

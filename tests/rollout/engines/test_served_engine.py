@@ -68,6 +68,16 @@ async def test_a_turn_comes_back_with_log_probabilities_and_the_version_of_each_
     assert completion.finish_reason is FinishReason.STOP
 
 
+async def test_alternatives_come_the_likeliest_first_without_what_was_cut_off():
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, _):
+            completion = await engine.generate([4, 5], ask(num_alternatives=2))
+            without = await engine.generate([4, 5], ask("0/q/1"))
+    assert completion.alternatives_T == tuple(((0, -0.0 - i), (1, -1.0 - i)) for i in range(3))
+    assert without.alternatives_T == ()
+    assert [turn["sampling_params"]["logprobs"] for turn in server.turns] == [2, 0]
+
+
 async def test_the_whole_distribution_is_named_and_the_salt_is_the_update_that_it_began_after():
     with policy_serving(PolicyServer()) as server:
         async with engine_over(server) as (engine, _):

@@ -133,6 +133,20 @@ async def test_log_probabilities_are_those_of_the_weights_that_were_pushed():
             assert difference(before, it.logprobs(PROMPT, before)) > 0.05, "the weights are others"
 
 
+async def test_alternatives_are_the_likeliest_tokens_of_the_weights_that_were_pushed():
+    async with served() as it:
+        completion = await it.engine.generate(PROMPT, ask(num_alternatives=3))
+        assert len(completion.alternatives_T) == len(completion.token_ids_T)
+        with torch.no_grad():
+            ids = torch.tensor([[*PROMPT, *completion.token_ids_T]])
+            logprobs_TV = torch.log_softmax(it.model(ids).logits[0].double(), -1)
+        for place, others in enumerate(completion.alternatives_T):
+            expected = logprobs_TV[len(PROMPT) - 1 + place].topk(3)
+            assert [token for token, _ in others[:3]] == expected.indices.tolist()
+            given = torch.tensor([logprob for _, logprob in others[:3]]).double()
+            assert (given - expected.values).abs().max().item() < 1e-3
+
+
 async def test_log_probabilities_are_those_that_were_sampled_from_also_when_it_is_cold():
     """Raw ones, before the temperature, would be a constant bias of the probability ratio."""
     async with served() as it:

@@ -23,10 +23,10 @@ from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.drafter import Drafter, Guess, count_worth
 from forage.rollout.engines.torch.forward import Forward, choose_forward
-from forage.rollout.engines.torch.sampling import choose_tokens, uniform_noise
+from forage.rollout.engines.torch.sampling import choose_tokens, likeliest_tokens, uniform_noise
 from forage.rollout.engines.torch.slots import PendingTurn, PromptCache, Slot, SlotCache
 from forage.rollout.engines.torch.stopping import StopTable
-from forage.types import EngineError, FinishReason
+from forage.types import Alternatives, EngineError, FinishReason
 
 MAX_ROUND_TOKENS = 4096
 """New tokens computed in one round; the observations beyond it wait for the next."""
@@ -257,24 +257,32 @@ class EngineThread:
         noise = torch.from_numpy(uniform_noise(keys, positions))
         temperature = torch.tensor([turn.sampling.temperature for turn, _ in rows])
         top_p = torch.tensor([turn.sampling.top_p for turn, _ in rows])
-        inputs = (tensor.to(logits_BV.device) for tensor in (noise, temperature, top_p))
-        tokens, logprobs = choose_tokens(logits_BV, *inputs)
-        chosen = iter(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+        noise, *shape = (tensor.to(logits_BV.device) for tensor in (noise, temperature, top_p))
+        tokens, logprobs = choose_tokens(logits_BV, noise, *shape)
+        most = max(turn.sampling.num_alternatives for turn in turns)
+        others = likeliest_tokens(logits_BV, *shape, most) if most else [()] * len(rows)
+        chosen = iter(zip(tokens.tolist(), logprobs.tolist(), others, strict=True))
         for slot, turn, draft in zip(slots, turns, drafts, strict=True):
             self._append(slot, turn, draft, list(islice(chosen, 1 + len(draft))))
 
     def _append(
-        self, slot: Slot, turn: PendingTurn, draft: list[int], chosen: list[tuple[int, float]]
+        self,
+        slot: Slot,
+        turn: PendingTurn,
+        draft: list[int],
+        chosen: list[tuple[int, float, Alternatives]],
     ) -> None:
         """Append sampled tokens up to the first wrong guess, or to the end of the turn."""
         start = len(slot.token_ids)
         reason = None
-        for (token, logprob), guess in zip(chosen, [*draft, None], strict=True):
+        for (token, logprob, others), guess in zip(chosen, [*draft, None], strict=True):
             slot.token_ids.append(token)
             turn.sampled.append(token)
             if turn.sampling.on_token is not None:
                 turn.loop.call_soon_threadsafe(turn.sampling.on_token, token)
             turn.logprobs.append(logprob)
+            if num_others := turn.sampling.num_alternatives:
+                turn.alternatives.append(others[:num_others])
             turn.versions.append(self._version)
             reason = self._reason_to_end(turn)
             if reason or token != guess:

@@ -6,11 +6,14 @@ logits, because the noise is computed and not drawn.
 
 from __future__ import annotations
 
+import math
 from hashlib import blake2b
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from forage.types import Alternatives
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -47,16 +50,38 @@ def choose_tokens(
     log-probability is renormalised over them. Returns int64 [B] and float32 [B].
     """
     is_greedy_B = temperature_B == 0
-    scale_B = torch.where(is_greedy_B, torch.ones_like(temperature_B), temperature_B)
-    logprobs_BV = torch.log_softmax(logits_BV.float() / scale_B[:, None], dim=-1)
-    if bool((top_p_B < 1).any()):
-        logprobs_BV = _nucleus(logprobs_BV, top_p_B)
+    logprobs_BV = _distribution(logits_BV, temperature_B, top_p_B)
     cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
     target_B1 = (noise_B * cumulative_BV[:, -1])[:, None]
     sampled_B = torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
     sampled_B = sampled_B.clamp(max=logits_BV.shape[-1] - 1)
     tokens_B = torch.where(is_greedy_B, logits_BV.argmax(dim=-1), sampled_B)
     return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
+
+
+def likeliest_tokens(
+    logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, num_tokens: int
+) -> list[Alternatives]:
+    """The likeliest tokens of each row under what ``choose_tokens`` samples from.
+
+    Log-probabilities are rounded to 4 places: they are for the eye, and records stay small. What
+    ``top_p`` cuts off is left out.
+    """
+    logprobs_BV = _distribution(logits_BV, temperature_B, top_p_B)
+    found_BK = logprobs_BV.topk(min(num_tokens, logprobs_BV.shape[-1]), dim=-1)
+    rows = zip(found_BK.indices.tolist(), found_BK.values.tolist(), strict=True)
+    return [
+        tuple((t, round(p, 4)) for t, p in zip(*row, strict=True) if p > -math.inf) for row in rows
+    ]
+
+
+def _distribution(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor) -> Tensor:
+    """Log-probabilities at the temperature (1 where it is 0), cut to the nucleus."""
+    scale_B = torch.where(temperature_B == 0, torch.ones_like(temperature_B), temperature_B)
+    logprobs_BV = torch.log_softmax(logits_BV.float() / scale_B[:, None], dim=-1)
+    if bool((top_p_B < 1).any()):
+        logprobs_BV = _nucleus(logprobs_BV, top_p_B)
+    return logprobs_BV
 
 
 def _nucleus(logprobs_BV: Tensor, top_p_B: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forage.types import Completion, FinishReason, Sampling
+from forage.types import Alternatives, Completion, FinishReason, Sampling
 
 LENGTH_BUCKET = 64
 NUM_PROMPTS_KEPT = 32
@@ -114,6 +114,7 @@ class PendingTurn:
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    alternatives: list[Alternatives] = field(default_factory=list)
 
     @property
     def num_left(self) -> int:
@@ -122,7 +123,11 @@ class PendingTurn:
 
     def resolve(self, reason: FinishReason) -> None:
         completion = Completion(
-            tuple(self.sampled), tuple(self.logprobs), tuple(self.versions), reason
+            tuple(self.sampled),
+            tuple(self.logprobs),
+            tuple(self.versions),
+            reason,
+            alternatives_T=tuple(self.alternatives),
         )
         self.loop.call_soon_threadsafe(settle, self.future, completion)
 

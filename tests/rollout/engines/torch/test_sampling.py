@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage.rollout.engines.torch.sampling import choose_tokens, noise_key, uniform_noise
+from forage.rollout.engines.torch.sampling import (
+    choose_tokens,
+    likeliest_tokens,
+    noise_key,
+    uniform_noise,
+)
 
 uint64 = st.integers(0, 2**64 - 1)
 
@@ -211,3 +216,10 @@ def test_a_row_gets_the_same_bits_alone_and_among_others(num_rows, vocabulary, s
 def test_the_types_are_what_the_engine_records():
     token, logprob = choose(torch.zeros(1, 4, dtype=torch.bfloat16), grid(1))
     assert (token.dtype, logprob.dtype) == (torch.int64, torch.float32)
+
+
+def test_what_the_nucleus_cuts_off_is_no_alternative():
+    logits_BV = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    ((first, second),) = likeliest_tokens(logits_BV, torch.ones(1), torch.tensor([0.7]), 4)
+    assert first == (0, round(math.log(0.5 / 0.8), 4))
+    assert second == (1, round(math.log(0.3 / 0.8), 4))

@@ -190,3 +190,26 @@ async def test_a_transcript_that_got_shorter_is_counted():
         await engine.generate(tokens(1, 20), sampling(max_tokens=5))
         await engine.generate(tokens(1, 20), sampling(max_tokens=5))
     assert engine.counters.transcript_violations == 1
+
+
+# --- alternatives ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+async def test_alternatives_are_the_likeliest_tokens_of_a_plain_forward(temperature: float):
+    model = make_model()
+    plain = twin(model)
+    prompt, turn = tokens(1, 11), sampling("0/q/0", 12, temperature)
+    async with running_engine(model) as engine:
+        without = await engine.generate(prompt, turn)
+        engine.release("0/q/0")
+        completion = await engine.generate(prompt, replace(turn, num_alternatives=3))
+    assert without.alternatives_T == ()
+    assert replace(completion, alternatives_T=()) == without, "what is sampled is the same"
+    logprobs_TV = plain_logprobs(plain, (*prompt, *completion.token_ids_T), temperature or 1.0)
+    assert len(completion.alternatives_T) == len(completion.token_ids_T)
+    for place, others in enumerate(completion.alternatives_T):
+        expected = logprobs_TV[len(prompt) - 1 + place].topk(3)
+        assert [token for token, _ in others] == expected.indices.tolist()
+        given = torch.tensor([logprob for _, logprob in others])
+        torch.testing.assert_close(given, expected.values, atol=1e-4, rtol=0)
