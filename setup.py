@@ -1,4 +1,4 @@
-"""Puts the recipes, the examples and the plugins into a wheel; everything else stands in pyproject.toml."""
+"""Puts recipes, examples and plugins into a wheel; everything else stands in pyproject.toml."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithRecipes(build_py):
-    """``configs/``, ``examples/`` and ``plugins/`` are beside the package here, and inside it in a wheel."""
+    """Three folders are beside the package here, and inside it in a wheel."""
 
     def run(self) -> None:
         super().run()

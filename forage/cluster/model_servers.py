@@ -21,11 +21,11 @@ from typing import Protocol
 
 from forage.config.run_config import RunConfig
 from forage.config.server_config import VllmPlacement
+from forage.config.shipped_recipes import shipped
 from forage.errors import UserError
 from forage.remote.child_process import ChildProcess
 from forage.remote.json_server import JsonServer
 from forage.remote.request import RemoteFailure
-from forage.config.shipped_recipes import shipped
 from forage.retrieval.serve.port import bind_port
 from forage.rollout.engines.engine_server import Addresses
 
