@@ -12,7 +12,7 @@ set -euo pipefail
 source .venv/bin/activate  # pip install 'forage[gpu,ray]'
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-address="$(srun --nodes=1 --ntasks=1 -w "$head" hostname --ip-address | cut -d ' ' -f 1):6379"
+address="$(srun --nodes=1 --ntasks=1 -w "$head" hostname --all-ip-addresses | cut -d ' ' -f 1):6379"
 
 srun ray symmetric-run --address "$address" --min-nodes "$SLURM_NNODES" -- \
   forage train configs/search-r1-grpo-32b.yaml ${RESUME:-} \

@@ -1,6 +1,7 @@
 """Settings that every test shares; OpenMP is quietened before anything imports torch."""
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import settings
 from forage.hardware import quiet_openmp
 
 quiet_openmp()
+# Ray would write a token to the home, and keeps the first mode that a process has seen.
+os.environ["RAY_AUTH_MODE"] = "disabled"
 
 settings.register_profile("forage", derandomize=True, deadline=None)
 settings.load_profile("forage")

@@ -16,6 +16,7 @@ from typing import Any
 from forage.cluster.bundles import Bundle
 from forage.config.placement_config import RayCluster
 from forage.errors import UserError
+from forage.remote.ray_login import join_ray
 
 LOG = logging.getLogger(__name__)
 
@@ -25,9 +26,10 @@ _ANSWER_S = 120.0
 _START_S = 600.0
 _MAX_STARTS = 3
 _TRY = """
-import logging, sys, ray
+import logging, sys
+from forage.remote.ray_login import join_ray
 try:
-    ray.init(address=sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
+    join_ray(sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
 except Exception as error:
     print(error)
     sys.exit(1)
@@ -158,12 +160,11 @@ def connect(cluster: RayCluster) -> str:
     # Ray gives its own processes 30 s to start, which a busy machine does not always keep.
     for tries_left in reversed(range(_MAX_STARTS if address == OWN else 1)):
         try:
-            ray.init(
-                address=address,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                include_dashboard=False if address == OWN else None,
-            )
+            quietly = {"logging_level": logging.ERROR, "log_to_driver": False}
+            if address == OWN:
+                ray.init(address, include_dashboard=False, **quietly)
+            else:
+                join_ray(address, **quietly)
             break
         except Exception as error:  # of several kinds, none of them documented
             ray.shutdown()

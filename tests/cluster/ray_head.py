@@ -18,7 +18,7 @@ from forage.retrieval.serve.port import bind_port
 
 RAY = Path(sys.executable).parent / "ray"
 _MAX_STARTS = 4  # Ray gives its own processes 30 s, which busy cores do not always keep
-ENVIRONMENT = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def free_port() -> int:
@@ -28,12 +28,18 @@ def free_port() -> int:
 
 @cache
 def ray_address() -> str:
-    """Where it is; it ends with the tests.
+    """Where it is; it ends with the tests."""
+    address, head = start_head(Path(f"/tmp/forage-ray-{os.getpid()}"), ENVIRONMENT)
+    atexit.register(head.wait)
+    atexit.register(head.terminate)
+    return address
 
-    Its folder's name is short: sockets in it have names of at most 107 bytes.
+
+def start_head(folder: Path, environment: dict[str, str]) -> tuple[str, subprocess.Popen[bytes]]:
+    """A Ray's address and its process, to be ended by the caller.
+
+    The folder's name is short: sockets in it have names of at most 107 bytes.
     """
-    folder = Path(f"/tmp/forage-ray-{os.getpid()}")
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # it would write a token to the home
     command = [str(RAY), "start", "--head", "--port=0", "--num-cpus=2", "--num-gpus=4", "--block"]
     command += ["--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
     log = folder.with_suffix(".log")
@@ -49,11 +55,9 @@ def ray_address() -> str:
     atexit.register(log.unlink, missing_ok=True)
     for _ in range(_MAX_STARTS):
         with log.open("w") as out:
-            head = subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRONMENT)
+            head = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
         while head.poll() is None:
             if found := re.search(r"--address='([^']+)'", log.read_text()):
-                atexit.register(head.wait)
-                atexit.register(head.terminate)
-                return found[1]
+                return found[1], head
             time.sleep(0.1)
     pytest.skip(f"Ray does not start here: {log.read_text()[-500:]}")

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from forage.config.placement_config import RayCluster
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.training.rank_processes import RankDiedError
-from tests.cluster.ray_head import ray_address
+from tests.cluster.ray_head import ENVIRONMENT, ray_address, start_head
 from tests.tiny_runs import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -140,3 +141,25 @@ def test_a_ray_of_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(UserError, match=r"(?s)Version mismatch.*Ray: 1\.0\.0"):
         connect(RayCluster(address=ray_address(), startup_timeout_s=60))
+
+
+def test_a_ray_that_asks_for_the_users_token_is_shown_it(tmp_path: Path):
+    """``ray start`` asked for the token that an earlier run had written; the next showed none."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("a" * 64)
+    environment = {name: text for name, text in ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}
+    environment |= {"HOME": str(tmp_path)}
+    address, head = start_head(Path(f"/tmp/forage-token-{os.getpid()}"), environment)
+    try:
+        program = (
+            "import sys; from forage.cluster.ray_actors import connect; "
+            "from forage.config.placement_config import RayCluster; "
+            "connect(RayCluster(address=sys.argv[1], startup_timeout_s=120))"
+        )
+        joined = [sys.executable, "-c", program, address]
+        subprocess.run(joined, env=environment, check=True, timeout=300)
+        with_another = environment | {"RAY_AUTH_TOKEN": "b" * 64}
+        assert subprocess.run(joined, env=with_another, timeout=300, check=False).returncode != 0
+    finally:
+        head.terminate()
+        head.wait()

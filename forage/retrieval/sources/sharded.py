@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
+from forage.remote.ray_login import join_ray
 from forage.retrieval.index.index import OpenOptions, open_index
 from forage.retrieval.index.shards import ShardInfo, check_shards, describe_shard, merge
 from forage.retrieval.source import SourceError
@@ -201,7 +202,7 @@ def _connected(address: str | None) -> Iterator[None]:
         yield
         return
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
+        join_ray(address, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, ValueError) as error:
         raise UserError(
             f"there is no Ray cluster at {address}; start one with: ray start --head"

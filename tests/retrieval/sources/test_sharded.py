@@ -68,13 +68,11 @@ def process_of(replica: str) -> int:
 def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     import ray
 
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "disabled")  # it would write a token to the home
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, resources={"disk": 1})
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, resources={"disk": 1})
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")
