@@ -257,10 +257,12 @@ class EngineThread:
         noise = torch.from_numpy(uniform_noise(keys, positions))
         temperature = torch.tensor([turn.sampling.temperature for turn, _ in rows])
         top_p = torch.tensor([turn.sampling.top_p for turn, _ in rows])
-        noise, *shape = (tensor.to(logits_BV.device) for tensor in (noise, temperature, top_p))
-        tokens, logprobs = choose_tokens(logits_BV, noise, *shape)
+        temperature, top_p = temperature.to(logits_BV.device), top_p.to(logits_BV.device)
+        tokens, logprobs = choose_tokens(logits_BV, noise.to(logits_BV.device), temperature, top_p)
         most = max(turn.sampling.num_alternatives for turn in turns)
-        others = likeliest_tokens(logits_BV, *shape, most) if most else [()] * len(rows)
+        others: list[Alternatives] = [()] * len(rows)
+        if most:
+            others = likeliest_tokens(logits_BV, temperature, top_p, most)
         chosen = iter(zip(tokens.tolist(), logprobs.tolist(), others, strict=True))
         for slot, turn, draft in zip(slots, turns, drafts, strict=True):
             self._append(slot, turn, draft, list(islice(chosen, 1 + len(draft))))
