@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm verifiers
+.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm verifiers test-verifiers
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
@@ -32,7 +32,7 @@ help:
 	@echo "make format  let ruff mend what it can"
 	@echo "make vllm    vLLM for CPUs in an environment of its own: 3 minutes, 3 GB"
 	@echo "make test-vllm  the tests against a real vLLM server"
-	@echo "make verifiers  verifiers in an environment of its own, for its test"
+	@echo "make test-verifiers  the test with the real verifiers, in an environment of its own"
 	@echo "make docs    the pages as a site, in build/site"
 	@echo "make clean   remove .venv, .vllm, .verifiers and every cache (runs/ stays)"
 
@@ -48,11 +48,11 @@ real: $(READY)
 	@$(BIN)/forage real $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 test: $(DEV)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not vllm and not slow" $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not (vllm or verifiers or slow)" $(ARGS)
 
 # Whole runs: recipes and losses that learn, collapses, kills, Ray, real text, a wheel.
 test-slow: $(DEV)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "slow and not vllm" $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "slow and not (vllm or verifiers)" $(ARGS)
 
 # One process: its tests share one server, which takes a minute to start and 3 GB.
 test-vllm: $(DEV)
@@ -74,6 +74,10 @@ $(VERIFIERS)/.ready: pyproject.toml
 	@$(VERIFIERS)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 	  -e . verifiers==0.4.0 uv
 	@touch $@
+
+# It starts the program of the rollouts, which uv fetches the first time: this one needs a network.
+test-verifiers: $(DEV) verifiers
+	@$(BIN)/python -m pytest -m verifiers $(ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff check

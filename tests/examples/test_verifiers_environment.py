@@ -19,21 +19,15 @@ from tests.environment.families import QWEN3, family_tokenizer
 from tests.tiny_runs import world_dir
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+PROGRAMS = ROOT / ".verifiers" / "bin"
+pytestmark = [
+    pytest.mark.verifiers,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not PROGRAMS.is_dir(), reason="no .verifiers here: make verifiers"),
+]
 
 
-@pytest.fixture(scope="module")
-def programs() -> Path:
-    """The programs of the environment that ``make verifiers`` makes; skips where it cannot."""
-    made = subprocess.run(
-        ["make", "verifiers"], cwd=ROOT, capture_output=True, text=True, timeout=900
-    )
-    if made.returncode:
-        pytest.skip(f"make verifiers failed: {made.stderr.strip()[-300:]}")
-    return ROOT / ".verifiers" / "bin"
-
-
-async def test_vf_eval_searches_and_scores_as_forage_does(programs: Path, tmp_path: Path):
+async def test_vf_eval_searches_and_scores_as_forage_does(tmp_path: Path):
     questions = read_questions(world_dir() / "train.jsonl")[:2]
     config = recipe(qwen3(QWEN3), reward={"weights": {"f1": 0.5}})
     (tmp_path / "recipe.yaml").write_text(to_yaml(config), encoding="utf-8")
@@ -56,7 +50,7 @@ async def test_vf_eval_searches_and_scores_as_forage_does(programs: Path, tmp_pa
         return {"content": THOUGHT, "tool_calls": calls}
 
     with scripted_chat(turn) as (url, seen):
-        traces = _evaluate(programs, tmp_path, url)
+        traces = _evaluate(tmp_path, url)
     [function] = [tool["function"] for tool in seen[0]["tools"]]
     assert function["name"] == "search"
     assert function["description"].startswith("Searches an encyclopedia")
@@ -76,7 +70,7 @@ async def test_vf_eval_searches_and_scores_as_forage_does(programs: Path, tmp_pa
             assert json.dumps("Doc 1(Title: ")[1:-1] in json.dumps(message)
 
 
-def _evaluate(programs: Path, directory: Path, url: str) -> list[dict[str, Any]]:
+def _evaluate(directory: Path, url: str) -> list[dict[str, Any]]:
     """The traces that ``vf-eval`` writes for the first two questions."""
     words = (
         f"vf-eval verifiers_environment --env.taskset.recipe recipe.yaml -n 2 --no-push --no-rich "
@@ -86,12 +80,12 @@ def _evaluate(programs: Path, directory: Path, url: str) -> list[dict[str, Any]]
     ).split()
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}",
-        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
         "HOME": str(directory),
         "FORAGE_TEST_KEY": "none",
     }
     ended = subprocess.run(
-        [str(programs / words[0]), *words[1:]],
+        [str(PROGRAMS / words[0]), *words[1:]],
         cwd=directory,
         env=environment,
         timeout=500,
