@@ -1,6 +1,7 @@
 """``import forage``: the loop from a script and from a notebook, with functions of the caller's."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ipykernel.kernelspec import write_kernel_spec
+from jupyter_client.manager import start_new_kernel
 
 import forage
 from forage.config.run_config import build_config, load_config, to_yaml
@@ -114,6 +117,50 @@ def test_a_run_works_where_an_event_loop_runs_already(tmp_path: Path):
             run_training(run.config, resume=False)
 
     asyncio.run(cell())
+
+
+def test_a_notebooks_kernel_trains_leaves_the_loop_and_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a real kernel the first step raised RuntimeError, then the process aborted."""
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "jupyter"))  # nothing of the user's own
+    write_kernel_spec(str(tmp_path / "jupyter" / "kernels" / "forage"))
+    root = str(Path(forage.__file__).parents[1])
+    manager, client = start_new_kernel(
+        kernel_name="forage", cwd=str(tmp_path), env={**os.environ, "PYTHONPATH": root}
+    )
+
+    def run_cell(code: str) -> list[str]:
+        """What the cell prints, line by line; its error fails the test."""
+        printed: list[str] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+                printed.append(message["content"]["text"])
+
+        reply = client.execute_interactive(code, timeout=120, output_hook=hear)
+        assert reply["content"]["status"] == "ok", reply["content"]
+        return "".join(printed).splitlines()
+
+    try:
+        setup = f"""
+import asyncio, os, forage
+config = {config_for(tmp_path)}
+search = lambda query: [query + " is a town."]
+asyncio.get_running_loop()  # what makes a notebook another place than a script
+print(os.getpid())
+"""
+        [process] = run_cell(setup)
+        loop = "for step in forage.Run(config, 'output_dir=whole', search=search):\n"
+        assert run_cell(f"{loop}    print(step.number)") == ["0", "1"]
+        left = "for step in (run := forage.Run(config, 'output_dir=left', search=search)):\n"
+        assert run_cell(f"{left}    print(step.number)\n    break") == ["0"]
+        said = run_cell("print(os.getpid(), run.model.name, run.ask('Who?').question.text)")
+        assert said == [f"{process} step_000001 Who?"]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 def test_settings_are_an_object_a_mapping_or_a_file(tmp_path: Path):
