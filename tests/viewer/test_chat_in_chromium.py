@@ -147,6 +147,7 @@ def test_a_browser_that_goes_away_ends_the_episode():
         assert has_ended.wait(60)
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_question_streams_its_thoughts_passages_and_answer_with_their_seconds(page: Page):
     """The whole: the model that ships with Forage, a search server, a command, a browser."""
