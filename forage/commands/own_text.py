@@ -99,9 +99,11 @@ def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
         raise UserError(f"cannot read the corpus {path}: there is no such file; check the path")
     if is_table(path):
         return read_table(path, columns)
-    if not any((args.text_column, args.title_column, args.id_column)):
-        return read_documents(path)
     tables = sorted(file for file in path.glob("*") if is_table(file)) if path.is_dir() else []
+    if not any((args.text_column, args.title_column, args.id_column)):
+        for file in tables:
+            logger.warning("%s is a table and was left out: index it with --corpus %s", file, file)
+        return read_documents(path)
     if not tables:
         raise UserError(
             f"--text-column, --title-column and --id-column are for tables ({', '.join(TABLES)}); "

@@ -145,6 +145,19 @@ def test_a_folder_of_ones_own_documents_is_searched(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_table_among_documents_is_left_out_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """It was passed over in silence, so its rows were thought to be in the index."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "a.txt").write_text("The Tiber flows through Rome.")
+    (tmp_path / "own" / "t.csv").write_text("title,text\nParis,It lies on the Seine.\n")
+    assert main(f"index --corpus {tmp_path}/own --out {tmp_path}/i".split()) == 0
+    said = capsys.readouterr().err
+    assert f"t.csv is a table and was left out: index it with --corpus {tmp_path}" in said
+    assert manifest(tmp_path / "i")["num_passages"] == 1
+
+
 def test_a_table_with_named_columns_is_searched(tmp_path: Path):
     table, index = tmp_path / "t.csv", tmp_path / "i"
     table.write_text("key,heading,body\na1,Ada,Wrote a program in 1843\n")
