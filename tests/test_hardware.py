@@ -158,6 +158,39 @@ def test_keeping_freed_memory_may_be_asked_for_again_and_again():
     assert torch.zeros(1 << 20).sum() == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="malloc_trim is glibc's")
+def test_freed_memory_of_all_threads_goes_back_to_the_kernel():
+    """A run grew to 19 GB: each thread that had learnt kept the most that it had ever freed."""
+    program = """
+import threading, psutil, torch
+from forage.hardware import give_back_freed_memory, keep_freed_memory
+
+def used_mb():
+    return psutil.Process().memory_info().rss / 1e6
+
+def work():
+    blocks = [torch.ones(1_000_000) for _ in range(100)]
+    together.wait()
+
+torch.ones(10).sum()
+keep_freed_memory()
+before = used_mb()
+together = threading.Barrier(2)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+kept = used_mb() - before
+give_back_freed_memory()
+print(kept, used_mb() - before)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    kept, left = map(float, ended.stdout.split())
+    assert kept > 600
+    assert left < 0.2 * kept
+
+
 def test_a_passing_thread_returns_and_raises_what_its_call_did_and_has_ended() -> None:
     seen: list[threading.Thread] = []
 

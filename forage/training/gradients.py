@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from forage.batch import Rows
-from forage.hardware import keep_freed_memory, num_cores
+from forage.hardware import give_back_freed_memory, keep_freed_memory, num_cores
 from forage.training.sharding import Ranks
 
 T = TypeVar("T")
 
 Loss = Callable[[], tuple[Tensor, T]]
 """Computes a micro-batch's share of the loss, and a report about it."""
+_SMALL_MODEL = 10_000_000
+"""Parameters up to which what a batch frees is kept for the next one: some hundred megabytes."""
 
 
 def accumulate(
@@ -54,6 +56,8 @@ def accumulate(
                     parameter.grad = gradient.clone()
                 else:
                     parameter.grad += gradient
+    if sum(parameter.numel() for parameter in model.parameters()) > _SMALL_MODEL:
+        give_back_freed_memory()
     return results
 
 

@@ -15,6 +15,10 @@ PAGES = {
 }
 
 
+async def _serve_nothing(server: object, sockets: object) -> None:
+    """In place of a server that runs until it is stopped."""
+
+
 @pytest.mark.parametrize("page", [name for name, blocks in PAGES.items() if blocks])
 def test_each_block_of_a_page_runs_in_its_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -22,7 +26,7 @@ def test_each_block_of_a_page_runs_in_its_order(
     """A command of the README once ended with an error: it named an index that was not there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)  # pages of forage view
+    monkeypatch.setattr("uvicorn.Server.serve", _serve_nothing)  # pages of forage view
     reader = Reader(tmp_path)
     failed: list[str] = []
     try:
