@@ -90,8 +90,8 @@ def loaded_objects_spared() -> Iterator[None]:
 def give_back_freed_memory() -> None:
     """Give the kernel what is freed, which ``keep_freed_memory`` kept; without glibc nothing.
 
-    Each thread has an arena of its own, and each kept the most that it had ever freed: a run of 135
-    million parameters grew from 6 to 19 GB as one thread after the other learnt, and was killed.
+    Each thread has an arena of its own, which keeps the most that it ever freed. A run of 135
+    million parameters, whose phases have threads of their own, grew from 6 to 19 GB.
     """
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
