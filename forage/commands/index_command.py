@@ -7,6 +7,7 @@ option that the chosen backend does not read is an error that says which backend
 from __future__ import annotations
 
 import argparse
+import logging
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ _ENCODER = (
     *("revision", "query_model", "query_revision", "pooling", "query_prefix", "passage_prefix"),
     *("passage_template", "normalise", "max_length", "dtype", "onnx_file"),
 )
+
+
+LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -98,6 +102,7 @@ def run(args: Namespace) -> int:
         _import(args)
     else:
         _build(args)
+    LOG.info("%s: the index; next: forage serve %s", args.out, args.out)
     return 0
 
 

@@ -38,6 +38,14 @@ def test_bm25_takes_k1_and_b_and_their_defaults(texts: Path, tmp_path: Path):
     assert (manifest(tmp_path / "i")["k1"], manifest(tmp_path / "i")["b"]) == (1.2, 0)
 
 
+def test_a_build_ends_with_the_next_command(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["index", "--corpus", str(texts), "--out", str(tmp_path / "i")]) == 0
+    said = re.sub(r"\s+", "", capsys.readouterr().err)  # a terminal's lines are wrapped
+    assert said.endswith(f"next:forageserve{tmp_path}/i")
+
+
 def test_vectors_are_built_with_what_was_said(texts: Path, model: Path, tmp_path: Path):
     argv = f"index --corpus {texts} --backend ivfpq --encoder {model} --out {tmp_path}/i"
     argv += " --lists 4 --probes 2 --code-bytes 8 --rescore int8 --candidates 50 --device cpu"
