@@ -154,6 +154,8 @@ def head_logprobs(
     assert head is not None, "a causal language model has a head"
     vocabulary = head.weight.shape[0]
     size = max(1, LOGITS_PER_CHUNK // vocabulary)
+    # Chunks of one size: a short last one would take a kernel with other sums than the engine's.
+    num_chunks = max(1, -(-len(hidden_MH) // size))
 
     def one_chunk(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_CV = torch.log_softmax(at_least_float32(head(hidden_CH)) / temperature, dim=-1)
@@ -163,7 +165,9 @@ def head_logprobs(
 
     chunks = [
         checkpoint(one_chunk, hidden_CH, targets_C, use_reentrant=False)
-        for hidden_CH, targets_C in zip(hidden_MH.split(size), targets_M.split(size), strict=True)
+        for hidden_CH, targets_C in zip(
+            hidden_MH.tensor_split(num_chunks), targets_M.tensor_split(num_chunks), strict=True
+        )
     ]
     logprobs, entropies = zip(*chunks, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)

@@ -18,6 +18,8 @@ from forage.attention import mix_values
 KEY_MULTIPLE = 16
 QUERY_BLOCK = 192
 """Queries are taken in blocks, so that the masked half of the scores is mostly not computed."""
+MIN_QUERY_ROWS = 16
+"""A shorter block is filled up: products with 1 to 3 rows take another kernel, with other sums."""
 
 
 class PackedAttend:
@@ -58,14 +60,19 @@ def _attend_cpu(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Te
     padding = -num_tokens % KEY_MULTIPLE
     keys_t = pad(key.transpose(0, 1).transpose(-1, -2), (0, padding))
     values = pad(value.transpose(0, 1), (0, 0, 0, padding))
+    num_in_last = (num_tokens - 1) % QUERY_BLOCK + 1
+    num_rows = num_tokens + max(0, MIN_QUERY_ROWS - num_in_last)
+    grouped = pad(grouped, (0, 0, 0, num_rows - num_tokens))
     blocks = []
-    for start in range(0, num_tokens, QUERY_BLOCK):
-        end = min(start + QUERY_BLOCK, num_tokens)
-        width = end + -end % KEY_MULTIPLE
+    for start in range(0, num_rows, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, num_rows)
+        width = min(end, num_tokens)
+        width += -width % KEY_MULTIPLE
         scores = grouped[:, :, start:end] @ keys_t[..., :width]
         is_hidden = torch.ones(end - start, width, dtype=torch.bool).triu_(start + 1)
         bias = torch.zeros(is_hidden.shape, dtype=scores.dtype).masked_fill_(
             is_hidden, float("-inf")
         )
         blocks.append(mix_values((scores + bias).softmax(dim=-1), values[..., :width, :]))
-    return torch.cat(blocks, dim=2).reshape(1, num_heads, num_tokens, head_dim)
+    attended = torch.cat(blocks, dim=2)[:, :, :num_tokens]
+    return attended.reshape(1, num_heads, num_tokens, head_dim)

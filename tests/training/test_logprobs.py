@@ -98,7 +98,7 @@ def test_a_sequences_first_token_cannot_be_wanted():
 
 
 def test_no_more_logits_than_a_chunk_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 4 * 96)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 5 * 96)
     model = make_model()
     attention.install(model)
     shapes: list[tuple[int, ...]] = []
@@ -107,5 +107,7 @@ def test_no_more_logits_than_a_chunk_are_held_at_a_time(monkeypatch: pytest.Monk
     head.register_forward_hook(lambda module, args, output: shapes.append(tuple(output.shape)))
     values, _ = token_logprobs(model, PACKED, every_predictable(PACKED), 1.0)
     values.sum().backward()
-    assert {shape[0] for shape in shapes} <= {1, 2, 3, 4}
-    assert len(shapes) == 2 * -(-len(values) // 4)  # once forward, once again for the backward
+    sizes = {shape[0] for shape in shapes}
+    assert max(sizes) <= 5
+    assert min(sizes) >= max(sizes) - 1, "a short last chunk has the last bits of another kernel"
+    assert len(shapes) == 2 * -(-len(values) // 5)  # once forward, once again for the backward

@@ -2,16 +2,18 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from forage import attention
+from forage.rollout.engines.torch.packed_forward import attend_rows
 from forage.training.logprobs import hidden_states
 from forage.training.packed_attention import QUERY_BLOCK, PackedAttend, _attend_fused
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
 from tests.training.sequences import lay
 
-HEADS, KV_HEADS, DIM = 4, 2, 8
+HEADS, KV_HEADS, DIM = 4, 2, 32
 
 
 def random_qkv(num_tokens: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -47,6 +49,25 @@ def test_a_packed_row_equals_its_sequences_one_by_one_to_the_bit():
             0, query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scaling=0.3
         )
         assert torch.equal(together[:, start:end], alone)
+
+
+def test_every_length_gives_a_row_the_bits_that_the_engine_gives_it():
+    """A block that ended with 1 to 3 queries differed by a last bit: 4e-5 in a sharp policy."""
+    longest = 2 * QUERY_BLOCK + 4
+    parts = random_qkv(longest, seed=1)
+    query, key, value = (part[0] for part in parts)
+    expected = np.zeros((longest, HEADS, DIM), dtype=np.float32)
+    attend_rows(
+        (query.transpose(0, 1).contiguous() * 0.3).numpy(),
+        key.transpose(-1, -2)[None].contiguous().numpy(),
+        value[None].contiguous().numpy(),
+        np.zeros(longest, dtype=np.int64),
+        np.arange(1, longest + 1),
+        expected,
+    )
+    for length in range(1, longest + 1):
+        out = PackedAttend((0, length))(0, *(part[:, :, :length] for part in parts), scaling=0.3)
+        assert torch.equal(out[0], torch.from_numpy(expected[:length])), length
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
