@@ -41,6 +41,8 @@ from forage.types import SearchReply
 PACKAGE = Path(forage.__file__).parent
 MEDIAN_S, SIGMA, LONGEST_S = 0.3, 1.0, 10.0
 PHASES = ("rollout", "train", "publish", "record", "checkpoint")
+CONSTANT_RATE = {"learning_rate": 5e-5, "final_learning_rate_ratio": 1.0}
+"""The rate of the runs in scale.md: with the demo's, a run of another length has other rates."""
 
 
 class SlowSearchClient(SearchClient):
@@ -69,6 +71,7 @@ def config_of(args: argparse.Namespace, name: str, seed: int, **placement: Any) 
     tree["rollout"]["max_concurrent_episodes"] = 256
     tree["trainer"] |= {"num_steps": args.steps, "checkpoint_every": args.steps}
     tree["trainer"] |= {"questions_per_step": args.questions_per_step, "group_size": 4}
+    tree["trainer"] |= CONSTANT_RATE
     tree["evaluation"] |= {"every": 0, "num_questions": args.questions, "arms": ["normal"]}
     tree["evaluation"] |= {"every": args.steps, "at_end": False}
     if placement:

@@ -31,6 +31,8 @@ from forage.train import run_training
 PACKAGE = Path(forage.__file__).parent
 RUNS = ("torch", "vllm", "ray")
 PHASES = ("rollout", "train", "publish", "record")
+CONSTANT_RATE = {"learning_rate": 5e-5, "final_learning_rate_ratio": 1.0}
+"""The rate of the runs in scale.md: with the demo's, a run of another length has other rates."""
 
 
 def config_of(name: str, url: str, args: argparse.Namespace) -> RunConfig:
@@ -46,7 +48,7 @@ def config_of(name: str, url: str, args: argparse.Namespace) -> RunConfig:
         "index": str(world / "index"),
     }
     tree["trainer"] |= {"num_steps": steps, "checkpoint_every": steps}
-    tree["trainer"]["questions_per_step"] = args.questions_per_step
+    tree["trainer"] |= {"questions_per_step": args.questions_per_step} | CONSTANT_RATE
     tree["evaluation"] |= {
         "every": steps,
         "num_questions": args.questions,
