@@ -1,7 +1,7 @@
 """Arguments that several commands share: a recipe with overrides, an address, kinds, numbers.
 
-``positive``, ``count``, ``port``, ``seconds`` and ``not_negative`` are each a ``type=`` of
-argparse: a text in, a value out, or an error that says what is allowed.
+``positive``, ``count``, ``port``, ``seconds``, ``not_negative`` and ``local_path`` are each a
+``type=`` of argparse: a text in, a value out, or an error that says what is allowed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,20 @@ def not_negative(text: str) -> float:
     return value
 
 
+def local_path(text: str) -> Path:
+    """A file or directory of this machine; a ``Path`` of an address would lose a slash."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text} is an address, and a file or a directory is wanted here; a setting names the "
+            "address of a model (model.endpoint.url) or of a search server (search.url)"
+        )
+    return Path(text)
+
+
 def add_recipe(parser: ArgumentParser) -> None:
     """A recipe alone."""
     text = "the recipe: a file, or the name of one that ships with Forage (see: forage recipes)"
-    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help=text)
+    parser.add_argument("config", type=local_path, metavar="CONFIG.yaml", help=text)
 
 
 def add_overrides(parser: ArgumentParser) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from forage.commands.arguments import local_path
 from forage.commands.finding import Finding, Verdict, findings_table
 from forage.errors import UserError
 from forage.retrieval.serve.port import bind_port
@@ -43,7 +44,7 @@ _OF_THE_DEMO = ("", "train")
 
 def add_arguments(parser: ArgumentParser) -> None:
     text = "say what these recipes need, and what of it is missing (default: the demo)"
-    parser.add_argument("configs", type=Path, nargs="*", metavar="RECIPE", help=text)
+    parser.add_argument("configs", type=local_path, nargs="*", metavar="RECIPE", help=text)
     text = "a line for each recipe that ships with Forage"
     parser.add_argument("--recipes", action="store_true", help=text)
     text = (

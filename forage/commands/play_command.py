@@ -21,7 +21,7 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
-from forage.commands.arguments import add_address, add_overrides
+from forage.commands.arguments import add_address, add_overrides, local_path
 from forage.commands.view_command import check_loopback, serve_pages
 from forage.config.config_file import apply_override
 from forage.config.run_config import RunConfig, build_config, load_config
@@ -39,7 +39,7 @@ _TAG = re.compile(rf"<(/?)({'|'.join(_STYLES)})>")
 
 def add_arguments(parser: ArgumentParser) -> None:
     text = "a recipe, the directory of a run (its newest checkpoint plays), or that of a model"
-    parser.add_argument("config", type=Path, metavar="CONFIG", help=text)
+    parser.add_argument("config", type=local_path, metavar="CONFIG", help=text)
     text = "the question; without one they are asked for here, or are the lines of a pipe"
     parser.add_argument("question", nargs="?", metavar="QUESTION", help=text)
     add_overrides(parser)

@@ -16,9 +16,8 @@ from typing import Any
 from forage.commands.finding import Finding, Verdict
 from forage.commands.recipe_check import RecipeCheck
 from forage.commands.server_probes import probe_http, probe_search, probe_vllm
-from forage.config.config_file import BASE
 from forage.config.run_config import RunConfig, load_config
-from forage.config.shipped_recipes import find_recipe, recipes
+from forage.config.shipped_recipes import commands_of, find_recipe, maker_of, recipes
 from forage.errors import UserError
 from forage.plan.fitting import smallest_fit
 from forage.plan.machine import Need, needs
@@ -27,7 +26,6 @@ from forage.plan.models import measure
 from forage.plan.plan import Plan, make_plan
 from forage.retrieval.index.manifest import MANIFEST_FILE
 
-_COMMAND = re.compile(r"#\s+(forage \w.*)")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -51,7 +49,7 @@ class RecipeDoctor:
             plan = make_plan(config) if _is_model_findable(config) else None
         except UserError as error:
             return RecipeCheck(str(recipe), (Finding("settings", str(error), Verdict.FAILURE),))
-        makers = list(_commands_of(path))
+        makers = list(commands_of(path))
         needed = needs(config, None) if plan is None else plan.needs
         data = tuple(_data(config, needed, makers))
         return RecipeCheck(
@@ -81,7 +79,7 @@ class RecipeDoctor:
     def _servers(self, config: RunConfig, makers: list[str]) -> Iterator[Finding]:
         search = config.search
         if search.urls and all(isinstance(url, str) for url in search.urls):
-            serve = _maker_of("", makers, "forage serve")
+            serve = maker_of("", makers, "forage serve")
             serve = serve or search.serve_command(config.data.index)
             fetched = [f"forage data corpus {name} --out corpora/{name}" for name in search.corpora]
             remedy = " && ".join([*fetched, serve])
@@ -137,7 +135,7 @@ def _models(needed: Sequence[Need], makers: list[str]) -> Iterator[Finding]:
             yield Finding(need.what, need.state + size, Verdict.WARNING, f"hf download {path}")
         else:
             inside = Path(__file__).parents[2] / path  # the model that ships with Forage
-            remedy = f"add model.path={inside}" if inside.is_dir() else _maker_of(path, makers)
+            remedy = f"add model.path={inside}" if inside.is_dir() else maker_of(path, makers)
             remedy = remedy or "name a directory, or an id of the hub, in model.path"
             yield Finding(need.what, "no such directory", Verdict.FAILURE, remedy)
 
@@ -150,7 +148,7 @@ def _data(config: RunConfig, needed: Sequence[Need], makers: list[str]) -> Itera
         if need.num_bytes == 0:
             yield Finding(need.what, need.state)
         else:
-            remedy = need.command or _maker_of(path, makers) or f"name a file in data.{what}"
+            remedy = need.command or maker_of(path, makers) or f"name a file in data.{what}"
             verdict = Verdict.FAILURE if need.blocks else Verdict.WARNING
             yield Finding(need.what, need.state, verdict, remedy)
     index = config.data.index
@@ -159,7 +157,7 @@ def _data(config: RunConfig, needed: Sequence[Need], makers: list[str]) -> Itera
     if (index / MANIFEST_FILE).is_file():
         yield Finding(f"index {index}", "on this machine")
         return
-    remedy = _maker_of(str(index), makers) or f"forage index --corpus FILE --out {index}"
+    remedy = maker_of(str(index), makers) or f"forage index --corpus FILE --out {index}"
     is_read = bool({"gold", "random"} & set(config.evaluation.arms))
     verdict = Verdict.FAILURE if is_read else Verdict.WARNING
     yield Finding(f"index {index}", "not on this machine", verdict, remedy)
@@ -189,29 +187,3 @@ def _smallest(config: RunConfig) -> str | None:
     if model is None or (asked is not None and critic is None):
         return None
     return smallest_fit(config, lambda placed: plan_memory(placed, model, critic, 1))
-
-
-def _commands_of(recipe: Path) -> Iterator[str]:
-    """The ``forage`` commands that stand in the comments of a recipe and of its bases."""
-    text = recipe.read_text(encoding="utf-8")
-    yield from (match[1].strip() for match in map(_COMMAND.fullmatch, text.splitlines()) if match)
-    import yaml
-
-    bases = (yaml.safe_load(text) or {}).get(BASE, [])
-    for base in [bases] if isinstance(bases, str) else bases:
-        yield from _commands_of(recipe.parent / base)
-
-
-def _maker_of(path: str, makers: list[str], begins: str = "forage ") -> str:
-    """The command that makes ``path``: its ``--out`` is the path or a directory above; "" if none.
-
-    An empty ``path`` asks for the first that begins so.
-    """
-    for command in makers:
-        if not command.startswith(begins):
-            continue
-        words = command.split()
-        out = Path(words[words.index("--out") + 1]) if "--out" in words[:-1] else None
-        if not path or (out is not None and out in (Path(path), *Path(path).parents)):
-            return command
-    return ""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forage.commands.arguments import add_address
+from forage.commands.arguments import add_address, local_path
 from forage.errors import UserError
 from forage.retrieval.serve.port import bind_port, is_loopback
 
@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 def add_arguments(parser: ArgumentParser) -> None:
     text = "output_dir of a run, a folder of runs, or the file of an evaluation"
-    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help=text)
+    parser.add_argument("paths", type=local_path, nargs="+", metavar="PATH", help=text)
     add_address(parser, 8100)
 
 

@@ -1,6 +1,6 @@
 """Every key of the settings as text: its name, type, default and sentence, from the models alone.
 
-``forage settings`` prints it, and the test of docs/algorithms.md makes that page's table of it.
+``forage settings`` prints it.
 """
 
 from __future__ import annotations

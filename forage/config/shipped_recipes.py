@@ -2,20 +2,25 @@
 
 A wheel holds ``configs/``, ``examples/`` and ``plugins/`` inside the package; a checkout has them
 beside it. What lies in ``plugins/`` runs inside other people's servers.
-``load_config`` takes a recipe's name (``search-r1-grpo-v0.2``) where no file is called that.
+``load_config`` takes a recipe's name (``search-r1-grpo-v0.2``) where no file is called that. The
+comments of a recipe may hold the commands that make what it reads.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from forage.config.config_file import BASE
 from forage.errors import UserError
 
 FOLDERS = ("configs", "examples", "plugins")
 
 _PACKAGE = Path(__file__).parents[1]
+_COMMAND = re.compile(r"#\s+(forage \w.*)")
 
 
 def shipped(folder: str) -> Path:
@@ -58,3 +63,29 @@ def copy_shipped(out: Path) -> None:
     for folder in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(shipped(folder), out / folder, ignore=ignored)
+
+
+def commands_of(recipe: Path) -> Iterator[str]:
+    """The ``forage`` commands that stand in the comments of a recipe and of its bases."""
+    text = recipe.read_text(encoding="utf-8")
+    yield from (match[1].strip() for match in map(_COMMAND.fullmatch, text.splitlines()) if match)
+    import yaml
+
+    bases = (yaml.safe_load(text) or {}).get(BASE, [])
+    for base in [bases] if isinstance(bases, str) else bases:
+        yield from commands_of(recipe.parent / base)
+
+
+def maker_of(path: str, makers: Iterable[str], begins: str = "forage ") -> str:
+    """The command that makes ``path``: its ``--out`` is the path or a directory above; "" if none.
+
+    An empty ``path`` asks for the first that begins so.
+    """
+    for command in makers:
+        if not command.startswith(begins):
+            continue
+        words = command.split()
+        out = Path(words[words.index("--out") + 1]) if "--out" in words[:-1] else None
+        if not path or (out is not None and out in (Path(path), *Path(path).parents)):
+            return command
+    return ""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from forage.config.shipped_recipes import commands_of, maker_of, recipes
 from forage.data.forms.chat_rows import search_r1_row
 from forage.data.forms.forms import check_form, questions_of, recognise
 from forage.data.forms.rows import Row, read_rows, stem, write_search_r1_rows
@@ -29,6 +30,9 @@ def read_questions(path: Path | str, form: str | None = None) -> list[Question]:
     with the line or row number for what cannot be a question.
     """
     path = Path(path)
+    if not path.exists():
+        what = "parquet file" if path.suffix == ".parquet" else "questions"
+        raise UserError(f"cannot read the {what} {path}: No such file; {_makers_of(path)}")
     first_place: dict[str, str] = {}
     questions: list[Question] = []
     for place, question in _questions(path, form):
@@ -42,6 +46,17 @@ def read_questions(path: Path | str, form: str | None = None) -> list[Question]:
     if not questions:
         raise UserError(f"{path} holds no questions")
     return questions
+
+
+def _makers_of(path: Path) -> str:
+    """What makes the questions of ``path``: the command of a recipe that ships, or of any file."""
+    shipped = (command for recipe in recipes().values() for command in commands_of(recipe))
+    if command := maker_of(str(path), shipped):
+        return f"make it with: {command}"
+    return (
+        "forage data world --out DIR makes generated questions, forage data prepare nq --split "
+        f"train --out {path} published ones"
+    )
 
 
 def write_questions(path: Path | str, questions: Iterable[Question]) -> None:

@@ -167,3 +167,13 @@ def test_a_directory_that_is_neither_run_nor_model_is_an_error(
 ):
     assert play(tmp_path, "why?") == 2
     assert "holds neither the config.yaml of a run nor the config.json" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_logging")
+@pytest.mark.parametrize("command", ["play", "view", "train", "doctor"])
+def test_an_address_in_place_of_a_path_is_named_as_it_was_written(
+    command: str, capsys: pytest.CaptureFixture[str]
+):
+    """It was shown as ``http:/x``: a path had been made of it."""
+    assert main([command, "http://x"]) == 2
+    assert "http://x is an address, and a file or a directory" in capsys.readouterr().err

@@ -265,3 +265,16 @@ def test_a_long_question_is_read_whole(tmp_path: Path):
     text = "who " * 25_000
     path = write_lines(tmp_path / "long.jsonl", {"question": text, "answers": ["A"]})
     assert read_questions(path)[0].text == text
+
+
+def test_a_missing_file_is_named_with_the_command_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The path alone left a newcomer who tried a recipe that ships without the next step."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"forage data squad FILE\.json --out runs/xquad/data$"):
+        read_questions("runs/xquad/data/questions.jsonl")
+    with pytest.raises(UserError, match=r"data world .*--hops 1 --out runs/cpu/one-hop$"):
+        read_questions("runs/cpu/one-hop/train.jsonl")
+    with pytest.raises(UserError, match=r"data prepare nq --split train --out my/own\.jsonl"):
+        read_questions("my/own.jsonl")
