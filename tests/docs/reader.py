@@ -168,5 +168,5 @@ def check_other(program: str, rest: list[str], block: Block) -> None:
     elif program.startswith("python"):
         assert (ROOT / rest[0]).is_file(), f"{block.place}: there is no {rest[0]}"
     else:
-        known = ("true", "curl", "export", "cd", "git", "ray", "vllm", "vf-eval")
+        known = ("true", "curl", "export", "cd", "git", "ray", "source", "vllm", "vf-eval")
         assert program in known, f"{block.place}: {program} is no command that this test knows"

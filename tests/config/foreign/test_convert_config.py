@@ -269,10 +269,21 @@ def test_every_key_of_ours_in_a_table_is_a_setting(name: str):
     assert {path.removesuffix(".kind") for path in unknown} - known == set()
 
 
-def test_the_page_has_the_tables_of_all_keys():
+def test_each_key_of_the_pages_table_is_what_the_trainers_tables_say():
     page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
-    for trainer in TRAINERS.values():
-        assert table(trainer) in page
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    header, *rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines]
+    trainers = [TRAINERS[name] for name in ("verl", "slime", "rlinf", "trl")]
+    assert header == ["Forage", *(trainer.name for trainer in trainers)]
+    for ours, *theirs in rows:
+        for trainer, key in zip(trainers, theirs, strict=True):
+            assert not key or ours in {one.ours for one in trainer.keys if one.theirs == key}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_the_command_prints_a_trainers_table(name: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["convert-config", "--table", name]) == 0
+    assert capsys.readouterr().out == table(TRAINERS[name])
 
 
 @pytest.mark.parametrize(
