@@ -6,8 +6,9 @@
 The demo's recipe from the shipped warm start with a real vLLM server, or with ``--engine torch``.
 Each search waits first: 300 ms in the median, with a heavy tail (log-normal, sigma 1: one of a
 hundred waits 3 s). The runs of a pair have the same seed and the same number of episodes. Printed
-for each: episodes a second of the steps after the first, and the exact match of a greedy
-evaluation at the end.
+for each: episodes a second, seconds by phase, what the processor was used for, and the exact match
+of a greedy evaluation at the end. Neither the first step counts nor the last: the first of S = 1
+plays two steps, and beside the last nothing is played ahead.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+import psutil
 import yaml
 
 import forage
@@ -36,11 +38,13 @@ from forage.records import read_metrics
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
+from forage.rollout.play.groups import StepGroups
 from forage.types import SearchReply
+from forage.watch.stop_signal import StopSignal
 
 PACKAGE = Path(forage.__file__).parent
 MEDIAN_S, SIGMA, LONGEST_S = 0.3, 1.0, 10.0
-PHASES = ("rollout", "train", "publish", "record", "checkpoint")
+PHASES = ("rollout", "train", "publish", "record")
 CONSTANT_RATE = {"learning_rate": 5e-5, "final_learning_rate_ratio": 1.0}
 """The rate of the runs in scale.md: with the demo's, a run of another length has other rates."""
 
@@ -97,17 +101,56 @@ def serving(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             runner.run(servers.stop())
 
 
-def run_once(config: RunConfig) -> tuple[float, float, dict[str, float]]:
-    """Episodes a second after the first step, the exact match at the end, and medians by phase."""
+class Processor:
+    """Looks at the end of each step how long the processor has worked, and for whom."""
+
+    def __init__(self) -> None:
+        self.stop = StopSignal()
+        self._seen: list[dict[str, float]] = []
+
+    async def see(self, step: int, groups: StepGroups, metrics: dict[str, float]) -> None:
+        del step, groups, metrics
+        seconds = {"trainer and player": _worked(psutil.Process()), "all programs": _all_worked()}
+        for child in psutil.Process().children(recursive=True):
+            command = " ".join(child.cmdline()).strip()
+            served = command if command.startswith("VLLM::") else "vLLM's routes"
+            name = served if "vllm" in command.lower() else "search server"
+            seconds[name] = seconds.get(name, 0.0) + _worked(child)
+        self._seen.append(seconds)
+
+    def shares(self, num_steps: int) -> dict[str, float]:
+        """Processor seconds a step by program, of the steps but the first and the last."""
+        first, last = self._seen[0], self._seen[num_steps]
+        return {name: (last[name] - first.get(name, 0.0)) / num_steps for name in last}
+
+
+def _worked(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _all_worked() -> float:
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system
+
+
+def run_once(config: RunConfig) -> tuple[float, float, dict[str, float], dict[str, float]]:
+    """Episodes a second, the exact match at the end, and seconds a step: by phase, of processors.
+
+    Without the first step and the last.
+    """
     SlowSearchClient.waits.seed(config.seed)
-    train.run_training(config, resume=False)
+    processor = Processor()
+    train.run_training(config, resume=False, watcher=processor)
     rows: list[dict[str, Any]] = read_metrics(config.output_dir)
-    phases = {phase: [row.get(f"seconds/{phase}", 0.0) for row in rows[1:]] for phase in PHASES}
-    trainer = config.trainer
-    num_episodes = (len(rows) - 1) * trainer.questions_per_step * trainer.group_size
-    seconds = sum(map(sum, phases.values()))
-    medians = {phase: median(values) for phase, values in phases.items()}
-    return num_episodes / seconds, rows[-1]["eval/normal/em/mean"], medians
+    phases = {phase: fmean(row[f"seconds/{phase}"] for row in rows[1:-1]) for phase in PHASES}
+    num_episodes = config.trainer.questions_per_step * config.trainer.group_size
+    speed, em = num_episodes / sum(phases.values()), rows[-1]["eval/normal/em/mean"]
+    return speed, em, phases, processor.shares(len(rows) - 2)
+
+
+def listed(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
 
 
 def main() -> None:
@@ -134,12 +177,11 @@ def main() -> None:
                 tree = config_of(args, name, pair, **placement).model_dump(exclude_unset=True)
                 tree["rollout"]["max_staleness"] = staleness
                 tree["search"]["url"] = search.url
-                speed, em, phases = run_once(build_config(tree, source=name))
+                speed, em, phases, processor = run_once(build_config(tree, source=name))
                 speeds[staleness] = speed
-                load = os.getloadavg()[0]
-                told = ", ".join(f"{phase} {value:.2f} s" for phase, value in phases.items())
-                print(f"pair {pair}, S = {staleness}: {speed:.2f} episodes/s, EM {em:.3f}; {told}")
-                print(f"    load average {load:.1f}", flush=True)
+                print(f"pair {pair}, S = {staleness}: {speed:.2f} episodes/s, EM {em:.3f}")
+                print(f"    a step: {listed(phases)}; load average {os.getloadavg()[0]:.1f}")
+                print(f"    of processors: {listed(processor)}", flush=True)
             ratios.append(speeds[1] / speeds[0])
             print(f"pair {pair}: S = 1 is {ratios[-1]:.2f} times S = 0", flush=True)
     print(f"median of {args.pairs} pairs: {median(ratios):.2f}")

@@ -194,7 +194,11 @@ def vllm_server(config: ModelConfig) -> Iterator[str]:
         "name": "served",
         "output_dir": tempfile.mkdtemp(),
         "model": {"path": config.path, "dtype": config.dtype},
-        "environment": {"max_tokens": MAX_TOKENS},
+        "environment": {
+            "max_tokens": MAX_TOKENS,
+            "max_turn_tokens": NUM_NEW,
+            "max_observation_tokens": NUM_NEW,
+        },
         "placement": {"engine": {"kind": "vllm"}},
     }
     run = build_config(tree, source="benchmarks/real.py")

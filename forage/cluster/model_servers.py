@@ -166,14 +166,24 @@ class OwnServers:
             for server in self._servers:
                 if server.has_given_up:
                     continue
-                if server.is_ready:
-                    if server.must_restart or server.has_ended:
-                        await self._start_again(server, server.fault(math.inf) or "failed")
-                elif await server.becomes_ready():
-                    LOG.info("the vLLM server at %s is there again", server.url)
-                elif (fault := server.fault(self._startup_timeout_s)) is not None:
-                    server.num_failed_starts += 1
-                    await self._start_again(server, fault)
+                try:
+                    await self._look_at(server)
+                except Exception as error:  # an end of this task would be noticed by nobody
+                    server.has_given_up = True
+                    is_bug = not isinstance(error, UserError)
+                    message = "the vLLM server at %s is given up: %s"
+                    LOG.error(message, server.url, error, exc_info=is_bug)
+
+    async def _look_at(self, server: _OwnServer) -> None:
+        """Raises ``UserError`` where its log cannot be written, or its machine is gone."""
+        if server.is_ready:
+            if server.must_restart or server.has_ended:
+                await self._start_again(server, server.fault(math.inf) or "failed")
+        elif await server.becomes_ready():
+            LOG.info("the vLLM server at %s is there again", server.url)
+        elif (fault := server.fault(self._startup_timeout_s)) is not None:
+            server.num_failed_starts += 1
+            await self._start_again(server, fault)
 
     async def _start_again(self, server: _OwnServer, fault: str) -> None:
         if server.num_failed_starts == _MAX_FAILED_STARTS:
@@ -182,11 +192,7 @@ class OwnServers:
             return
         LOG.warning("the vLLM server at %s is started again: it %s", server.url, fault)
         await server.stop()
-        try:
-            await server.start()
-        except UserError as error:  # its log cannot be written, or its machine is gone
-            server.has_given_up = True
-            LOG.error("the vLLM server at %s is given up: %s", server.url, error)
+        await server.start()
 
 
 class _OwnServer:

@@ -15,6 +15,7 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 
 from forage.cluster.ray_actors import Actor, ActorLostError, OnRay, Reply, Spot, first_ready, shared
+from forage.retrieval.serve.port import bind_port
 from forage.training.rank_processes import RankDiedError, RankPlace, answer_of, join_group
 
 _GRACE_S = 30.0
@@ -55,7 +56,14 @@ class RayRanks:
         self.spots: list[Spot] = [spots[index] for index in by_machine]
         self.bundles = by_machine
         """Where rank 0, 1, ... stands among the places that actors were made for."""
-        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        listener = bind_port(address, 0)  # the store by itself would listen at every address
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            *(address, port),
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
         beside = Counter(spot.machine for spot in spots)
         made = shared(pickle.dumps(make))
         replies: list[Reply] = []
@@ -65,7 +73,7 @@ class RayRanks:
                 num_ranks=len(actors),
                 num_beside=beside[spot.machine],
                 host=address,
-                port=self._store.port,
+                port=port,
                 device_type=device_type,
                 device_index=0,  # Ray shows an actor no GPU but its own
                 timeout_s=timeout_s,

@@ -17,6 +17,7 @@ from forage.config.shipped_recipes import shipped
 _ROOT = Path(__file__).parents[2]
 _MADE = _ROOT / ".vllm" / "bin" / "vllm"
 _BATCHED_TOKENS = 8192
+_MAX_LOGPROBS = 20  # what vLLM gives unless it is told more; one is of the sampled token
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM makes room for
 
 
@@ -39,6 +40,8 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
     command += ["--generation-config", "vllm"]
     command += ["--worker-extension-cls", "forage_receiver.Receiver"]
     command += ["--weight-transfer-config", '{"backend": "forage"}']
+    if (num_logprobs := config.rollout.num_alternatives + 1) > _MAX_LOGPROBS:
+        command += ["--max-logprobs", str(num_logprobs)]
     if engine.transfer == "adapters":
         assert config.model.lora is not None, "the run's settings were checked"
         rank = next(rank for rank in _LORA_RANKS if rank >= config.model.lora.rank)
@@ -73,4 +76,6 @@ def server_environment(
         # Not bound to cores: several servers would all be bound to the first ones.
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        # The model in the scheduler's process: of two, each spins while the other works.
+        environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     return environment

@@ -8,15 +8,17 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forage.cluster.model_servers import OwnServers, open_servers
+from forage.cluster.model_servers import OwnServers, ServerRun, ThisMachine, open_servers
 from forage.cluster.places import LocalPlaces
 from forage.cluster.vllm_start import server_environment, vllm_command
+from forage.config.rollout_config import RolloutConfig
 from forage.config.run_config import RunConfig, build_config
 from forage.config.server_config import VllmPlacement
 from forage.errors import UserError
@@ -76,6 +78,13 @@ def pids(program: Path) -> list[int]:
     return [int(path.name.removeprefix("pid-")) for path in program.parent.glob("pid-*")]
 
 
+def kill(processes: list[int]) -> None:
+    """Those of them that are still there."""
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 async def until(condition: Any, seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
@@ -98,6 +107,9 @@ def test_the_command_has_what_the_engine_and_the_receiver_need(tmp_path: Path, p
         "--no-enable-chunked-prefill",
     ):
         assert part in text
+    assert "--max-logprobs" not in text
+    most = config.model_copy(update={"rollout": RolloutConfig(num_alternatives=20)})
+    assert "--max-logprobs 21" in " ".join(vllm_command(most, vllm_of(most), program))
     on_gpu = config_of(tmp_path, "cuda")
     text = " ".join(vllm_command(on_gpu, vllm_of(on_gpu), program))
     assert "--no-enable-chunked-prefill" not in text
@@ -122,6 +134,13 @@ def test_the_servers_see_the_receiver_and_not_the_path_that_we_have(tmp_path: Pa
     assert (seen["HOME"], seen["VLLM_SERVER_DEV_MODE"], seen["HF_HUB_OFFLINE"]) == ("/h", "1", "1")
     assert seen["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert "OMP_NUM_THREADS" not in server_environment(config_of(tmp_path, "cuda"), 1, None, {})
+
+
+def test_a_server_on_a_cpu_keeps_the_model_in_its_scheduler(tmp_path: Path):
+    """Of two processes each spins for a second after a message, on cores of the trainer."""
+    key = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    assert server_environment(config_of(tmp_path), 1, None, {})[key] == "0"
+    assert key not in server_environment(config_of(tmp_path, "cuda"), 1, None, {})
 
 
 def test_without_vllm_and_with_adapters_the_run_is_refused(tmp_path: Path):
@@ -152,9 +171,8 @@ async def test_a_server_that_dies_is_started_again_at_its_address_and_ends_with_
         await until(lambda: len(pids(program)) == 2)
         (second,) = {*pids(program)} - {first}
         assert servers.urls == (url,)
-        await asyncio.sleep(1.5)  # until it is known to be ready
-        servers.on_failed(url)
-        await until(lambda: len(pids(program)) == 3)
+        # One that is not yet known to be ready is not started again.
+        await until(lambda: len(pids(program)) == 3 or servers.on_failed(url), 60)
         assert not Path(f"/proc/{second}").exists()
     for pid in pids(program):
         assert not Path(f"/proc/{pid}").exists()
@@ -207,6 +225,48 @@ async def test_a_server_that_cannot_be_started_again_is_given_up_and_the_others_
         logs.unlink()
         os.kill(second, signal.SIGKILL)
         await until(lambda: len(pids(program)) == 3, 60)
+
+
+class Unlucky:
+    """A place whose second start fails after it has begun, as on another machine."""
+
+    def __init__(self, place: ThisMachine) -> None:
+        self._place, self._num_starts = place, 0
+        self.address, self.free_port = place.address, place.free_port
+
+    async def start(self, name: str, command: Sequence[str], log_path: Path) -> ServerRun:
+        self._num_starts += 1
+        started = await self._place.start(name, command, log_path)
+        return started if self._num_starts == 1 else Failing(started)
+
+
+class Failing:
+    """A start that cannot even be asked how it went."""
+
+    def __init__(self, started: ServerRun) -> None:
+        self.stop, self.last_words = started.stop, started.last_words
+
+    @property
+    def status(self) -> int | None:
+        raise UserError("its machine has no room for a log")
+
+
+async def test_a_server_whose_state_cannot_be_asked_is_given_up_and_the_others_are_watched(
+    tmp_path: Path, program: Path, caplog: pytest.LogCaptureFixture
+):
+    """A start on a machine of Ray's says only then that it failed; it ended the watch over all."""
+    config = config_of(tmp_path, program=str(program), num_servers=2)
+    first, second = LocalPlaces(config).server_hosts()
+    own = OwnServers(config, vllm_of(config), lambda: [first, Unlucky(second)])
+    try:
+        await own.start()
+        kill(pids(program))
+        await until(lambda: "its machine has no room for a log" in caplog.text, 60)
+        await until(lambda: len(pids(program)) == 4, 60)
+        kill(pids(program))
+        await until(lambda: len(pids(program)) == 5, 60)
+    finally:
+        await own.stop()
 
 
 def test_servers_stand_on_the_last_gpus_or_on_those_of_the_trainer(tmp_path: Path):

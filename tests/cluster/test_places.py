@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -64,6 +65,12 @@ def test_ranks_sum_fail_and_die_together():
     with places_of(config_of()) as places:
         ranks = places.start_ranks(2, Summing, "cpu", 60)
         assert ranks.call("sum", [1.0, 2.0]) == 3.0
+        listening = {
+            found.laddr.ip
+            for found in psutil.Process().net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN and found.laddr.port == ranks._store.port
+        }
+        assert listening == {places._address}, "and not at every address of this machine"
         with pytest.raises(UserError, match="nothing to sum"):
             ranks.call("sum", [])
         with pytest.raises(RankDiedError, match="have ended"):

@@ -95,9 +95,11 @@ class PolicyServer:
     async def _size(self) -> dict[str, int]:
         return {"world_size": 1}
 
-    async def _note(self, request: Request) -> dict[str, str]:
+    async def _note(self, request: Request) -> Response:
         self.notes.append(request.url.path)
-        return {}
+        if request.url.path == self.broken:
+            return JSONResponse({"error": "it is broken"}, 500)
+        return JSONResponse({})
 
     async def _wake(self, request: Request) -> dict[str, str]:
         self.notes.append(f"/wake_up {request.query_params['tags']}")
@@ -136,8 +138,8 @@ class PolicyServer:
             "finish_reason": "length",
             "logprobs": {
                 "content": [
-                    {"logprob": -0.5 - index, "top_logprobs": _candidates(body, index)}
-                    for index in range(number)
+                    {"logprob": -0.5 - index, "top_logprobs": _candidates(body, index, token_id)}
+                    for index, token_id in enumerate(ids)
                 ]
             },
             "weight_versions": [{"version": self.version, "start": 0, "end": number}],
@@ -147,11 +149,15 @@ class PolicyServer:
         return JSONResponse({"choices": [choice]})
 
 
-def _candidates(body: dict[str, Any], index: int) -> list[dict[str, float]]:
-    """The asked number of tokens beside the sampled one, in no order; the last is cut off."""
+def _candidates(body: dict[str, Any], index: int, sampled: int) -> list[dict[str, float]]:
+    """As vLLM does: the sampled token first, and the asked number in all.
+
+    Tokens 0 and 1 are the likeliest, and all others but the sampled one were cut off.
+    """
     number = body["sampling_params"]["logprobs"]
-    said = [{"token_id": k, "logprob": -float(k) - index} for k in reversed(range(number))]
-    return [*said, {"token_id": 7, "logprob": -9999.0}] if number else []
+    others = [(0, -0.0 - index), (1, -0.25 - index), (40, -9999.0), (41, -9999.0)]
+    said = [(sampled, -0.5 - index), *others][:number]
+    return [{"token_id": token_id, "logprob": logprob} for token_id, logprob in said]
 
 
 @contextmanager

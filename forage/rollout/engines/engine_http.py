@@ -5,6 +5,7 @@ Each server's own routes and replies are in ``vllm_server.py`` and ``sglang_serv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from forage.types import Completion, ContextOverflow, EngineError, FailureKind, 
 HEALTH_S = 10.0
 _KEEPALIVE_S = 2.0
 _CONTROL_CONNECTIONS = 8
+_MAX_LOGPROB = 1e-3
+"""What rounding makes of a probability of 1, and more: log-probabilities are below it."""
 _ENDS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -114,6 +117,8 @@ def make_completion(
             f"{num_tokens} tokens with {len(logprobs)} log-probabilities came, {max_tokens} were "
             "asked for"
         )
+    if not all(-math.inf < logprob < _MAX_LOGPROB for logprob in logprobs):
+        raise ValueError("not all of its log-probabilities are finite, and below 0")
     versions = [span.version for span in spans for _ in range(span.end - span.start)]
     if len(versions) != num_tokens:
         raise ValueError(f"{num_tokens} tokens came with {len(versions)} versions")

@@ -42,8 +42,10 @@ class ServedEngine:
             seat = await self.pool.seat(sampling.episode_key)
             try:
                 return await _unless_lost(seat, token_ids, sampling)
-            except (_Lost, TurnAborted):
+            except _Lost:
                 continue
+            except TurnAborted:  # it sleeps or ends: to ask again at once would keep both busy
+                await asyncio.sleep(_PAUSE_S)
             except ServerFailed as failed:
                 num_tries += 1
                 await self._judge(seat, failed, num_tries)

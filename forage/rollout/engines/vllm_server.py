@@ -180,7 +180,8 @@ def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "ignore_eos": False,
-        "logprobs": sampling.num_alternatives,
+        # The sampled token comes first, and counts: as many others as asked for need one more.
+        "logprobs": sampling.num_alternatives + bool(sampling.num_alternatives),
     }
 
 
@@ -192,11 +193,12 @@ def _read_turn(document: dict[str, Any], sampling: Sampling) -> Completion:
     turn = make_completion(choice.token_ids, logprobs, spans, reason, sampling.max_tokens)
     if not sampling.num_alternatives:
         return turn
-    return replace(turn, alternatives_T=tuple(map(_alternatives, choice.logprobs.content)))
+    kept = partial(_alternatives, number=sampling.num_alternatives)
+    return replace(turn, alternatives_T=tuple(map(kept, choice.logprobs.content)))
 
 
-def _alternatives(told: _Logprob) -> Alternatives:
+def _alternatives(told: _Logprob, number: int) -> Alternatives:
     """The likeliest first, to 4 places, without what was cut off: vLLM gives that as -9999."""
     ordered = sorted(told.top_logprobs, key=lambda one: -one.logprob)
-    kept = (one for one in ordered if one.logprob > _CUT_OFF)
+    kept = (one for one in ordered[:number] if one.logprob > _CUT_OFF)
     return tuple((one.token_id, round(one.logprob, 4)) for one in kept)

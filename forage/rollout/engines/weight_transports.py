@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from forage.errors import UserError
 from forage.rollout.engines.engine_server import EngineServer, ServerFailed
@@ -92,8 +93,11 @@ class GroupTransport:
         joining = asyncio.create_task(asyncio.to_thread(group.join))
         try:
             await each(members, lambda server: _vllm(server).join(info_of[server.url]))
-        except UpdateFailed:
+        except UpdateFailed as failed:
             await asyncio.gather(joining, return_exceptions=True)
+            dead = await self._find_the_dead(members, failed)
+            if dead.failures:
+                raise dead from failed
             raise
         try:
             await joining
@@ -122,7 +126,7 @@ class GroupTransport:
     async def _find_the_dead(self, members: Sequence[Member], failed: UpdateFailed) -> UpdateFailed:
         """The servers that must be left out; the others can begin again.
 
-        One that dies takes the broadcast of all with it, so their failures say nothing.
+        One that dies takes the group of all with it, so their failures say nothing.
         """
         dead: dict[Member, str] = {}
         for member in members:
@@ -130,7 +134,7 @@ class GroupTransport:
                 await _vllm(member.server).abandon_update()
             except ServerFailed:
                 dead[member] = failed.failures.get(member, str(failed))
-        return UpdateFailed(dead)
+        return UpdateFailed(dead, str(failed))
 
 
 async def load_weights(server: EngineServer, folder: Path, version: str) -> None:
@@ -160,10 +164,11 @@ class DiskTransport:
     async def bring(self, members: Sequence[Member], version: str) -> None:
         folder = self._folder.absolute() / f"version_{version}"
         try:
-            await asyncio.to_thread(self._write, folder)
-        except OSError as error:
-            raise UserError(f"cannot write the weights to {folder}: {error.strerror}") from error
-        try:
+            try:
+                await asyncio.to_thread(self._write, folder)
+            except (OSError, SafetensorError) as error:  # the latter also where a disk is full
+                why = (isinstance(error, OSError) and error.strerror) or error
+                raise UserError(f"cannot write the weights to {folder}: {why}") from error
             await each(members, lambda server: self._load(server, folder, version))
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

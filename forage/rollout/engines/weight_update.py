@@ -31,10 +31,13 @@ class Transport(Protocol):
 
 
 class UpdateFailed(Exception):
-    """An update did not reach these servers; the others may be half new as well."""
+    """An update did not reach these servers; the others may be half new as well.
 
-    def __init__(self, failures: dict[Member, str]) -> None:
-        super().__init__("; ".join(failures.values()))
+    ``why`` is said where none of them is to blame alone.
+    """
+
+    def __init__(self, failures: dict[Member, str], why: str = "") -> None:
+        super().__init__(why or "; ".join(failures.values()))
         self.failures = failures
 
 
@@ -121,6 +124,7 @@ class ServerUpdates:
     async def _update(self, members: Sequence[Member], is_recomputed: bool) -> None:
         """Pause, bring, go on; servers that fail are left out, and the others begun again."""
         paused: dict[Member, None] = {}
+        why = ""
         try:
             for _ in range(_MAX_ATTEMPTS):
                 if not members:
@@ -136,12 +140,14 @@ class ServerUpdates:
                     await each(members, self._check_version)
                     break
                 except UpdateFailed as failed:
-                    for member, why in failed.failures.items():
-                        self._pool.leave_out(member, why)
+                    why = str(failed)
+                    for member, reason in failed.failures.items():
+                        self._pool.leave_out(member, reason)
                     members = [m for m in members if m not in failed.failures]
             else:
                 for member in members:
-                    self._pool.leave_out(member, f"{_MAX_ATTEMPTS} updates failed")
+                    told = f"{_MAX_ATTEMPTS} updates failed, the last because {why}"
+                    self._pool.leave_out(member, told)
                 members = []
         finally:
             await asyncio.gather(*map(_resume, paused))

@@ -10,6 +10,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from forage.errors import UserError
+from forage.rollout.engines import served_engine
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.server_pool import ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
@@ -69,13 +70,20 @@ async def test_a_turn_comes_back_with_log_probabilities_and_the_version_of_each_
 
 
 async def test_alternatives_come_the_likeliest_first_without_what_was_cut_off():
+    """The sampled token took the place of the least likely one, also where it was far from it."""
     with policy_serving(PolicyServer()) as server:
         async with engine_over(server) as (engine, _):
             completion = await engine.generate([4, 5], ask(num_alternatives=2))
+            more = await engine.generate([4, 5], ask("0/q/2", num_alternatives=4))
             without = await engine.generate([4, 5], ask("0/q/1"))
-    assert completion.alternatives_T == tuple(((0, -0.0 - i), (1, -1.0 - i)) for i in range(3))
+    likeliest = [((0, -0.0 - i), (1, -0.25 - i)) for i in range(3)]
+    assert completion.alternatives_T == tuple(likeliest)
+    sampled = [(6 + i, -0.5 - i) for i in range(3)]
+    assert more.alternatives_T == tuple(
+        (*two, one) for two, one in zip(likeliest, sampled, strict=True)
+    )
     assert without.alternatives_T == ()
-    assert [turn["sampling_params"]["logprobs"] for turn in server.turns] == [2, 0]
+    assert [turn["sampling_params"]["logprobs"] for turn in server.turns] == [3, 5, 0]
 
 
 async def test_the_whole_distribution_is_named_and_the_salt_is_the_update_that_it_began_after():
@@ -170,6 +178,7 @@ async def test_a_turn_of_other_weights_is_refused_and_its_server_serves_no_more(
         {"token_ids": [1, 2]},
         {"token_ids": []},
         {"logprobs": None},
+        {"logprobs": {"content": [{"logprob": 0.5}] * 3}},
         {"weight_versions": []},
         {"finish_reason": "error"},
     ],
@@ -224,6 +233,24 @@ async def test_a_turn_that_was_aborted_from_outside_is_sampled_again():
     first, second = server.turns
     assert first["sampling_params"] == second["sampling_params"]
     assert failed == []
+
+
+async def test_a_server_that_aborts_turns_is_not_asked_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """One that sleeps or ends gives turns back at once, and was asked a thousand times a second."""
+    monkeypatch.setattr(served_engine, "_PAUSE_S", 60.0)
+    with policy_serving(PolicyServer()) as server:
+        server.changes = {"finish_reason": "abort"}
+        async with engine_over(server) as (engine, _):
+            turn = asyncio.create_task(engine.generate([1], ask()))
+            async with asyncio.timeout(60):
+                while not server.turns:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            turn.cancel()
+            await asyncio.gather(turn, return_exceptions=True)
+    assert len(server.turns) == 1
 
 
 async def test_where_no_server_works_for_too_long_the_run_ends_with_an_error():

@@ -1,21 +1,26 @@
 """Updates of several servers, over real HTTP: order, failures on the way, late servers."""
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from safetensors.torch import save_file
 
 from forage.errors import UserError
 from forage.rollout.engines import weight_update
 from forage.rollout.engines.server_pool import Member, ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.rollout.engines.weight_sender import SenderGroup
-from forage.rollout.engines.weight_transports import DiskTransport
-from forage.rollout.engines.weight_update import ServerUpdates, each
+from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport
+from forage.rollout.engines.weight_update import ServerUpdates, UpdateFailed, each
 from tests.rollout.policy_server import PolicyServer, policy_serving
 
 
@@ -92,6 +97,52 @@ async def test_a_server_that_fails_on_the_way_is_left_out_and_the_others_begin_a
             assert (it.serving, it.failed) == ([good.url], [bad.url])
     assert good.notes.count("/resume") == 1, "once, after all are new"
     assert good.notes[-1] == bad.notes[-1] == "/resume"
+
+
+class GoneAtTheJoin(PolicyServer):
+    """It joins no group, and answers nothing afterwards."""
+
+    async def _call(self, request: Request) -> Any:
+        if self.broken in self.notes:
+            return JSONResponse({"error": "its engine has died"}, 500)
+        return await super()._call(request)
+
+
+async def test_a_server_that_dies_at_the_join_takes_no_other_with_it():
+    """The others wait for it in vain, and were left out and started again as well."""
+    join = "/init_weight_transfer_engine"
+    weights = [("weight", torch.zeros(2))]
+    with (
+        policy_serving(PolicyServer(broken=join)) as good,
+        policy_serving(GoneAtTheJoin(broken=join)) as gone,
+    ):
+        async with fleet(good, gone) as it:
+            transport = GroupTransport(lambda: weights, torch.device("cpu"), 2.0)
+            with pytest.raises(UpdateFailed, match="failed to join") as caught:
+                await transport.bring(it.pool.members, "0")
+            assert [member.server.url for member in caught.value.failures] == [gone.url]
+            gone.broken = good.broken = "nothing"
+        async with fleet(good) as it:
+            good.broken = join
+            with pytest.raises(UpdateFailed) as caught:
+                await transport.bring(it.pool.members, "0")
+            assert [*caught.value.failures] == it.pool.members, "nobody else is to blame"
+
+
+async def test_updates_that_fail_again_and_again_say_why(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """It said how often, and no more."""
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+
+            async def bring(members: Sequence[Member], version: str) -> None:
+                raise UpdateFailed({}, "the cable is cut")
+
+            monkeypatch.setattr(it, "bring", bring)
+            await it.publish(0)
+            assert it.serving == []
+    assert "3 updates failed, the last because the cable is cut" in caplog.text
 
 
 async def test_a_server_that_does_not_say_the_version_serves_no_turn():
@@ -174,6 +225,29 @@ async def test_a_folder_that_cannot_be_written_is_an_error_of_the_users(tmp_path
                 async with updates.updating(lambda: 0):
                     pass
     assert server.notes == ["/pause", "/resume"]
+
+
+async def test_a_disk_that_gets_full_is_an_error_of_the_users_and_no_half_folder_is_left(
+    tmp_path: Path,
+):
+    """The writer of weights has an error of its own for it: the run ended with a traceback."""
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # as a full disk
+        try:
+            save_file({"weight": torch.zeros(100_000)}, folder / "model.safetensors")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+            updates = ServerUpdates(it.pool, DiskTransport(write, tmp_path), recomputes=True)
+            with pytest.raises(UserError, match="cannot write the weights to .*File too large"):
+                async with updates.updating(lambda: 0):
+                    pass
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_the_servers_load_the_folder_that_was_written_and_then_it_goes(tmp_path: Path):
