@@ -27,6 +27,8 @@ class SentinelConfig(Frozen):
     """The lowest entropy, in nats a token."""
     entropy_growth: float = Field(default=3.0, gt=1)
     """By how much the entropy may be multiplied."""
+    entropy_rise: float = Field(default=0.1, ge=0)
+    """Nats a token by which the entropy may rise, whatever it is multiplied by."""
     grad_norm_growth: float = Field(default=5.0, gt=1)
     """By how much the norm of the gradient may be multiplied."""
     max_misranked: float = Field(default=0.3, gt=0, le=1)

@@ -183,7 +183,7 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
             "policy/entropy",
             "above",
             "best",
-            lambda normal: normal * config.entropy_growth,
+            lambda normal: max(normal * config.entropy_growth, normal + config.entropy_rise),
             "the policy turns to noise",
         ),
         "gradient": Sign(

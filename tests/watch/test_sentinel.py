@@ -32,6 +32,7 @@ SIGNS = [
     ("health/correct_logprob", -0.01, -0.031, -0.029, {"likelihood_drop": 0.03}),
     ("policy/entropy", 0.5, 0.0009, 0.0011, {"min_entropy": 0.0005}),
     ("policy/entropy", 0.5, 1.6, 1.4, {"entropy_growth": 3.5}),
+    ("policy/entropy", 0.01, 0.12, 0.1, {"entropy_rise": 0.15}),
     ("optimizer/grad_norm", 0.5, 2.6, 2.4, {"grad_norm_growth": 6.0}),
     ("health/misranked", 0.0, 0.31, 0.29, {"max_misranked": 0.4}),
     ("health/format_breaks", 0.1, 0.31, 0.29, {"format_breaks_rise": 0.25}),
