@@ -8,8 +8,8 @@ autocast alone would make them anew for every sampled token.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def compute_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
     assert head is not None, "a causal language model has a head"
     kind = model.device.type
     for module in (model.base_model, head):
-        module.forward = _within_autocast(module.forward, kind, dtype)
+        setattr(module, "forward", _WithinAutocast(module.forward, kind, dtype))  # noqa: B010
 
 
 class _CastLinear:
@@ -47,13 +47,17 @@ class _CastLinear:
             weight = self._kept
         return linear(inputs, weight, self._layer.bias)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CastLinear:
+        """A copy's own layer, and no copy of what is kept: a checkpoint copies models."""
+        return _CastLinear(copy.deepcopy(self._layer, memo), self._dtype)
 
-def _within_autocast(
-    forward: Callable[..., Any], kind: str, dtype: torch.dtype
-) -> Callable[..., Any]:
-    @wraps(forward)
-    def cast(*inputs: Any, **named: Any) -> Any:
-        with torch.autocast(kind, dtype):
-            return forward(*inputs, **named)
 
-    return cast
+class _WithinAutocast:
+    """A forward under autocast; an object and no function, so that a copied model calls its own."""
+
+    def __init__(self, forward: Callable[..., Any], kind: str, dtype: torch.dtype) -> None:
+        self._forward, self._kind, self._dtype = forward, kind, dtype
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        with torch.autocast(self._kind, self._dtype):
+            return self._forward(*inputs, **named)

@@ -1,20 +1,25 @@
 """Products in bfloat16 over float32 weights, in the trainer and in the engine of this process."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
+from forage.config.model_config import LoraConfig, ModelConfig
 from forage.config.rollout_config import EngineConfig
 from forage.config.run_config import build_config
 from forage.errors import UserError
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.logprobs import hidden_states, token_logprobs
 from forage.training.mixed_precision import compute_in
+from forage.training.model import load_policy, load_reference, save_model
+from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.running_engines import LETTERS, MAX_TOKENS, sampling, tokens
 from tests.rollout.tiny_models import make_model
 
@@ -64,6 +69,38 @@ def test_a_changed_weight_is_cast_anew():
     fresh, _ = token_logprobs(mixed, PACKED, WANTED, 1.0)  # with gradients nothing is kept
     assert not torch.equal(before, kept)
     assert torch.equal(kept, fresh.detach())
+
+
+def test_a_copy_computes_with_its_own_modules():
+    """A copy's body once ran the original's: the reference beside adapters was the policy itself,
+    and its divergence always 0."""
+    _, mixed = models()
+    with torch.no_grad():
+        hidden_states(mixed, PACKED)  # keeps the weights' casts, which a copy does not need
+        copied = copy.deepcopy(mixed)
+        layers = [each.forward for each in copied.modules() if isinstance(each, nn.Linear)]
+        kept = [vars(forward).get("_kept") for forward in layers]
+        before = hidden_states(mixed, PACKED)
+        for parameter in copied.parameters():
+            parameter.mul_(1.5)
+        assert torch.equal(hidden_states(mixed, PACKED), before)
+        assert not torch.equal(hidden_states(copied, PACKED), before)
+    assert not any(each is not None for each in kept)
+
+
+def test_the_base_of_a_policy_with_adapters_is_without_them(tmp_path: Path):
+    save_model(tiny_model(), tiny_tokenizer(), tmp_path)
+    config = ModelConfig(path=str(tmp_path), arithmetic="bfloat16", lora=LoraConfig(rank=4))
+    policy = load_policy(config, seed=0)
+    attention.install(policy)
+    reference = load_reference(policy, config, None)
+    with torch.no_grad():
+        before = hidden_states(reference, PACKED)
+        for name, weight in policy.named_parameters():
+            if ".lora_" in name:
+                weight.copy_(torch.randn(weight.shape))
+        assert torch.equal(hidden_states(reference, PACKED), before)
+        assert not torch.equal(hidden_states(policy, PACKED), before)
 
 
 async def test_the_engine_samples_about_what_the_trainer_computes():
