@@ -43,7 +43,8 @@ def kl_cov_loss(
     """
     log_ratio_M = bounded(logprobs_M - old_logprobs_M)
     loss_M = -log_ratio_M.exp() * advantages_M
-    num_held = max(1, int(share * len(loss_M)))
+    # A rank without episodes of its own has no token to hold.
+    num_held = min(max(1, int(share * len(loss_M))), len(loss_M))
     held = token_covariances(logprobs_M, advantages_M).topk(num_held).indices
     is_held_M = loss_M.new_zeros(loss_M.shape)
     is_held_M[held] = 1.0

@@ -2,11 +2,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from forage.algorithms.loss.cispo_loss import cispo_loss
-from forage.algorithms.loss.clipped_loss import clipped_loss
-from forage.algorithms.loss.gspo_loss import gspo_loss
+from forage.algorithms.loss.cispo_loss import CispoLoss, cispo_loss
+from forage.algorithms.loss.clip_cov_loss import ClipCovLoss
+from forage.algorithms.loss.clipped_loss import ClippedLoss, clipped_loss
+from forage.algorithms.loss.gmpo_loss import GmpoLoss
+from forage.algorithms.loss.gspo_loss import GspoLoss, gspo_loss
+from forage.algorithms.loss.interpolated_loss import InterpolatedLoss
+from forage.algorithms.loss.kl_cov_loss import KlCovLoss
 from forage.algorithms.loss.protection import likelihood_protection
-from forage.algorithms.loss.reinforce_loss import reinforce_loss
+from forage.algorithms.loss.reinforce_loss import ReinforceLoss, reinforce_loss
+from forage.algorithms.loss.sapo_loss import SapoLoss
+from forage.algorithms.loss.tokens import Tokens
+from forage.algorithms.packing import empty_rows
 
 
 def column(*numbers: float) -> Tensor:
@@ -78,6 +85,21 @@ def test_at_staleness_zero_both_losses_have_the_same_gradient():
         gradients.append(logprobs.grad)
     torch.testing.assert_close(gradients[0], -advantages)
     torch.testing.assert_close(gradients[1], -advantages)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(ClippedLoss(), GspoLoss(), GmpoLoss(), CispoLoss(), SapoLoss(), ClipCovLoss()),
+        *(KlCovLoss(), InterpolatedLoss(), ReinforceLoss()),
+    ],
+    ids=lambda loss: loss.kind,
+)
+def test_a_micro_batch_without_tokens_has_a_loss_of_none(loss):
+    """A rank that has no episodes of its own computes one; ``kl_cov`` wanted a token to hold."""
+    tokens = Tokens.of(empty_rows(), torch.device("cpu"))
+    loss_M, _ = loss.policy_loss(column().requires_grad_(), tokens)
+    assert loss_M.shape == (0,)
 
 
 # Dual clip: a bad token that became likely is pushed down, but not without bound.
