@@ -22,9 +22,9 @@ class GspoLoss(Frozen):
 
     kind: Literal["gspo"] = "gspo"
     low: float = Field(default=0.2, gt=0, le=1)
-    """How far a sequence's ratio may fall below 1."""
+    """How far a sequence's ratio may fall below 1; the paper has 3e-4."""
     high: float = Field(default=0.2, gt=0)
-    """How far a sequence's ratio may rise above 1."""
+    """How far a sequence's ratio may rise above 1; the paper has 4e-4."""
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
