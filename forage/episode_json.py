@@ -37,8 +37,8 @@ class EpisodeRecord:
     groups of a training step in the order played, and ``is_chosen`` says whether the step learnt
     from it; both are None outside training, and in files from before they were recorded.
     ``advantages_T`` is what each sampled token of a learnt episode was weighed with, and
-    ``trainer_logprobs_T`` what the trainer found it to be before the step, where the algorithm
-    computes that anew; else they are empty.
+    ``trainer_logprobs_T`` what the trainer found it to be before the step, where the loss takes its
+    ratio to that (``algorithm.decoupled``); else they are empty.
     """
 
     step: int

@@ -227,6 +227,18 @@ def test_what_a_stale_sampler_saw_otherwise_is_cut(tmp_path: Path):
     assert (stale["policy/ess"] or 1) < 1
 
 
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_what_the_trainer_found_of_tokens_is_recorded_where_it_is_kept(
+    tmp_path: Path, decoupled: bool
+):
+    """Under rejection alone the sampler's own numbers once stood in its place, 0 apart."""
+    algorithm = {"decoupled": decoupled, "correction": {"reject": {}}}
+    run_training(make_config(tmp_path, trainer=STEPS, algorithm=algorithm), resume=False)
+    records = list(read_episodes(tmp_path / "episodes.jsonl"))
+    assert any(record.advantages_T for record in records)
+    assert any(record.trainer_logprobs_T for record in records) == decoupled
+
+
 # --- dynamic sampling -----------------------------------------------------------------------------
 
 

@@ -91,8 +91,9 @@ class AfterStep:
                 clock.lap("evaluate")
         finally:  # the weights have taken the step: it is recorded, also when a stop comes here
             weighed = [each for weighed in weighed_P for each in weighed]
-            has_logprobs = config.algorithm.needs_recomputed_logprobs
-            self.records.write_groups(step, groups.played, groups.chosen, weighed, has_logprobs)
+            # Rejection alone computes the trainer's, and the ratio's old policy is the sampler.
+            is_trainers = config.algorithm.decoupled
+            self.records.write_groups(step, groups.played, groups.chosen, weighed, is_trainers)
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
         await self.trackers.log(step, metrics | clock.metrics(), episodes)
