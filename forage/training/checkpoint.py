@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -224,9 +225,15 @@ def _load_critic(
 
 def checkpoints(run_dir: Path) -> dict[int, Path]:
     """The complete checkpoints of a run by the steps done, oldest first."""
-    paths = sorted((run_dir / CHECKPOINTS_DIR).glob(f"{_PREFIX}*"))
-    complete = [p for p in paths if p.is_dir() and not p.name.endswith((_PARTIAL, _DAMAGED))]
-    return {int(path.name.removeprefix(_PREFIX)): path for path in complete}
+    paths = (run_dir / CHECKPOINTS_DIR).glob(f"{_PREFIX}*")
+    found = {step: path for path in paths if (step := step_of(path.name)) is not None}
+    return {step: found[step] for step in sorted(found) if found[step].is_dir()}
+
+
+def step_of(name: str) -> int | None:
+    """The steps done at the checkpoint of this name; None for an unfinished one or one's own."""
+    match = re.fullmatch(rf"{_PREFIX}(\d+)", name)
+    return None if match is None else int(match[1])
 
 
 def set_damaged_aside(checkpoint: Path) -> None:

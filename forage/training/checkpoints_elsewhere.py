@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 import fsspec
 
 from forage.errors import UserError
-from forage.training.checkpoint import checkpoint_path, checkpoints, read_state
+from forage.training.checkpoint import checkpoint_path, checkpoints, read_state, step_of
 from forage.training.checkpoint_manifest import MANIFEST, DamagedCheckpointError, check_manifest
 
 LOG = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class CheckpointsElsewhere:
     def steps(self) -> list[int]:
         """The whole checkpoints by the steps done, oldest first."""
         with self._failures():
-            found = {PurePosixPath(path).parent.name for path in self._glob(f"step_*/{MANIFEST}")}
-        return sorted(int(name.removeprefix("step_")) for name in found)
+            found = [PurePosixPath(path).parent for path in self._glob(f"step_*/{MANIFEST}")]
+        return sorted(step for path in found if (step := step_of(path.name)) is not None)
 
     def put(self, checkpoint: Path, num_kept: int) -> None:
         """Copy a checkpoint and the records until then; remove the oldest beyond ``num_kept``."""
@@ -135,10 +135,10 @@ class CheckpointsElsewhere:
 
     def _keep(self, steps: Iterable[int]) -> None:
         """Remove all other checkpoints, unfinished ones too; the manifest goes first."""
-        kept = {f"step_{step:06d}" for step in steps}
+        kept = {*steps, None}  # None: a copy that somebody made under a name of his own
         with self._failures():
             found = self._glob("step_*")
-            self._remove([path for path in found if PurePosixPath(path).name not in kept])
+            self._remove([p for p in found if step_of(PurePosixPath(p).name) not in kept])
 
     def _remove(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -1,6 +1,7 @@
 """A checkpoint is there whole or not at all, and holds everything that makes the next step."""
 
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -106,6 +107,18 @@ def test_the_newest_is_found_and_the_oldest_beyond_the_number_kept_are_removed(t
     trainer.version = 12
     save(tmp_path, trainer, num_kept=2)
     assert checkpoint_names(tmp_path) == ["step_000010", "step_000012"]
+
+
+def test_a_copy_under_a_name_of_ones_own_is_no_checkpoint_and_stays(tmp_path: Path):
+    """``cp -r step_000001 step_000001.bak`` once ended each command on the run in a traceback."""
+    trainer = new_trainer()
+    first = save_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1, 3, {}), 1)
+    copy = shutil.copytree(first, first.with_name("step_000001.bak"))
+    save_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1_000_000, 3, {}), 2)
+    newest = save_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1_000_001, 3, {}), 2)
+    assert list(checkpoints(tmp_path)) == [1_000_000, 1_000_001]
+    assert latest_checkpoint(tmp_path) == newest
+    assert copy.is_dir()
 
 
 def test_what_a_killed_run_was_writing_is_no_checkpoint_and_is_written_anew(tmp_path: Path):

@@ -79,6 +79,19 @@ def test_what_is_newer_here_stays_and_an_unfinished_copy_is_none(tmp_path: Path,
     assert not files.exists(f"{root}/step_000009")
 
 
+def test_a_copy_under_a_name_of_ones_own_is_no_checkpoint_and_stays(tmp_path: Path, url: str):
+    """It once ended the run with a traceback, and was removed with the old checkpoints."""
+    run = RunHere(tmp_path / "run", url)
+    run.step()
+    files, root = fsspec.core.url_to_fs(url)
+    files.makedirs(f"{root}/step_000001.best", exist_ok=True)
+    files.copy(f"{root}/step_000001/manifest.json", f"{root}/step_000001.best/manifest.json")
+    for _ in range(2):
+        run.step(num_kept=1)
+    assert run.elsewhere.steps() == [3]
+    assert files.exists(f"{root}/step_000001.best/manifest.json")
+
+
 def test_a_damaged_copy_is_passed_over_loudly(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ):
