@@ -114,7 +114,7 @@ def _load_weights(path: str, dtype: torch.dtype) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=only_downloaded(path)
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"model.path is {path!r}: no model there ({error})") from error
     if lora.has_adapters(model):  # a hub id of adapters: transformers loaded their base, too
         lora.merge(model)

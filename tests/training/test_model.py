@@ -1,5 +1,6 @@
 """Models in and out are ordinary Hugging Face directories; tokenizers read any text."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,20 @@ def test_a_path_without_a_model_is_an_error_that_names_it(tmp_path: Path):
         load_tokenizer(config)
     with pytest.raises(UserError, match=r"model.path is '.*absent': there is no such directory"):
         load_model(config)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_file_that_was_cut_short_is_an_error_that_names_the_model(
+    directory: Path, tmp_path: Path, name: str
+):
+    """A download that broke off once ended with a traceback of the package that read it."""
+    shutil.copytree(directory, tmp_path / "cut")
+    whole = (directory / name).read_bytes()
+    (tmp_path / "cut" / name).write_bytes(whole[: len(whole) // 2])
+    config = ModelConfig(path=str(tmp_path / "cut"))
+    load = load_tokenizer if name == "tokenizer.json" else load_model
+    with pytest.raises(UserError, match=r"model.path is '.*cut': no (model|tokenizer) there"):
+        load(config)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
