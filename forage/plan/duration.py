@@ -63,12 +63,16 @@ def estimate_duration(
     """The time of a run whose steps play ``num_episodes`` episodes each."""
     tokens = num_episodes * num_contexts(config) * LENGTH_SHARE * config.environment.max_tokens
     evaluation = config.evaluation
-    num_evaluated = evaluation.num_training_questions or evaluation.num_questions
+    num_times = config.trainer.num_steps // evaluation.every if evaluation.every else 0
+    on_the_way = evaluation.num_training_questions or evaluation.num_questions
     hours = 0.0
-    if evaluation.every and num_evaluated is not None:
-        seconds = sampling_seconds(config, model, num_evaluated, hardware)
-        num_times = config.trainer.num_steps // evaluation.every * len(evaluation.arms)
-        hours = num_times * seconds / 3600
+    for times, num_questions in (
+        (num_times, on_the_way),
+        (int(evaluation.at_end), evaluation.num_questions),
+    ):
+        num_played = (num_questions or 0) * evaluation.num_samples * len(evaluation.arms)
+        if times and num_played:
+            hours += times * sampling_seconds(config, model, num_played, hardware) / 3600
     return Duration(
         sampling_s=sampling_seconds(config, model, num_episodes, hardware),
         learning_s=learning_operations(config, model, tokens)
@@ -111,7 +115,8 @@ def learning_operations(config: RunConfig, model: ModelSize, num_tokens: float) 
     a_pass = 2 * model.num_parameters * num_tokens
     a_lesson = (4 if config.model.gradient_checkpointing else 3) * a_pass
     num_lessons = config.trainer.num_epochs * (2 if algorithm.critic is not None else 1)
-    num_scorings = 1 + (algorithm.kl is not None) + (algorithm.critic is not None)
+    num_scorings = algorithm.needs_recomputed_logprobs + (algorithm.kl is not None)
+    num_scorings += algorithm.critic is not None
     num_scorings += algorithm.advantage.reads_energies
     if (gain := algorithm.information_gain) is not None:
         # Each call is asked about behind a part of the episode, half of it on average.
@@ -138,5 +143,6 @@ def assumptions(config: RunConfig) -> Iterator[str]:
         f"H100 took {least:g} to {most:g} times this arithmetic"
     )
     evaluation = config.evaluation
-    if evaluation.every and not (evaluation.num_training_questions or evaluation.num_questions):
+    is_evaluated = evaluation.at_end or (evaluation.every and not evaluation.num_training_questions)
+    if is_evaluated and not evaluation.num_questions:
         yield "evaluations are left out: the number of test questions is not set"

@@ -44,6 +44,26 @@ def test_learning_takes_six_operations_a_weight_and_token_and_two_for_each_scori
     operations = learning_operations(config, size, 10)
     assert operations == (6 + 2) * size.num_parameters * 10
     assert learning_operations(recipe(), size, 10) == (8 + 2 + 2) * size.num_parameters * 10
+    sampled = ("algorithm.decoupled=false", "algorithm.correction={}")
+    config = recipe("model.gradient_checkpointing=false", "algorithm.kl=null", *sampled)
+    operations = learning_operations(config, size, 10)
+    assert operations == 6 * size.num_parameters * 10, "the sampler's ratios take no pass"
+
+
+def test_evaluations_count_every_sample_of_every_arm_and_the_last_one(size: ModelSize) -> None:
+    hardware = parse_hardware("8xH100")
+
+    def hours(*overrides: str) -> float:
+        config = recipe("evaluation.num_questions=3000", "evaluation.every=0", *overrides)
+        return estimate_duration(config, size, 2048, hardware).evaluation_hours
+
+    four = ("evaluation.temperature=1", "evaluation.num_samples=4")
+    once = hours("evaluation.at_end=true")
+    steps = recipe().trainer.num_steps
+    assert hours() == 0
+    assert hours(f"evaluation.every={steps}") == once
+    assert hours("evaluation.at_end=true", *four) == pytest.approx(4 * once)
+    assert hours("evaluation.at_end=true", f"evaluation.every={steps}") == 2 * once
 
 
 def test_a_published_step_took_as_long_as_the_page_says_it_may(size: ModelSize) -> None:
