@@ -15,8 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Never, TypeVar
 
 T = TypeVar("T")
@@ -186,6 +187,35 @@ def has_gpu() -> bool:
 def num_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory() -> int:
+    """Bytes that this process may take: of the machine's, and of its container's or job's."""
+    import psutil
+
+    groups = memory_left_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    return min([psutil.virtual_memory().available, *groups])
+
+
+def memory_left_in_groups(own: Path, root: Path) -> Iterator[int]:
+    """What each control group with a limit leaves to its processes, less files that may go.
+
+    ``own`` lists the groups of this process; inside a container its group is seen as ``root``
+    alone. Source: https://docs.kernel.org/admin-guide/cgroup-v2.html, and v1 beside it.
+    """
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        mount, limit, used = root, "memory.max", "memory.current"
+        if controllers:
+            mount, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        group = mount / path.lstrip("/")
+        for directory in (group, *group.parents):
+            with suppress(OSError, ValueError):  # "max" is no limit, and a group may not be seen
+                left = int((directory / limit).read_text()) - int((directory / used).read_text())
+                stat = dict(map(str.split, (directory / "memory.stat").read_text().splitlines()))
+                yield max(left + int(stat.get("inactive_file", 0)), 0)
+            if directory == mount:
+                break
 
 
 def choose_num_threads(work: Callable[[], object]) -> int:

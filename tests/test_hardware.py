@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -14,9 +16,11 @@ from forage import hardware
 from forage.hardware import (
     choose_matmul_kernel,
     choose_num_threads,
+    free_memory,
     in_passing_thread,
     keep_freed_memory,
     loaded_objects_spared,
+    memory_left_in_groups,
     num_cores,
 )
 
@@ -150,6 +154,34 @@ def test_odd_numbers_of_cores_are_all_tried(monkeypatch: pytest.MonkeyPatch):
 
 def test_cores_are_those_of_this_process():
     assert 1 <= num_cores() <= (os.cpu_count() or 1)
+
+
+def test_memory_is_what_the_container_or_the_job_leaves(tmp_path: Path):
+    """A run was fitted to the machine's memory in a container of less, and killed there."""
+
+    def group(path: str, limit: str, used: int, files: int, version: int = 2) -> None:
+        names = ("memory.max", "memory.current")
+        if version == 1:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+        for name, text in zip(names, (limit, str(used)), strict=True):
+            (tmp_path / path / name).write_text(f"{text}\n")
+        (tmp_path / path / "memory.stat").write_text(f"anon 5\ninactive_file {files}\n")
+
+    def left(lines: str) -> list[int]:
+        (tmp_path / "own").write_text(lines)
+        return list(memory_left_in_groups(tmp_path / "own", tmp_path / "cgroup"))
+
+    group("cgroup/job/step", "max", 30, 0)
+    group("cgroup/job", "100", 40, 10)
+    assert left("0::/job/step\n") == [70]
+    group("cgroup", "60", 55, 0)
+    assert left("0::/job/step\n") == [70, 5]
+    assert left("0::/not/seen/from/inside\n") == [5]
+    group("cgroup/memory/old", "50", 60, 0, version=1)
+    assert left("4:cpu,memory:/old\n") == [0]
+    assert list(memory_left_in_groups(tmp_path / "missing", tmp_path)) == []
+    assert 0 < free_memory() <= psutil.virtual_memory().total
 
 
 def test_keeping_freed_memory_may_be_asked_for_again_and_again():

@@ -24,6 +24,7 @@ from rich.console import Console
 from forage.commands.arguments import local_path
 from forage.commands.finding import Finding, Verdict, findings_table
 from forage.errors import UserError
+from forage.hardware import free_memory
 from forage.retrieval.serve.port import bind_port
 
 DEMO_MEMORY_GB = 4.0
@@ -117,7 +118,7 @@ def run_doctor(console: Console | None = None) -> bool:
         check_torch(),
         check_waiting(dict(os.environ)),
         check_cores(),
-        check_memory(_available_memory_gb()),
+        check_memory(free_memory() / 1e9),
         check_disk(Path.cwd()),
         check_port(SERVE_PORT),
         *check_packages(),
@@ -262,12 +263,6 @@ def _installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _available_memory_gb() -> float:
-    import psutil
-
-    return psutil.virtual_memory().available / 1e9
 
 
 def _label(extra: str) -> str:

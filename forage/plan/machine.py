@@ -15,7 +15,7 @@ from forage.cluster.vllm_start import vllm_program
 from forage.config.run_config import RunConfig
 from forage.data.published.benchmarks import names_of, prepare_command, published
 from forage.data.published.published_corpora import CORPORA
-from forage.hardware import num_cores
+from forage.hardware import free_memory, num_cores
 from forage.plan.models import ModelSize
 
 CHECKPOINT_BYTES = 2
@@ -42,13 +42,12 @@ class Machine:
 
 def look_at_machine(directory: Path) -> Machine:
     """This machine as it is now; free disk is that of ``directory``."""
-    import psutil
     import torch
 
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return Machine(
         num_cores=num_cores(),
-        memory_bytes=psutil.virtual_memory().available,
+        memory_bytes=free_memory(),
         disk_bytes=shutil.disk_usage(directory).free,
         gpu_bytes=tuple(sorted(gpu.total_memory for gpu in gpus)),
         gpu_name=gpus[0].name if gpus else "",
