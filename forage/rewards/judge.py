@@ -68,8 +68,12 @@ class JudgeCache:
         return cls(connection)
 
     def get(self, key: str) -> str | None:
-        """The reply kept under ``key``, or None."""
-        row = self._connection.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        """The reply kept under ``key``, or None; a file that is damaged meanwhile has none."""
+        query = "SELECT reply FROM replies WHERE key = ?"
+        try:
+            row = self._connection.execute(query, (key,)).fetchone()
+        except sqlite3.Error as error:
+            return self._warn("cannot be read", error)
         return None if row is None else str(row[0])
 
     def put(self, key: str, reply: str) -> None:
@@ -80,9 +84,12 @@ class JudgeCache:
                 (key, reply.encode("utf-8", "replace").decode("utf-8")),
             )
         except sqlite3.Error as error:
-            if not self._is_broken:
-                logger.warning("the judge's cache keeps nothing more: %s", error)
-            self._is_broken = True
+            self._warn("keeps nothing more", error)
+
+    def _warn(self, what: str, error: sqlite3.Error) -> None:
+        if not self._is_broken:
+            logger.warning("the judge's cache %s: %s", what, error)
+        self._is_broken = True
 
     def close(self) -> None:
         self._connection.close()

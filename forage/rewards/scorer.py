@@ -113,12 +113,12 @@ class LoadedFunction:
             value = self.call(episode)
             if inspect.isawaitable(value):
                 value = await value
+            if isinstance(value, SupportsFloat):  # an array of several numbers raises here
+                value = Reward(float(value))
         except Exception as error:
             raise self._error(episode, f"raised {type(error).__name__}: {error}") from error
         if isinstance(value, Reward):
             reward = value
-        elif isinstance(value, SupportsFloat):
-            reward = Reward(float(value))
         else:
             raise self._error(
                 episode, f"gave {value!r}; a float or a forage.types.Reward is needed"

@@ -173,6 +173,20 @@ async def test_a_cache_that_takes_no_more_is_warned_about_once_and_costs_no_verd
     assert [r.message for r in caplog.records if "keeps nothing more" in r.message].__len__() == 1
 
 
+async def test_a_cache_that_breaks_meanwhile_costs_no_verdict(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """It once ended the run with SQLite's error."""
+    path = tmp_path / "c.sqlite"
+    async with judge_and_server("yes", cache=path) as (judge, _):
+        with sqlite3.connect(path) as other:
+            other.execute("DROP TABLE replies")
+        other.close()
+        assert await ask(judge, "one") is True
+        assert await ask(judge, "two") is True
+    assert sum("the judge's cache cannot be read" in r.message for r in caplog.records) == 1
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 

@@ -54,6 +54,9 @@ def nothing(episode):
 def text(episode):
     return "0.5"
 
+def several(episode):
+    return numpy.array([0.5, 1.0])
+
 def nan(episode):
     return float("nan")
 
@@ -142,6 +145,7 @@ def test_functions_do_not_see_an_episode_that_the_engine_did_not_finish():
         ("raises_later", "raised TimeoutError: too late"),
         ("nothing", "gave None; a float or a forage.types.Reward is needed"),
         ("text", "gave '0.5'; a float or"),
+        ("several", "raised TypeError: only"),
         ("nan", "gave nan; a finite number is needed"),
         ("nan_part", "gave inf; a finite number is needed"),
     ],
