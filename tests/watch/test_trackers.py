@@ -9,6 +9,7 @@ import json
 import math
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -201,6 +202,25 @@ async def test_a_tracker_that_fails_costs_the_run_a_warning(
         f"wandb did not take {tmp_path}/step_000002",
         "wandb did not end the run",
     ]
+
+
+def test_a_tracker_that_cannot_end_does_not_hold_the_end_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """One that waited for its server at the end once held the run for as long."""
+    is_over = threading.Event()
+
+    class Waiting(Broken):
+        def close(self, is_done: bool) -> None:
+            is_over.wait(60)
+
+    monkeypatch.setattr(tracker, "_open", lambda name, run: Waiting(run))
+    monkeypatch.setattr(tracker, "_CLOSING_S", 0.05)
+    with Trackers(config_for(tmp_path, "wandb")):
+        pass
+    assert not is_over.is_set()
+    is_over.set()
+    assert caplog.messages == ["wandb did not end the run in 0.05 s: it is left"]
 
 
 @pytest.mark.parametrize("changes", [{"project": "x"}, {"episodes": 3}, {"artifacts": True}])

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ IDS_FILE = "trackers.json"
 COLUMNS = ("step", "question", "answers", "answer", "reward", "em", "searches", "status", "text")
 """The columns of a table of episodes."""
 _DEADLINE_S = 60.0
+_CLOSING_S = 600.0
+"""A tracker may still be uploading what it has taken."""
 
 Row = tuple[Any, ...]
 
@@ -113,11 +116,18 @@ class Trackers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for name, tracker in self._trackers.items():
+        def close(name: TrackerName, tracker: Tracker) -> None:
             try:
                 tracker.close(is_done=kind is None)
             except Exception as failure:  # as above
                 LOG.warning("%s did not end the run: %s", name, failure)
+
+        for each in self._trackers.items():
+            closing = threading.Thread(target=close, args=each, name="tracker", daemon=True)
+            closing.start()
+            closing.join(_CLOSING_S)
+            if closing.is_alive():
+                LOG.warning("%s did not end the run in %g s: it is left", each[0], _CLOSING_S)
 
 
 def _open(name: TrackerName, run: TrackedRun) -> Tracker:
