@@ -202,7 +202,7 @@ def test_questions_of_another_text_have_another_digest() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["nq[dev]", "[/b]", "a|b"])
+@pytest.mark.parametrize("name", ["nq[dev]", "[/b]", "a|b", "[a](http://b)"])
 def test_a_source_of_any_name_is_a_row_and_a_column(name: str) -> None:
     """``[dev]`` was taken for a style and left out; ``[/b]`` ended the command with a traceback."""
     table = FigureTable("t", "", (name,), (Row(name, (Cell("0.5", "[0.4, 0.6]"),)),), note=name)
@@ -210,6 +210,7 @@ def test_a_source_of_any_name_is_a_row_and_a_column(name: str) -> None:
     console.print(to_rich(table))
     assert console.export_text().count(name) == 3
     assert to_markdown(table).count(escaped(name)) == 3
+    assert "](" not in to_markdown(table), "a name is no link"
 
 
 def test_the_terminals_tables_fit_it_and_the_reports_have_every_figure() -> None:

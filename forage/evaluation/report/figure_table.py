@@ -113,7 +113,7 @@ def to_markdown(table: FigureTable) -> str:
 
 def escaped(text: str) -> str:
     """Any text as plain Markdown on one line."""
-    # Brackets stay: they enclose intervals, and no address follows them.
+    # Brackets stay, because they enclose intervals, but for those that an address follows.
     for mark in ("\\", "|", "*", "_", "`", "<"):
         text = text.replace(mark, "\\" + mark)
-    return " ".join(text.split())
+    return " ".join(text.replace("](", "]\\(").split())
