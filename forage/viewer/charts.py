@@ -1,4 +1,4 @@
-"""The geometry of charts: series and intervals in; ticks, lines, areas and whiskers in pixels out.
+"""The geometry of charts over steps: series in; ticks, lines and areas in pixels out.
 
 ``templates/chart.html`` writes the shapes as SVG. No markup is made here, so the template escapes
 every text. Nothing here knows what a metric means.
@@ -10,17 +10,20 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-from forage.evaluation.intervals import Interval
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
 from forage.viewer.axes import Axis, Tick, number_text, round_axis
 
 WIDTH, HEIGHT = 380, 214
-_INTERVALS_WIDTH = 440
 LEFT, TOP, BOTTOM = 46, 10, 34
 # Room on the right: for the names at the ends of lines, or half a tick's text.
 _NAMES_ROOM, _BARE_ROOM = 64, 16
 _LABEL_GAP = 14.0
-_ROW_HEIGHT = 30
+_MOST_POINTS = 4 * WIDTH
+"""A line of more points is thinned to those that can be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,42 +80,6 @@ class Chart:
     left: int = LEFT
     top: int = TOP
     bottom: int = HEIGHT - BOTTOM
-
-
-@dataclass(frozen=True, slots=True)
-class IntervalRow:
-    """A row of the interval chart; ``is_head`` marks an arm, as opposed to a part of one."""
-
-    label: str
-    before: Interval | None
-    after: Interval | None
-    is_head: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Whisker:
-    style: str
-    low: float
-    high: float
-    mean: float
-    y: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class IntervalChart:
-    """Dots with whiskers on an axis."""
-
-    summary: str
-    x_label: str
-    x_ticks: tuple[Tick, ...]
-    rows: tuple[tuple[Label, bool], ...]
-    whiskers: tuple[Whisker, ...]
-    width: int
-    height: int
-    left: int
-    right: int
-    bottom: float
 
 
 def line_chart(
@@ -213,47 +180,6 @@ def _frame(
     )
 
 
-def interval_chart(
-    rows: Sequence[IntervalRow],
-    x_label: str,
-    names: tuple[str, str] = ("before", "after"),
-    bounds: tuple[float, float] = (0.0, 1.0),
-) -> IntervalChart:
-    """One row for each slice, with ``before`` above ``after``, on an axis between ``bounds``."""
-    longest = max((len(row.label) for row in rows), default=0)
-    left, right, top = max(138, 9 * longest), _INTERVALS_WIDTH - 14, 6
-    low, high = bounds
-    axis = Axis(low, high, left, right)
-    labels: list[tuple[Label, bool]] = []
-    whiskers: list[Whisker] = []
-    for index, row in enumerate(rows):
-        middle = top + _ROW_HEIGHT * (index + 0.5)
-        style = "head" if row.is_head else "part"
-        labels.append((Label(left - 10, middle, row.label, style), row.is_head and index > 0))
-        both = row.before is not None and row.after is not None
-        for style, name, interval, offset in (
-            ("before", names[0], row.before, -5),
-            ("after", names[1], row.after, 5),
-        ):
-            if interval is not None:
-                y = middle + (offset if both else 0)
-                whiskers.append(_whisker(style, f"{row.label}, {name}", interval, axis, y))
-    bottom = top + _ROW_HEIGHT * len(rows)
-    ticks = (low + (high - low) * n / 4 for n in range(5))
-    return IntervalChart(
-        summary="; ".join(w.text for w in whiskers),
-        x_label=x_label,
-        x_ticks=tuple(Tick(axis.place(x), f"{x:.2g}") for x in ticks),
-        rows=tuple(labels),
-        whiskers=tuple(whiskers),
-        width=_INTERVALS_WIDTH,
-        height=bottom + BOTTOM,
-        left=left,
-        right=right,
-        bottom=bottom,
-    )
-
-
 def smoothed(y_T: Sequence[float]) -> tuple[float, ...]:
     """A curve as its thick line shows it."""
     return centred_mean(y_T, _window(len(y_T)))
@@ -265,12 +191,14 @@ def centred_mean(y_T: Sequence[float], window: int) -> tuple[float, ...]:
     >>> centred_mean([1.0, 3.0, 5.0], 3)
     (2.0, 3.0, 4.0)
     """
+    if not y_T:
+        return ()
     half = window // 2
-    means: list[float] = []
-    for index, y in enumerate(y_T):
-        finite = [v for v in y_T[max(0, index - half) : index + half + 1] if math.isfinite(v)]
-        means.append(math.fsum(finite) / len(finite) if math.isfinite(y) else math.nan)
-    return tuple(means)
+    is_finite = np.isfinite(y_T)
+    values = np.pad(np.where(is_finite, y_T, 0.0), half)
+    counts = np.pad(is_finite.astype(float), half)
+    sums, nums = (sliding_window_view(each, 2 * half + 1).sum(axis=1) for each in (values, counts))
+    return tuple(np.where(is_finite, sums / np.maximum(nums, 1.0), math.nan).tolist())
 
 
 def _window(num_points: int) -> int:
@@ -292,7 +220,19 @@ def _lines(
 
 
 def _points(corners: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
-    return " ".join(f"{x_axis.place(x):g},{y_axis.place(y):g}" for x, y in corners)
+    places = [(x_axis.place(x), y_axis.place(y)) for x, y in corners]
+    shown = places if len(places) <= _MOST_POINTS else _seen(places)
+    return " ".join(f"{x:g},{y:g}" for x, y in shown)
+
+
+def _seen(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The first, lowest, highest and last point of each pixel: a line through them looks alike."""
+    kept: list[tuple[float, float]] = []
+    for _, those in groupby(places, key=lambda place: int(place[0])):
+        of_pixel = list(those)
+        by_height = sorted(range(len(of_pixel)), key=lambda i: of_pixel[i][1])
+        kept += [of_pixel[i] for i in sorted({0, by_height[0], by_height[-1], len(of_pixel) - 1})]
+    return kept
 
 
 def _spread(labels: Sequence[Label]) -> tuple[Label, ...]:
@@ -320,16 +260,14 @@ def _summary(title: str, series: Sequence[Series]) -> str:
 
 
 def _hover_json(series: Sequence[Series], x_axis: Axis, x_label: str) -> str:
-    """[[pixel, [text, ...]], ...], one entry a step, left to right."""
-    texts: dict[float, list[str]] = {}
+    """[[pixel, [text, ...]], ...], left to right: an entry a step, of very many one a pixel."""
+    all_x = sorted({x for one in series for x in one.x_T})
+    if len(all_x) > _MOST_POINTS:
+        all_x = {int(x_axis.place(x)): x for x in all_x}.values()
+    texts: dict[float, list[str]] = {x: [] for x in all_x}
     for one in series:
         for x, y in zip(one.x_T, one.y_T, strict=True):
-            texts.setdefault(x, []).append(f"{one.name}: {number_text(y)}")
-    steps = [[x_axis.place(x), [f"{x_label} {x:g}", *texts[x]]] for x in sorted(texts)]
+            if x in texts:
+                texts[x].append(f"{one.name}: {number_text(y)}")
+    steps = [[x_axis.place(x), [f"{x_label} {x:g}", *texts[x]]] for x in texts]
     return json.dumps(steps, separators=(",", ":"), ensure_ascii=False)
-
-
-def _whisker(style: str, label: str, interval: Interval, axis: Axis, y: float) -> Whisker:
-    low, high, mean = interval.low, interval.high, interval.mean
-    text = f"{label}: {mean:.3f} [{low:.3f}, {high:.3f}]"
-    return Whisker(style, axis.place(low), axis.place(high), axis.place(mean), y, text)

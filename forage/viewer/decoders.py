@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from forage.types import TokenizerId
 from forage.viewer.library import ShownRun
-from forage.viewer.transcripts import Decode
+from forage.viewer.token_views import Decode
 
 LOG = logging.getLogger(__name__)
 
@@ -47,7 +47,11 @@ def load_decoder(run: ShownRun, wanted: TokenizerId | None = None) -> Decode | N
     ``model.path`` in the run's config.
     """
     for path in _places(run, wanted):
-        tokenizer = Tokenizer.from_file(str(path))
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the package has none of its own; a run may be writing it now
+            LOG.warning("%s cannot be read as a tokenizer: %s", path, error)
+            continue
         if wanted is None or _mark(tokenizer) == wanted.sha256:
             return lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
     named = "" if wanted is None else f" {wanted.name} ({wanted.sha256})"
@@ -68,8 +72,7 @@ def _places(run: ShownRun, wanted: TokenizerId | None) -> Iterator[Path]:
     of_config = model.get("path") if isinstance(model, dict) else None
     candidates = [Path(name) / _FILE for name in names]
     candidates.append(run.directory / "model" / _FILE)
-    checkpoints = run.directory.glob(f"checkpoints/**/{_FILE}")
-    candidates += sorted(checkpoints, key=lambda path: path.stat().st_mtime, reverse=True)
+    candidates += sorted(run.directory.glob(f"checkpoints/**/{_FILE}"), reverse=True)
     candidates += sorted(run.directory.glob(f"models/*/{_FILE}"))
     if isinstance(of_config, str):
         names.append(of_config)

@@ -35,9 +35,9 @@ from forage.evaluation.report.tables import protocol_table, published_table, sum
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import ArmSummary
 from forage.records import write_whole_text
-from forage.viewer.charts import IntervalChart, IntervalRow, interval_chart
 from forage.viewer.pages import render_page
 from forage.viewer.report import Card
+from forage.viewer.whiskers import IntervalChart, IntervalRow, interval_chart
 
 _MAX_CARDS = 5  # what one row holds
 

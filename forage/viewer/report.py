@@ -16,17 +16,12 @@ from forage.evaluation.report.labels import ARM_NAMES, ARM_NOTES, hops_text
 from forage.evaluation.summary import EvaluationSummary, SliceSummary
 from forage.records import write_whole_text
 from forage.types import Episode
-from forage.viewer.charts import (
-    Chart,
-    IntervalChart,
-    IntervalRow,
-    Series,
-    interval_chart,
-    line_chart,
-)
+from forage.viewer.charts import Chart, Series, line_chart
 from forage.viewer.pages import render_page
 from forage.viewer.panels import from_to, health_charts, learning_charts
-from forage.viewer.transcripts import Decode, QuestionView, view_question
+from forage.viewer.token_views import Decode
+from forage.viewer.transcripts import QuestionView, view_question
+from forage.viewer.whiskers import IntervalChart, IntervalRow, interval_chart
 
 _MOST_POINTS = 400
 """Points of the warm start's line; of more, neighbours are one: a line is as wide as ten steps."""

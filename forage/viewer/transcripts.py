@@ -7,10 +7,8 @@ What passages hold is untrusted, and leaves here as it came: ``pages`` makes it 
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
@@ -19,37 +17,16 @@ from forage.episode_json import EpisodeRecord
 from forage.types import (
     SEARCH_TOOL,
     ActionKind,
-    Alternatives,
     Episode,
     Origin,
     Question,
-    Segment,
     ToolCall,
     Turn,
 )
-from forage.viewer.pages import visible
+from forage.viewer.token_views import Decode, TokenView, golden_spans, learnt_of, view_tokens
 
-Decode = Callable[[int], str]
-
-_UNLIKELY = math.log(0.5)
 _MAX_ARGUMENTS_CHARS = 200
 _NOT_DECIDED = (Origin.OBSERVATION, Origin.FOLDED)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenView:
-    """One token: ``info`` is for the tooltip.
-
-    It is "id", or "id logprob version" of a sampled one, then its advantage and the trainer's less
-    the sampler's log-probability where they were recorded, "-" where only the latter was. ``style``
-    is u below a probability of 50 %, n at a new line, g in a golden answer. ``others`` are the
-    likeliest tokens in its place, a JSON list of texts and log-probabilities, or "".
-    """
-
-    text: str
-    info: str
-    style: str
-    others: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +57,7 @@ class BlockView:
     def text_pieces(self) -> Iterator[tuple[str, bool]]:
         """The text in pieces, and whether each is a golden answer."""
         end = 0
-        for start, stop in _golden_spans(self.text, self.golden_answers):
+        for start, stop in golden_spans(self.text, self.golden_answers):
             yield self.text[end:start], False
             yield self.text[start:stop], True
             end = stop
@@ -231,14 +208,14 @@ def _token_blocks(
             number, turn = next(turns, (number + 1, None))
         heading, detail = _heading(segment.origin, number, turn)
         count = len(segment.token_ids_T)
-        learnt = _learnt(record, num_sampled, segment)
+        learnt = learnt_of(record, num_sampled, segment)
         num_sampled += len(segment.logprobs_T)
         blocks.append(
             BlockView(
                 origin=segment.origin.value,
                 heading=heading,
                 detail=" · ".join(part for part in (detail, _count_text(count)) if part),
-                tokens=_tokens(segment, decode, golden, learnt),
+                tokens=view_tokens(segment, decode, golden, learnt),
                 text="",
                 is_open=segment.origin not in (Origin.PROMPT, Origin.FOLDED),
                 turn=number,
@@ -319,59 +296,6 @@ def _passages(origin: Origin, turn: Turn | None, question: Question) -> tuple[Pa
         for call in turn.calls
         for place, name in enumerate(call.result_ids_K)
     )
-
-
-def _learnt(record: EpisodeRecord | None, start: int, segment: Segment) -> list[str]:
-    """What a record says of each sampled token of a segment beyond its log-probability."""
-    advantages_T = record.advantages_T if record is not None else ()
-    trainer_T = record.trainer_logprobs_T if record is not None else ()
-    texts: list[str] = []
-    for place, logprob in enumerate(segment.logprobs_T):
-        index = start + place
-        advantage = f"{advantages_T[index]:.4g}" if index < len(advantages_T) else "-"
-        difference = f"{trainer_T[index] - logprob:.3g}" if index < len(trainer_T) else "-"
-        has_any = index < len(advantages_T) or index < len(trainer_T)
-        texts.append(f" {advantage} {difference}" if has_any else "")
-    return texts
-
-
-def _tokens(
-    segment: Segment, decode: Decode, golden_answers: Sequence[str], learnt: Sequence[str]
-) -> tuple[TokenView, ...]:
-    is_sampled = segment.origin is Origin.SAMPLED
-    texts = [decode(token_id) for token_id in segment.token_ids_T]
-    is_asked = segment.origin in (Origin.PROMPT, Origin.FOLDED)
-    spans = [] if is_asked else _golden_spans("".join(texts), golden_answers)
-    views: list[TokenView] = []
-    others = [_others(alternatives, decode) for alternatives in segment.alternatives_T]
-    end = 0
-    for index, (token_id, text) in enumerate(zip(segment.token_ids_T, texts, strict=True)):
-        start, end = end, end + len(text)
-        info, style = str(token_id), "n" if "\n" in text else ""
-        if is_sampled:
-            logprob = segment.logprobs_T[index]
-            info += f" {logprob:.4g} {segment.versions_T[index]}{learnt[index]}"
-            style += " u" if logprob < _UNLIKELY else ""
-        if any(start < stop and first < end for first, stop in spans):
-            style += " g"
-        views.append(TokenView(text, info, style.strip(), others[index] if others else ""))
-    return tuple(views)
-
-
-def _others(alternatives: Alternatives, decode: Decode) -> str:
-    # Made visible here: what JSON escapes, the page does not see.
-    pairs = [(visible(decode(token_id)), logprob) for token_id, logprob in alternatives]
-    return json.dumps(pairs, ensure_ascii=False)
-
-
-def _golden_spans(text: str, golden_answers: Sequence[str]) -> list[tuple[int, int]]:
-    """Where a golden answer stands in a text as whole words, in order and without overlaps."""
-    answers = sorted((a.strip() for a in golden_answers if a.strip()), key=len, reverse=True)
-    if not answers:
-        return []
-    pattern = "|".join(re.escape(answer) for answer in answers)
-    matches = re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
-    return [match.span() for match in matches]
 
 
 def _range_text(versions: Sequence[int]) -> str:

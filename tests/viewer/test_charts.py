@@ -3,20 +3,21 @@
 import itertools
 import json
 import math
+from random import Random
 
 import pytest
 
 from forage.evaluation.intervals import Interval
 from forage.viewer.axes import number_text
 from forage.viewer.charts import (
+    WIDTH,
     Chart,
-    IntervalRow,
     Series,
     centred_mean,
-    interval_chart,
     line_chart,
     stacked_chart,
 )
+from forage.viewer.whiskers import IntervalRow, interval_chart
 
 NAN = math.nan
 
@@ -92,6 +93,20 @@ def test_a_centred_mean_looks_both_ways_and_over_gaps() -> None:
     smooth = centred_mean([1.0, NAN, 3.0], 3)
     assert (smooth[0], smooth[2]) == (1.0, 3.0)
     assert math.isnan(smooth[1])
+
+
+def test_a_line_of_very_many_points_is_thinned_to_what_is_seen() -> None:
+    random = Random(0)
+    values = [random.random() for _ in range(20_000)]
+    values[7_777], values[12_345] = 5.0, -3.0
+    chart, small = drawn(series(*values)), drawn(series(5.0, -3.0))
+    thin, thick = (corners(line.points) for line in chart.lines)
+    assert max(len(thin), len(thick)) <= 4 * WIDTH
+    for end in (min, max):
+        assert end(y for _, y in thin) == end(y for _, y in corners(small.lines[0].points))
+    hover = json.loads(chart.hover_json)
+    assert 300 < len(hover) <= WIDTH
+    assert hover[-1][1][0] == "optimizer step 19999"
 
 
 def test_stacked_areas_rest_on_each_other() -> None:

@@ -1,0 +1,94 @@
+"""The tokens of a segment as a reader sees them, and the golden answers among them.
+
+``transcripts.py`` puts them into blocks. Texts leave here as they came: ``pages`` makes them
+harmless.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from forage.episode_json import EpisodeRecord
+from forage.types import Alternatives, Origin, Segment
+from forage.viewer.pages import visible
+
+Decode = Callable[[int], str]
+
+_UNLIKELY = math.log(0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """One token: ``info`` is for the tooltip.
+
+    It is "id", or "id logprob version" of a sampled one, then its advantage and the trainer's less
+    the sampler's log-probability where they were recorded, "-" where only the latter was. ``style``
+    is u below a probability of 50 %, n at a new line, g in a golden answer. ``others`` are the
+    likeliest tokens in its place, a JSON list of texts and log-probabilities, or "".
+    """
+
+    text: str
+    info: str
+    style: str
+    others: str = ""
+
+
+def learnt_of(record: EpisodeRecord | None, start: int, segment: Segment) -> list[str]:
+    """What a record says of each sampled token of a segment beyond its log-probability."""
+    advantages_T = record.advantages_T if record is not None else ()
+    trainer_T = record.trainer_logprobs_T if record is not None else ()
+    texts: list[str] = []
+    for place, logprob in enumerate(segment.logprobs_T):
+        index = start + place
+        advantage = f"{advantages_T[index]:.4g}" if index < len(advantages_T) else "-"
+        difference = f"{trainer_T[index] - logprob:.3g}" if index < len(trainer_T) else "-"
+        has_any = index < len(advantages_T) or index < len(trainer_T)
+        texts.append(f" {advantage} {difference}" if has_any else "")
+    return texts
+
+
+def view_tokens(
+    segment: Segment, decode: Decode, golden_answers: Sequence[str], learnt: Sequence[str]
+) -> tuple[TokenView, ...]:
+    """A view of each token; ``learnt`` is what ``learnt_of`` gives of the segment."""
+    is_sampled = segment.origin is Origin.SAMPLED
+    texts = [decode(token_id) for token_id in segment.token_ids_T]
+    is_asked = segment.origin in (Origin.PROMPT, Origin.FOLDED)
+    spans = [] if is_asked else golden_spans("".join(texts), golden_answers)
+    stops = [stop for _, stop in spans]
+    views: list[TokenView] = []
+    others = [_others(alternatives, decode) for alternatives in segment.alternatives_T]
+    end = 0
+    for index, (token_id, text) in enumerate(zip(segment.token_ids_T, texts, strict=True)):
+        start, end = end, end + len(text)
+        info, style = str(token_id), "n" if "\n" in text else ""
+        if is_sampled:
+            logprob = segment.logprobs_T[index]
+            info += f" {logprob:.4g} {segment.versions_T[index]}{learnt[index]}"
+            style += " u" if logprob < _UNLIKELY else ""
+        span = bisect_right(stops, start)  # the first that ends behind the token's start
+        if span < len(spans) and spans[span][0] < end:
+            style += " g"
+        views.append(TokenView(text, info, style.strip(), others[index] if others else ""))
+    return tuple(views)
+
+
+def _others(alternatives: Alternatives, decode: Decode) -> str:
+    # Made visible here: what JSON escapes, the page does not see.
+    pairs = [(visible(decode(token_id)), logprob) for token_id, logprob in alternatives]
+    return json.dumps(pairs, ensure_ascii=False)
+
+
+def golden_spans(text: str, golden_answers: Sequence[str]) -> list[tuple[int, int]]:
+    """Where a golden answer stands in a text as whole words, in order and without overlaps."""
+    answers = sorted((a.strip() for a in golden_answers if a.strip()), key=len, reverse=True)
+    if not answers:
+        return []
+    pattern = "|".join(re.escape(answer) for answer in answers)
+    matches = re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
+    return [match.span() for match in matches]
