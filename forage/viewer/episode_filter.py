@@ -156,7 +156,7 @@ def _match(find: str) -> str:
     """
     terms: list[str] = []
     for column, phrase, word in _WORD.findall(find):
-        text = split_cjk(phrase or word).replace('"', " ").replace("\\0", " ").strip()
+        text = split_cjk(phrase or word).replace('"', " ").replace("\0", " ").strip()
         if any(character.isalnum() for character in text):
             begins = "" if phrase else " *"
             terms.append(f'{{{column}}} : "{text}"{begins}' if column else f'"{text}"{begins}')

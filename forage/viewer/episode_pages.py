@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Query
 from fastapi.responses import HTMLResponse
+from pydantic import Field
 
 from forage.errors import UserError
 from forage.types import Status
@@ -22,6 +23,8 @@ from forage.viewer.viewer_page import viewer_page
 _ROWS_PER_PAGE = 50
 _MAX_BESIDE = 16
 _MAX_ELSEWHERE = 12
+_Place = Annotated[int, Field(ge=0, lt=2**63)]
+"""A byte of a file, or the number of a row: what the index can be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class EpisodePages:
         )
 
     def episode(
-        self, wanted: Annotated[EpisodeFilter, Depends()], offset: int, at: int | None = None
+        self, wanted: Annotated[EpisodeFilter, Depends()], offset: _Place, at: _Place | None = None
     ) -> HTMLResponse:
         """One episode, token by token, with its group and its neighbours in the list."""
         run, wanted = self._settled(wanted, file_must_exist=True)
@@ -116,7 +119,7 @@ class EpisodePages:
         self,
         run: Annotated[list[str], Query()],
         file: Annotated[list[str], Query()],
-        offset: Annotated[list[int], Query()],
+        offset: Annotated[list[_Place], Query()],
     ) -> HTMLResponse:
         """Several episodes next to each other, with the first decision in which they part."""
         views: list[EpisodeView] = []

@@ -13,7 +13,7 @@ from fastapi import Depends
 from fastapi.responses import HTMLResponse
 
 from forage.errors import UserError
-from forage.evaluation.comparison import compare
+from forage.evaluation.comparison import Comparison, compare
 from forage.evaluation.intervals import Interval
 from forage.evaluation.report.comparison_tables import (
     comparison_table,
@@ -21,6 +21,7 @@ from forage.evaluation.report.comparison_tables import (
     settings_table,
 )
 from forage.evaluation.result import EvaluationResult, read_result
+from forage.evaluation.summary import EvaluationSummary
 from forage.types import Status
 from forage.viewer.episode_filter import SIGNS, EpisodeFilter, EpisodeRow
 from forage.viewer.episode_index import IndexStore
@@ -156,10 +157,10 @@ class EvaluationBrowser:
         places = [self._place(wanted.first), self._place(wanted.second)]
         if wanted.first == wanted.second:
             raise UserError("first and second are the same evaluation: choose two")
-        results = [_read(run.directory / file) for run, file in places]
-        comparison = compare(
-            results[0], results[1], (wanted.first, wanted.second), num_resamples=_NUM_RESAMPLES
-        )
+        paths = [run.directory / file for run, file in places]
+        results = [_read(path) for path in paths]
+        changed = tuple(path.stat().st_mtime_ns for path in paths)
+        comparison = _compare_once((*paths,), changed, (wanted.first, wanted.second))
         arms = [arm.arm for arm in comparison.arms]
         wanted = wanted if wanted.arm in arms else replace(wanted, arm=arms[0])
         arm = comparison.arms[arms.index(wanted.arm)]
@@ -209,15 +210,16 @@ class EvaluationBrowser:
     def _row(self, run: ShownRun, file: str) -> EvaluationRow:
         row = EvaluationRow(run, file, _key((run, file)))
         try:
-            result = _read(run.directory / file)
+            path = run.directory / file
+            model, summary = _told_once(path, path.stat().st_mtime_ns)
         except UserError as error:
             return replace(row, error=str(error))
-        arm, first = next(iter(result.summary.arms.items()))
+        arm, first = next(iter(summary.arms.items()))
         episodes = _episode_file(file)
         return replace(
             row,
             episodes=episodes if episodes in run.episode_files() else "",
-            model=result.protocol.model,
+            model=model,
             num_questions=first.overall.num_questions,
             arm=arm,
             em=first.headline,
@@ -284,6 +286,22 @@ def _read(path: Path) -> EvaluationResult:
     return _read_once(path, path.stat().st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4)
 def _read_once(path: Path, changed: int) -> EvaluationResult:
-    return read_result(path)
+    return read_result(path)  # of 50,000 questions it takes some 50 MB
+
+
+@functools.lru_cache(maxsize=1_024)
+def _told_once(path: Path, changed: int) -> tuple[str, EvaluationSummary]:
+    """The model of an evaluation and its means, which is what a list of many shows."""
+    result = read_result(path)
+    return result.protocol.model, result.summary
+
+
+@functools.lru_cache(maxsize=16)
+def _compare_once(
+    paths: tuple[Path, ...], changed: tuple[int, ...], names: tuple[str, str]
+) -> Comparison:
+    """Two evaluations compared, again when a file has changed: each page of a list asks for it."""
+    first, second = map(_read_once, paths, changed)
+    return compare(first, second, names, num_resamples=_NUM_RESAMPLES)

@@ -8,10 +8,12 @@ later appears. Files are only read.
 from __future__ import annotations
 
 import functools
+import math
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +92,11 @@ class Library:
         return found
 
     def metrics(self, run: ShownRun) -> list[dict[str, float]]:
-        """The metric rows of a run, oldest first, read again when the file has changed."""
+        """The metric rows of a run, oldest first, read again when the file has changed.
+
+        A file of this name that another program wrote may hold words, and rows of no step: these
+        are left out. Raises ``UserError`` for a damaged line.
+        """
         path = run.directory / METRICS_FILE
         try:
             status = path.stat()
@@ -99,7 +105,9 @@ class Library:
         mark = (status.st_mtime_ns, status.st_size)
         known = self._metrics.get(path)
         if known is None or known[0] != mark:
-            known = self._metrics[path] = (mark, read_metrics(run.directory))
+            rows = [_numbers(row) for row in read_metrics(run.directory)]
+            rows = [row for row in rows if math.isfinite(row.get("step", math.nan))]
+            known = self._metrics[path] = (mark, rows)
         return known[1]
 
     def _walk(self) -> Iterator[ShownRun]:
@@ -116,6 +124,11 @@ class Library:
                     key = str(directory)
                 seen[key] = directory
         yield from (ShownRun(key, directory) for key, directory in sorted(seen.items()))
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    # Each line brings its own copies of the names, which are half of what a row takes.
+    return {sys.intern(name): v for name, v in row.items() if isinstance(v, int | float)}
 
 
 @functools.lru_cache(maxsize=1_024)

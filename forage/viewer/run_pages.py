@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import Query
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
+from forage.errors import UserError
 from forage.viewer.library import Library, ShownRun
 from forage.viewer.metric_words import words_of
 from forage.viewer.panels import HEADLINE_METRICS, health_charts, learning_charts
@@ -49,7 +50,15 @@ class RunPages:
 
     def runs(self) -> HTMLResponse:
         """The table of runs, and their curves over each other."""
-        runs = self._library.runs()
+        runs: list[ShownRun] = []
+        errors: list[str] = []
+        for run in self._library.runs():
+            try:
+                self._library.metrics(run)
+            except UserError as error:  # one damaged file hides no other run
+                errors.append(str(error))
+            else:
+                runs.append(run)
         facts = [facts_of(run, self._library) for run in runs]
         newest = sorted(facts, key=lambda each: (bool(each.num_steps), each.changed), reverse=True)
         chosen = {each.run.key for each in newest[:_NUM_CHOSEN] if each.num_steps}
@@ -64,6 +73,7 @@ class RunPages:
             "runs.html",
             here="runs",
             facts=facts,
+            errors=errors,
             chosen=chosen,
             settings=columns,
             more_settings=settings,
@@ -100,7 +110,7 @@ class RunPages:
         """The same as a table for a spreadsheet: a line for each run and step."""
         text = io.StringIO()
         writer = csv.writer(text)
-        writer.writerow(["run", "step", *metric])
+        writer.writerow(["run", "step", *map(_no_formula, metric)])
         for key in run:
             columns = self._columns(key, metric)
             for values in zip(*(columns[name] for name in ("step", *metric)), strict=True):

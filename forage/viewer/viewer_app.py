@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -47,6 +48,7 @@ def create_app(paths: Sequence[Path]) -> FastAPI:
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES)
     app.middleware("http")(_with_headers)
     app.exception_handler(UserError)(_user_error)
+    app.exception_handler(RequestValidationError)(_wrong_address)
     runs = RunPages(library)
     app.get("/")(runs.first)
     app.get("/runs")(runs.runs)
@@ -76,3 +78,9 @@ def _user_error(request: Request, error: Exception) -> HTMLResponse:
     """What is wrong with an address, or with a file of records, as a page."""
     values = {"title": "That cannot be shown", "text": str(error)}
     return viewer_page("missing.html", status_code=400, here="", **values)
+
+
+def _wrong_address(request: Request, error: RequestValidationError) -> HTMLResponse:
+    """Which field of an address is missing, no number, or out of range."""
+    fields = (f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
+    return _user_error(request, UserError("; ".join(fields)))

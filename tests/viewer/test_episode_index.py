@@ -139,7 +139,9 @@ def test_words_are_found_in_question_answer_query_and_passage(path: Path) -> Non
     assert 0 in offsets(index, sign="any")
 
 
-@pytest.mark.parametrize("find", ['"', '""', "NEAR(", "a:b:c", "*", "()", "-", "'; DROP TABLE"])
+@pytest.mark.parametrize(
+    "find", ['"', '""', "NEAR(", "a:b:c", "*", "()", "-", "'; DROP TABLE", "a\0b"]
+)
 def test_what_is_typed_is_never_an_operator(path: Path, find: str) -> None:
     index = opened(path)
     offsets(index, find=find)

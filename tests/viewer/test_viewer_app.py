@@ -6,6 +6,7 @@ import shutil
 import socket
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,52 @@ def test_only_lines_of_the_runs_own_episode_files_are_shown(
     assert "No such episode" in page
 
 
+@pytest.mark.parametrize(
+    ("address_of", "status", "said"),
+    [
+        ("/episode?offset=99999999999999999999", 400, "offset: Input should be less than"),
+        ("/episode?offset=-1", 400, "offset: Input should be greater than"),
+        ("/episode?offset=0&at=99999999999999999999", 400, "at: Input should be less than"),
+        ("/episode?offset=one", 400, "offset: Input should be a valid integer"),
+        ("/episode", 400, "offset: Field required"),
+        ("/beside?run=&file=episodes.jsonl&offset=99999999999999999999", 400, "less than"),
+        ("/episode?offset=0&at=9223372036854775807", 200, ""),
+        ("/episodes?page=99999999999999999999", 200, "36 of 36"),
+        ("/episodes?step=99999999999999999999", 200, "0 of 36"),
+        ("/episodes?find=a%00b", 200, "0 of 36"),
+    ],
+)
+def test_numbers_out_of_range_and_zeros_in_an_address_are_no_bug(
+    address: str, address_of: str, status: int, said: str
+) -> None:
+    """SQLite refuses numbers beyond 64 bits, and reads a search up to its first zero."""
+    found, page = fetch(address + address_of)
+    assert found == status
+    assert said in page
+
+
+def test_a_run_with_metrics_of_another_program_or_damaged_ones_hides_no_other(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "whole", num_steps=2)
+    for name, line in {"other": '{"epoch": 1, "note": "hi"}\n', "damaged": '{"step": 0,\n'}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(line)
+    (tmp_path / "other" / "metrics.jsonl").open("a").write('{"step": 0, "loss": 1, "note": "hi"}\n')
+    with served(tmp_path) as address:
+        status, page = fetch(f"{address}/runs")
+        assert status == 200
+        assert "damaged/metrics.jsonl, line 1 is not JSON" in page
+        assert fetch(f"{address}/run?run=whole")[0] == 200
+        assert fetch(f"{address}/run?run=other")[0] == 200
+        assert fetch(f"{address}/run?run=damaged")[0] == 400
+
+
+def test_a_table_of_figures_holds_no_formula(address: str) -> None:
+    query = urllib.parse.urlencode({"run": "", "metric": '=HYPERLINK("http://x")'})
+    assert fetch(f"{address}/figures.csv?{query}")[1].startswith("run,step,\"'=HYPERLINK")
+
+
 def test_a_page_elsewhere_cannot_read_the_records_through_a_name_of_its_own(address: str) -> None:
     assert fetch(address, Host="rebound.example")[0] == 400
 
@@ -177,6 +224,9 @@ def test_the_tokenizer_is_found_in_the_newest_checkpoint_or_where_the_config_say
     tokenizer = make_tokenizer()
     (token_id,) = tokenizer.encode("a").ids
     assert load_decoder(ShownRun("none", tmp_path)) is None
+    half = tmp_path / "run" / "checkpoints" / "step_9.partial" / "tokenizer.json"
+    half.parent.mkdir(parents=True)
+    half.write_text('{"version": "1.0", "mod')  # a run is writing it
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     tokenizer.save(str(elsewhere / "tokenizer.json"))

@@ -241,6 +241,18 @@ def test_tokens_are_coloured_by_what_was_recorded_of_them(page: Page, address: s
     expect(page.locator(".tip")).to_contain_text("advantage -0.5")
 
 
+def test_very_many_tokens_are_coloured_too(page: Page, address: str) -> None:
+    """Each value was an argument of one call, of which a browser takes some hundred thousand."""
+    page.goto(f"{address}/episodes?run=two&file=learnt.jsonl")
+    page.locator("tbody a.clip").first.click()
+    more = "'<i data-t=\"1 -2 0\"></i>'.repeat(200_000)"
+    page.locator(".sampled .tokens").first.evaluate(
+        f"(block) => block.insertAdjacentHTML('beforeend', {more})"
+    )
+    page.get_by_label("Colour tokens by").select_option("version")
+    expect(page.locator(".scale")).to_contain_text("from 0 to", timeout=PATIENCE_MS)
+
+
 def test_a_token_tells_what_else_was_likely_there_to_the_mouse_and_to_the_keyboard(
     page: Page, address: str
 ) -> None:

@@ -226,7 +226,8 @@
     const tokens = all("i[data-t]");
     const figures = name === "" ? [] : tokens.map((token) => tokenFigure(token, name));
     const known = figures.filter(Number.isFinite);
-    const low = Math.min(...known), high = Math.max(...known);
+    let low = Infinity, high = -Infinity; // as arguments, so many would be too many for Math.min
+    for (const value of known) low = Math.min(low, value), high = Math.max(high, value);
     const reach = Math.max(Math.abs(low), Math.abs(high)) || 1;
     tokens.forEach((token, number) => {
       const value = figures[number];
