@@ -15,24 +15,21 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.loss.kl import next_coefficient
-from forage.algorithms.packing import CostOf, estimated_flops, pack_mini_batches
+from forage.algorithms.packing import pack_mini_batches
 from forage.batch import Batch, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.placement_config import TrainerPlacement
-from forage.config.run_config import RunConfig
 from forage.config.trainer_config import TrainerConfig
-from forage.environment.codec import Codec
 from forage.training.critic import Critic, CriticTrainer
 from forage.training.forward_passes import ForwardPasses
 from forage.training.golden_beliefs import GoldenBeliefs
 from forage.training.gradients import clip_gradient, gradient, means
 from forage.training.logprobs import TokenLogprobs
-from forage.training.model import load_critic_base, load_reference, load_tokenizer
 from forage.training.objective import Objective, compare, merge
 from forage.training.optimizer_states import (
     States,
@@ -42,39 +39,13 @@ from forage.training.optimizer_states import (
     states_of,
     write_states,
 )
+from forage.training.sequence_cost import cost_of
 from forage.training.sharding import Ranks, gathered, load_learnt
 
 LOG = logging.getLogger(__name__)
 
 Progress = dict[str, float]
 """A trainer's numbers by name: policy version, steps learnt, the coefficient of the KL term ..."""
-
-
-def build_trainer(
-    model: PreTrainedModel, config: RunConfig, placement: TrainerPlacement | None = None
-) -> Trainer:
-    """The trainer of a run, with the reference and the critic that its algorithm needs.
-
-    ``placement`` makes it a rank. Raises ``UserError`` if one of their models cannot be loaded.
-    """
-    algorithm = config.algorithm
-    reference, critic = None, None
-    if algorithm.kl is not None:
-        reference = load_reference(model, config.model, algorithm.kl.reference)
-    if algorithm.critic is not None:
-        base = load_critic_base(model, config.model, algorithm.critic.path, config.seed)
-        critic = Critic(base)
-    if algorithm.train_observations:
-        LOG.warning(
-            "algorithm.train_observations is on: the text of search results is trained as if the "
-            "policy had written it. This is an ablation, to see what masking is good for; leave "
-            "it off to get a policy that is worth having"
-        )
-    golden = None
-    if algorithm.information_gain is not None:
-        golden = GoldenBeliefs(Codec(load_tokenizer(config.model)), algorithm.information_gain)
-    beside = (reference, critic, placement, golden)
-    return Trainer(model, config.trainer, algorithm, config.rollout.temperature, *beside)
 
 
 class Trainer:
@@ -318,15 +289,11 @@ def _shard(
     ranks: Ranks, policy: TokenLogprobs, reference: TokenLogprobs | None, critic: Critic | None
 ) -> None:
     """Cut the weights of every model over the ranks, in place; raises ``UserError``."""
-    offload = ranks.placement.offload
-    ranks.shard(policy, policy.model, "policy" in offload)
-    policy.sequence_ranks = ranks.sequence_ranks
-    if reference is not None:
-        ranks.shard(reference, reference.model, "reference" in offload)
-        reference.sequence_ranks = ranks.sequence_ranks
-    if critic is not None:
-        ranks.shard(critic, critic.base, "critic" in offload)
-        critic.sequence_ranks = ranks.sequence_ranks
+    for name, root in {"policy": policy, "reference": reference, "critic": critic}.items():
+        if root is not None:
+            base = root.base if isinstance(root, Critic) else root.model
+            ranks.shard(root, base, name in ranks.placement.offload)
+            root.sequence_ranks = ranks.sequence_ranks
 
 
 def _regrouped(
@@ -335,23 +302,3 @@ def _regrouped(
     """``flat`` in groups of the sizes of ``weighed_P``."""
     in_order = iter(flat)
     return [[next(in_order) for _ in weighed] for weighed in weighed_P]
-
-
-def cost_of(model: PreTrainedModel) -> CostOf:
-    """Estimates the operations for a sequence of so many tokens, to balance micro-batches by."""
-    config = model.config
-    embedding = model.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding), "a causal model embeds its tokens"
-    num_parameters = sum(p.numel() for p in model.parameters())
-    head = model.get_output_embeddings()
-    is_tied = head is not None and head.weight is embedding.weight
-    # A tied matrix is also the head's; an embedding of its own is only looked up, at no cost.
-    num_multiplied = num_parameters - (0 if is_tied else embedding.weight.numel())
-    head_dim = getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
-    return partial(
-        estimated_flops,
-        num_parameters=num_multiplied,
-        attention_width=config.num_hidden_layers * config.num_attention_heads * head_dim,
-    )

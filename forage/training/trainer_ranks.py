@@ -22,10 +22,12 @@ from forage.algorithms.packing import pack_mini_batches
 from forage.batch import Batch, Weighed
 from forage.config.run_config import RunConfig
 from forage.hardware import choose_matmul_kernel
+from forage.training.build_trainer import build_trainer
 from forage.training.model import load_policy
 from forage.training.rank_processes import RankProcesses, StartRanks
+from forage.training.sequence_cost import cost_of
 from forage.training.sharding import gathered, load_learnt
-from forage.training.trainer import Progress, Trainer, build_trainer, cost_of
+from forage.training.trainer import Progress, Trainer
 
 BUCKET_BYTES = 256 << 20
 """Weights travel in buckets of this size; the driver holds one of them beside its copy."""

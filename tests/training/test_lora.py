@@ -26,6 +26,7 @@ from forage.rollout.engines.torch import forward as forward_module
 from forage.rollout.engines.torch.forward import rows_are_independent
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training import lora
+from forage.training.build_trainer import build_trainer
 from forage.training.checkpoint import (
     RunState,
     latest_checkpoint,
@@ -41,7 +42,7 @@ from forage.training.model import (
     save_model,
     weights_by_name,
 )
-from forage.training.trainer import Trainer, build_trainer
+from forage.training.trainer import Trainer
 from forage.types import Origin, Segment
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.running_engines import LETTERS, Plan, play, publish
