@@ -171,7 +171,8 @@ class _Run:
             raise
         finally:
             await source.close()
-        self.savepoints.save(num_steps)
+        if self.num_steps_done % self.config.trainer.checkpoint_every:  # else it has been written
+            self.savepoints.save(self.num_steps_done)
 
     async def _learn_from(
         self, step: int, groups: Sequence[Group], clock: PhaseClock

@@ -16,7 +16,7 @@ from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
 from forage.records import read_episodes, write_records
 from forage.train import run_training
-from forage.training import checkpoint
+from forage.training import checkpoint, savepoints
 from forage.training.savepoints import _played_with
 from tests.fakes import oldest_version
 from tests.tiny_runs import (
@@ -171,6 +171,28 @@ def test_a_run_that_ended_can_be_made_longer(tmp_path: Path):
     run_training(make_config(out, trainer={"num_steps": 3}), resume=False)
     run_training(make_config(out, trainer={"num_steps": NUM_STEPS}), resume=True)
     assert_same_run(out, straight_run(), steps=(6,))
+
+
+def test_a_run_that_ended_and_is_made_shorter_keeps_what_it_has(tmp_path: Path):
+    """The weights after six steps were once written over the checkpoint of four."""
+    out = tmp_path / "run"
+    shutil.copytree(straight_run(), out)
+    before = weights_of(out, 4)
+    run_training(make_config(out, trainer={"num_steps": 4}), resume=True)
+    assert weights_of(out, 4) == before
+
+
+def test_the_last_checkpoint_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begin, written = savepoints.begin_checkpoint, list[int]()
+
+    def begun(*arguments: Any, **named: Any) -> Any:
+        written.append(arguments[3].num_steps_done)
+        return begin(*arguments, **named)
+
+    monkeypatch.setattr(savepoints, "begin_checkpoint", begun)
+    run_training(make_config(tmp_path / "run", trainer={"num_steps": 3}), resume=False)
+    run_training(make_config(tmp_path / "run", trainer={"num_steps": 4}), resume=True)
+    assert written == [2, 3, 4]
 
 
 def test_resuming_a_run_that_ended_changes_nothing(tmp_path: Path):
