@@ -18,6 +18,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -192,14 +193,30 @@ class RunRecords:
 
 def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
     """Write an episode file, replacing an older one in one move."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with written_whole(path) as file:
         for record in records:
             file.write(json_line(record_to_json(record)))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that becomes ``path`` in one move if the body ends well, else goes."""
+    path = path.resolve()  # a link stays one
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # a pipe or a terminal takes what comes
+        with path.open("wb") as file:
+            yield file
+        return
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def write_whole_text(path: Path, text: str) -> None:
@@ -248,7 +265,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 return
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}, line {number} is not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise UserError(f"{path}, line {number} is not a JSON object")
@@ -259,26 +276,37 @@ def open_for_lines(path: Path) -> BinaryIO:
     """Open a JSONL file for appending, for this process alone, and cut an unfinished last line.
 
     Raises ``OSError``, and ``UserError`` where another process has it open for writing: what looks
-    unfinished may be what that one writes. The lock ends with the file, or with the process. A disk
-    that knows no locks, as some of clusters do, costs a warning.
+    unfinished may be what that one writes.
     """
     file = path.open("a+b")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_alone(file.fileno(), path)
     except BlockingIOError:
         file.close()
         raise UserError(
             f"another process is writing {path}: wait for its end, or write to another place"
         ) from None
-    except OSError as error:
-        text = "%s cannot be locked (%s): no other run may write there at the same time"
-        LOG.warning(text, path, error.strerror)
     end = _end_of_last_line(file)
     if end < os.fstat(file.fileno()).st_size:
         LOG.warning("%s ended in the middle of a line, which is cut", path)
         file.truncate(end)
     file.seek(0, os.SEEK_END)
     return file
+
+
+def lock_alone(descriptor: int, path: Path) -> None:
+    """Lock an open file for this process alone; raises ``BlockingIOError`` if another has it.
+
+    The lock ends with the file, or with the process. A disk that knows no locks, as some of
+    clusters do, costs a warning.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        text = "%s cannot be locked (%s): no other run may write there at the same time"
+        LOG.warning(text, path, error.strerror)
 
 
 def _end_of_last_line(file: BinaryIO) -> int:

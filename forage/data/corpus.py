@@ -10,11 +10,13 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from forage.errors import UserError
+from forage.records import written_whole
 from forage.types import Passage
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -56,11 +58,15 @@ def read_corpus(path: Path) -> Iterator[Passage]:
 
 
 def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
-    """Write passages as jsonl that ``read_corpus`` reads back equal (gzip where it ends in .gz)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # mtime=0: the same passages give the same bytes, whenever they are written.
-    file = gzip.GzipFile(path, "wb", mtime=0) if path.suffix == ".gz" else path.open("wb")
-    with cast(BinaryIO, file) as out:
+    """Write passages as jsonl that ``read_corpus`` reads back equal (gzip where it ends in .gz).
+
+    An older file is replaced in one move.
+    """
+    is_gzip = path.suffix == ".gz"
+    with written_whole(path) as file, ExitStack() as stack:
+        # mtime=0: the same passages give the same bytes, whenever they are written.
+        packed = gzip.GzipFile(path.name, "wb", mtime=0, fileobj=file) if is_gzip else None
+        out = cast(BinaryIO, file if packed is None else stack.enter_context(packed))
         for passage in passages:
             if "\n" in passage.title:
                 raise UserError(

@@ -18,6 +18,7 @@ from forage.data.forms.chat_rows import search_r1_row
 from forage.data.forms.forms import check_form, questions_of, recognise
 from forage.data.forms.rows import Row, read_rows, stem, write_search_r1_rows
 from forage.errors import UserError
+from forage.records import written_whole
 from forage.types import Question
 
 LOG = logging.getLogger(__name__)
@@ -60,12 +61,13 @@ def _makers_of(path: Path) -> str:
 
 
 def write_questions(path: Path | str, questions: Iterable[Question]) -> None:
-    """Write JSON lines that ``read_questions`` reads back equal; folders are made as needed."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
+    """Write JSON lines that ``read_questions`` reads back equal; folders are made as needed.
+
+    An older file is replaced in one move.
+    """
+    with written_whole(Path(path)) as file:
         for question in questions:
-            file.write(to_line(question))
+            file.write(to_line(question).encode())
 
 
 def write_search_r1(path: Path, questions: Iterable[Question], split: str, template: str) -> None:

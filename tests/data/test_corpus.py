@@ -1,7 +1,9 @@
 import gzip
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from forage.data.corpus import format_contents, parse_contents, read_corpus, write_corpus
 from forage.data.corpus_store import CorpusStore, build_store
+from forage.data.questions import write_questions
 from forage.errors import UserError
-from forage.types import Passage
+from forage.types import Passage, Question
 
 WRITABLE = st.text(st.characters(exclude_categories=["Cs"]))
 TITLE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"))
@@ -149,6 +152,28 @@ def test_a_lone_surrogate_becomes_a_replacement_character(tmp_path: Path):
 def test_a_title_with_a_line_break_is_refused_when_written(tmp_path: Path):
     with pytest.raises(UserError, match="its title holds a line break"):
         write_corpus(tmp_path / "c.jsonl", [Passage("1", "a\nb", "text")])
+
+
+@pytest.mark.parametrize("name", ["c.jsonl", "c.jsonl.gz", "q.jsonl"])
+def test_a_file_that_is_not_written_to_its_end_leaves_the_older_one(tmp_path: Path, name: str):
+    """Half a corpus was left, which ``forage index`` takes for a whole one."""
+    path = tmp_path / name
+
+    is_corpus = name.startswith("c")
+
+    def rows(num: int) -> Iterator[Any]:
+        for i in map(str, range(num)):
+            yield Passage(i, "t", "text") if is_corpus else Question(i, "t", ("x",), "s")
+        if num > 3:
+            raise KeyboardInterrupt
+
+    write = write_corpus if is_corpus else write_questions
+    write(path, rows(3))
+    before = path.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        write(path, rows(10_000))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_two_lines_with_one_id_are_both_named(tmp_path: Path):

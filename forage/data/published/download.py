@@ -82,6 +82,8 @@ def download(
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
     partial.touch()
+    if partial.stat().st_size > num_bytes:  # of another file: no piece of this one was verified
+        partial.write_bytes(b"")
     _check_room(partial, num_bytes)
     try:
         with partial.open("r+b") as file:

@@ -21,7 +21,7 @@ from forage.data.corpus import replace_surrogates
 from forage.data.forms.forms import questions_of, recognise
 from forage.data.forms.rows import read_rows
 from forage.data.published.benchmarks import BenchmarkPart, published
-from forage.data.questions import read_questions, to_line, write_search_r1
+from forage.data.questions import read_questions, to_line, write_questions, write_search_r1
 from forage.errors import UserError
 from forage.progress import Bar, progress_bar
 from forage.types import Question
@@ -81,8 +81,7 @@ def convert(
     if out.suffix == ".parquet":
         write_search_r1(out, questions, split, template)
     else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text("".join(map(to_line, questions)), encoding="utf-8")
+        write_questions(out, questions)
     return _counted(questions, out)
 
 

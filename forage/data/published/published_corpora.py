@@ -14,12 +14,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from forage.data.published.download import Piece, download
 from forage.errors import UserError
 from forage.progress import progress_bar
+from forage.records import write_whole_text
 
 LOG = logging.getLogger(__name__)
 
@@ -73,8 +75,13 @@ def fetch(
         if corpus is None:
             raise UserError(f"there is no corpus {name!r}; there are {', '.join(CORPORA)}")
         hub = (hub or HUB).rstrip("/")
-        commit = _commit(corpus.hub_id, out, hub, revision or "main")
-        files = _listing(corpus, hub, commit)
+        try:
+            commit = _commit(corpus.hub_id, out, hub, revision or "main")
+            files = _listing(corpus, hub, commit)
+        except (KeyError, TypeError, AttributeError) as error:  # of the replies: see _ask
+            raise UserError(
+                f"{hub} does not answer as the hub does ({error!r}); name another mirror with --hub"
+            ) from error
     paths = _fetch(files, out, Path(name).name)
     LOG.info("complete and verified: %s", ", ".join(map(str, paths)))
     return paths
@@ -83,7 +90,10 @@ def fetch(
 def _file_at(address: str, sha256: str) -> dict[str, list[Piece]]:
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise UserError(f"--sha256 is {sha256!r}; the 64 hexadecimal digits of the file are needed")
-    name = Path(urllib.parse.urlsplit(address).path).name
+    try:
+        name = Path(urllib.parse.urlsplit(address).path).name
+    except ValueError:
+        name = ""
     if not name:
         raise UserError(f"{address} is no address of a file; write http(s)://host/path/name")
     return {name: [Piece(address, _length(address), sha256)]}
@@ -109,19 +119,25 @@ def _commit(hub_id: str, out: Path, hub: str, revision: str) -> str:
     """The commit to download: that of an earlier, unfinished download, else the hub's answer."""
     source_file = out / SOURCE_FILE
     if source_file.exists():
-        source = json.loads(source_file.read_text(encoding="utf-8"))
-        if source["hub_id"] != hub_id or source["revision"] != revision:
+        try:
+            source = json.loads(source_file.read_text(encoding="utf-8"))
+            there, its_revision, commit = (source[key] for key in ("hub_id", "revision", "commit"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{out} holds {source['hub_id']} at {source['revision']}, not {hub_id} at "
-                f"{revision}; choose another --out"
+                f"{source_file} does not say what {out} holds ({error}); choose another --out, or "
+                "remove that file: what lies there is then compared with the newest commit"
+            ) from error
+        if (there, its_revision) != (hub_id, revision):
+            raise UserError(
+                f"{out} holds {there} at {its_revision}, not {hub_id} at {revision}; choose "
+                "another --out"
             )
-        LOG.info("%s at commit %s, as before", hub_id, source["commit"])
-        return source["commit"]
+        LOG.info("%s at commit %s, as before", hub_id, commit)
+        return commit
     answer, _ = _ask(f"{hub}/api/datasets/{hub_id}/revision/{revision}")
     commit = answer["sha"]
-    out.mkdir(parents=True, exist_ok=True)
     source = {"hub": hub, "hub_id": hub_id, "revision": revision, "commit": commit}
-    source_file.write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
+    write_whole_text(source_file, json.dumps(source, indent=1) + "\n")
     return commit
 
 
@@ -155,14 +171,14 @@ def _whole(path: str, corpus: Published) -> str:
 
 
 def _ask(url: str) -> tuple[Any, str | None]:
-    """The hub's answer, and the address of its next page where there is one."""
+    """The hub's answer, of whatever form, and the address of its next page where there is one."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:
             more = re.search(r'<([^>]+)>;\s*rel="next"', reply.headers.get("Link") or "")
             return json.load(reply), more[1] if more else None
     except urllib.error.HTTPError as error:
         raise UserError(f"{url}: the hub answers {error.code} {error.reason}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise UserError(
             f"cannot ask {url}: {reason}; if the hub cannot be reached, name a mirror with --hub, "
@@ -171,11 +187,11 @@ def _ask(url: str) -> tuple[Any, str | None]:
 
 
 def _length(address: str) -> int:
-    request = urllib.request.Request(address, method="HEAD")
     try:
+        request = urllib.request.Request(address, method="HEAD")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             length = reply.headers.get("Content-Length")
-    except OSError as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise UserError(f"cannot reach {address}: {error}") from error
     if length is None:
         raise UserError(f"{address}: the server does not say how long the file is")

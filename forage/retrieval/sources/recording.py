@@ -9,7 +9,6 @@ it is served, is decided elsewhere.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from forage.errors import UserError
+from forage.records import lock_alone
 from forage.retrieval.source import Source, SourceError
 from forage.settings import Strict
 from forage.types import Hit, Passage
@@ -81,9 +81,11 @@ class Recorder:
     def _continue(self) -> _Answers:
         """The answers of an earlier run; a new file gets its header, a torn last line goes."""
         header = RecordingHeader(name=self.name, id=self.id, num_passages=self.num_passages)
-        if not self._file.readline().endswith(b"\n"):  # new, or killed while it wrote the header
+        line = header.model_dump_json().encode() + b"\n"
+        # New, or killed while it wrote the header; whatever else is there is somebody's file.
+        if line.startswith(begun := self._file.readline()) and begun != line:
             self._out.truncate(0)
-            self._write(header.model_dump_json().encode() + b"\n")
+            self._write(line)
         recorded, answers, end = _read(self._path, self._file)
         self._out.truncate(end)
         if recorded.id != header.id:
@@ -183,8 +185,8 @@ def _open_alone(path: Path) -> FileIO:
     except OSError as error:
         raise UserError(f"cannot write the recording {path}: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        lock_alone(file.fileno(), path)
+    except BlockingIOError as error:
         file.close()
         raise UserError(
             f"the recording {path} is being written by another process; end that one, or record "

@@ -3,7 +3,9 @@
 import gzip
 import json
 import random
+from functools import partial
 from hashlib import sha256
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,14 @@ def test_a_file_that_is_not_what_was_published_is_removed(tmp_path: Path, num_th
     assert not (tmp_path / "f.bin").exists()
 
 
+def test_what_is_left_of_a_longer_file_is_not_taken_for_this_one(tmp_path: Path):
+    """All its pieces counted as verified, and the beginning of the other file got its name."""
+    (tmp_path / "f.bin.partial").write_bytes(bytes(len(CONTENT) + 1))
+    with Hub({"f.bin": CONTENT}) as hub:
+        download([piece(hub, CONTENT)], tmp_path / "f.bin")
+    assert (tmp_path / "f.bin").read_bytes() == CONTENT
+
+
 def test_another_file_in_the_way_is_not_touched(tmp_path: Path):
     (tmp_path / "f.bin").write_text("mine")
     with Hub({"f.bin": CONTENT}) as hub, pytest.raises(UserError, match="is there with 4 bytes"):
@@ -169,6 +179,40 @@ def test_a_directory_of_another_corpus_is_refused(tmp_path: Path):
             fetch("asearcher", tmp_path, hub.url, None, None)
         with pytest.raises(UserError, match="at main, not .* at v2; choose another --out"):
             fetch("wiki-18", tmp_path, hub.url, "v2", None)
+
+
+@pytest.mark.parametrize("text", ["", '{"hub": "x"', "[]", "{}"])
+def test_a_note_of_the_commit_that_cannot_be_read_is_told(tmp_path: Path, text: str):
+    """A run that was killed while it wrote the note could not go on: a traceback."""
+    (tmp_path / "source.json").write_text(text)
+    with (
+        Hub({"wiki-18.jsonl.gz": CORPUS}) as hub,
+        pytest.raises(UserError, match=r"source\.json does not say .* remove that file"),
+    ):
+        fetch("wiki-18", tmp_path, hub.url, None, None)
+
+
+@pytest.mark.parametrize("reply", [{}, [], {"sha": COMMIT, "error": "no listing"}])
+def test_a_mirror_that_answers_otherwise_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: object
+):
+    monkeypatch.setattr("tests.data.hub_server.Hub._answer_api", partial(_answer_json, reply))
+    with Hub({}) as hub, pytest.raises(UserError, match="does not answer as the hub does"):
+        fetch("wiki-18", tmp_path, hub.url, None, None)
+
+
+def _answer_json(reply: object, request: BaseHTTPRequestHandler, *_: object) -> None:
+    body = json.dumps(reply).encode()
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(body)))
+    request.end_headers()
+    request.wfile.write(body)
+
+
+def test_an_address_that_is_none_is_told(tmp_path: Path):
+    for address in ("http://[::1/c.jsonl", "http://a:b/c.jsonl"):
+        with pytest.raises(UserError, match="is no address|cannot reach"):
+            fetch(address, tmp_path, None, None, "0" * 64)
 
 
 def test_a_listing_that_leads_outside_is_refused(tmp_path: Path):

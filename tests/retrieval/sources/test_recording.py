@@ -1,3 +1,4 @@
+import errno
 import json
 import signal
 import struct
@@ -221,6 +222,41 @@ def test_what_is_no_recording_is_told(tmp_path: Path):
     with pytest.raises(UserError, match="is not a recording"):
         Recorder(Library({}), path)
     assert path.read_text() == "hello\n"
+
+
+@pytest.mark.parametrize("text", ["hello", '{"one": "object"}', "x" * 100_000])
+def test_a_file_of_somebody_else_stays_whole_where_its_last_line_has_no_end(
+    tmp_path: Path, text: str
+):
+    """It was taken for a header that a killed recorder had left unfinished, and emptied."""
+    path = tmp_path / "notes.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="is not a recording"):
+        Recorder(Library({}), path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 30])
+def test_a_header_that_was_not_finished_is_written_again(tmp_path: Path, num_bytes: int):
+    path = tmp_path / "r.jsonl"
+    Recorder(Library({}), path).close()
+    header = path.read_bytes()
+    path.write_bytes(header[:num_bytes])
+    Recorder(Library({}), path).close()
+    assert path.read_bytes() == header
+
+
+def test_a_disk_without_locks_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It was said that another process writes the recording, and none did."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    Recorder(Library({}), tmp_path / "r.jsonl").close()
+    assert "cannot be locked (No locks available)" in caplog.text
 
 
 def test_a_damaged_line_is_named_by_number(tmp_path: Path):
