@@ -7,7 +7,6 @@ it. What is built is not known here.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -18,9 +17,10 @@ from pathlib import Path
 from psutil import pid_exists
 
 from forage.errors import UserError
+from forage.records import lock_alone
 from forage.retrieval.index.manifest import MANIFEST_FILE, seal
 
-_LOCK_FILE = "lock"
+LOCK_FILE = "lock"
 
 
 def refuse_other_contents(out: Path) -> None:
@@ -45,6 +45,7 @@ def refuse_an_index(out: Path) -> None:
 @contextmanager
 def built_beside(out: Path) -> Iterator[Path]:
     """A directory to build in, renamed to ``out`` if the body ends well, else removed."""
+    out = out.resolve()  # beside what a link leads to: that is the disk that was meant
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(out)
@@ -54,6 +55,7 @@ def built_beside(out: Path) -> Iterator[Path]:
         raise UserError(f"cannot write beside {out}: {error.strerror}") from error
     try:
         yield directory
+        seal(directory)
         _put_in_place(directory, out)
     except OSError as error:
         raise UserError(f"cannot write the index {out}: {error.strerror or error}") from error
@@ -70,20 +72,21 @@ def partial_directory(out: Path) -> Path:
 def resumable_beside(out: Path, is_restart: bool) -> Iterator[Path]:
     """The directory of the unfinished build, as it was left, renamed to ``out`` in the end.
 
-    ``is_restart`` empties it first. Raises ``UserError`` while another process builds ``out``.
+    ``is_restart`` empties it first. The body seals it, since it knows what goes before the end.
+    Raises ``UserError`` while another process builds ``out``.
     """
     directory = partial_directory(out)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with (directory / _LOCK_FILE).open("w") as lock:
+        with (directory / LOCK_FILE).open("w") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_alone(lock.fileno(), directory)
             except BlockingIOError as error:
                 raise UserError(f"another process is building {out}; wait for it") from error
             if is_restart:
                 _empty(directory)
             yield directory
-            (directory / _LOCK_FILE).unlink()
+            (directory / LOCK_FILE).unlink()
             _put_in_place(directory, out)
     except OSError as error:
         raise UserError(
@@ -96,12 +99,11 @@ def _empty(directory: Path) -> None:
     for path in directory.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != _LOCK_FILE:
+        elif path.name != LOCK_FILE:
             path.unlink()
 
 
 def _put_in_place(directory: Path, out: Path) -> None:
-    seal(directory)
     directory.chmod(0o755)
     if out.exists():
         retired = out.with_name(f"{_prefix(out)}{os.getpid()}-retired")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection
 from hashlib import file_digest, sha256
 from pathlib import Path
 
@@ -58,8 +59,11 @@ def write_manifest(directory: Path, manifest: CommonManifest) -> None:
     (directory / MANIFEST_FILE).write_text(text, encoding="utf-8")
 
 
-def seal(directory: Path) -> None:
-    """Write into the manifest, where there is one, what the files of a finished index are."""
+def seal(directory: Path, without: Collection[str] = ()) -> None:
+    """Write into the manifest, where there is one, what the files of a finished index are.
+
+    ``without``: what lies in the directory and is no part of the index.
+    """
     path = directory / MANIFEST_FILE
     if not path.exists():
         return
@@ -68,7 +72,7 @@ def seal(directory: Path) -> None:
     tree["files"] = {
         name.as_posix(): sum_file(directory / name).model_dump()
         for name in names
-        if name.as_posix() != MANIFEST_FILE and name.parts[0] not in _LIVING
+        if name.parts[0] not in (MANIFEST_FILE, *_LIVING, *without)
     }
     path.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 

@@ -8,7 +8,6 @@ imported only where an index is built or opened.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -171,15 +170,13 @@ class DenseBackend:
 
 
 def _index_vectors(encoded: Encoded, show_progress: bool) -> DenseManifest:
-    """Build the FAISS file; vectors that nothing scores from again are removed."""
+    """Build the FAISS file and say what it is made of."""
     from forage.retrieval.vectors.faiss_index import build_faiss
 
     path = encoded.directory / FAISS_FILE
     label = f"building {encoded.faiss.kind}"
     with build_progress(label, encoded.stored.num_passages, show_progress) as advance:
         build_faiss(encoded.vectors, encoded.faiss, path, advance)
-    if rescore_dtype(encoded.faiss) is None:
-        shutil.rmtree(encoded.vectors.directory)
     return DenseManifest.model_validate(
         common_fields(encoded.stored)
         | {

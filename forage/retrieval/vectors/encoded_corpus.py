@@ -1,19 +1,14 @@
 """A corpus and its vectors on disk: the part of a build that every index of vectors shares.
 
 Encoding takes hours on a large corpus: finished shards outlast a kill, and the same command goes on
-with those that are missing. Shards are taken from a queue by one thread a device, each with an
-encoder of its own. Within a shard passages are encoded in the order of their length, so that a
-batch pads little, and stored in the order of their rows. What is made of the vectors is the
-backend's.
+with those that are missing (``encoding.py``). What is made of the vectors is the backend's.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,20 +19,21 @@ from pydantic import ValidationError
 
 from forage.data.corpus_store import CorpusStore, StoredCorpus, build_store
 from forage.errors import UserError
-from forage.retrieval.index.atomic_directory import refuse_other_contents, resumable_beside
-from forage.retrieval.index.build_progress import build_progress
-from forage.retrieval.vectors.encoder import (
-    Encoder,
-    EncoderChoice,
-    EncoderSpec,
-    choice_of,
-    passage_text,
-    require_finite,
+from forage.retrieval.index.atomic_directory import (
+    LOCK_FILE,
+    partial_directory,
+    refuse_other_contents,
+    resumable_beside,
 )
+from forage.retrieval.index.build_progress import build_progress
+from forage.retrieval.index.manifest import seal
+from forage.retrieval.vectors.encoder import Encoder, EncoderChoice, EncoderSpec, choice_of
+from forage.retrieval.vectors.encoding import encode_corpus
 from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
     FlatSettings,
     fit_to,
+    rescore_dtype,
     stored_dtype,
 )
 from forage.retrieval.vectors.probes import unread_scripts, write_probes
@@ -52,8 +48,6 @@ logger = logging.getLogger(__name__)
 VECTORS_DIR = "vectors"
 
 _STATE_FILE = "state.json"
-# So many passages between two reports of progress; a multiple of what an encoder takes at once.
-_STEP_ROWS = 1024
 # Passages whose beginnings are shown to the encoder's tokenizer.
 _NUM_COMPARED, _COMPARED_CHARS = 256, 300
 
@@ -89,7 +83,10 @@ class _CorpusFile(Strict):
 
 
 class _State(Strict):
-    """What the finished shards of an unfinished build depend on; ``source`` None: no plain file."""
+    """What the finished shards of an unfinished build depend on.
+
+    ``source`` None: no plain file, or one that the copy of the corpus is not known to be of.
+    """
 
     source: _CorpusFile | None
     num_passages: int
@@ -108,9 +105,11 @@ def encoded_corpus(
     with NaN (naming the passages), an ``out`` that holds something else, or an unfinished build
     of other settings.
     """
-    out = out.absolute()
+    out = out.resolve()  # beside what a link leads to: that is the disk that was meant
     refuse_other_contents(out)
-    with resumable_beside(out, settings.is_restart) as directory:
+    # Without the state nobody knows which corpus and encoder the vectors there are of: they go.
+    is_unknown = not (partial_directory(out) / _STATE_FILE).exists()
+    with resumable_beside(out, settings.is_restart or is_unknown) as directory:
         state = _read_state(directory)
         try:
             encoders = _open_encoders(settings, state)
@@ -125,7 +124,20 @@ def encoded_corpus(
             vectors = _encode(store, directory, encoders, faiss_settings, settings, show_progress)
             write_probes(store, encoders[0], directory)
         yield Encoded(directory, stored, encoders[0].spec, faiss_settings, vectors)
-        (directory / _STATE_FILE).unlink()
+        _finish(directory, has_vectors=rescore_dtype(faiss_settings) is not None)
+
+
+def _finish(directory: Path, has_vectors: bool) -> None:
+    """Seal the index, then remove what only its build needs.
+
+    In this order: sums of a large index take minutes, and a build that is killed meanwhile goes on
+    with its vectors.
+    """
+    passing = (_STATE_FILE, *(() if has_vectors else (VECTORS_DIR,)))
+    seal(directory, without=(LOCK_FILE, *passing))
+    if not has_vectors:
+        shutil.rmtree(directory / VECTORS_DIR)
+    (directory / _STATE_FILE).unlink()
 
 
 def _warn_of_unread_scripts(store: CorpusStore, encoder: SentenceEncoder) -> None:
@@ -161,6 +173,8 @@ def _store_corpus(
         if source is not None and source == state.source:
             logger.info("going on with the unfinished build in %s", directory)
             return StoredCorpus(state.num_passages, state.num_bytes, state.sha256)
+        # The copy is written anew: until it is known to be the same, no file may stand for it.
+        _write_state(directory, state.model_copy(update={"source": None}))
     with build_progress("reading passages", None, show_progress) as advance:
         stored = build_store(corpus, directory, lambda _: advance(1))
     if state is not None and stored.sha256 != state.sha256:
@@ -175,9 +189,7 @@ def _store_corpus(
         sha256=stored.sha256,
         encoder=spec,
     )
-    written = directory / f"{_STATE_FILE}.tmp"
-    written.write_text(state.model_dump_json(), encoding="utf-8")
-    written.rename(directory / _STATE_FILE)
+    _write_state(directory, state)
     return stored
 
 
@@ -199,6 +211,12 @@ def _look_at(corpus: Path) -> _CorpusFile | None:
     return _CorpusFile(
         path=str(corpus.absolute()), num_bytes=found.st_size, mtime_ns=found.st_mtime_ns
     )
+
+
+def _write_state(directory: Path, state: _State) -> None:
+    written = directory / f"{_STATE_FILE}.tmp"
+    written.write_text(state.model_dump_json(), encoding="utf-8")
+    written.rename(directory / _STATE_FILE)
 
 
 def _read_state(directory: Path) -> _State | None:
@@ -238,74 +256,4 @@ def _encode(
         logger.info("%d of %d passages are encoded already", done, layout.num_rows)
     with build_progress("encoding passages", layout.num_rows, show_progress, done) as advance:
         encode_corpus(store, vectors, encoders, advance)
-    return vectors
-
-
-def encode_corpus(
-    store: CorpusStore,
-    vectors: VectorShards,
-    encoders: Sequence[Encoder],
-    on_rows: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Write the missing shards, one thread an encoder; raises the first error of any thread.
-
-    ``on_rows`` is called with the passages just encoded, from any thread.
-    """
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for shard in vectors.missing():
-        todo.put(shard)
-    errors: list[BaseException] = []
-    stop = threading.Event()
-
-    def work(encoder: Encoder) -> None:
-        try:
-            while not stop.is_set():
-                shard = todo.get_nowait()
-                rows = vectors.layout.rows(shard)
-                vectors.write(shard, _encode_rows(store, rows, encoder, on_rows, stop))
-        except (queue.Empty, _Stopped):
-            return
-        except BaseException as error:  # carried to the caller's thread, which raises it
-            errors.append(error)
-            stop.set()
-
-    threads = [threading.Thread(target=work, args=(encoder,)) for encoder in encoders[1:]]
-    for thread in threads:
-        thread.start()
-    try:
-        work(encoders[0])  # this thread works too: a Ctrl-C arrives here
-        for thread in threads:
-            thread.join()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
-
-
-class _Stopped(Exception):
-    """Another thread has failed."""
-
-
-def _encode_rows(
-    store: CorpusStore,
-    rows: range,
-    encoder: Encoder,
-    on_rows: Callable[[int], None],
-    stop: threading.Event,
-) -> np.ndarray:
-    """The vectors of ``rows``, float32 [B, D]; raises ``UserError`` that names those with NaN."""
-    passages = [store.passage(row) for row in rows]
-    texts = [passage_text(encoder.spec.passage_template, passage) for passage in passages]
-    order = np.argsort([-len(text) for text in texts], kind="stable").tolist()
-    vectors = np.empty((len(rows), encoder.dimension), dtype=np.float32)
-    for start in range(0, len(order), _STEP_ROWS):
-        if stop.is_set():
-            raise _Stopped
-        step = order[start : start + _STEP_ROWS]
-        encoded = encoder.encode_passages([texts[place] for place in step])
-        require_finite(encoded, [passages[place].id for place in step], encoder.spec)
-        vectors[step] = encoded
-        on_rows(len(step))
     return vectors

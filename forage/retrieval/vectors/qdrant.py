@@ -9,7 +9,6 @@ are ``forage.retrieval.vectors.qdrant_collection``'s.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from importlib.metadata import version
@@ -93,7 +92,6 @@ def build_qdrant_index(
             _store_vectors(encoded, collection, show_progress)
         finally:
             collection.close()
-        shutil.rmtree(encoded.vectors.directory)
         write_manifest(encoded.directory, manifest)
     logger.info("indexed %d passages in %s", manifest.num_passages, out)
     return manifest

@@ -103,10 +103,6 @@ class VectorShards:
             vectors[places] = _unpack(self._map(shard)[within])
         return vectors
 
-    def num_bytes(self) -> int:
-        """What the shards take on disk."""
-        return sum(path.stat().st_size for path in self._paths.values())
-
     def _map(self, shard: int) -> np.ndarray:
         if shard not in self._maps:
             path = self._paths[shard]
@@ -123,10 +119,12 @@ def create_vectors(directory: Path, layout: ShardLayout) -> VectorShards:
     """The shards in ``directory``, which keeps those of the same layout that it already has."""
     directory.mkdir(exist_ok=True)
     path = directory / SHARDS_FILE
-    if path.exists() and _read_layout(directory) != layout:
+    if not path.exists() or _read_layout(directory) != layout:
         for old in directory.iterdir():
             old.unlink()
-    path.write_text(layout.model_dump_json() + "\n", encoding="utf-8")
+        written = path.with_suffix(".tmp")
+        written.write_text(layout.model_dump_json() + "\n", encoding="utf-8")
+        written.rename(path)
     return VectorShards(directory, layout)
 
 

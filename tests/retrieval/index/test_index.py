@@ -127,6 +127,21 @@ def test_an_empty_directory_and_an_older_index_are_built_over(corpus: Path, tmp_
         assert len(index) == len(PASSAGES)
 
 
+def test_an_index_behind_a_link_is_built_where_the_link_leads(corpus: Path, tmp_path: Path):
+    """It was built beside the link, and the link could not be removed: an error at the end."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "index"
+    link.symlink_to(tmp_path / "disk" / "index")
+    for _ in range(2):
+        build_index(corpus, link, show_progress=False)
+        with open_index(link) as index:
+            assert len(index)
+    assert link.is_symlink()
+    assert [path.name for path in (tmp_path / "links").iterdir()] == ["index"]
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["index"]
+
+
 def test_a_wrong_corpus_leaves_the_older_index_and_no_rest(corpus: Path, tmp_path: Path):
     out = build(corpus, tmp_path / "index")
     bad = tmp_path / "bad.jsonl"

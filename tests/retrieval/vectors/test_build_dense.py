@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -244,6 +245,61 @@ def test_another_corpus_does_not_go_on_with_an_unfinished_build(
     write_corpus(tmp_path / "other.jsonl", PASSAGES[:100])
     with pytest.raises(UserError, match="unfinished build of another corpus .* --restart"):
         build(tmp_path / "other.jsonl", out, settings(model))
+
+
+def test_a_refused_corpus_does_not_take_the_place_of_the_one_that_is_gone_on_with(
+    texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The copy of the corpus was that of the refused one, and the next build did not look at it:
+    its index had the vectors of the one and the passages of the other."""
+    out, other = tmp_path / "i", tmp_path / "other.jsonl"
+    cut_short(texts, out, settings(model), monkeypatch)
+    write_corpus(other, [replace(passage, text="another") for passage in PASSAGES])
+    with pytest.raises(UserError, match="unfinished build of another corpus .* --restart"):
+        build(other, out, settings(model))
+    build(texts, out, settings(model))
+    with open_corpus(out) as store:
+        assert list(store) == PASSAGES
+
+
+def test_vectors_that_nobody_knows_the_encoder_of_are_made_again(
+    texts: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A build that was killed just before its end had no state any more, and another encoder went
+    on with its vectors."""
+    out, faiss = tmp_path / "i", PqSettings(code_bytes=4)
+    cut_short(texts, out, settings(model, faiss), monkeypatch)
+    (tmp_path / ".i.partial" / "state.json").unlink()
+    other = DenseBuild(EncoderChoice(str(model), dtype="float32", pooling="cls"), faiss, (), 64)
+    for place in (out, tmp_path / "anew"):
+        build(texts, place, other)
+    names = [{path.name for path in (i / "vectors").iterdir()} for i in (out, tmp_path / "anew")]
+    assert names[0] == names[1]  # a shard's name has its checksum
+
+
+@pytest.mark.parametrize("faiss", [FlatSettings(), PqSettings(code_bytes=4)])
+def test_a_build_that_is_killed_while_its_files_are_summed_goes_on_with_its_vectors(
+    texts: Path,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    faiss: FaissSettings,
+):
+    """They had been removed before, and sums of a large index take minutes."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("forage.retrieval.vectors.encoded_corpus.seal", fail)
+        with pytest.raises(_Killed):
+            build(texts, tmp_path / "i", settings(model, faiss))
+    with monkeypatch.context() as patch:
+        patch.setattr("forage.retrieval.vectors.encoding._encode_rows", fail)
+        build(texts, tmp_path / "i", settings(model, faiss))
+    with open_index(tmp_path / "i", OpenOptions(dtype="float32"), is_verified=True) as index:
+        assert len(index) == 300
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["i"]
 
 
 def test_an_open_choice_of_numbers_stays_that_of_the_unfinished_build(

@@ -12,8 +12,8 @@ import pytest
 from forage.data.corpus import write_corpus
 from forage.data.corpus_store import CorpusStore, build_store
 from forage.errors import UserError
-from forage.retrieval.vectors.encoded_corpus import encode_corpus
 from forage.retrieval.vectors.encoder import QUOTED_TITLE, passage_text
+from forage.retrieval.vectors.encoding import encode_corpus
 from forage.retrieval.vectors.faiss_index import build_faiss
 from forage.retrieval.vectors.faiss_settings import FlatSettings
 from forage.retrieval.vectors.vector_shards import ShardLayout, VectorShards, create_vectors
