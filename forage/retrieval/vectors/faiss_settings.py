@@ -133,7 +133,7 @@ def fit_to(settings: FaissSettings, num_rows: int, dimension: int) -> FaissSetti
     """The settings with what was left open decided for a corpus; raises ``UserError``.
 
     Lists: about 4 sqrt(N), a power of two, so few that each can be learnt. Probes: one list in 64,
-    at least 8. Bytes of product quantisation: one for 8 dimensions. Candidates: 32 of 8
+    from 8 to 256. Bytes of product quantisation: one for 8 dimensions. Candidates: 32 of 8
     bits, 200 of product quantisation.
     """
     changes: dict[str, int] = {}

@@ -57,15 +57,23 @@ class ModelFiles:
         return self._config_path.parent.name
 
     def find(self, name: str) -> Path | None:
-        """The local path of a file of the model (downloaded first), or None where it has none."""
-        found = cached_file(
-            self.model,
-            name,
-            revision=self._revision,
-            local_files_only=only_downloaded(self.model),
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
+        """The local path of a file of the model (downloaded first), or None where it has none.
+
+        Raises ``UserError`` where the hub does not say whether it has one.
+        """
+        is_alone = only_downloaded(self.model)
+        try:
+            found = cached_file(
+                self.model, name, revision=self._revision, local_files_only=is_alone
+            )
+        except OSError as error:
+            # Without a cause it says that the model has none; alone nobody can ask.
+            if is_alone or error.__cause__ is None:
+                return None
+            raise UserError(
+                f"the hub does not say whether {self.model} has {name}, without which its vectors "
+                f"may be others: {_first_line(error)}; run the same command again"
+            ) from error
         return None if found is None else Path(found)
 
     def read_json(self, name: str) -> Any:

@@ -91,8 +91,9 @@ def open_same_encoder(
         )
     choice = replace(choice_of(stated), dtype=options.dtype)
     if options.encoder is not None:
-        field = "model" if stated.query_model is None else "query_model"
-        choice = replace(choice, **{field: options.encoder, "revision": None})
+        part = "" if stated.query_model is None else "query_"  # the encoder of queries is moved
+        moved = {f"{part}model": options.encoder, f"{part}revision": None}
+        choice = replace(choice, **moved)
     encoder = open_encoder(choice, options.device, is_for_queries_only=True)
     for name in ("fingerprint", "query_fingerprint", "pooling", "dimension", "max_length"):
         require_same(

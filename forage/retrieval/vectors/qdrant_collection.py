@@ -37,6 +37,8 @@ _QUERIES_PER_REQUEST = 64
 # With quantised vectors, as many candidates are scored again from the full ones however few are
 # asked for: the first k of a search for more (up to this) are the search for k.
 _NUM_RESCORED = 100
+# A segment of millions of points gets its graph in one step, which takes hours.
+_STALL_S = 6 * 3600.0
 # Qdrant's own default: segments below this size are searched without a graph.
 _INDEXING_THRESHOLD_KB = 10_000
 
@@ -170,8 +172,11 @@ class QdrantCollection:
         batch = models.Batch(ids=rows, vectors=vectors_BD.tolist())
         self._try(lambda: self._client.upsert(self._name, batch, wait=True))
 
-    def finish(self, num_rows: int, poll_s: float = 1.0) -> None:
-        """Check the number of points, then let the server make its graph and wait for it."""
+    def finish(self, num_rows: int, poll_s: float = 1.0, stall_s: float = _STALL_S) -> None:
+        """Check the number of points, then let the server make its graph and wait for it.
+
+        Raises ``UserError`` where it has no graph, or does not get on with it for ``stall_s``.
+        """
         from qdrant_client import models
 
         found = self.count()
@@ -185,16 +190,33 @@ class QdrantCollection:
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
             return
-        threshold = models.OptimizersConfigDiff(indexing_threshold=_INDEXING_THRESHOLD_KB)
-        self._try(lambda: self._client.update_collection(self._name, optimizers_config=threshold))
+        self._ask_for_graph()
+        last, since = None, time.monotonic()
         while True:
             state = self._try(lambda: self._client.get_collection(self._name))
             if state.status == models.CollectionStatus.GREEN:
                 return
             if state.status == models.CollectionStatus.RED:
                 raise UserError(f"Qdrant could not index {self._name!r}: {state.optimizer_status}")
-            logger.debug("Qdrant has indexed %s of %d", state.indexed_vectors_count, num_rows)
+            if state.status == models.CollectionStatus.GREY:
+                self._ask_for_graph()  # a server that was started again waits for this
+            now = (state.status, state.indexed_vectors_count, state.segments_count)
+            if now != last:
+                last, since = now, time.monotonic()
+            elif time.monotonic() - since > stall_s:
+                raise UserError(
+                    f"Qdrant at {self._where} has not got on with the graph of {self._name!r} for "
+                    f"{stall_s / 3600:.1f} h ({state.status.value}, {state.indexed_vectors_count} "
+                    f"of {num_rows} points); look at its log, then run the command again: it goes "
+                    "on where it stopped"
+                )
             time.sleep(poll_s)
+
+    def _ask_for_graph(self) -> None:
+        from qdrant_client import models
+
+        threshold = models.OptimizersConfigDiff(indexing_threshold=_INDEXING_THRESHOLD_KB)
+        self._try(lambda: self._client.update_collection(self._name, optimizers_config=threshold))
 
     def search(self, vectors_BD: np.ndarray, topk: int) -> list[list[Scored]]:
         """For each query its best rows, ties by the lower row; raises ``SourceError``."""

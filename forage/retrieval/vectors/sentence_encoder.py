@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from transformers import PreTrainedTokenizerBase
@@ -274,7 +275,7 @@ def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransfor
                 trust_remote_code=spec.trust_remote_code,
                 model_kwargs={"dtype": torch.float32},
             )
-        except (OSError, ValueError, ImportError) as error:
+        except (OSError, ValueError, ImportError, SafetensorError) as error:
             hint = ""
             if "trust_remote_code" in str(error):
                 hint = "; it runs code of its own: read it, then give --trust-remote-code"

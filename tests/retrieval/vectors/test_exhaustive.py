@@ -6,7 +6,8 @@ import faiss
 import numpy as np
 import pytest
 
-from forage.retrieval.vectors.faiss_index import ExhaustiveSearch, build_faiss, open_faiss
+from forage.retrieval.vectors.exhaustive import ExhaustiveSearch
+from forage.retrieval.vectors.faiss_index import build_faiss, open_faiss
 from forage.retrieval.vectors.faiss_settings import FlatSettings
 from tests.retrieval.vectors.test_faiss_index import clustered
 from tests.retrieval.vectors.test_vector_shards import write_all

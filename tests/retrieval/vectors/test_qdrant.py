@@ -345,6 +345,21 @@ def test_a_build_waits_for_the_graph_and_says_why_there_is_none(fake: FakeQdrant
     collection.close()
 
 
+def test_a_graph_that_a_server_does_not_get_on_with_is_not_waited_for_without_end(fake: FakeQdrant):
+    """A server whose optimizer hung, or that waits after a restart, held the build up for ever."""
+    collection = collection_in(fake.url)
+    build_qdrant(collection, 10, vectors)
+    fake.statuses = [proto.Yellow] * 100
+    with pytest.raises(UserError, match=r"has not got on with the graph .* \(yellow, "):
+        collection.finish(10, poll_s=0, stall_s=0)
+    assert len(fake.statuses) > 90
+    before = len(fake.seen)
+    fake.statuses = [proto.Grey, proto.Green]
+    collection.finish(10, poll_s=0)
+    assert len(fake.seen) == before + 5  # count, update, a look, update, a look
+    collection.close()
+
+
 def test_the_key_travels_with_each_request_and_stays_out_of_the_messages(
     fake: FakeQdrant, monkeypatch: pytest.MonkeyPatch
 ):

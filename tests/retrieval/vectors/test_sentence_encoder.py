@@ -314,6 +314,31 @@ def test_a_model_that_is_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         open_encoder(EncoderChoice("no/such"), "cpu")
 
 
+def test_a_file_that_the_hub_does_not_give_is_not_taken_for_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A hub that was too busy for a model's prompts made its family's out of them."""
+    path = write_encoder(tmp_path / "m")
+
+    def busy(model: str, name: str, **_: object) -> str:
+        if name == "config.json":
+            return str(path / name)
+        raise OSError("There was a specific connection error") from TimeoutError("429")
+
+    monkeypatch.setattr("forage.retrieval.vectors.model_files.cached_file", busy)
+    monkeypatch.setattr("forage.retrieval.vectors.model_files.only_downloaded", lambda _: False)
+    with pytest.raises(UserError, match="does not say whether some/model has .* again"):
+        open_encoder(EncoderChoice("some/model"), "cpu")
+
+
+def test_weights_that_were_cut_short_are_told(tmp_path: Path):
+    path = write_encoder(tmp_path / "m")
+    (weights,) = path.rglob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="cannot load the encoder"):
+        tiny(path)
+
+
 def test_code_of_a_model_is_not_run_unless_asked_for(tmp_path: Path):
     path = write_plain(tmp_path / "m")
     config = json.loads((path / "config.json").read_text())
