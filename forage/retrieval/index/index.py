@@ -112,7 +112,7 @@ def open_index(
         store.close()
         raise
     identity = f"{backend.name}-{manifest.digest()}"
-    index = Index(identity, manifest, store, backend, OpenFiles(directory))
+    index = Index(identity, manifest, store, backend, OpenFiles(directory.rglob("*")))
     try:
         require_same(
             directory, "passages", manifest.num_passages, "its backend holds", len(backend)

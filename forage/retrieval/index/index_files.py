@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import xxhash
@@ -96,11 +96,11 @@ class OpenFiles:
     It holds the files themselves, so that an index that is replaced by a new one changes nothing.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Hold the largest files of ``directory``."""
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Hold the largest of the files among ``paths``."""
         self._files: list[tuple[Path, int, int]] = []
-        paths = [path for path in directory.rglob("*") if path.is_file()]
-        for path in sorted(paths, key=lambda path: -path.stat().st_size)[:_MAX_WATCHED]:
+        files = [path for path in paths if path.is_file()]
+        for path in sorted(files, key=lambda path: -path.stat().st_size)[:_MAX_WATCHED]:
             with contextlib.suppress(OSError):
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._files.append((path, descriptor, os.fstat(descriptor).st_size))

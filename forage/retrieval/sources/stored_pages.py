@@ -18,7 +18,13 @@ from typing import Protocol, Self
 import numpy as np
 
 from forage.errors import UserError
-from forage.retrieval.index.index_files import check_file_sum, check_file_sums
+from forage.retrieval.index.index_files import (
+    DamagedFileError,
+    OpenFiles,
+    check_file_sum,
+    check_file_sums,
+)
+from forage.retrieval.source import SourceError
 from forage.retrieval.sources.page_index import (
     COPY_FILE,
     FORMAT_VERSION,
@@ -131,12 +137,13 @@ class PageStore:
             ) from error
         found = (len(self._hashes), len(self._offsets), len(self._lines))
         if found != (manifest.num_pages, manifest.num_pages, manifest.num_bytes):
-            self.close()
+            self._lines.close()
             raise UserError(
                 f"the page index in {index_dir} was made for {manifest.num_pages} pages in "
                 f"{manifest.num_bytes} bytes, but holds {found[0]} addresses and {found[1]} "
                 f"offsets for {found[2]} bytes; remove it, and it is made again"
             )
+        self._files = OpenFiles((lines, index_dir / HASHES_FILE, index_dir / OFFSETS_FILE))
 
     def __len__(self) -> int:
         """Lines of the file; an address that stands on several counts each time."""
@@ -150,12 +157,18 @@ class PageStore:
 
     def close(self) -> None:
         self._lines.close()
+        self._files.close()
 
     def page(self, url: str) -> Page | None:
         """The page behind ``url``, or None; the last line wins where an address stands on several.
 
-        An address with a ``#fragment`` that no line has names the page without it.
+        An address with a ``#fragment`` that no line has names the page without it. Raises
+        ``SourceError`` where a file was cut meanwhile: reading on would end the process.
         """
+        try:
+            self._files.check()
+        except DamagedFileError as error:
+            raise SourceError(str(error), is_temporary=False) from error
         page = self._find(page_key(url))
         if page is None and "#" in url:
             page = self._find(page_key(url.partition("#")[0]))

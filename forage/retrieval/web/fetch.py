@@ -77,6 +77,8 @@ class Fetcher:
                 return await self._follow(url)
         except TimeoutError:
             raise FetchError(f"no page within {timeout_s:.3g} s", is_temporary=True) from None
+        except aiohttp.ClientSSLError as error:  # a certificate that is not valid, mostly
+            raise FetchError(f"no secure connection ({error.os_error})"[:200]) from None
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, RefusedAddressError):
                 raise FetchError(str(error.os_error)) from None

@@ -15,6 +15,7 @@ from forage.retrieval.index import index_files
 from forage.retrieval.index.index import build_index, open_corpus, open_index
 from forage.retrieval.index.index_files import DamagedFileError, check_file_sum, sum_file
 from forage.retrieval.index.shards import cut_index
+from forage.retrieval.source import SourceError
 from forage.retrieval.sources.stored_pages import open_pages
 from forage.retrieval.vectors.dense import build_dense_index
 from forage.retrieval.vectors.encoded_corpus import DenseBuild
@@ -171,6 +172,18 @@ def test_a_file_that_is_cut_while_it_is_mapped_ends_searches(
             file.truncate(100)
         with pytest.raises(DamagedFileError, match=r"corpus\.jsonl was cut from \d+ to 100 bytes"):
             index.search(["word3"], 1)
+
+
+def test_pages_whose_file_is_cut_while_it_is_mapped_are_a_typed_failure(tmp_path: Path):
+    """The kernel ended the process (SIGBUS), and with it the search server."""
+    path = tmp_path / "pages.jsonl"
+    line = '{"url": "http://a.org/%d", "contents": "a page"}\n'
+    path.write_text("".join(line % number for number in range(1000)))
+    with open_pages(path) as pages:
+        assert pages.page("http://a.org/999") is not None
+        path.write_text("")
+        with pytest.raises(SourceError, match=r"pages\.jsonl was cut from \d+ to 0 bytes"):
+            pages.page("http://a.org/999")
 
 
 def test_an_index_that_is_replaced_by_a_new_one_is_searched_as_before(

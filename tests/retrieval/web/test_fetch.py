@@ -115,6 +115,15 @@ async def test_what_can_never_be_fetched_is_no_temporary_failure(
     assert not failure.value.is_temporary
 
 
+async def test_a_host_without_a_secure_connection_is_not_asked_again(
+    make_fetcher: MakeFetcher, pages: WebServer
+):
+    """One page with a bad certificate failed a request for twenty, however often it was asked."""
+    with pytest.raises(FetchError, match="no secure connection") as failure:
+        await make_fetcher().fetch(pages.url.replace("http:", "https:"), 30)
+    assert not failure.value.is_temporary
+
+
 @pytest.mark.parametrize(
     ("code", "is_temporary"), [(socket.EAI_NONAME, False), (socket.EAI_AGAIN, True)]
 )

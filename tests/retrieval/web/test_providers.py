@@ -50,7 +50,7 @@ BRAVE = {
                 "title": "Ada &amp; Charles",
                 "url": "https://a.org/1",
                 "description": "An <strong>English</strong> mathematician&#x27;s 1 < 2",
-                "extra_snippets": ["More of it."],
+                "extra_snippets": ["More <strong>of</strong> it &amp; that."],
             }
         ],
     },
@@ -141,7 +141,7 @@ def test_markup_of_brave_is_taken_off():
         WebResult(
             "https://a.org/1",
             "Ada & Charles",
-            "An English mathematician's 1 < 2\nMore of it.",
+            "An English mathematician's 1 < 2\nMore of it & that.",
         )
     ]
 

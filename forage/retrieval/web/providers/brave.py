@@ -55,7 +55,7 @@ class _BraveItem(ProviderJson):
     extra_snippets: tuple[str, ...] = ()
 
     def as_item(self) -> Item:
-        snippet = "\n".join([_plain(self.description), *self.extra_snippets])
+        snippet = "\n".join(map(_plain, (self.description, *self.extra_snippets)))
         return Item(title=_plain(self.title), link=self.url, snippet=snippet)
 
 
