@@ -28,6 +28,9 @@ from forage.retrieval.client.servers import Served
 from forage.retrieval.wire import AccessRequest, normalise_query
 from forage.types import FailureKind, Hit, PageReply, SearchReply
 
+# Of the deadline: the dispatcher gives up where no pause and further try fit before it.
+_SPARE = 0.15
+
 
 @dataclass(frozen=True, slots=True)
 class SearchCounts:
@@ -63,9 +66,12 @@ class SearchCounts:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending:
-    """A query on its way, shared by all who asked for it meanwhile; times are the loop's."""
+    """A query on its way, shared by all who asked for it meanwhile; times are the loop's.
+
+    ``deadline`` is that of who asked last: who came before waits no longer than until his own.
+    """
 
     query: str
     reply: asyncio.Future[SearchReply]
@@ -195,6 +201,7 @@ class SearchClient:
             self._pending[query] = pending
             self._queue.append(pending)
             self._schedule_flush()
+        pending.deadline = deadline
         # wait() leaves the shared future alone when this caller is cancelled or out of time.
         await asyncio.wait([pending.reply], timeout=deadline - loop.time())
         if pending.reply.done():
@@ -238,7 +245,11 @@ class SearchClient:
             self._flush()
 
     async def _send(self, batch: Sequence[_Pending]) -> None:
-        """Get replies for a batch; one that the server refuses for good is halved."""
+        """Get replies for a batch; one that the server refuses for good is halved.
+
+        It is asked for until the first deadline in it; who has more time is asked for again.
+        """
+        loop, spare_s = asyncio.get_running_loop(), _SPARE * self._settings.deadline_s
         deadline = min(pending.deadline for pending in batch)
         outcome = await self._dispatcher.search([pending.query for pending in batch], deadline)
         if not isinstance(outcome, RemoteFailure):
@@ -253,8 +264,15 @@ class SearchClient:
             await self._send(batch[:half])
             await self._send(batch[half:])
         else:
+            is_for_want_of_time = loop.time() > deadline - spare_s
+            again: list[_Pending] = []
             for pending in batch:
-                self._settle(pending, _failed(outcome.kind, outcome.detail))
+                if is_for_want_of_time and pending.deadline > deadline + spare_s:
+                    again.append(pending)
+                else:
+                    self._settle(pending, _failed(outcome.kind, outcome.detail))
+            if again:
+                await self._send(again)
 
     def _settle(self, pending: _Pending, reply: SearchReply) -> None:
         self._pending.pop(pending.query, None)

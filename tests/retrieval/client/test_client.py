@@ -256,6 +256,24 @@ async def test_the_deadline_ends_a_search_that_only_waits_for_a_slot():
         assert server.requests[0] == ["first"]
 
 
+async def test_who_joins_a_query_under_way_is_answered_by_his_own_deadline():
+    """He failed at the deadline of the one who had asked first."""
+
+    async def behaviour(request: web.Request, queries: list[str]) -> web.StreamResponse:
+        return await (faults.hangs if len(server.requests) == 1 else faults.answers)(
+            request, queries
+        )
+
+    settings = {"timeout_s": 2, "deadline_s": 2, "max_retries": 0}
+    async with faults.running(behaviour) as server, client_of(server.url, **settings) as client:
+        first = asyncio.create_task(client.search("q"))
+        await asyncio.sleep(1.2)
+        second = asyncio.create_task(client.search("q"))
+        assert (await first).failure is FailureKind.TIMEOUT
+        assert await second == echoed("q")
+        assert server.requests == [["q"], ["q"]]
+
+
 async def test_a_server_that_dies_gives_failures_until_it_is_back():
     """They were once counted as refused, though nobody was there to refuse."""
     async with (
