@@ -75,4 +75,5 @@ def _comments(path: Path, trainer: ForeignTrainer, translated: Translated) -> st
         lines += ["", "Without a place in a recipe:", *translated.left_out]
     if translated.unknown:
         lines += ["", "Not known, and left out:", *translated.unknown]
-    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    # A value may have several lines, and the second would be read as a setting.
+    return "".join(f"# {' '.join(line.splitlines())}".rstrip() + "\n" for line in lines)

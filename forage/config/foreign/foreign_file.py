@@ -7,6 +7,7 @@ them. A shell script is read and never run: its variables are put in where it se
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -74,21 +75,31 @@ def _resolved(value: Any, flat: Mapping[str, Any]) -> Any:
 
 
 def _of_python(path: Path, text: str) -> dict[str, Any]:
-    """The keywords of ``GRPOConfig`` and of peft's ``LoraConfig``, where they are literals."""
+    """The keywords of ``GRPOConfig`` and of peft's ``LoraConfig``; what is computed is named so."""
     try:
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    except SyntaxError as error:
+    except (SyntaxError, ValueError) as error:
         raise UserError(f"{path} is no Python: {error}") from error
     given: dict[str, Any] = {}
     for call in calls:
         called = ast.unparse(call.func).rpartition(".")[2]
         prefix = {"GRPOConfig": "", "LoraConfig": "lora_"}.get(called)
         for keyword in call.keywords if prefix is not None else ():
-            if keyword.arg is not None and isinstance(keyword.value, ast.Constant | ast.List):
+            if keyword.arg is not None:
                 name = keyword.arg.removeprefix("lora_")
-                name = f"lora_{name}" if prefix else keyword.arg
-                given[name] = ast.literal_eval(keyword.value)
+                given |= _literal(f"lora_{name}" if prefix else keyword.arg, keyword.value)
     return given
+
+
+def _literal(name: str, written: ast.expr) -> dict[str, Any]:
+    """A keyword with its value as JSON has it, or under another name with what computes it."""
+    try:
+        value = ast.literal_eval(written)
+        json.dumps(value)
+    except (ValueError, TypeError):
+        return {f"{name} (computed)": ast.unparse(written)}
+    value = list(value) if isinstance(value, tuple) else value
+    return dict(_flat(value, f"{name}.")) if isinstance(value, dict) else {name: value}
 
 
 def _of_shell(path: Path, text: str) -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ beside them, and what only several of its keys together say.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,14 @@ KL_FORMS = {
     **{"low_var_kl": "k3", "k3": "k3", "low_var_kl+": "k3+", "k3+": "k3+", "k1+": "k1+"},
 }
 """What veRL calls the estimates of the divergence, and those who came after it."""
+
+FALLS = {
+    **{"constant": 1.0, "constant_with_warmup": 1.0},
+    **{"linear": 0.0, "cosine": 0.0, "cosine_with_min_lr": 0.0},
+}
+"""What schedules leave of the learning rate where no floor is set; a cosine is a line here."""
+
+_SECRET = re.compile(r"(api|access|private|wandb|swanlab)[_-]?key|token$|secret|passw", re.I)
 
 # Why a key has no place in a recipe, where several trainers have it.
 MICRO = "micro-batches count tokens; trainer.max_tokens_per_micro_batch is made to fit"
@@ -105,12 +114,13 @@ def translate(trainer: ForeignTrainer, values: Mapping[str, Any]) -> Translated:
     translated = Translated(dict(trainer.start))
     for name, value in values.items():
         key = known.get(name)
+        said = f"{name} = {'(a secret)' if _SECRET.search(name) else value}"
         if key is None:
-            translated.unknown.append(f"{name} = {value}")
+            translated.unknown.append(said)
         elif not key.ours:
-            translated.left_out.append(f"{name} = {value}: {key.note}")
+            translated.left_out.append(f"{said}: {key.note}")
         elif key.values is not None and str(value).lower() not in key.values:
-            translated.left_out.append(f"{name} = {value}: {key.ours} has nothing like it")
+            translated.left_out.append(f"{said}: {key.ours} has nothing like it")
         elif not key.is_derived and value is not None:
             ours = value if key.values is None else key.values[str(value).lower()]
             translated.recipe[key.ours] = ours
@@ -146,6 +156,14 @@ def leash(coefficient: float | None, form: str, place: str) -> Recipe:
         return {}
     kl = {"coefficient": coefficient, "form": KL_FORMS.get(form, "k3"), "place": place}
     return {f"algorithm.kl.{key}": value for key, value in kl.items()}
+
+
+def fall(style: str, ratio: float | None, floor: float | None, rate: float | None) -> Recipe:
+    """The fall of the learning rate under our name: to a share of it, or to a rate."""
+    if FALLS.get(style, 1.0):
+        return {}
+    share = floor / rate if ratio is None and floor and rate else ratio or 0.0
+    return {"trainer.final_learning_rate_ratio": min(share, 1.0)}
 
 
 def whole(number: float) -> int:

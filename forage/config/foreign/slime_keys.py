@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forage.config.foreign.foreign_keys import (
+    FALLS,
     KL_FORMS,
     LOGGED,
     SHUFFLED,
@@ -10,6 +11,7 @@ from forage.config.foreign.foreign_keys import (
     ForeignTrainer,
     Given,
     Recipe,
+    fall,
     leash,
     whole,
 )
@@ -44,6 +46,7 @@ KEYS = (
     ForeignKey("balance-data", note="micro-batches are balanced by their tokens"),
     ForeignKey("eval-interval", "evaluation.every"),
     ForeignKey("n-samples-per-eval-prompt", "evaluation.num_samples"),
+    ForeignKey("eval-temperature", "evaluation.temperature", "of several samples", None, True),
     ForeignKey("dynamic-sampling-filter-path", "algorithm.dynamic_sampling", "any: {}", None, True),
     ForeignKey(
         "advantage-estimator",
@@ -75,7 +78,8 @@ KEYS = (
     ForeignKey("custom-config-path", note="docs/algorithms.md has the kinds of correction"),
     ForeignKey("optimizer", note="AdamW"),
     ForeignKey("lr", "trainer.learning_rate"),
-    ForeignKey("lr-decay-style", note="constant after the warm-up"),
+    ForeignKey("lr-decay-style", "trainer.final_learning_rate_ratio", "", FALLS, True),
+    ForeignKey("min-lr", "trainer.final_learning_rate_ratio", "by lr", None, True),
     ForeignKey("lr-warmup-iters", "trainer.warmup_steps"),
     ForeignKey("weight-decay", "trainer.weight_decay"),
     ForeignKey("adam-beta1", note="0.9"),
@@ -92,7 +96,10 @@ KEYS = (
     ForeignKey("rollout-num-gpus", "placement.engine.own_gpus", "not with colocate", None, True),
     ForeignKey("rollout-num-gpus-per-engine", "placement.engine.tensor_parallel"),
     ForeignKey("sglang-mem-fraction-static", note="you start SGLang's servers (docs/engines.md)"),
-    ForeignKey("sglang-server-concurrency", "search.max_concurrent_requests"),
+    ForeignKey(
+        "sglang-server-concurrency",
+        note="turns that one server gets at a time; rollout.max_concurrent_episodes bounds all",
+    ),
     ForeignKey("custom-generate-function-path", note=_EXAMPLE),
     ForeignKey("custom-rm-path", note="the reward is exact match; one's own: reward.functions"),
     ForeignKey("recompute-granularity", "model.gradient_checkpointing", "any: true", None, True),
@@ -133,9 +140,14 @@ _START = {
 def derive(given: Given) -> Recipe:
     """What stands in several keys."""
     ours = _leash(given) | _loss(given)
+    style = given.text("lr-decay-style") or "constant"
+    ours |= fall(style, None, given.number("min-lr"), given.number("lr"))
     batch, size = given.number("rollout-batch-size"), given.number("n-samples-per-prompt") or 1
     if batch and (mini := given.number("global-batch-size")):
         ours["trainer.num_mini_batches"] = whole(batch * size / mini)
+    if (given.number("n-samples-per-eval-prompt") or 1) > 1:
+        temperature = given.number("eval-temperature", "rollout-temperature")
+        ours["evaluation.temperature"] = 1.0 if temperature is None else temperature
     if batch:
         ours["rollout.max_concurrent_episodes"] = int(batch * size)
     if "dynamic-sampling-filter-path" in given.values:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from forage.config.foreign.foreign_keys import (
+    FALLS,
     LOGGED,
     MICRO,
     ForeignKey,
     ForeignTrainer,
     Given,
     Recipe,
+    fall,
     leash,
     whole,
 )
@@ -22,6 +24,9 @@ _AGGREGATES = {
     **{"dr_grpo": "constant", "cispo": "token_mean", "sapo": "sequence_mean"},
 }
 
+_SCALED = {"false": False, "none": False, "true": True, "group": True}
+_END = "trainer.final_learning_rate_ratio"
+
 KEYS = (
     ForeignKey("model_name_or_path", "model.path"),
     ForeignKey("dataset_name", note="name a file of questions in data.train"),
@@ -29,7 +34,9 @@ KEYS = (
     ForeignKey("run_name", "name"),
     ForeignKey("seed", "seed"),
     ForeignKey("learning_rate", "trainer.learning_rate"),
-    ForeignKey("lr_scheduler_type", note="constant after the warm-up"),
+    ForeignKey("lr_scheduler_type", _END, "linear where it is not set", FALLS, True),
+    ForeignKey("lr_scheduler_kwargs.min_lr_rate", _END, "", None, True),
+    ForeignKey("lr_scheduler_kwargs.min_lr", _END, "by learning_rate", None, True),
     ForeignKey("warmup_steps", "trainer.warmup_steps"),
     ForeignKey("warmup_ratio", "trainer.warmup_steps", "of max_steps", None, True),
     ForeignKey("weight_decay", "trainer.weight_decay"),
@@ -64,9 +71,7 @@ KEYS = (
     ForeignKey("delta", "algorithm.loss.dual_clip", "of bad tokens' ratio", None, True),
     ForeignKey("loss_type", "algorithm.loss.kind", "and algorithm.aggregate", _LOSSES, True),
     ForeignKey("importance_sampling_level", "algorithm.loss.kind", "sequence: gspo", None, True),
-    ForeignKey(
-        "scale_rewards", "algorithm.advantage.normalise_by_std", "false, none: false", None, True
-    ),
+    ForeignKey("scale_rewards", "algorithm.advantage.normalise_by_std", "", _SCALED, True),
     ForeignKey("mask_truncated_completions", note="algorithm.overlong has a penalty for them"),
     ForeignKey("use_vllm", "placement.engine.kind", "true: vllm", None, True),
     ForeignKey("vllm_mode", "placement.engine.offload", "colocate: true", None, True),
@@ -85,11 +90,11 @@ KEYS = (
         "bf16", note="weights are float32; model.arithmetic or compute_dtype set the products"
     ),
     ForeignKey("gradient_checkpointing", "model.gradient_checkpointing"),
-    ForeignKey("use_peft", note="model.lora"),
+    ForeignKey("use_peft", "model.lora", "true: {}", None, True),
     ForeignKey("lora_r", "model.lora.rank"),
     ForeignKey("lora_alpha", "model.lora.alpha"),
     ForeignKey("lora_dropout", note="0 in training: the sampler would be another policy"),
-    ForeignKey("lora_target_modules", "model.lora.target_modules"),
+    ForeignKey("lora_target_modules", "model.lora.target_modules", "all-linear: none", None, True),
     ForeignKey("save_steps", "trainer.checkpoint_every"),
     ForeignKey("save_strategy", note="trainer.checkpoint_every"),
     ForeignKey("save_total_limit", "trainer.keep_checkpoints"),
@@ -123,10 +128,27 @@ def derive(given: Given) -> Recipe:
         if ratio := given.number("warmup_ratio"):
             ours["trainer.warmup_steps"] = int(steps * ratio)
     ours |= leash(given.number("beta"), "k3", "loss")
-    scaled = str(given.values.get("scale_rewards", "group")).lower()
-    if scaled in ("false", "none"):
+    if not _SCALED.get(str(given.values.get("scale_rewards", "group")).lower(), True):
         ours["algorithm.advantage.normalise_by_std"] = False
-    return ours
+    return ours | _fall(given, steps) | _lora(given)
+
+
+def _lora(given: Given) -> Recipe:
+    layers = given.values.get("lora_target_modules")
+    if layers and layers != "all-linear":
+        return {"model.lora.target_modules": [layers] if isinstance(layers, str) else layers}
+    has_keys = any(given.number(name) for name in ("lora_r", "lora_alpha"))
+    return {"model.lora": {}} if given.flag("use_peft") and not has_keys else {}
+
+
+def _fall(given: Given, steps: float | None) -> Recipe:
+    """The schedule, which is linear where none is named: its last step has one share of all."""
+    style = given.text("lr_scheduler_type") or "linear"
+    ratio = given.number("lr_scheduler_kwargs.min_lr_rate")
+    if style == "linear" and steps and steps > 0:
+        ratio = 1 / steps
+    floor = given.number("lr_scheduler_kwargs.min_lr")
+    return fall(style, ratio, floor, given.number("learning_rate") or 1e-6)
 
 
 def _loss(given: Given) -> Recipe:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forage.config.foreign.foreign_keys import (
+    FALLS,
     KL_FORMS,
     LOGGED,
     MICRO,
@@ -14,6 +15,7 @@ from forage.config.foreign.foreign_keys import (
     ForeignTrainer,
     Given,
     Recipe,
+    fall,
     leash,
     whole,
 )
@@ -26,10 +28,11 @@ _LOSSES = {
 _WITH_BOUNDS = ("clipped", "gspo", "cispo", "clip_cov")
 _HOST = "placement.engine.offload lets all states rest in host memory while servers sample"
 _CRITIC = "algorithm.advantage.critic"
+_END = "trainer.final_learning_rate_ratio"
 
 KEYS = (
-    ForeignKey("data.train_files", "data.train"),
-    ForeignKey("data.val_files", "data.test"),
+    ForeignKey("data.train_files", "data.train", "the first", None, True),
+    ForeignKey("data.val_files", "data.test", "the first", None, True),
     ForeignKey("data.train_batch_size", "trainer.questions_per_step"),
     ForeignKey("data.val_batch_size", note="an evaluation plays as many as fit"),
     ForeignKey(
@@ -98,6 +101,12 @@ KEYS = (
         None,
         True,
     ),
+    *(
+        ForeignKey(f"{_ACTOR}.optim.{name}", _END, "", FALLS, True)
+        for name in ("lr_scheduler_type", "warmup_style", "lr_decay_style")
+    ),
+    ForeignKey(f"{_ACTOR}.optim.min_lr_ratio", _END, "", None, True),
+    ForeignKey(f"{_ACTOR}.optim.min_lr", _END, "by optim.lr", None, True),
     ForeignKey(
         f"{_ACTOR}.calculate_sum_pi_squared", note="done where advantage: optimal_token needs it"
     ),
@@ -262,6 +271,9 @@ def _environment(given: Given, is_search_r1: bool) -> Recipe:
     ours |= {"environment.has_final_turn": is_search_r1}
     if not is_search_r1:
         ours["environment.prompt"] = "tools"
+    for theirs, name in (("train", "data.train"), ("val", "data.test")):
+        if files := given.values.get(f"data.{theirs}_files"):
+            ours[name] = files[0] if isinstance(files, list) else files
     if prompt is not None:
         # Search-R1's prompt is the whole transcript; veRL's reply is all that follows the prompt.
         ours["environment.max_tokens"] = int(prompt if is_search_r1 else prompt + (reply or 0))
@@ -299,14 +311,17 @@ def _loss(given: Given, is_search_r1: bool) -> Recipe:
 
 
 def _optimizer_steps(given: Given, is_search_r1: bool) -> Recipe:
-    """Mini-batches and warm-ups; theirs are in rollouts, ours in optimizer steps."""
+    """Mini-batches and rates; their warm-ups are in rollouts, ours in optimizer steps."""
     batch, mini = (
         given.number("data.train_batch_size"),
         given.number(f"{_ACTOR}.ppo_mini_batch_size"),
     )
     size = given.number(f"{_ROLLOUT}.n_agent", f"{_ROLLOUT}.n") or 1
     num_mini_batches = 1
-    ours: Recipe = {}
+    optim = f"{_ACTOR}.optim"
+    names = [f"{optim}.{name}" for name in ("lr_scheduler_type", "warmup_style", "lr_decay_style")]
+    ends = [given.number(f"{optim}.{name}") for name in ("min_lr_ratio", "min_lr", "lr")]
+    ours = fall(given.text(*names) or "constant", *ends)
     if batch and mini:
         num_mini_batches = whole(batch * (size if is_search_r1 else 1) / mini)
         ours["trainer.num_mini_batches"] = num_mini_batches

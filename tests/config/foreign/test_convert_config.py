@@ -10,6 +10,7 @@ from forage.commands.cli import main
 from forage.commands.convert_config_command import TRAINERS, convert
 from forage.config.config_file import read_tree
 from forage.config.foreign.foreign_keys import table
+from forage.config.model_config import LoraConfig
 from forage.config.run_config import RunConfig, build_config
 from forage.config.settings_text import all_paths
 from forage.errors import UserError
@@ -259,6 +260,104 @@ def test_a_call_of_trls_config_in_python_is_read_and_not_run(tmp_path: Path):
     assert (config.model.lora.rank, config.model.lora.alpha) == (16, 32)
     assert config.placement.engine.kind == "vllm"
     assert "# reward_weights = [1.0]\n" in written
+
+
+def test_what_a_call_computes_is_named_and_other_literals_are_read(tmp_path: Path):
+    """A list with a name in it was a traceback, and what was computed was gone without a word."""
+    more = """
+        learning_rate=args.lr, report_to=[tracker], max_grad_norm=-1.0, warmup_steps=5,
+        lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1},"""
+    text = TRL.replace("learning_rate=1e-6,", more).replace(
+        "r=16", "r=16, target_modules=('q', 'k')"
+    )
+    config, written = recipe_of(tmp_path, "train.py", text.replace("max_grad_norm=-1.0, ", ""))
+    assert "# learning_rate (computed) = args.lr\n" in written
+    assert "# report_to (computed) = [tracker]\n" in written
+    assert config.trainer.final_learning_rate_ratio == 0.1
+    assert config.model.lora is not None
+    assert config.model.lora.target_modules == ("q", "k")
+    with pytest.raises(UserError, match="max_grad_norm"):
+        recipe_of(tmp_path, "other.py", text)
+    with pytest.raises(UserError, match="is no Python"):
+        recipe_of(tmp_path, "nul.py", "x = 1\0")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "ratio"),
+    [
+        ("t.py", TRL, 1 / 200),  # transformers' linear, where nobody says otherwise
+        ("t.py", TRL.replace("beta", "lr_scheduler_type='constant', beta"), 1.0),
+        ("t.py", TRL.replace("beta", "lr_scheduler_type='cosine', beta"), 0.0),
+        ("v.sh", SEARCH_R1, 1.0),
+        (
+            "v.sh",
+            SEARCH_R1 + "python3 -m verl %s.lr_scheduler_type=cosine %s.min_lr_ratio=0.2",
+            0.2,
+        ),
+        ("v.sh", SEARCH_R1 + "python3 -m verl %s.warmup_style=cosine %s.lr=1e-6", 0.0),
+        ("s.sh", SLIME, 1.0),
+        (
+            "s.sh",
+            SLIME.replace("--lr 1e-6", "--lr 1e-6 --lr-decay-style linear --min-lr 5e-7"),
+            0.5,
+        ),
+    ],
+)
+def test_the_fall_of_the_rate_comes_along(tmp_path: Path, name: str, text: str, ratio: float):
+    config, _ = recipe_of(tmp_path, name, text.replace("%s", "actor_rollout_ref.actor.optim"))
+    assert config.trainer.final_learning_rate_ratio == ratio
+
+
+def test_a_schedule_that_we_have_not_is_named(tmp_path: Path):
+    text = TRL.replace("beta", "lr_scheduler_type='polynomial', scale_rewards='batch', beta")
+    config, written = recipe_of(tmp_path, "t.py", text.replace("scale_rewards=False, ", ""))
+    assert config.trainer.final_learning_rate_ratio == 1.0
+    for what in ("lr_scheduler_type = polynomial", "scale_rewards = batch"):
+        assert f"# {what}: " in written
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("use_peft: true\n", LoraConfig()),
+        ("use_peft: true\nlora_r: 4\nlora_target_modules: all-linear\n", LoraConfig(rank=4)),
+        ("lora_target_modules: q_proj\n", LoraConfig(target_modules=("q_proj",))),
+        ("use_peft: false\n", None),
+    ],
+)
+def test_trls_adapters_come_along(tmp_path: Path, text: str, expected: LoraConfig | None):
+    """``all-linear`` was refused, and ``use_peft`` alone learnt all weights."""
+    config, _ = recipe_of(tmp_path, "t.yaml", f"num_generations: 4\n{text}")
+    assert config.model.lora == expected
+
+
+def test_several_files_and_several_samples_are_no_error(tmp_path: Path):
+    """What is usual in their scripts was refused: ``train_files=['a','b']``, 16 samples."""
+    script = SEARCH_R1.replace("$DATA/train.parquet", "\"['$DATA/a.parquet','b.parquet']\"")
+    config, _ = recipe_of(tmp_path, "v.sh", script)
+    assert str(config.data.train) == "data/nq_search/a.parquet"
+    more = "--n-samples-per-eval-prompt 16 --sglang-server-concurrency 7 --rollout-temperature 0.8"
+    config, _ = recipe_of(tmp_path, "s.sh", SLIME.replace("--lr", f"{more} --lr"))
+    assert (config.evaluation.num_samples, config.evaluation.temperature) == (16, 0.8)
+    assert config.search.max_concurrent_requests != 7  # it is of the engine's server
+
+
+def test_keys_of_services_do_not_get_into_a_recipe(tmp_path: Path):
+    """``--wandb-key`` stood in the comments of the recipe, which is shared."""
+    more = " --wandb-key 0123456789abcdef --hf-token hf_secret --some-password pass-word"
+    _, written = recipe_of(tmp_path, "t.sh", SLIME.replace("--lr 1e-6", f"--lr 1e-6 {more}"))
+    assert "# wandb-key = (a secret): " in written
+    assert "# hf-token = (a secret)\n" in written
+    for secret in ("0123456789abcdef", "hf_secret", "pass-word"):
+        assert secret not in written
+
+
+def test_a_value_of_several_lines_stays_a_comment(tmp_path: Path):
+    """Its second line was read as a setting of the recipe."""
+    text = RLINF + 'notes: "one\\nseed: 5"\n'
+    config, written = recipe_of(tmp_path, "train.yaml", text)
+    assert "# notes = one seed: 5\n" in written
+    assert config.seed == 1234
 
 
 @pytest.mark.parametrize("name", TRAINERS)
