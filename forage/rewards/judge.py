@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 _SLOT = re.compile(r"\{(question|golden_answers|answer)\}")
 _THOUGHT = re.compile(rf"{Tag.THINK.opening}.*?(?:{Tag.THINK.closing}|\Z)", re.DOTALL)
 _VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+# No further word follows in its sentence or on its line: the prompt asks for one word.
+_OPENING = re.compile(r"\W*(yes|no)\b(?=[^\w\n,;:]*(?:[.!\n]|\Z))", re.IGNORECASE)
 _MAX_ANSWER_CHARACTERS = 2000
 _PATH = "/chat/completions"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
@@ -202,8 +204,14 @@ def _cache_key(url: str, model: str, max_tokens: int, prompt: str) -> str:
 
 
 def _find_verdict(reply: str) -> str | None:
-    """The last "yes" or "no" outside of thoughts."""
-    verdicts = _VERDICT.findall(_THOUGHT.sub("", reply))
+    """The word that the reply opens with, or else its last "yes" or "no", outside of thoughts.
+
+    ``Yes. There is no doubt.`` is a yes, ``No doubt about it: yes`` too.
+    """
+    said = _THOUGHT.sub("", reply)
+    if opening := _OPENING.match(said):
+        return opening[1].lower()
+    verdicts = _VERDICT.findall(said)
     return verdicts[-1].lower() if verdicts else None
 
 

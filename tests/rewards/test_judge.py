@@ -49,9 +49,16 @@ async def ask(judge: Judge, answer: str = "the river Tiber") -> bool | RemoteFai
         ("It names the Po, not the Tiber, so: no", False),
         ("Is it right? No doubt about it: yes", True),
         ("<think>no, wait, no</think>\nyes", True),
+        ("Yes. There is no doubt.", True),
+        ("**No.** It would be a yes for the Tiber.", False),
+        ("Yes\nNo other river is named.", True),
+        ("No doubt: yes", True),
+        ("No, wait, the Tevere is the Tiber: yes.", True),
     ],
 )
-async def test_the_last_yes_or_no_outside_of_thoughts_is_the_verdict(reply: str, verdict: bool):
+async def test_the_word_that_opens_a_reply_or_else_the_last_one_is_the_verdict(
+    reply: str, verdict: bool
+):
     async with judge_and_server(reply) as (judge, server):
         assert await ask(judge) is verdict
         assert len(server.requests) == 1
