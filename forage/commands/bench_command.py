@@ -88,7 +88,7 @@ def run(args: Namespace) -> int:
 
 def run_bench(settings: BenchSettings) -> bool:
     """Ask, print a table, write ``out``; returns whether all succeeded. Raises ``UserError``."""
-    if URL(settings.url).scheme not in ("http", "https"):
+    if not _is_address(settings.url):
         raise UserError(f"{settings.url!r} is no address; http://127.0.0.1:8000 would be one")
     queries = [question.text for question in read_questions(settings.questions)]
     token = read_token(settings.token_file, None)
@@ -101,6 +101,14 @@ def run_bench(settings: BenchSettings) -> bool:
         settings.out.write_text(json.dumps(_to_json(settings, outcome), indent=1))
     _show(settings, outcome, Console())
     return not outcome.failures
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = URL(text)
+    except ValueError:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)
 
 
 def _check_writable(out: Path) -> None:

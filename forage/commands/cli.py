@@ -51,6 +51,7 @@ COMMANDS = {
     "import-gguf": "make a Hugging Face directory of a GGUF file",
     "doctor": "check this machine, and say what to install",
 }
+"""Each command's name and its line of help; ``forage NAME`` is the module ``NAME_command``."""
 EXAMPLES = {
     "demo": "forage demo --seed 1 --out runs/demo",
     "real": "forage real --minutes 20 --out runs/real",
@@ -76,9 +77,12 @@ EXAMPLES = {
     "doctor": "forage doctor --server http://127.0.0.1:8000",
 }
 """An example of each command, which stands at the end of its help."""
-"""Each command's name and its line of help; ``forage NAME`` is the module ``NAME_command``."""
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PLACE_IS_WRONG = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
+    *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,6 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return 128 + 13  # the code of SIGPIPE: `forage ... | head` is no error
     except OSError as error:
+        if error.errno in _PLACE_IS_WRONG and error.filename is not None:
+            text = f"cannot use {error.filename}: {error.strerror}; name another place"
+            sys.stderr.write(f"forage: {text}\n")
+            return 2
         if error.errno not in _DISK_IS_FULL:
             raise
         where = "" if error.filename is None else f" ({error.filename})"

@@ -19,6 +19,7 @@ from rich.console import Console
 from forage.environment.template import PromptTemplate
 from forage.episode_json import record_from_json
 from forage.errors import UserError
+from forage.records import write_whole_text
 from forage.rewards.compat import (
     RULES,
     RULES_THAT_SEE_THE_PROMPT,
@@ -79,9 +80,7 @@ def run_rescore(path: Path, rule: Rule, settings: OriginalSettings, out: Path | 
     if not rescored:
         raise UserError(f"{path} holds no episode")
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        rows = "".join(json.dumps(asdict(one)) + "\n" for one in rescored)
-        out.write_text(rows, encoding="utf-8")
+        write_whole_text(out, "".join(json.dumps(asdict(one)) + "\n" for one in rescored))
     console = Console()
     mean = fmean(one.original for one in rescored)
     console.print(f"{len(rescored)} episodes, mean score as {rule}: {mean:.4f}")
@@ -125,7 +124,7 @@ def read_log(path: Path) -> Iterator[Logged]:
     """The lines of a JSONL file of episodes or texts; raises ``UserError`` that names the line."""
     template = PromptTemplate.load("search-r1").text
     try:
-        file = path.open(encoding="utf-8")
+        file = path.open("rb")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     with file:
@@ -136,7 +135,7 @@ def read_log(path: Path) -> Iterator[Logged]:
                     raise ValueError("it is not a JSON object")
                 is_ours = "segments" in row and "turns" in row
                 yield _from_episode(number, row, template) if is_ours else _from_text(number, row)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, RecursionError) as error:
                 raise UserError(f"{path}, line {number} cannot be rescored: {error}") from error
 
 

@@ -79,6 +79,8 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
 
     if adapter_only and config.model.lora is None:
         raise UserError("without model.lora there is no adapter to write; leave --adapter out")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a directory for the model")
     config = fit_here(config, is_supervised=True)
     choose_matmul_kernel()
     tokenizer = load_tokenizer(config.model)

@@ -63,7 +63,7 @@ def read_result(path: Path) -> EvaluationResult:
         row = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     try:
         return _from_json(row)

@@ -168,7 +168,8 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: 
 
 
 def save_learnt(model: PreTrainedModel, out: Path) -> None:
-    """Write what ``save_model`` writes but the tokenizer."""
+    """Write what ``save_model`` writes but the tokenizer; raises ``OSError``."""
+    out.mkdir(parents=True, exist_ok=True)  # the library takes a file for done, and writes nothing
     if lora.has_adapters(model):
         lora.save_adapters(model, out)
     else:

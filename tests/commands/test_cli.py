@@ -292,6 +292,30 @@ def test_a_full_disk_ends_with_2_and_says_what_is_kept(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("place", ["file", "file/below", "a" * 300])
+def test_a_place_that_cannot_be_written_to_ends_with_2(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name of a file as a directory to write to was a traceback."""
+    (tmp_path / "file").write_text("mine")
+    command = ["data", "world", "--size", "200", "--out", str(tmp_path / place)]
+    assert cli.main(command) == 2
+    assert f"cannot use {tmp_path}/" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_model_is_not_said_to_be_written_where_a_file_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended with 0 and the next command, and nothing had been written."""
+    corpus, out = tmp_path / "c.jsonl", tmp_path / "file"
+    corpus.write_text('{"id": "1", "contents": "Ada\\nBorn in 1815."}\n')
+    out.write_text("mine")
+    assert cli.main(["new", "--corpus", str(corpus), "--out", str(out)]) == 2
+    assert f"cannot use {out}: File exists" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+
+
 def test_a_log_that_goes_to_a_file_has_a_line_for_each_message(tmp_path: Path) -> None:
     """Lines of a log were once cut at 80 columns, and a path in two could not be searched for."""
     out = tmp_path / ("a_long_name_" * 10)

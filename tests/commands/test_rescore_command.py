@@ -97,10 +97,10 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, row: dict, complain
     assert complaint in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["[1]\n", "{\n"])
-def test_a_line_that_is_no_object_is_named(tmp_path: Path, text: str):
+@pytest.mark.parametrize("text", [b"[1]\n", b"{\n", b'{"text": "caf\xe9"}\n', b"[" * 10**6])
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, text: bytes):
     path = tmp_path / "log.jsonl"
-    path.write_text('{"text": "x", "gts": ["y"]}\n' + text, encoding="utf-8")
+    path.write_bytes(b'{"text": "x", "gts": ["y"]}\n' + text)
     with pytest.raises(UserError, match="line 2 cannot be rescored"):
         list(read_log(path))
 

@@ -88,6 +88,9 @@ def test_a_server_that_answers_no_queries_with_an_error_costs_no_failure(
     [
         ("http://127.0.0.1:9", "nothing answers at http://127.0.0.1:9"),
         ("localhost:8000", "'localhost:8000' is no address"),
+        ("http://[::1", "'http://[::1' is no address"),
+        ("http://a:99999", "'http://a:99999' is no address"),
+        ("http://", "'http://' is no address"),
     ],
 )
 def test_a_server_that_is_not_there_is_told_before_anything_is_counted(

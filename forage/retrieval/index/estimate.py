@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forage.data.corpus import format_contents, read_corpus
+from forage.data.corpus import corpus_files, format_contents, read_corpus
 from forage.errors import UserError
 from forage.retrieval.vectors.encoder import Encoder, passage_text
 from forage.retrieval.vectors.faiss_settings import (
@@ -76,7 +76,7 @@ class Estimate:
 
 def look_at_corpus(corpus: Path) -> CorpusLook:
     """Read the first lines of a corpus and reckon its size from them; raises ``UserError``."""
-    if not corpus.is_file():
+    if not corpus.is_file() and not any(corpus.glob("*.jsonl*")):
         raise UserError(f"cannot read the corpus {corpus}: no such file; check the path")
     passages = tuple(itertools.islice(read_corpus(corpus), _SAMPLED_LINES))
     if not passages:
@@ -84,13 +84,18 @@ def look_at_corpus(corpus: Path) -> CorpusLook:
     if len(passages) < _SAMPLED_LINES:
         num_bytes = sum(len(format_contents(passage).encode()) + 30 for passage in passages)
         return CorpusLook(len(passages), num_bytes, True, passages)
-    with corpus.open("rb") as raw:
-        is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
-        lines = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-        plain_bytes = sum(len(line) for line in itertools.islice(lines, _SAMPLED_LINES))
-        # A gzip reader reads ahead, by less than a thousandth of so many lines.
-        part = (raw.tell() if is_gzip else plain_bytes) / corpus.stat().st_size
-    scale = max(1 / part, 1.0)
+    files = corpus_files(corpus)
+    num_left, plain_bytes, read_bytes = _SAMPLED_LINES, 0, 0
+    for file in files:
+        with file.open("rb") as raw:
+            is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
+            lines = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+            lengths = [len(line) for line in itertools.islice(lines, num_left)]
+            # A gzip reader reads ahead, by less than a thousandth of so many lines.
+            read_bytes += raw.tell() if is_gzip else sum(lengths)
+        plain_bytes += sum(lengths)
+        num_left -= len(lengths)
+    scale = max(sum(file.stat().st_size for file in files) / read_bytes, 1.0)
     return CorpusLook(round(_SAMPLED_LINES * scale), round(plain_bytes * scale), False, passages)
 
 

@@ -130,6 +130,19 @@ def test_a_large_corpus_is_reckoned_from_its_first_lines(
     assert look.num_passages == pytest.approx(30_000, rel=0.95 if is_gzip else 0.03)
 
 
+def test_a_corpus_in_several_files_is_reckoned_from_all_of_them(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It was said not to be there, and ``forage index`` builds it."""
+    monkeypatch.setattr(estimate_module, "_SAMPLED_LINES", 500)
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_bytes(texts.read_bytes())
+    look = look_at_corpus(tmp_path)
+    assert (len(look.sample), look.is_exact) == (500, False)
+    assert look.num_passages == pytest.approx(900, rel=0.03)
+    assert look.num_bytes == pytest.approx(3 * texts.stat().st_size, rel=0.03)
+
+
 @pytest.mark.parametrize(("name", "message"), [("nothing", "no such file"), ("", "no such file")])
 def test_a_corpus_that_is_not_there_is_named(tmp_path: Path, name: str, message: str):
     with pytest.raises(UserError, match=message):
