@@ -36,7 +36,10 @@ def check_path(path: str) -> None:
         )
     is_local = path.startswith(("/", ".", "~")) or path.count("/") != 1
     if is_local and "/" in path and not Path(path).is_dir():
-        raise UserError(f"model.path is {path!r}: there is no such directory")
+        raise UserError(
+            f"model.path is {path!r}: there is no such directory; forage doctor RECIPE says what a "
+            "recipe lacks here"
+        )
 
 
 def _base_of(directory: Path) -> str | None:

@@ -81,9 +81,10 @@ def test_gradient_checkpointing_computes_layers_again_and_gives_the_same_gradien
 
 def test_a_path_without_a_model_is_an_error_that_names_it(tmp_path: Path):
     config = ModelConfig(path=str(tmp_path / "absent"))
-    with pytest.raises(UserError, match=r"model.path is '.*absent': there is no such directory"):
+    message = r"model.path is '.*absent': there is no such directory; forage doctor RECIPE"
+    with pytest.raises(UserError, match=message):
         load_tokenizer(config)
-    with pytest.raises(UserError, match=r"model.path is '.*absent': there is no such directory"):
+    with pytest.raises(UserError, match=message):
         load_model(config)
 
 
