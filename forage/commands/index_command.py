@@ -86,7 +86,7 @@ def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
 def run(args: Namespace) -> int:
     """Build, import or estimate; raises ``UserError`` for arguments that do not go together."""
     if args.estimate:
-        unread = ("out", "overwrite", *_fields("qdrant"))
+        unread = ("out", "overwrite", "adopt", "restart", *_fields("qdrant"))
         _refuse(args, unread, "--estimate builds nothing, and nothing for Qdrant")
         if args.backend == "qdrant":
             raise UserError("--estimate knows bm25 and FAISS's backends; hnsw is near Qdrant's")
@@ -201,7 +201,7 @@ def _print_estimates(args: Namespace) -> None:
     from forage.retrieval.index.estimate import estimate_bm25, look_at_corpus
 
     if args.backend == "bm25" or (args.backend is None and args.encoder is None):
-        unread = ("encoder", *_ENCODER, *_fields("vectors"), "device")
+        unread = ("encoder", *_ENCODER, *_fields("vectors"), "device", "trust_remote_code")
         _refuse(args, unread, "without --encoder only bm25 is estimated")
     with corpus_of(args) as corpus:
         look = look_at_corpus(corpus)

@@ -114,6 +114,15 @@ def test_arguments_that_do_not_go_together_are_errors(
     assert not (tmp_path / "i").exists()
 
 
+@pytest.mark.parametrize("words", ["--adopt F", "--restart", "--trust-remote-code"])
+def test_an_estimate_takes_nothing_that_it_does_not_read(
+    texts: Path, capsys: pytest.CaptureFixture[str], words: str
+):
+    """``--adopt FAISS`` was passed over, and bm25 estimated."""
+    assert main(["index", "--corpus", str(texts), "--estimate", *words.split()]) == 2
+    assert f"{words.split()[0]} has no effect here" in capsys.readouterr().err
+
+
 def test_out_is_needed_to_build(texts: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["index", "--corpus", str(texts)]) == 2
     assert "required: --out" in capsys.readouterr().err

@@ -97,8 +97,11 @@ class CrossEncoderModel:
         ``device`` None takes a GPU where there is one. ``max_tokens`` None is the model's own
         limit; a longer pair loses the end of its passage.
         """
+        from safetensors import SafetensorError
         from sentence_transformers import CrossEncoder
         from torch import nn
+
+        from forage.retrieval.vectors.model_files import ModelFiles
 
         if dtype not in ("float32", "float16", "bfloat16"):
             raise UserError(f"dtype {dtype!r} is not float32, float16 or bfloat16")
@@ -115,7 +118,7 @@ class CrossEncoderModel:
                 # Some models' own sigmoid rounds all good passages to 1: the order needs logits.
                 activation_fn=nn.Identity(),
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError, SafetensorError) as error:
             raise UserError(f"cannot load the cross-encoder {model}: {error}") from error
         if self._model.num_labels != 1:
             raise UserError(
@@ -124,7 +127,8 @@ class CrossEncoderModel:
             )
         self._batch_size = batch_size
         commit = getattr(self._model.config, "_commit_hash", None)  # of a hub's model
-        self.id = f"{model}@{commit or 'local'} {dtype} {self._model.max_seq_length}"
+        version = commit or ModelFiles(model).fingerprint()
+        self.id = f"{model}@{version} {dtype} {self._model.max_seq_length}"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Raw logits, float32 [N]; batches hold pairs of similar length, so little is padding."""

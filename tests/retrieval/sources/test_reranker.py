@@ -167,6 +167,21 @@ def test_the_settings_of_the_model_change_its_scores(model: CrossEncoderModel, m
     assert len({model.id, short.id, half.id}) == 3
 
 
+def test_other_weights_in_the_same_directory_are_another_model(tmp_path: Path):
+    """A recording gave the old model's order for the new one."""
+    save_cross_encoder(tmp_path / "m")
+    before = CrossEncoderModel(str(tmp_path / "m"), device="cpu").id
+    assert CrossEncoderModel(str(tmp_path / "m"), device="cpu").id == before
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "m")
+    torch.nn.init.ones_(model.classifier.weight)
+    model.save_pretrained(tmp_path / "m")
+    assert CrossEncoderModel(str(tmp_path / "m"), device="cpu").id != before
+    (weights,) = (tmp_path / "m").glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="cannot load the cross-encoder"):
+        CrossEncoderModel(str(tmp_path / "m"), device="cpu")
+
+
 def test_a_model_of_another_kind_is_refused(tmp_path: Path, model_dir: Path):
     three = save_cross_encoder(tmp_path / "three", num_labels=3)
     with pytest.raises(UserError, match="gives 3 numbers for a pair"):
