@@ -125,6 +125,16 @@ def test_a_file_that_is_no_index_is_an_error(tmp_path: Path):
         open_faiss(tmp_path / "index", FlatSettings())
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's disk that is always full")
+def test_a_disk_that_gets_full_is_told_and_the_vectors_are_there(tmp_path: Path):
+    """FAISS's own error was a traceback after hours of encoding."""
+    shards = write_all(tmp_path / "v", clustered(), "float32", per=500)
+    (tmp_path / "index").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="cannot write .* the same command again"):
+        build_faiss(shards, HnswSettings(links=8), tmp_path / "index")
+    assert shards.missing() == []
+
+
 def test_topk_above_the_size_gives_every_row_once(tmp_path: Path):
     _, rows = build(tmp_path, FlatSettings(), clustered(7)).search(clustered(2, seed=3), 100)
     assert [sorted(found) for found in rows.tolist()] == [list(range(7))] * 2
