@@ -122,17 +122,23 @@ def prompts_of(number: int) -> list[list[int]]:
     return [[first + n, *range(2000, 2000 + NUM_TOKENS)] for n in range(NUM_EPISODES)]
 
 
-async def play(model: PreTrainedModel, config: ModelConfig, prompts: list[list[int]]) -> int:
-    """All prompts answered at once by the engine in this process: the tokens sampled."""
+async def play(
+    model: PreTrainedModel, config: ModelConfig, prompts: list[list[int]], num_new: int = NUM_NEW
+) -> float:
+    """Tokens a second of the engine in this process, all prompts answered at once."""
     stop = StopTable.of(load_tokenizer(config))
     settings = EngineConfig(num_slots=NUM_EPISODES, tile_rows=8)
     engine = TorchEngine(model, stop, settings, MAX_TOKENS)
+    await engine.generate([1000], Sampling(1, (), (), "", 0))  # it is ready now, as a server is
+    engine.release("")
+    started = time.perf_counter()
     turns = [
-        engine.generate(ids, Sampling(NUM_NEW, (), (), f"{n}", 0)) for n, ids in enumerate(prompts)
+        engine.generate(ids, Sampling(num_new, (), (), f"{n}", 0)) for n, ids in enumerate(prompts)
     ]
     generated = await asyncio.gather(*turns)
+    rate = sum(len(each.token_ids_T) for each in generated) / (time.perf_counter() - started)
     await engine.close()
-    return sum(len(each.token_ids_T) for each in generated)
+    return rate
 
 
 def sampling(config: ModelConfig) -> None:
@@ -149,17 +155,20 @@ def sampling(config: ModelConfig) -> None:
 
     ours, theirs = [], []
     for _ in range(ROUNDS):
-        ours.append(rate_of(lambda: asyncio.run(play(model, config, prompts))))
+        ours.append(asyncio.run(play(model, config, prompts)))
         theirs.append(ROUNDS * NUM_NEW / seconds(generate))
     PRINT(f"sampling: engine {median(ours):.1f} tokens/s, generate {median(theirs):.1f} tokens/s")
 
 
 def served(config: ModelConfig) -> None:
-    """Sampled tokens a second: the engine in this process, and a real vLLM server in float32."""
+    """Sampled tokens a second: the engine in this process, and a real vLLM server in float32.
+
+    With one new token for each prompt first: what the prompts alone take.
+    """
     model = load_model(config)
 
-    async def ask(url: str, prompts: list[list[int]]) -> int:
-        settings = {"model": "policy", "temperature": 1.0, "max_tokens": NUM_NEW, "logprobs": 0}
+    async def ask(url: str, prompts: list[list[int]], num_new: int) -> float:
+        settings = {"model": "policy", "temperature": 1.0, "max_tokens": num_new, "logprobs": 0}
 
         async def one(http: aiohttp.ClientSession, ids: list[int]) -> int:
             body = {"prompt": ids, **settings}
@@ -167,24 +176,21 @@ def served(config: ModelConfig) -> None:
                 return (await reply.json())["usage"]["completion_tokens"]
 
         async with aiohttp.ClientSession(url) as http:
-            return sum(await asyncio.gather(*(one(http, ids) for ids in prompts)))
+            started = time.perf_counter()
+            sampled = await asyncio.gather(*(one(http, ids) for ids in prompts))
+            return sum(sampled) / (time.perf_counter() - started)
 
-    ours, theirs = [], []
     with vllm_server(config) as url:
-        asyncio.run(ask(url, prompts_of(ROUNDS)))
-        for number in range(ROUNDS):
-            prompts = prompts_of(number)
-            ours.append(rate_of(lambda: asyncio.run(play(model, config, prompts))))  # noqa: B023
-            theirs.append(rate_of(lambda: asyncio.run(ask(url, prompts))))  # noqa: B023
-    ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
-    rates = f"engine {median(ours):.1f} tokens/s, vLLM {median(theirs):.1f} tokens/s"
-    PRINT(f"served: {rates}, {ratio:.2f} x")
-
-
-def rate_of(work: Callable[[], int]) -> float:
-    """Tokens a second of work that returns how many it sampled."""
-    started = time.perf_counter()
-    return work() / (time.perf_counter() - started)
+        asyncio.run(ask(url, prompts_of(0), NUM_NEW))
+        for num_new in (1, NUM_NEW):
+            ours, theirs = [], []
+            for number in range(num_new, num_new + ROUNDS):  # each prompt is sent once
+                prompts = prompts_of(number)
+                ours.append(asyncio.run(play(model, config, prompts, num_new)))
+                theirs.append(asyncio.run(ask(url, prompts, num_new)))
+            ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
+            rates = f"engine {median(ours):.2f} tokens/s, vLLM {median(theirs):.2f} tokens/s"
+            PRINT(f"served, {num_new} new for each prompt: {rates}, {ratio:.2f} x")
 
 
 @contextmanager
