@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from forage.evaluation.report.labels import hops_text
 from forage.viewer.axes import number_text
 from forage.viewer.charts import Chart, Series, line_chart, smoothed, stacked_chart
 
@@ -27,6 +28,8 @@ _LEVEL = 1e-6
 """A metric that varies by less, in its own size where that is above 1, is level."""
 _LEVEL_SHARE = 0.02
 """... and where its axis has both ends, what varies by less of it is seen as a level line."""
+_LAST_COLOUR = 4
+"""Lines beyond have the last colour, too; their names stand at their ends."""
 _ENOUGH = 0.15
 """Searches by which a question may miss its hops on average and count as searched enough."""
 
@@ -130,11 +133,13 @@ class Panel:
         first = 1 if len(self.lines) > 1 else 0
         kind = "p" if self.is_stacked else "s"
         steps = tuple(row["step"] for row in rows)
-        return [
-            Series(name, f"{kind}{number}", steps, tuple(row.get(key, math.nan) for row in rows))
-            for number, (key, name) in enumerate(self.lines.items(), start=first)
-            if any(key in row for row in rows)
-        ]
+        series: list[Series] = []
+        for number, (key, name) in enumerate(self.lines.items(), start=first):
+            if any(key in row for row in rows):
+                style = f"{kind}{min(number, _LAST_COLOUR)}"
+                values = tuple(row.get(key, math.nan) for row in rows)
+                series.append(Series(name, style, steps, values))
+        return series
 
     def _drawn(self, series: Sequence[Series], note: str) -> Chart | None:
         if self.is_stacked:
@@ -163,14 +168,14 @@ EXACT_MATCH = Panel(
     "Exact match by hops",
     "Share of sampled episodes whose answer equals a golden answer, by the number of passages that "
     "a question needs.",
-    {"em/hops_1": "1 hop", "em/hops_2": "2 hops", "em/hops_3": "3 hops"},
+    {"em/mean": "mean"},
     "exact match",
     y_range=(0.0, 1.0),
 )
 SEARCHES = Panel(
     "Searches per question",
     "A policy that has learnt when to stop searches once for each hop.",
-    {"searches/hops_1": "1 hop", "searches/hops_2": "2 hops", "searches/hops_3": "3 hops"},
+    {"searches/mean": "mean"},
     "searches",
     told=searches_told,
 )
@@ -274,8 +279,8 @@ def learning_charts(rows: Sequence[MetricRow]) -> list[Chart]:
     reward = replace(REWARD, y_range=(0.0, 1.0)) if _fits_unit(rows, "reward/mean") else REWARD
     panels = (
         reward,
-        _hops_or_mean(EXACT_MATCH, "em/mean", rows),
-        _hops_or_mean(SEARCHES, "searches/mean", rows),
+        _by_hops(EXACT_MATCH, "em", rows),
+        _by_hops(SEARCHES, "searches", rows),
         RESPONSE_LENGTH,
         ENTROPY,
     )
@@ -296,11 +301,12 @@ def _drawn(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def _hops_or_mean(panel: Panel, mean: str, rows: Sequence[MetricRow]) -> Panel:
-    """The panel by hops, or of the mean alone where questions do not say how many they need."""
-    if any(key in row for row in rows for key in panel.lines):
-        return panel
-    return replace(panel, lines={mean: "mean"})
+def _by_hops(panel: Panel, metric: str, rows: Sequence[MetricRow]) -> Panel:
+    """The panel by hops; of the mean alone where questions do not say how many they need."""
+    names = {name.removeprefix(f"{metric}/hops_") for row in rows for name in row}
+    hops = sorted(int(name) for name in names if name.isdecimal())
+    lines = {f"{metric}/hops_{n}": hops_text(n) for n in hops}
+    return replace(panel, lines=lines or panel.lines)
 
 
 def _fits_unit(rows: Sequence[MetricRow], name: str) -> bool:

@@ -32,6 +32,15 @@ def test_searches_are_judged_by_where_each_line_ends() -> None:
     assert "more: 2.50 for 1 hop; as many as needed: 2.00 for 2 hops." in told
 
 
+def test_every_number_of_hops_has_its_line() -> None:
+    """A run on MuSiQue, whose questions need two to four, showed those of two and three alone."""
+    metrics = rows(em__hops_2=[0.1, 0.2], em__hops_4=[0.0, 0.1], em__mean=[0.1, 0.2])
+    (chart,) = [c for c in learning_charts(metrics) if c.title == "Exact match by hops"]
+    assert [label.text for label in chart.labels] == ["2 hops", "4 hops"]
+    assert chart.metrics == ("em/hops_2", "em/hops_4")
+    assert len({line.style for line in chart.lines}) == 2
+
+
 def test_words_are_about_the_thick_line_not_about_single_steps() -> None:
     """A last step of 1 after a level 0.5 is scatter: the line that is seen ends near 0.5."""
     told = note("Reward", rows(reward__mean=[0.5] * 59 + [1.0]))
