@@ -87,7 +87,7 @@ def write_run_report(
             ),
             warm_start=[(row["step"], row["loss"]) for row in losses],
             episodes=choose_episodes(played_before, played_after),
-            decode=lambda i: str(tokenizer.decode([i])),
+            decode=lambda ids: str(tokenizer.decode(list(ids))),
         ),
     )
     return out / "report.html"

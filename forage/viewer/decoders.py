@@ -25,7 +25,7 @@ _FILE = "tokenizer.json"
 
 
 class Decoders:
-    """From token id to text, for each run and tokenizer; each tokenizer is read once."""
+    """From token ids to text, for each run and tokenizer; each tokenizer is read once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Decoders:
 
 
 def load_decoder(run: ShownRun, wanted: TokenizerId | None = None) -> Decode | None:
-    """A function from token id to text, by the tokenizer that a record names; None if not found.
+    """A function from token ids to text, by the tokenizer that a record names; None if not found.
 
     Where a record names none it is that of ``model/``, of the newest checkpoint, or of
     ``model.path`` in the run's config.
@@ -53,7 +53,7 @@ def load_decoder(run: ShownRun, wanted: TokenizerId | None = None) -> Decode | N
             LOG.warning("%s cannot be read as a tokenizer: %s", path, error)
             continue
         if wanted is None or _mark(tokenizer) == wanted.sha256:
-            return lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
+            return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
     named = "" if wanted is None else f" {wanted.name} ({wanted.sha256})"
     LOG.warning("no tokenizer%s for %s: episodes are shown as text, not tokens", named, run.key)
     return None

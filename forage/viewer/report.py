@@ -32,7 +32,7 @@ class ReportInput:
     """All that a report shows; the page leaves out what is None or empty.
 
     ``metrics`` are the rows of ``metrics.jsonl``; ``warm_start`` holds (step, loss) points;
-    ``decode`` gives the text of one token id; ``environment`` is a line such as "2 cores, torch
+    ``decode`` gives the text of token ids; ``environment`` is a line such as "2 cores, torch
     2.13.0"; ``total_seconds`` is the wall-clock time of the whole run; ``em_gain`` is the paired
     difference after - before in the normal arm; ``episodes`` stand under labels ("Before").
     """

@@ -17,9 +17,13 @@ from forage.episode_json import EpisodeRecord
 from forage.types import Alternatives, Origin, Segment
 from forage.viewer.pages import visible
 
-Decode = Callable[[int], str]
+Decode = Callable[[Sequence[int]], str]
+"""The text of token ids, control tokens and all."""
 
 _UNLIKELY = math.log(0.5)
+_CUT = "\N{REPLACEMENT CHARACTER}"
+_MOST_OF_A_LETTER = 8
+"""Tokens after which what is no letter yet is taken for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ def view_tokens(
 ) -> tuple[TokenView, ...]:
     """A view of each token; ``learnt`` is what ``learnt_of`` gives of the segment."""
     is_sampled = segment.origin is Origin.SAMPLED
-    texts = [decode(token_id) for token_id in segment.token_ids_T]
+    texts = _texts(segment.token_ids_T, decode)
     is_asked = segment.origin in (Origin.PROMPT, Origin.FOLDED)
     spans = [] if is_asked else golden_spans("".join(texts), golden_answers)
     stops = [stop for _, stop in spans]
@@ -78,9 +82,26 @@ def view_tokens(
     return tuple(views)
 
 
+def _texts(token_ids_T: Sequence[int], decode: Decode) -> list[str]:
+    """The text of each token; a letter that is cut over several stands at the last of them."""
+    texts = [decode([token_id]) for token_id in token_ids_T]
+    begun: int | None = None
+    for index, text in enumerate(texts):
+        if _CUT not in text:
+            begun = None
+            continue
+        if begun is None or index - begun >= _MOST_OF_A_LETTER:
+            begun = index
+        whole = decode(token_ids_T[begun : index + 1])
+        if _CUT not in whole:
+            texts[begun : index + 1] = [""] * (index - begun) + [whole]
+            begun = None
+    return texts
+
+
 def _others(alternatives: Alternatives, decode: Decode) -> str:
     # Made visible here: what JSON escapes, the page does not see.
-    pairs = [(visible(decode(token_id)), logprob) for token_id, logprob in alternatives]
+    pairs = [(visible(decode([token_id])), logprob) for token_id, logprob in alternatives]
     return json.dumps(pairs, ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
 """An episode as a reader sees it: blocks of tokens by origin, turn by turn.
 
 Report and viewer hand an episode over and get frozen views back for ``templates/episode.html``.
-Tokens are shown one by one, decoded one by one; without a decoder the turns' texts stand in.
+Tokens are shown one by one (``token_views.py``); without a decoder the turns' texts stand in.
 What passages hold is untrusted, and leaves here as it came: ``pages`` makes it harmless.
 """
 

@@ -237,7 +237,7 @@ def make_report_input(
             (step, 0.35 + 4.6 * math.exp(-step / 60) + 0.08 * math.sin(step)) for step in range(400)
         ],
         episodes=choose_episodes(before["normal"], after["normal"]),
-        decode=lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False),
+        decode=lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False),
     )
 
 

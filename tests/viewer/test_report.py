@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def test_an_older_report_stays_whole_until_the_new_one_is(tmp_path: Path, run: R
     path = tmp_path / "deep" / "report.html"
     write_report(path, run)
 
-    def explode(token_id: int) -> str:
+    def explode(token_ids: Sequence[int]) -> str:
         raise OSError("no tokens today")
 
     old = path.read_bytes()

@@ -1,5 +1,6 @@
 """Every token is shown once, in its origin's block, under what its turn amounted to."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from forage.episode_json import EpisodeRecord
@@ -16,7 +17,9 @@ from forage.types import (
     Turn,
     search_call,
 )
+from forage.viewer.token_views import view_tokens
 from forage.viewer.transcripts import view_episode, view_question, view_record
+from tests.viewer.fake_run import make_tokenizer
 
 SEARCHED = search_call(["q"], ("p1", "p2"), seconds=1.5)
 EPISODE = Episode(
@@ -37,8 +40,8 @@ EPISODE = Episode(
 )
 
 
-def decode(token_id: int) -> str:
-    return f"<{token_id}>\n" if token_id == 5 else f"<{token_id}>"
+def decode(token_ids: Sequence[int]) -> str:
+    return "".join(f"<{i}>\n" if i == 5 else f"<{i}>" for i in token_ids)
 
 
 def test_blocks_follow_the_segments_and_keep_every_token() -> None:
@@ -160,11 +163,24 @@ def test_passages_are_listed_with_score_gold_mark_and_a_link_where_the_id_is_one
 def test_golden_answers_are_marked_as_whole_words_in_tokens_and_in_text() -> None:
     texts = {5: "In OSL", 6: "O, not Oslofjord; Oslo"}
     segments = (Segment(Origin.SAMPLED, (5, 6), (-0.1, -0.1), (1, 1)),)
-    blocks = view_episode("x", replace(EPISODE, segments=segments), lambda i: texts[i]).blocks
+    blocks = view_episode(
+        "x", replace(EPISODE, segments=segments), lambda ids: texts[ids[0]]
+    ).blocks
     assert [token.style for token in blocks[0].tokens] == ["g", "g"]
     turns = (Turn("", ActionKind.ANSWER, ""), Turn("near oslo (Oslofjord)", ActionKind.ANSWER, ""))
     (block,) = view_episode("x", replace(EPISODE, turns=turns), None).blocks
     assert list(block.text_pieces()) == [("near ", False), ("oslo", True), (" (Oslofjord)", False)]
+
+
+def test_a_letter_of_several_tokens_is_shown_whole_at_the_last_of_them() -> None:
+    """Each token alone is no letter: a passage in Japanese was a row of question marks."""
+    tokenizer, text = make_tokenizer(), "Tōkyō, 東京 🙂"
+    ids = tuple(tokenizer.encode(text).ids)
+    blank = Segment(Origin.OBSERVATION, (*ids, ids[-1], ids[-1]))
+    shown = view_tokens(blank, lambda ids: tokenizer.decode(list(ids)), ("東京",), [])
+    assert "".join(token.text for token in shown) == text + 2 * "\N{REPLACEMENT CHARACTER}"
+    assert [token.info for token in shown] == [str(i) for i in blank.token_ids_T]
+    assert "".join(token.text for token in shown if token.style == "g") == "東京"
 
 
 def test_the_first_decision_that_differs_is_pointed_at() -> None:

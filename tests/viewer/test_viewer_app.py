@@ -235,14 +235,14 @@ def test_the_tokenizer_is_found_in_the_newest_checkpoint_or_where_the_config_say
     (run / "config.yaml").write_text(f"model:\n  path: {elsewhere}\n")
     decode = load_decoder(ShownRun("run", run))
     assert decode is not None
-    assert decode(token_id) == "a"
+    assert decode([token_id]) == "a"
     shutil.move(
         elsewhere / "tokenizer.json", run / "checkpoints" / "step_7" / "model" / "tokenizer.json"
     )
     decode = load_decoder(ShownRun("run", run))
     assert decode is not None
     (special_id,) = tokenizer.encode("<|endoftext|>").ids
-    assert decode(special_id) == "<|endoftext|>"
+    assert decode([special_id]) == "<|endoftext|>"
 
 
 def test_a_directory_without_records_is_refused(tmp_path: Path) -> None:
