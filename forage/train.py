@@ -1,8 +1,7 @@
 """THE loop: play, score, weigh, pack, learn, publish.
 
-One loop for every mode: synchronous training is staleness 0, a replay has its groups from records,
-and a rollout alone learns nothing. What a step needs is a function of its number and the run's
-seed, so a run that is stopped and resumed takes the same steps.
+One loop for every mode: synchronous is staleness 0, a replay reads its groups, a rollout learns
+nothing. A step follows from its number and the seed, so a resumed run takes the same steps.
 """
 
 from __future__ import annotations
