@@ -43,6 +43,20 @@ def quiet_openmp() -> None:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    _keep_order_of_sums()
+
+
+def _keep_order_of_sums() -> None:
+    """Have MKL add in one order whatever the number of threads and of rows, on Intel's processors.
+
+    Else a token has other last bits alone than in company there. On AMD's they are the same anyway.
+    """
+    try:
+        about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    if "GenuineIntel" in about:
+        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 def bound_kernel_caches() -> None:
@@ -124,6 +138,20 @@ def choose_matmul_kernel() -> str:
         return "oneDNN"
     flags.fp32_precision = "ieee"
     return "default"
+
+
+def compute_with(num_threads: int) -> None:
+    """Let the calling thread compute with ``num_threads``, and take denormal numbers for zero.
+
+    A policy that is sure of its tokens has gradients below 1e-38, for each of which an Intel core
+    traps into microcode: the products of a backward pass took ten times as long. What such numbers
+    add to a sum in float32 is lost in rounding: after 24 steps of the demo the weights are those
+    computed with them, to the bit. Threads that this one starts inherit it.
+    """
+    import torch
+
+    torch.set_num_threads(num_threads)
+    torch.set_flush_denormal(True)  # where the processor cannot, it does nothing
 
 
 def matmul_rate(dtype: str) -> float:

@@ -203,10 +203,13 @@ def used_mb():
 def work():
     blocks = [torch.ones(1_000_000) for _ in range(100)]
     together.wait()
+    held.append(used_mb() - before)
+    together.wait()
 
 torch.ones(10).sum()
 keep_freed_memory()
 before = used_mb()
+held = []
 together = threading.Barrier(2)
 threads = [threading.Thread(target=work) for _ in range(2)]
 for thread in threads:
@@ -215,12 +218,12 @@ for thread in threads:
     thread.join()
 kept = used_mb() - before
 give_back_freed_memory()
-print(kept, used_mb() - before)
+print(held[0], kept, used_mb() - before)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    kept, left = map(float, ended.stdout.split())
-    assert kept > 600
-    assert left < 0.2 * kept
+    held, kept, left = map(float, ended.stdout.split())
+    assert left < 0.2 * held
+    assert left < 0.5 * kept  # how much is kept varies with the order in which the threads end
 
 
 def test_a_passing_thread_returns_and_raises_what_its_call_did_and_has_ended() -> None:

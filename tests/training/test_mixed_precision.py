@@ -126,9 +126,13 @@ async def test_the_engine_samples_about_what_the_trainer_computes():
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [({"dtype": "bfloat16"}, "in which all is computed"), ({}, "compute_dtype")],
+    [
+        ({"dtype": "bfloat16"}, "in which all is computed"),
+        ({"compile": True}, "exclude each other"),
+        ({}, "compute_dtype"),
+    ],
 )
-def test_what_it_cannot_go_with_is_refused(model: dict[str, str], reason: str):
+def test_what_it_cannot_go_with_is_refused(model: dict[str, Any], reason: str):
     settings: dict[str, Any] = {"model": {"path": "m", "arithmetic": "bfloat16", **model}}
     if not model:
         settings["placement"] = {"trainer": {"num_ranks": 2}}
