@@ -1,6 +1,6 @@
 """What one GPU does with Forage's own engine and trainer: right first, then how fast.
 
-    python benchmarks/gpu.py --hardware H100-80GB                        # Qwen2.5-1.5B and 3B
+    python benchmarks/gpu.py --hardware H100-80GB --compile              # Qwen2.5-1.5B and 3B
     python benchmarks/gpu.py --device cpu --shapes tiny --episodes 8 --contexts 64 --new-tokens 8
 
 For each shape, with random weights: the log-probabilities of the engine and of the trainer against
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from forage.plan.accelerators import ACCELERATORS  # noqa: E402
 from forage.rollout.engines.torch.stopping import StopTable  # noqa: E402
 from forage.rollout.engines.torch.torch_engine import TorchEngine  # noqa: E402
 from forage.rollout.engines.weight_sender import fill_buckets  # noqa: E402
+from forage.training.compiled import compile_layers  # noqa: E402
 from forage.training.model import weights_by_name  # noqa: E402
 from forage.training.trainer import Trainer  # noqa: E402
 from forage.types import Completion, Episode, Origin, Question, Sampling, Segment, Status  # noqa: E402
@@ -57,7 +59,7 @@ class Machine:
     teraflops: float | None
 
 
-def new_model(shape: str, device: torch.device) -> PreTrainedModel:
+def new_model(shape: str, device: torch.device, is_compiled: bool) -> PreTrainedModel:
     hidden, feed_forward, layers, heads, kv_heads, vocabulary = SHAPES[shape]
     config = Qwen2Config(
         vocab_size=vocabulary,
@@ -73,8 +75,10 @@ def new_model(shape: str, device: torch.device) -> PreTrainedModel:
     )
     torch.manual_seed(0)
     with device:
-        model: PreTrainedModel = Qwen2ForCausalLM(config).bfloat16()
-        return model.eval()
+        model: PreTrainedModel = Qwen2ForCausalLM(config).bfloat16().eval()
+    if is_compiled:
+        compile_layers(model)
+    return model
 
 
 def seconds_of(work: Callable[[], object], machine: Machine) -> float:
@@ -101,10 +105,18 @@ def ask(key: str, num_tokens: int) -> Sampling:
     return Sampling(num_tokens, (), (), key, 7, 1.0)
 
 
-def episode_of(prompt: Sequence[int], completion: Completion) -> Episode:
-    sampled = (completion.token_ids_T, completion.logprobs_T, completion.versions_T)
-    segments = (Segment(Origin.PROMPT, tuple(prompt)), Segment(Origin.SAMPLED, *sampled))
+def episode_of(prompt: Sequence[int], sampled: Segment) -> Episode:
+    segments = (Segment(Origin.PROMPT, tuple(prompt)), sampled)
     return Episode(Question("q", "?", ("a",), "random"), 0, segments, (), Status.ANSWERED)
+
+
+def joined(first: Completion, rest: Completion) -> Segment:
+    return Segment(
+        Origin.SAMPLED,
+        first.token_ids_T + rest.token_ids_T,
+        first.logprobs_T + rest.logprobs_T,
+        first.versions_T + rest.versions_T,
+    )
 
 
 def new_engine(model: PreTrainedModel, num_slots: int, max_tokens: int) -> TorchEngine:
@@ -115,45 +127,52 @@ def new_engine(model: PreTrainedModel, num_slots: int, max_tokens: int) -> Torch
 
 
 def new_trainer(model: PreTrainedModel) -> Trainer:
-    return Trainer(model, TrainerConfig(), AlgorithmConfig(decoupled=True), 1.0)
+    settings = TrainerConfig(max_tokens_per_micro_batch=micro_batch_tokens(model))
+    return Trainer(model, settings, AlgorithmConfig(decoupled=True), 1.0)
+
+
+def micro_batch_tokens(model: PreTrainedModel) -> int:
+    """16,384 for a model of 1.5 billion parameters, half of it for twice as many."""
+    return min(16_384, 2 ** int(math.log2(16_384 * 1.6e9 / model.num_parameters())))
 
 
 async def play(
     engine: TorchEngine, asked: Sequence[Sequence[int]], num_tokens: int
-) -> tuple[list[Completion], float, float]:
-    """The turns, the seconds until all had begun, and the seconds from then to the end."""
-    started, first = time.monotonic(), engine.counters.sampled_tokens
-    turns = [
-        asyncio.create_task(engine.generate(prompt, ask(f"{number}", num_tokens)))
-        for number, prompt in enumerate(asked)
-    ]
-    while engine.counters.sampled_tokens - first < len(asked) and not all(t.done() for t in turns):
-        await asyncio.sleep(0.001)
+) -> tuple[list[Segment], float, float]:
+    """What was sampled, the seconds for a first token of each, and those for all the others."""
+    started = time.monotonic()
+    firsts = await asyncio.gather(
+        *(engine.generate(prompt, ask(f"{i}", 1)) for i, prompt in enumerate(asked))
+    )
     begun = time.monotonic()
-    completions = await asyncio.gather(*turns)
+    begun_with = [[*p, *c.token_ids_T] for p, c in zip(asked, firsts, strict=True)]
+    rests = await asyncio.gather(
+        *(engine.generate(p, ask(f"{i}", num_tokens - 1)) for i, p in enumerate(begun_with))
+    )
     ended = time.monotonic()
     for number in range(len(asked)):
         engine.release(f"{number}")
-    return completions, begun - started, ended - begun
+    sampled = [joined(*pair) for pair in zip(firsts, rests, strict=True)]
+    return sampled, begun - started, ended - begun
 
 
 async def check(model: PreTrainedModel) -> None:
     """Engine and trainer against float32 on the CPU; printed, as is the largest difference."""
     (prompt,) = prompts(1, CHECKED_PROMPT, model.config.vocab_size)
     engine = new_engine(model, 8, CHECKED_PROMPT + CHECKED_TOKENS)
-    ((completion,), _, _) = await play(engine, [prompt], CHECKED_TOKENS)
+    ((sampled,), _, _) = await play(engine, [prompt], CHECKED_TOKENS)
     await engine.close()
-    weighed = unweighed(episode_of(prompt, completion))
+    weighed = unweighed(episode_of(prompt, sampled))
     ((filled,),), _ = new_trainer(model).prepare([[weighed]])
     plain = Qwen2ForCausalLM(Qwen2Config(**model.config.to_dict())).float().eval()
     plain.set_attn_implementation("eager")
     plain.load_state_dict({name: w.float().cpu() for name, w in model.state_dict().items()})
     with torch.no_grad():
-        ids = torch.tensor([[*prompt, *completion.token_ids_T]])
+        ids = torch.tensor([[*prompt, *sampled.token_ids_T]])
         logprobs_TV = torch.log_softmax(plain(ids).logits[0], -1)[len(prompt) - 1 : -1]
-    expected = logprobs_TV.gather(1, torch.tensor(completion.token_ids_T)[:, None])[:, 0]
+    expected = logprobs_TV.gather(1, torch.tensor(sampled.token_ids_T)[:, None])[:, 0]
     for name, found in (
-        ("engine", torch.tensor(completion.logprobs_T)),
+        ("engine", torch.tensor(sampled.logprobs_T)),
         ("trainer", filled.old_logprobs_M.float().cpu()),
     ):
         differing = (found - expected).abs()
@@ -165,10 +184,11 @@ async def sampling(
     model: PreTrainedModel, machine: Machine, context: int, number: int, new_tokens: int
 ) -> list[Weighed]:
     """Prefill and decode, printed; gives the episodes."""
-    asked = prompts(number, context - new_tokens, model.config.vocab_size)
+    everything = prompts(2 * number, context - new_tokens, model.config.vocab_size)
+    warming_up, asked = everything[:number], everything[number:]
     engine = new_engine(model, number, context)
-    await play(engine, asked, new_tokens)  # which warms up
-    completions, prefill_s, decode_s = await play(engine, asked, new_tokens)
+    await play(engine, warming_up, new_tokens)
+    sampled, prefill_s, decode_s = await play(engine, asked, new_tokens)
     await engine.close()
     prefill = sum(map(len, asked)) / prefill_s
     decode = number * (new_tokens - 1) / max(decode_s, 1e-9)
@@ -177,7 +197,7 @@ async def sampling(
         floor = machine.terabytes_per_s * 1e12 / bytes_a_token(model, context, number)
         told += f", {decode / floor:.2f} of the floor ({floor:,.0f})"
     print(told, flush=True)
-    return [unweighed(episode_of(p, c)) for p, c in zip(asked, completions, strict=True)]
+    return [unweighed(episode_of(p, c)) for p, c in zip(asked, sampled, strict=True)]
 
 
 def bytes_a_token(model: PreTrainedModel, context: int, number: int) -> float:
@@ -194,7 +214,7 @@ def learning(model: PreTrainedModel, machine: Machine, played: list[Weighed]) ->
     trainer = new_trainer(model)
     seconds = seconds_of(lambda: trainer.prepare([played]), machine)
     _tell("log-probabilities", num_tokens, seconds, 2 * model.num_parameters(), machine)
-    batch = pack(played, TrainerConfig().max_tokens_per_micro_batch)
+    batch = pack(played, micro_batch_tokens(model))
     seconds = seconds_of(lambda: trainer.step(batch, nullcontext()), machine)
     _tell("training step", num_tokens, seconds, 6 * model.num_parameters(), machine)
 
@@ -223,6 +243,8 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=[500, 1500, 4000])
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--learnt", type=int, default=32, help="episodes of each context")
+    parser.add_argument("--compile", action="store_true", help="layers as model.compile makes them")
     args = parser.parse_args()
     choose_matmul_kernel()
     known = ACCELERATORS.get(args.hardware)
@@ -232,13 +254,13 @@ def main() -> None:
         known.teraflops if known else None,
     )
     for shape in args.shapes:
-        model = new_model(shape, machine.device)
+        model = new_model(shape, machine.device, args.compile)
         print(f"{shape}: {model.num_parameters() / 1e6:,.1f} million parameters, bfloat16")
         asyncio.run(check(model))
         played: list[Weighed] = []
         for context in args.contexts:
             work = sampling(model, machine, context, args.episodes, args.new_tokens)
-            played = [*played, *asyncio.run(work)]
+            played = [*played, *asyncio.run(work)[: args.learnt]]
         learning(model, machine, played)
 
 

@@ -41,7 +41,7 @@ def mix_values(weights: Tensor, values: Tensor) -> Tensor:
     return sum(others, start=first)
 
 
-def _delegate(
+def delegate(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -53,6 +53,7 @@ def _delegate(
     dropout: float = 0.0,
     **_ignored: Any,  # transformers passes settings of other implementations along
 ) -> tuple[Tensor, None]:
+    """What transformers calls for a layer's attention: the ``attend`` of the forward call."""
     assert attention_mask is None, "masks belong to the attend callable"
     assert dropout == 0.0, "dropout would make the trainer disagree with the sampler"
     layer = module.layer_idx
@@ -64,5 +65,6 @@ def install(model: nn.Module) -> None:
     """Make ``model`` (a transformers model) call the ``attend`` given to its forward."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, _delegate)
+    if NAME not in AttentionInterface().valid_keys():  # compiled models have put theirs there
+        AttentionInterface.register(NAME, delegate)
     model.set_attn_implementation(NAME)  # pyright: ignore[reportCallIssue]  # PreTrainedModel's

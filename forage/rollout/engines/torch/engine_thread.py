@@ -2,7 +2,9 @@
 
 A round computes whatever episodes have grown by since their last token: one token where a turn is
 being sampled, an observation where one begins. It knows no event loop but for handing completions
-back; admission to slots is in order of arrival.
+back; admission to slots is in order of arrival. Where the forward pass runs on a GPU, a round is
+begun before the tokens of the one before it are read, so that the GPU does not wait for Python: a
+turn that has ended is then in one round more, whose token is dropped.
 """
 
 from __future__ import annotations
@@ -14,16 +16,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.engine import EngineCounters
-from forage.rollout.engines.torch.drafter import Drafter, Guess, count_worth
+from forage.rollout.engines.torch.drafter import Drafter
 from forage.rollout.engines.torch.forward import Forward, choose_forward
-from forage.rollout.engines.torch.sampling import choose_tokens, likeliest_tokens, uniform_noise
+from forage.rollout.engines.torch.rounds import Round, draft, sample
 from forage.rollout.engines.torch.slots import PendingTurn, PromptCache, Slot, SlotCache
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.types import Alternatives, EngineError, FinishReason
@@ -56,6 +57,8 @@ class EngineThread:
         self._waiting: deque[PendingTurn] = deque()
         self._prompts = PromptCache(cache)
         self._drafter = Drafter()
+        self._unread: deque[Round] = deque()
+        self._forward: Forward | None = None
         self._version = 0
         self._is_held = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -79,11 +82,12 @@ class EngineThread:
         )
         slot = self._slot_of.pop(episode_key, None)
         if slot is not None:
-            slot.episode_key, slot.turn = None, None
-            slot.token_ids, slot.num_cached = [], 0
+            slot.end_turn()
+            slot.episode_key, slot.token_ids, slot.num_cached = None, [], 0
 
     def hold(self) -> None:
         """Read no weights until they have a new version."""
+        self._read_all_but(0)
         self._is_held = True
 
     def take_version(self, version: int) -> None:
@@ -94,6 +98,8 @@ class EngineThread:
         self._version = version
         self._is_held = False
         self._prompts.clear()
+        assert self._forward is not None, "commands run after it was chosen"
+        self._forward.take_weights()
         if self._config.cache_on_update == "recompute":
             for slot in self._slots:
                 slot.num_cached = 0
@@ -103,9 +109,11 @@ class EngineThread:
         self.is_closed = True
 
     def _work(self) -> None:
+        torch.set_flush_denormal(True)  # as the trainer does, hardware.compute_with says why
         try:
             with torch.inference_mode():
                 forward = choose_forward(self._model, self._cache, self._config, self._num_threads)
+                self._forward = forward
                 while not self.is_closed:
                     self._take_commands()
                     if not self._is_held:
@@ -167,17 +175,21 @@ class EngineThread:
             slot.num_cached = 0
         self._count(reused_tokens=slot.num_cached)
         slot.is_first_turn = not seen
-        self._drafter.learn(turn.token_ids, len(seen), are_sampled=False)
+        if self._config.max_draft_tokens:
+            self._drafter.learn(turn.token_ids, len(seen), are_sampled=False)
         slot.token_ids = list(turn.token_ids)
+        # The last token's logits are what is sampled from, also where a round too many computed it.
+        slot.num_cached = min(slot.num_cached, len(slot.token_ids) - 1)
         slot.turn = turn
 
     def _round(self, forward: Forward) -> None:
         """Compute the tokens that the episodes have grown by, and sample the next one of each."""
-        self._start_known_prompts()
+        self._start_known_prompts(forward)
         slots = self._due()
         if not slots:
+            self._read_all_but(0)
             return
-        drafts = self._draft(slots, forward)
+        drafts = draft(slots, self._drafter, self._config.max_draft_tokens, forward.overhead_tokens)
         stretches = [slot.stretch(draft) for slot, draft in zip(slots, drafts, strict=True)]
         logits_BV = forward(stretches)
         self._count(
@@ -192,25 +204,7 @@ class EngineThread:
             if prompt is not None:
                 self._prompts.keep(prompt, slot, logits_BV[row])
             row += 1 + stretch.num_drafted
-        self._sample(slots, logits_BV, drafts)
-
-    def _draft(self, slots: list[Slot], forward: Forward) -> list[list[int]]:
-        """Guesses of the next tokens of each slot, as many as pay for the longer pass."""
-        overhead = forward.overhead_tokens
-        if overhead is None or self._config.max_draft_tokens == 0:
-            return [[] for _ in slots]
-        num_new = [len(slot.token_ids) - slot.num_cached for slot in slots]
-        drafts: list[list[Guess]] = []
-        for slot, count in zip(slots, num_new, strict=True):
-            assert slot.turn is not None, "only a turn makes a slot due"
-            # The pass samples a token after the last guess too.
-            most = min(self._config.max_draft_tokens, slot.turn.num_left - 1) if count == 1 else 0
-            drafts.append(self._drafter.draft(slot.token_ids, most))
-        worth = count_worth(drafts, sum(num_new), overhead)
-        return [
-            [guess.token for guess in draft[:count]]
-            for draft, count in zip(drafts, worth, strict=True)
-        ]
+        self._sample(slots, logits_BV, drafts, forward)
 
     def _due(self) -> list[Slot]:
         """The slots whose new tokens this round computes; of equal prompts, only the first."""
@@ -218,9 +212,9 @@ class EngineThread:
         prompts: set[tuple[int, ...]] = set()
         num_tokens = 0
         for slot in self._slots:
-            if slot.turn is None:
+            if not slot.is_due:
                 continue
-            num_new = len(slot.token_ids) - slot.num_cached
+            num_new = slot.num_tokens - slot.num_cached
             prompt = slot.prompt
             is_too_much = num_new > 1 and num_tokens > 0 and num_tokens + num_new > MAX_ROUND_TOKENS
             if is_too_much or prompt in prompts:
@@ -231,7 +225,7 @@ class EngineThread:
             due.append(slot)
         return due
 
-    def _start_known_prompts(self) -> None:
+    def _start_known_prompts(self, forward: Forward) -> None:
         """Start episodes whose prompt another has computed already."""
         started, logits = [], []
         for slot in self._slots:
@@ -242,42 +236,55 @@ class EngineThread:
             started.append(slot)
             logits.append(logits_V)
         if started:
-            self._sample(started, torch.stack(logits), [[] for _ in started])
+            self._sample(started, torch.stack(logits), [[] for _ in started], forward)
 
-    def _sample(self, slots: list[Slot], logits_BV: Tensor, drafts: list[list[int]]) -> None:
-        """Sample the next token of each slot, and go on along its guesses while they are right."""
-        turns = [slot.turn for slot in slots if slot.turn is not None]
-        rows = [
-            (turn, len(slot.token_ids) + offset)
-            for slot, turn, draft in zip(slots, turns, drafts, strict=True)
-            for offset in range(1 + len(draft))
-        ]
-        keys = np.array([turn.key for turn, _ in rows], dtype=np.uint64)
-        positions = np.array([position for _, position in rows], dtype=np.uint64)
-        noise = torch.from_numpy(uniform_noise(keys, positions))
-        temperature = torch.tensor([turn.sampling.temperature for turn, _ in rows])
-        top_p = torch.tensor([turn.sampling.top_p for turn, _ in rows])
-        temperature, top_p = temperature.to(logits_BV.device), top_p.to(logits_BV.device)
-        tokens, logprobs = choose_tokens(logits_BV, noise.to(logits_BV.device), temperature, top_p)
-        most = max(turn.sampling.num_alternatives for turn in turns)
-        others: list[Alternatives] = [()] * len(rows)
-        if most:
-            others = likeliest_tokens(logits_BV, temperature, top_p, most)
-        chosen = iter(zip(tokens.tolist(), logprobs.tolist(), others, strict=True))
-        for slot, turn, draft in zip(slots, turns, drafts, strict=True):
-            self._append(slot, turn, draft, list(islice(chosen, 1 + len(draft))))
+    def _sample(
+        self, slots: list[Slot], logits_BV: Tensor, drafts: list[list[int]], forward: Forward
+    ) -> None:
+        """Sample the next token of each slot, and read what is not to be left for later."""
+        sampled = sample(slots, logits_BV, drafts, self._version)
+        if forward.rounds_ahead:
+            forward.take_tokens([slot.index for slot in slots], sampled.tokens_B)
+        self._unread.append(sampled)
+        self._read_all_but(forward.rounds_ahead)
+
+    def _read_all_but(self, num_rounds: int) -> None:
+        """Read the tokens of all rounds but the last ``num_rounds``, the oldest first."""
+        while len(self._unread) > num_rounds:
+            self._read(self._unread.popleft())
+
+    def _read(self, sampled: Round) -> None:
+        """Append a round's tokens, along the guesses while they are right."""
+        tokens, logprobs = sampled.chosen.read()
+        rows = iter(zip(tokens, logprobs, sampled.alternatives, strict=True))
+        num_tokens = num_accepted = 0
+        ended: list[tuple[PendingTurn, FinishReason]] = []
+        for slot, turn, guesses in zip(sampled.slots, sampled.turns, sampled.drafts, strict=True):
+            own = list(islice(rows, 1 + len(guesses)))
+            if slot.turn is not turn:
+                continue  # it ended a round ago, or its episode was released
+            slot.num_unread -= 1
+            count, reason = self._append(slot, turn, guesses, own, sampled.version)
+            num_tokens += count
+            num_accepted += count - 1
+            if reason:
+                ended.append((turn, reason))
+        self._count(sampled_tokens=num_tokens, accepted_tokens=num_accepted)
+        for turn, reason in ended:
+            turn.resolve(reason)
 
     def _append(
         self,
         slot: Slot,
         turn: PendingTurn,
-        draft: list[int],
+        guesses: list[int],
         chosen: list[tuple[int, float, Alternatives]],
-    ) -> None:
-        """Append sampled tokens up to the first wrong guess, or to the end of the turn."""
+        version: int,
+    ) -> tuple[int, FinishReason | None]:
+        """Append tokens up to the first wrong guess or the turn's end; how many, and the end."""
         start = len(slot.token_ids)
         reason = None
-        for (token, logprob, others), guess in zip(chosen, [*draft, None], strict=True):
+        for (token, logprob, others), guess in zip(chosen, [*guesses, None], strict=True):
             slot.token_ids.append(token)
             turn.sampled.append(token)
             if turn.sampling.on_token is not None:
@@ -285,18 +292,18 @@ class EngineThread:
             turn.logprobs.append(logprob)
             if num_others := turn.sampling.num_alternatives:
                 turn.alternatives.append(others[:num_others])
-            turn.versions.append(self._version)
+            turn.versions.append(version)
             reason = self._reason_to_end(turn)
             if reason or token != guess:
                 break
+        count = len(slot.token_ids) - start
         # A right guess has keys and values already; the last token sampled has none yet.
-        num_accepted = len(slot.token_ids) - start - 1
-        slot.num_cached += num_accepted
-        self._count(sampled_tokens=1 + num_accepted, accepted_tokens=num_accepted)
-        self._drafter.learn(slot.token_ids, start, are_sampled=True)
+        slot.num_cached += count - 1
+        if self._config.max_draft_tokens:
+            self._drafter.learn(slot.token_ids, start, are_sampled=True)
         if reason:
-            slot.turn = None
-            turn.resolve(reason)
+            slot.end_turn()
+        return count, reason
 
     def _reason_to_end(self, turn: PendingTurn) -> FinishReason | None:
         sampling = turn.sampling

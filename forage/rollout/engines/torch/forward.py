@@ -5,12 +5,14 @@ for devices and kernels whose results depend on the size of a batch, has shapes 
 same: turns decode on tiles of a fixed number of slots, what is longer than a token runs at a length
 rounded up to a bucket, and keys beyond a row's length weigh exactly zero. ``PackedForward``, one
 pass over everything that waits, is many times faster on a CPU, and right where the machine's
-kernels have been seen to give a token the same bits in whatever company.
+kernels have been seen to give a token the same bits in whatever company. ``GraphForward``, for an
+NVIDIA GPU, has two shapes that are always the same, and kernels of its own for the attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import groupby
 from typing import Protocol
 
@@ -22,6 +24,7 @@ from transformers import PreTrainedModel
 from forage.attention import Attend, mix_values
 from forage.config.rollout_config import EngineConfig
 from forage.hardware import choose_num_threads, num_cores
+from forage.rollout.engines.torch.graph_forward import GraphForward
 from forage.rollout.engines.torch.packed_forward import PackedForward
 from forage.rollout.engines.torch.slots import (
     LENGTH_BUCKET,
@@ -49,6 +52,19 @@ class Forward(Protocol):
         """What a pass costs besides its tokens, in tokens; None where it takes no drafts."""
         ...
 
+    @property
+    def rounds_ahead(self) -> int:
+        """Rounds that may be begun before the tokens of the one before them are read."""
+        ...
+
+    def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
+        """Keep what was sampled for the slots, for stretches that name it ``UNREAD``."""
+        ...
+
+    def take_weights(self) -> None:
+        """Called when the weights have changed, with no round under way."""
+        ...
+
     def close(self) -> None:
         """End its threads."""
         ...
@@ -64,6 +80,10 @@ def choose_forward(
     is_plain = cache.device.type == "cpu" and cache.dtype == torch.float32
     if is_plain:
         torch.set_num_threads(1)
+    if cache.device.type == "cuda" and find_spec("triton") is not None:
+        from forage.rollout.engines.torch.kernels import KernelAttention
+
+        return GraphForward(model, cache, KernelAttention)
     if is_plain and rows_are_independent(model, config.tile_rows):
         return PackedForward(model, cache, config, num_threads or num_cores())
     forward = FixedForward(model, cache, config)
@@ -126,6 +146,7 @@ class FixedForward:
 
     # A shape has one row for each slot, and no room for drafts.
     overhead_tokens = None
+    rounds_ahead = 0
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache, config: EngineConfig) -> None:
         assert cache.num_slots % config.tile_rows == 0, "tiles of neighbouring slots fill the cache"
@@ -147,6 +168,12 @@ class FixedForward:
             logits_RV = self._decode(tile * self._tile_rows, rows)
             logits |= {s.slot: logits_RV[s.slot % self._tile_rows] for s in rows}
         return torch.stack([logits[stretch.slot] for stretch in stretches])
+
+    def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
+        """They are read before the next round."""
+
+    def take_weights(self) -> None:
+        """It reads them anew in each pass."""
 
     def close(self) -> None:
         """It has no threads."""
@@ -200,7 +227,9 @@ class PrefillAttend:
         self._span = slice(start, start + num_tokens)
         keys = cache.keys[0]
         query_positions_T1 = torch.arange(start, start + num_tokens, device=keys.device)[:, None]
-        key_positions_L = torch.arange(start + num_tokens, device=keys.device)
+        # Whole buckets, because a softmax over another remainder has other last bits.
+        self._length = round_up(start + num_tokens, LENGTH_BUCKET)
+        key_positions_L = torch.arange(self._length, device=keys.device)
         self._bias_TL = hiding_bias(key_positions_L > query_positions_T1, keys.dtype)
 
     def __call__(
@@ -209,13 +238,12 @@ class PrefillAttend:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self._slot, ..., self._span] = key[0].transpose(-1, -2)
         values[self._slot, :, self._span] = value[0]
-        end = self._span.stop
         _, num_heads, num_tokens, head_dim = query.shape
-        keys_KDL = keys[self._slot, ..., :end]
+        keys_KDL = keys[self._slot, ..., : self._length]
         # [H_kv, G, T, D]: the query heads that share a key head stand together.
         grouped = query.reshape(keys_KDL.shape[0], -1, num_tokens, head_dim) * scaling
         weights = (grouped @ keys_KDL[:, None] + self._bias_TL).softmax(dim=-1)
-        attended = mix_values(weights, values[self._slot, :, None, :end])
+        attended = mix_values(weights, values[self._slot, :, None, : self._length])
         return attended.reshape(1, num_heads, num_tokens, head_dim).transpose(1, 2)
 
 

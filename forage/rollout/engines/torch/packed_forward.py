@@ -49,6 +49,7 @@ class PackedForward:
     """A ``Forward`` over the tokens of all stretches at once."""
 
     overhead_tokens = OVERHEAD_TOKENS
+    rounds_ahead = 0
 
     def __init__(
         self, model: PreTrainedModel, cache: SlotCache, config: EngineConfig, num_threads: int
@@ -78,6 +79,12 @@ class PackedForward:
         out_BV = torch.empty(len(places), logits[0].shape[1])
         out_BV[places] = torch.cat(logits)
         return out_BV
+
+    def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
+        """They are read before the next round."""
+
+    def take_weights(self) -> None:
+        """It reads them anew in each pass."""
 
     def close(self) -> None:
         """End the threads."""

@@ -19,6 +19,8 @@ from forage.types import Alternatives, Completion, FinishReason, Sampling
 
 LENGTH_BUCKET = 64
 NUM_PROMPTS_KEPT = 32
+UNREAD = -1
+"""Stands in a stretch for the token that its slot sampled last and that is still on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +145,24 @@ class Slot:
     episode_key: str | None = None
     token_ids: list[int] = field(default_factory=list)
     num_cached: int = 0
+    num_unread: int = 0
+    """Tokens sampled beyond ``token_ids``, which are on the device and not read yet."""
     turn: PendingTurn | None = None
     is_first_turn: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        """Its tokens, those not read yet among them."""
+        return len(self.token_ids) + self.num_unread
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its turn may sample one more token."""
+        return self.turn is not None and self.turn.num_left > self.num_unread
+
+    def end_turn(self) -> None:
+        """Sample no more for the turn; what it has sampled and nobody has read is left out."""
+        self.turn, self.num_unread = None, 0
 
     @property
     def prompt(self) -> tuple[int, ...] | None:
@@ -154,6 +172,8 @@ class Slot:
 
     def stretch(self, draft: Sequence[int] = ()) -> Stretch:
         """The tokens that have no keys and values yet, and after them the guesses of ``draft``."""
+        if self.num_unread:
+            return Stretch(self.index, self.num_cached, (UNREAD,))
         token_ids = [*self.token_ids[self.num_cached :], *draft]
         return Stretch(self.index, self.num_cached, token_ids, len(draft))
 

@@ -12,6 +12,7 @@ from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.torch import forward
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.model import new_model
+from tests.rollout.engines.torch.plain_attention import run_ahead
 from tests.rollout.running_engines import (
     LETTERS,
     MAX_TOKENS,
@@ -29,11 +30,14 @@ from tests.rollout.tiny_models import (
 PLAN = Plan()
 
 
-@pytest.fixture(autouse=True, params=["packed", "fixed"])
-def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test runs with passes over everything that waits, and with passes of fixed shapes."""
+@pytest.fixture(autouse=True, params=["packed", "fixed", "ahead"])
+def _every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs with passes over everything that waits, with passes of fixed shapes, and with
+    rounds begun before the last one is read, as on a GPU."""
     if request.param == "fixed":
         monkeypatch.setattr(forward, "rows_are_independent", lambda *_: False)
+    if request.param == "ahead":
+        run_ahead(monkeypatch)
 
 
 async def _alone(plan: Plan = PLAN):

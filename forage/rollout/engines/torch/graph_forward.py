@@ -1,0 +1,242 @@
+"""Passes of two fixed shapes for a GPU, each captured as a CUDA graph and replayed.
+
+A small pass costs a GPU mostly the launches of its operations: of a model of 1.5 billion parameters
+37 ms, where the memory needs 4 (benchmarks/scale.md). ``_Pass`` captures them once, and launches
+them as one. All slots decode in one pass, a row each; what an episode has grown by otherwise runs
+in passes of ``PREFILL_TOKENS`` rows, in blocks that belong to one slot each. A row's result does
+not depend on the rows beside it, because the shapes are always the same (promise 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.attention import Attend
+from forage.rollout.engines.torch.slots import UNREAD, SlotCache, Stretch
+
+PREFILL_TOKENS = 1024
+QUERY_BLOCK = 32
+"""New tokens of one slot that stand together; the last block of a stretch is filled up."""
+_NUM_BLOCKS = PREFILL_TOKENS // QUERY_BLOCK
+
+
+class SlotAttention(Protocol):
+    """Attention over slots that keeps the new keys and values; ``kernels`` has that of a GPU."""
+
+    def attend_singles(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions_S: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """[S, H, D] for one new token a slot, none where the position is the scratch one."""
+        ...
+
+    def attend_blocks(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        slots_N: Tensor,
+        positions_N: Tensor,
+        lengths_B: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """[N, H, D] for blocks of new tokens; a block's slot has ``lengths_B`` keys at its end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """At most ``QUERY_BLOCK`` new tokens of one slot; ``is_last`` where its stretch ends."""
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    is_last: bool
+
+
+class GraphForward:
+    """A ``Forward`` that begins a round before the tokens of the last one are read."""
+
+    overhead_tokens = None
+    rounds_ahead = 1
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: SlotCache,
+        attention_of: Callable[[SlotCache], SlotAttention],
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._attention = attention_of(cache)
+        self._last_S = torch.zeros(cache.num_slots, dtype=torch.long, device=cache.device)
+        self._singles = self._numbers(2, cache.num_slots)
+        self._tokens = self._numbers(3, PREFILL_TOKENS)
+        self._blocks = self._numbers(2, _NUM_BLOCKS)
+        self._decoding = _Pass(self._decode, cache.device)
+        self._prefilling = _Pass(self._prefill, cache.device)
+
+    def __call__(self, stretches: Sequence[Stretch]) -> Tensor:
+        """Logits [B, V] after the last token of each stretch, none of which is drafted."""
+        singles = [s for s in stretches if len(s.token_ids) == 1]
+        parts: list[Tensor] = []
+        row_of: dict[int, int] = {}
+        if singles:
+            parts.append(self._run_singles(singles))
+            row_of |= {s.slot: s.slot for s in singles}
+        num_rows = len(parts) * self._cache.num_slots
+        for laid in laid_in_passes([s for s in stretches if len(s.token_ids) > 1]):
+            parts.append(self._run_blocks(laid))
+            row_of |= {b.slot: num_rows + i for i, b in enumerate(laid) if b.is_last}
+            num_rows += _NUM_BLOCKS
+        rows = [row_of[stretch.slot] for stretch in stretches]
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if rows == list(range(len(logits))):
+            return logits
+        return logits[self._moved(torch.tensor(rows))]
+
+    def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
+        """Keep on the device what the slots have sampled."""
+        self._last_S[self._moved(torch.tensor(slots))] = tokens_B
+
+    def take_weights(self) -> None:
+        """Capture anew: what was kept of older weights, cast ones say, is in the graphs."""
+        self._decoding.forget()
+        self._prefilling.forget()
+
+    def close(self) -> None:
+        """It has no threads."""
+        self.take_weights()
+
+    def _run_singles(self, singles: Sequence[Stretch]) -> Tensor:
+        """Logits [S, V], which the next pass overwrites; rows of other slots mean nothing."""
+        ids, positions = [0] * self._cache.num_slots, [self._cache.scratch] * self._cache.num_slots
+        for stretch in singles:
+            ids[stretch.slot], positions[stretch.slot] = stretch.token_ids[0], stretch.start
+        self._fill(self._singles, [ids, positions])
+        return self._decoding()
+
+    def _run_blocks(self, laid: Sequence[Block]) -> Tensor:
+        """Logits [blocks, V] after the last token of each block, as a copy."""
+        ids, slots = [0] * PREFILL_TOKENS, [0] * PREFILL_TOKENS
+        positions = [self._cache.scratch] * PREFILL_TOKENS
+        lengths, lasts = [0] * _NUM_BLOCKS, [0] * _NUM_BLOCKS
+        for index, block in enumerate(laid):
+            start, count = index * QUERY_BLOCK, len(block.token_ids)
+            ids[start : start + count] = block.token_ids
+            slots[start : start + QUERY_BLOCK] = [block.slot] * QUERY_BLOCK
+            positions[start : start + count] = range(block.start, block.start + count)
+            lengths[index], lasts[index] = block.start + count, start + count - 1
+        self._fill(self._tokens, [ids, slots, positions])
+        self._fill(self._blocks, [lengths, lasts])
+        return self._prefilling().clone()
+
+    def _decode(self) -> Tensor:
+        ids_S, positions_S = self._singles
+        ids_S = torch.where(ids_S == UNREAD, self._last_S, ids_S)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+            query, key, value = self._rows(query, key, value)
+            mixed = self._attention.attend_singles(layer, query, key, value, positions_S, scaling)
+            return mixed[None]
+
+        return self._logits(self._hidden(ids_S, positions_S, attend))
+
+    def _prefill(self) -> Tensor:
+        ids_N, slots_N, positions_N = self._tokens
+        lengths_B, lasts_B = self._blocks
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+            query, key, value = self._rows(query, key, value)
+            mixed = self._attention.attend_blocks(
+                layer, query, key, value, slots_N, positions_N, lengths_B, scaling
+            )
+            return mixed[None]
+
+        return self._logits(self._hidden(ids_N, positions_N, attend)[lasts_B])
+
+    def _rows(self, *heads_first: Tensor) -> Iterator[Tensor]:
+        """Each [1, heads, N, D] as [N, heads, D], of the cache's type."""
+        return (each[0].transpose(0, 1).to(self._cache.dtype) for each in heads_first)
+
+    def _hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        # The scratch position may lie past the model's last; rotary embeddings are computed from
+        # the number, so that does no harm.
+        output = self._model.base_model(
+            input_ids=ids_N[None], position_ids=positions_N[None], use_cache=False, attend=attend
+        )
+        return output.last_hidden_state[0]
+
+    def _logits(self, hidden_NH: Tensor) -> Tensor:
+        head = self._model.get_output_embeddings()
+        assert head is not None, "a causal language model has a head"
+        return head(hidden_NH)
+
+    def _numbers(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.long, device=self._cache.device)
+
+    def _moved(self, numbers: Tensor) -> Tensor:
+        """The numbers on the device, without waiting for what that still has to do."""
+        if self._cache.device.type == "cuda":
+            numbers = numbers.pin_memory()
+        return numbers.to(self._cache.device, non_blocking=True)
+
+    def _fill(self, static: Tensor, rows: Sequence[Sequence[int]]) -> None:
+        """Overwrite what a captured pass reads, in place."""
+        static.copy_(self._moved(torch.tensor(rows)))
+
+
+class _Pass:
+    """A computation with fixed shapes, whose result stays in one place; on a CPU it is called."""
+
+    def __init__(self, compute: Callable[[], Tensor], device: torch.device) -> None:
+        self._compute = compute
+        self._is_captured = device.type == "cuda"
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        if not self._is_captured:
+            return self._compute()
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None
+        assert self._result is not None
+        self._graph.replay()
+        return self._result
+
+    def forget(self) -> None:
+        """Drop the graph; the next call captures another."""
+        self._graph = self._result = None
+
+    def _capture(self) -> None:
+        # What is made once (kernels, workspaces, cast weights) must not be made within the capture.
+        self._compute()
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        # Another thread may be learning meanwhile, and allocates as it needs.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._result = self._compute()
+
+
+def laid_in_passes(stretches: Sequence[Stretch]) -> list[list[Block]]:
+    """The stretches cut in blocks, in order, as many to a pass as it has room for."""
+    blocks = [
+        Block(s.slot, s.start + at, s.token_ids[at : at + QUERY_BLOCK], at + QUERY_BLOCK >= size)
+        for s in stretches
+        for size in (len(s.token_ids),)
+        for at in range(0, size, QUERY_BLOCK)
+    ]
+    return [blocks[at : at + _NUM_BLOCKS] for at in range(0, len(blocks), _NUM_BLOCKS)]

@@ -1,0 +1,85 @@
+"""The passes of two fixed shapes, and the engine that begins a round before it has read the last.
+
+On a CPU the passes are called where a GPU replays them, with attention by its definition.
+"""
+
+import torch
+
+from forage.rollout.engines.torch.graph_forward import (
+    PREFILL_TOKENS,
+    QUERY_BLOCK,
+    GraphForward,
+    laid_in_passes,
+)
+from forage.rollout.engines.torch.slots import UNREAD, CacheShape, SlotCache, Stretch
+from forage.training.mixed_precision import compute_in
+from tests.rollout.engines.torch.plain_attention import PlainAttention
+from tests.rollout.engines.torch.test_forward import (
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    by_transformers,
+    new_model_and_cache,
+)
+from tests.rollout.running_engines import tokens
+
+
+def test_stretches_of_many_slots_give_what_whole_episodes_give():
+    model, cache = new_model_and_cache()
+    forward = GraphForward(model, cache, PlainAttention)
+    episodes = {slot: tokens(slot, 9 + 23 * slot) for slot in (5, 0, 3, 6, 1)}
+    done = dict.fromkeys(episodes, 0)
+    steps = [{5: 100, 0: 8, 3: 60}, {5: 1, 6: 147, 1: 31, 0: 1}, {3: 17, 5: 23, 1: 1}, {3: 1}]
+    with torch.inference_mode():
+        for step in steps:
+            stretches = []
+            for slot, count in step.items():
+                start = done[slot]
+                done[slot] = start + count
+                stretches.append(Stretch(slot, start, episodes[slot][start : start + count]))
+            logits_BV = forward(stretches)
+            for stretch, logits_V in zip(stretches, logits_BV, strict=True):
+                expected = by_transformers(episodes[stretch.slot][: stretch.end])
+                torch.testing.assert_close(logits_V, expected, atol=1e-5, rtol=1e-5)
+    forward.close()
+
+
+def test_a_token_that_is_not_read_yet_is_the_one_that_was_sampled():
+    model, cache = new_model_and_cache()
+    forward = GraphForward(model, cache, PlainAttention)
+    with torch.inference_mode():
+        forward([Stretch(4, 0, tokens(4, 20)), Stretch(1, 0, tokens(1, 7))])
+        forward.take_tokens([1, 4], torch.tensor([11, 23]))
+        logits_BV = forward([Stretch(4, 20, (UNREAD,)), Stretch(1, 7, (UNREAD,))])
+    for logits_V, episode in zip(
+        logits_BV, ((*tokens(4, 20), 23), (*tokens(1, 7), 11)), strict=True
+    ):
+        torch.testing.assert_close(logits_V, by_transformers(episode), atol=1e-5, rtol=1e-5)
+
+
+def test_stretches_are_laid_in_blocks_of_one_slot_and_the_last_block_is_marked():
+    most = PREFILL_TOKENS // QUERY_BLOCK
+    passes = laid_in_passes(
+        [Stretch(3, 5, range(QUERY_BLOCK + 1)), Stretch(7, 0, range(PREFILL_TOKENS))]
+    )
+    assert [len(laid) for laid in passes] == [most, 2]
+    told = [(b.slot, b.start, len(b.token_ids), b.is_last) for b in passes[0][:3]]
+    assert told == [
+        (3, 5, QUERY_BLOCK, False),
+        (3, 5 + QUERY_BLOCK, 1, True),
+        (7, 0, QUERY_BLOCK, False),
+    ]
+    assert [b.is_last for b in passes[1]] == [False, True]
+
+
+def test_products_in_bfloat16_over_weights_in_float32_are_near_those_of_float32():
+    model, _ = new_model_and_cache()
+    compute_in(model, torch.bfloat16)
+    shape = CacheShape(LAYERS, KV_HEADS, HIDDEN // HEADS)
+    cache = SlotCache(shape, 8, 400, torch.bfloat16, torch.device("cpu"))
+    forward = GraphForward(model, cache, PlainAttention)
+    with torch.inference_mode():
+        forward([Stretch(2, 0, tokens(2, 40))])
+        (logits_V,) = forward([Stretch(2, 40, tokens(2, 41)[40:])])
+    torch.testing.assert_close(logits_V.float(), by_transformers(tokens(2, 41)), atol=0.02, rtol=0)
