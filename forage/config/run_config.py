@@ -227,6 +227,11 @@ class RunConfig(Frozen):
                 "model.arithmetic is for one process; ranks gather their weights in "
                 "placement.trainer.compute_dtype: set that instead"
             )
+        if self.model.compile and placement.num_ranks is not None:
+            raise ValueError(
+                "model.compile is for one process: a layer that is cut over ranks is gathered "
+                "around its call; remove it"
+            )
         if self.model.device == "cpu" and placement.num_gpus > 1:
             raise ValueError(
                 f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs: set "

@@ -17,7 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from forage.batch import Rows
-from forage.hardware import give_back_freed_memory, keep_freed_memory, num_cores
+from forage.hardware import (
+    compute_with,
+    give_back_freed_memory,
+    keep_freed_memory,
+    num_cores,
+)
 from forage.training.sharding import Ranks
 
 T = TypeVar("T")
@@ -112,4 +117,4 @@ def _pool(device: torch.device, at_once: int | None) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1)
     at_once = at_once or num_cores()
     share = max(1, num_cores() // at_once)
-    return ThreadPoolExecutor(at_once, initializer=torch.set_num_threads, initargs=(share,))
+    return ThreadPoolExecutor(at_once, initializer=compute_with, initargs=(share,))

@@ -7,6 +7,7 @@ memory is a chunk times the vocabulary, whatever the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,17 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from forage.batch import Packed
+from forage.training.compiled import is_compiled
 from forage.training.packed_attention import PackedAttend
 from forage.training.ulysses import SequenceRanks
 
 LOGITS_PER_CHUNK = 1 << 22
 """Logits held at a time (16 MB in float32)."""
+GPU_LOGITS_PER_CHUNK = 1 << 26
+"""The same on a GPU (0.3 GB), which with smaller products spent half a training step on them."""
+
+BACKEND = "inductor"
+"""What compiles the operations on logits, where a model's layers are compiled."""
 
 Summary = Callable[[Tensor], Tensor]
 """A number [C] of each position's distribution, from its log-probabilities [C, V]."""
@@ -141,6 +148,27 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
+def logits_per_chunk(device_type: str) -> int:
+    """Logits that are held at a time on a device of this type."""
+    return LOGITS_PER_CHUNK if device_type == "cpu" else GPU_LOGITS_PER_CHUNK
+
+
+def _of_logits(
+    logits_CV: Tensor, targets_C: Tensor, temperature: float, with_gradient: bool, summary: Summary
+) -> tuple[Tensor, Tensor]:
+    """The targets' log-probabilities [C] and the summary [C], with or without its gradient."""
+    logprobs_CV = torch.log_softmax(at_least_float32(logits_CV) / temperature, dim=-1)
+    with torch.set_grad_enabled(with_gradient):
+        summary_C = summary(logprobs_CV)
+    return logprobs_CV.gather(1, targets_C[:, None])[:, 0], summary_C
+
+
+@cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+    """``_of_logits`` in few passes over the logits, where the model's layers are compiled too."""
+    return torch.compile(_of_logits, dynamic=True, backend=BACKEND)
+
+
 def head_logprobs(
     model: PreTrainedModel,
     hidden_MH: Tensor,
@@ -153,15 +181,15 @@ def head_logprobs(
     head = model.get_output_embeddings()
     assert head is not None, "a causal language model has a head"
     vocabulary = head.weight.shape[0]
-    size = max(1, LOGITS_PER_CHUNK // vocabulary)
+    size = max(1, logits_per_chunk(hidden_MH.device.type) // vocabulary)
     # Chunks of one size: a short last one would take a kernel with other sums than the engine's.
     num_chunks = max(1, -(-len(hidden_MH) // size))
 
+    of_logits = _compiled() if is_compiled(model) else _of_logits
+    with_gradient = has_entropy_gradient and torch.is_grad_enabled()
+
     def one_chunk(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs_CV = torch.log_softmax(at_least_float32(head(hidden_CH)) / temperature, dim=-1)
-        with torch.set_grad_enabled(has_entropy_gradient and torch.is_grad_enabled()):
-            entropy_C = summary(logprobs_CV)
-        return logprobs_CV.gather(1, targets_C[:, None])[:, 0], entropy_C
+        return of_logits(head(hidden_CH), targets_C, temperature, with_gradient, summary)
 
     chunks = [
         checkpoint(one_chunk, hidden_CH, targets_C, use_reentrant=False)

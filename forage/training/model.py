@@ -25,6 +25,7 @@ from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.remote.hub import only_downloaded
 from forage.training import lora
+from forage.training.compiled import compile_layers
 from forage.training.mixed_precision import compute_in
 from forage.training.tokenizer import check_path, load_tokenizer
 
@@ -65,6 +66,8 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
     if config.arithmetic is not None:
         compute_in(model, getattr(torch, config.arithmetic))
+    if config.compile:
+        compile_layers(model)
     return model
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from forage.hardware import die_with_parent, num_cores
+from forage.hardware import compute_with, die_with_parent, num_cores
 from forage.retrieval.serve.port import bind_port
 
 _HOST = "127.0.0.1"
@@ -202,7 +202,7 @@ def join_group(place: RankPlace) -> None:
     """Make this process a rank of torch's default process group."""
     # It warns of each weight that is cut by two meshes; that is what was asked for.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    torch.set_num_threads(max(1, num_cores() // place.num_beside))
+    compute_with(max(1, num_cores() // place.num_beside))
     if place.device_type != "cpu":
         torch.cuda.set_device(place.device_index)
     dist.init_process_group(

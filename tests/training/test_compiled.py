@@ -1,0 +1,79 @@
+"""Compiled layers compute what the others do, for the trainer and for the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage import attention
+from forage.batch import Packed
+from forage.config.model_config import ModelConfig
+from forage.config.run_config import build_config
+from forage.errors import UserError
+from forage.training.compiled import compile_layers, is_compiled
+from forage.training.logprobs import token_logprobs
+from forage.training.model import load_model
+from tests.rollout.tiny_models import ARCHITECTURES, VOCABULARY, Architecture, make_model
+
+
+def packed(*lengths: int) -> tuple[Packed, Tensor]:
+    torch.manual_seed(sum(lengths))
+    positions_N = torch.cat([torch.arange(length) for length in lengths])
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    ids_N = torch.randint(VOCABULARY, (starts[-1],))
+    return Packed(ids_N, positions_N, tuple(starts)), positions_N > 2
+
+
+def learn(model: PreTrainedModel, *lengths: int) -> tuple[Tensor, list[Tensor]]:
+    """The log-probabilities of a micro-batch, and the gradients of their sum."""
+    logprobs_M, _ = token_logprobs(model, *packed(*lengths), 1.0)
+    gradients = torch.autograd.grad(logprobs_M.sum(), list(model.parameters()))
+    return logprobs_M.detach(), list(gradients)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiled_layers_have_the_log_probabilities_and_gradients_of_the_others(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+):
+    # without a compiler for C++, which is not on every machine
+    monkeypatch.setattr("forage.training.logprobs.BACKEND", "aot_eager")
+    plain, compiled = make_model(architecture), make_model(architecture)
+    attention.install(plain)
+    compile_layers(compiled, backend="aot_eager")
+    assert is_compiled(compiled)
+    assert not is_compiled(plain)
+    for lengths in ((30, 17), (9, 40, 12), (64,)):
+        expected, found = learn(plain, *lengths), learn(compiled, *lengths)
+        torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
+        for ours, theirs in zip(found[1], expected[1], strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_micro_batches_of_other_lengths_compile_nothing_anew(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("forage.training.logprobs.BACKEND", "aot_eager")
+    model = make_model("qwen2")
+    compile_layers(model, backend="aot_eager")
+    learn(model, 30, 17)
+    learn(model, 22)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for lengths in ((9, 40, 12), (64,), (5, 6, 7, 8), (100,)):
+        learn(model, *lengths)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+def test_a_model_that_is_cut_over_ranks_is_not_compiled():
+    settings = {"model": {"path": "m", "compile": True}, "placement": {"trainer": {"num_ranks": 2}}}
+    with pytest.raises(UserError, match=r"model\.compile is for one process"):
+        build_config(settings)
+
+
+def test_the_setting_compiles_what_is_loaded(tmp_path: Path):
+    make_model("llama").save_pretrained(tmp_path)
+    assert is_compiled(load_model(ModelConfig(path=str(tmp_path), compile=True)))
+    assert not is_compiled(load_model(ModelConfig(path=str(tmp_path))))
