@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from forage.config.run_config import RunConfig
 from forage.errors import UserError
@@ -97,6 +97,13 @@ class Rates:
 
     learn_s: float
     play_s: float
+
+
+def put_on_device(tree: dict[str, Any], device: str) -> None:
+    """Have a recipe run there; a GPU passes over all slots in the time of a few."""
+    tree["model"]["device"] = device
+    if device != "cpu":
+        tree["rollout"]["engine"]["tile_rows"] = tree["rollout"]["engine"]["num_slots"]
 
 
 def measure_rates(config: RunConfig) -> Rates:

@@ -27,6 +27,7 @@ from forage.commands.real_budget import (
     choose_before,
     choose_steps,
     measure_rates,
+    put_on_device,
     rates_of,
 )
 from forage.commands.run_report import (
@@ -198,7 +199,7 @@ def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> Ru
     text = (resources.files("forage.commands") / "real.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.safe_load(text)
     tree |= {"seed": settings.seed, "output_dir": str(out), "model": {"path": str(base)}}
-    tree["model"]["device"] = "cuda" if has_gpu() else "cpu"
+    put_on_device(tree, "cuda" if has_gpu() else "cpu")
     tree["data"] = {
         "train": str(out / "data" / "train.jsonl"),
         "test": str(out / "data" / "dev.jsonl"),

@@ -96,15 +96,17 @@ def fit_here(
 
 
 def _warn_of_bfloat16(size: ModelSize) -> None:
-    """Say before the run what it costs where the processor has no arithmetic for bfloat16."""
+    """Say before the run what it costs where the processor is slower in bfloat16.
+
+    It has no arithmetic for it, or has AVX512's, which need not be faster, and no AMX.
+    """
     rates = [matmul_rate(dtype) for dtype in ("float32", "bfloat16")]
     if rates[1] >= rates[0]:
         return
     plain, slow = (num_cores() * rate / (6 * size.num_parameters) for rate in rates)
     LOG.warning(
-        "bfloat16 is %.1f times as slow as float32 on this processor, which has no arithmetic for "
-        "it: learning at most about %.2g tokens a second, where float32 learns %.2g; leave "
-        "model.dtype and model.arithmetic out",
+        "bfloat16 is %.1f times as slow as float32 on this processor: learning at most about %.2g "
+        "tokens a second, where float32 learns %.2g; leave model.dtype and model.arithmetic out",
         rates[0] / rates[1],
         slow,
         plain,

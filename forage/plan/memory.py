@@ -31,7 +31,7 @@ from math import ceil
 from forage.config.run_config import RunConfig
 from forage.plan.models import ModelSize
 from forage.rollout.engines.torch.slots import LENGTH_BUCKET, round_up
-from forage.training.logprobs import LOGITS_PER_CHUNK
+from forage.training.logprobs import logits_per_chunk
 from forage.training.packed_attention import QUERY_BLOCK
 
 KV_CACHE = "KV cache"
@@ -196,7 +196,8 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
     kept = activation_bytes(config, model, ceil(tokens / trainer.sequence_parallel))
     how = "layer inputs and one layer" if config.model.gradient_checkpointing else "all layers"
     many = f", {num_at_once} at a time" if num_at_once > 1 else ""
-    logits = _LOGIT_COPIES * LOGITS_PER_CHUNK * 4 * num_at_once
+    num_logits = logits_per_chunk(config.model.device)
+    logits = _LOGIT_COPIES * num_logits * 4 * num_at_once
     parts = [
         MemoryPart(
             "gradients",
@@ -208,7 +209,7 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
         MemoryPart(
             "activations", kept * num_at_once, f"micro-batch of {tokens:,} tokens: {how}{many}"
         ),
-        MemoryPart("logits", logits, f"{_LOGIT_COPIES} chunks of {LOGITS_PER_CHUNK:,} x 4 B"),
+        MemoryPart("logits", logits, f"{_LOGIT_COPIES} chunks of {num_logits:,} x 4 B"),
     ]
     if placement.num_ranks is not None:
         embedding = model.num_embedding_parameters

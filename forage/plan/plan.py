@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from forage.algorithms.credit.grpo import Grpo
 from forage.config.run_config import RunConfig
 from forage.data.order import training_questions
 from forage.environment.template import PromptTemplate
@@ -155,14 +156,23 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
 
 
 def _warnings(config: RunConfig) -> list[str]:
+    warnings: list[str] = []
     rate = config.trainer.learning_rate
     if config.model.dtype == "bfloat16" and rate < TYPICAL_WEIGHT * _HALF_SPACING:
-        return [
+        warnings.append(
             f"model.dtype is bfloat16, in which a weight of {TYPICAL_WEIGHT} does not change by "
             f"trainer.learning_rate ({rate:g}): an update below "
             f"{TYPICAL_WEIGHT * _HALF_SPACING:.0e} is rounded away. Use float32"
-        ]
-    return []
+        )
+    advantage, cost = config.algorithm.advantage, config.reward.search_cost
+    if cost and isinstance(advantage, Grpo) and advantage.normalise_by_std:
+        warnings.append(
+            f"reward.search_cost is {cost:g}: in a group without a right answer it is all that "
+            "differs, and divided by the group's standard deviation it weighs as much as a right "
+            "answer elsewhere, so that searching may be unlearnt (benchmarks/learning.md). Set "
+            "algorithm.advantage.normalise_by_std to false"
+        )
+    return warnings
 
 
 def _obstacles(

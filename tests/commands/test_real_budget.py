@@ -1,12 +1,14 @@
 """What of `forage real` fits a time, and the notes that a run which goes on reads."""
 
 import doctest
+from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
 
 from forage.commands import real_budget
-from forage.commands.real_budget import Rates, RunNotes, choose_before, choose_steps
+from forage.commands.real_budget import Rates, RunNotes, choose_before, choose_steps, put_on_device
 from forage.errors import UserError
 
 
@@ -58,3 +60,13 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("here first")
     with pytest.raises(UserError, match="holds no run"):
         RunNotes.open(tmp_path / "real.json", {})
+
+
+@pytest.mark.parametrize(("device", "tile_rows"), [("cpu", 8), ("cuda", 32)])
+def test_a_gpu_decodes_all_slots_in_one_pass(device: str, tile_rows: int) -> None:
+    """The tiles of 8 are for a CPU: on a GPU each token of 32 episodes took four passes."""
+    text = (resources.files("forage.commands") / "real.yaml").read_text(encoding="utf-8")
+    tree = yaml.safe_load(text) | {"model": {}}
+    put_on_device(tree, device)
+    assert tree["model"]["device"] == device
+    assert tree["rollout"]["engine"]["tile_rows"] == tile_rows

@@ -149,6 +149,15 @@ def test_bfloat16_weights_that_would_not_move_are_warned_of(questions: Path) -> 
     assert make_plan(small_config(questions), LAPTOP).warnings == ()
 
 
+def test_a_cost_of_searching_that_a_groups_deviation_blows_up_is_warned_of(questions: Path) -> None:
+    reward = {"search_cost": 0.02}
+    (warning,) = make_plan(small_config(questions, reward=reward), LAPTOP).warnings
+    assert "searching may be unlearnt" in warning
+    undivided = {"advantage": {"kind": "grpo", "normalise_by_std": False}}
+    other = small_config(questions, reward=reward, algorithm=undivided)
+    assert make_plan(other, LAPTOP).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
