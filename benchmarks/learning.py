@@ -14,9 +14,9 @@ of the trainer, run to the end.
 
 ``--hard`` takes the hard world with these skills (all, where none is named) and a cost of
 searching, and ``--noisy`` a search that drops passages or shows namesakes first. ``--start`` then
-names a model that has learnt to read that world (``forage sft`` on its questions, with
-``warm_start.source.multi_hop_share`` near 0, so that searching twice is left to be found).
-``--steps`` is for how long: 16, and in a hard world more.
+names a model that has learnt to read that world and rarely searches twice
+(``benchmarks/hard_start.py`` makes one; ordinary demonstrations do not teach it to read).
+``--steps`` is for how long: 16, and in a hard world more; ``--all-steps`` ends no trial before.
 ``--sampled`` ends each trial with four episodes of each question at temperature 1: avg@4, pass@4.
 
 Each finished trial leaves ``seed-S/NAME/figures.json`` and is not run again; the recipe beside it
@@ -59,6 +59,7 @@ WORLD_SIZE = 40_000
 HARD: dict[str, Any] = {
     "environment": {"max_turns": 6},
     "reward": {"search_cost": 0.02},
+    "trainer": {"learning_rate": 5e-4},
 }
 """What the hard world changes of the demo's recipe."""
 NOISE = {"search": {"noise": {"drop_share": 0.1, "namesakes_first_share": 0.3}}}
@@ -128,6 +129,8 @@ class Stage:
     world: Settings = field(default_factory=dict)
     num_steps: int = MAX_STEPS
     is_sampled: bool = False
+    has_targets: bool = True
+    """Whether a trial ends where it has reached what its reference had."""
 
 
 def merged(tree: Settings, changes: Settings) -> dict[str, Any]:
@@ -177,7 +180,7 @@ def config_of(trial: Trial, stage: Stage, seed: int) -> RunConfig:
     }
     steps = {"trainer": {"num_steps": stage.num_steps, "checkpoint_every": stage.num_steps}}
     tree = demo | {"algorithm": {}}
-    for changes in (stage.world, BASE, steps, here, trial.settings):
+    for changes in (BASE, stage.world, steps, here, trial.settings):
         tree = merged(tree, changes)
     return build_config(tree, source=f"trial {trial.name}")
 
@@ -213,7 +216,8 @@ def run_trial(trial: Trial, stage: Stage, seed: int) -> None:
     (folder / "recipe.yaml").write_text(to_yaml(config), encoding="utf-8")
     target = None if trial.name == DEFAULT else target_of(TRIALS[trial.reference], out, seed)
     stops = [stage.num_steps]
-    if trial.name not in REFERENCES and not config.rollout.max_staleness:
+    is_reference = trial.name in REFERENCES
+    if stage.has_targets and not is_reference and not config.rollout.max_staleness:
         stops = list(range(TARGET_STEPS, stage.num_steps + 1, config.evaluation.every))
     started, cpu_started = time.perf_counter(), cpu_seconds()
     reached, error = None, None
@@ -335,6 +339,7 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=MAX_STEPS, help="steps of a trial that runs on"
     )
+    parser.add_argument("--all-steps", action="store_true", help="no trial ends at its target")
     parser.add_argument("--start", type=Path, default=PACKAGE / "warm" / "model", metavar="DIR")
     parser.add_argument("--sampled", action="store_true", help="avg@4 and pass@4 in the end")
     parser.add_argument("--list", action="store_true", help="name the trials and end")
@@ -355,7 +360,8 @@ def main() -> None:
         server = ServerProcess(args.out / "index", log_path=args.out / "server.log")
         stack.enter_context(server)
         changes = merged({} if args.hard is None else HARD, NOISE if args.noisy else {})
-        stage = Stage(args.out, server.url, args.start, changes, args.steps, args.sampled)
+        ways = (args.steps, args.sampled, not args.all_steps)
+        stage = Stage(args.out, server.url, args.start, changes, *ways)
         if not (args.out / "start.json").exists():
             measure_start(stage)
         for seed in args.seeds:

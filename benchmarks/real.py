@@ -1,5 +1,6 @@
-"""What SmolLM2 does on this machine: python benchmarks/real.py MODEL_DIR [PART ...]
+"""What SmolLM2 does on this machine: python benchmarks/real.py MODEL_DIR [PART ...] [KEY=VALUE ...]
 
+With ``arithmetic=bfloat16`` or ``dtype=bfloat16``, as under ``model``, all but ``served`` is so.
 ``shown``: how often what is shown of a search holds an answer, by passages and tokens.
 ``learning``: a step's arithmetic beside the machine's own matrix products. ``sampling``: turns of
 the in-process engine beside transformers' generate, turn by turn. ``served``: the same turns
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import aiohttp
 import torch
@@ -128,7 +130,8 @@ async def play(
     """Tokens a second of the engine in this process, all prompts answered at once."""
     stop = StopTable.of(load_tokenizer(config))
     settings = EngineConfig(num_slots=NUM_EPISODES, tile_rows=8)
-    engine = TorchEngine(model, stop, settings, MAX_TOKENS)
+    dtype = None if config.arithmetic is None else getattr(torch, config.arithmetic)
+    engine = TorchEngine(model, stop, settings, MAX_TOKENS, dtype=dtype)
     await engine.generate([1000], Sampling(1, (), (), "", 0))  # it is ready now, as a server is
     engine.release("")
     started = time.perf_counter()
@@ -157,7 +160,9 @@ def sampling(config: ModelConfig) -> None:
     for _ in range(ROUNDS):
         ours.append(asyncio.run(play(model, config, prompts)))
         theirs.append(ROUNDS * NUM_NEW / seconds(generate))
-    PRINT(f"sampling: engine {median(ours):.1f} tokens/s, generate {median(theirs):.1f} tokens/s")
+    ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
+    rates = f"engine {median(ours):.1f} tokens/s, generate {median(theirs):.1f} tokens/s"
+    PRINT(f"sampling ({config.arithmetic or config.dtype}): {rates}, {ratio:.2f} x")
 
 
 def served(config: ModelConfig) -> None:
@@ -236,12 +241,14 @@ def vllm_server(config: ModelConfig) -> Iterator[str]:
 
 
 def main() -> None:
-    config = ModelConfig(path=sys.argv[1])
+    named = [each for each in sys.argv[2:] if "=" not in each]
+    changes: dict[str, Any] = dict(each.split("=", 1) for each in sys.argv[2:] if "=" in each)
+    config = ModelConfig(path=sys.argv[1], **changes)
     choose_matmul_kernel()
     rates = [matmul_rate(kind) / 1e9 for kind in ("float32", "bfloat16")]
     PRINT(f"one thread: float32 {rates[0]:.1f} GFLOP/s, bfloat16 {rates[1]:.1f} GFLOP/s")
     parts = {"shown": shown, "learning": learning, "sampling": sampling, "served": served}
-    for name in sys.argv[2:] or parts:
+    for name in named or parts:
         parts[name](config)
 
 

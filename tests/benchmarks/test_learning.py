@@ -240,5 +240,6 @@ def test_the_hard_world_is_searched_with_noise_and_at_a_cost_from_a_start_of_its
     assert config.search.noise is not None
     assert config.search.noise.namesakes_first_share > 0
     assert config.reward.search_cost > easy.reward.search_cost == 0
+    assert config.trainer.learning_rate > easy.trainer.learning_rate
     assert config.model.path == str(tmp_path / "model") != easy.model.path
     assert easy.search.noise is None

@@ -1,0 +1,103 @@
+"""Commands of Forage beside each other on one machine, within a time: for benchmarks.
+
+Each has a log of its own. While they run a line says every so often how far each is; the last words
+of one that fails are printed at once, and the others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forage.hardware import die_with_parent
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""What is set for each command, where the caller's environment does not say otherwise."""
+SHOWN_EVERY_S, POLL_S, LAST_LINES = 20.0, 0.5, 25
+
+
+@dataclass(slots=True)
+class Job:
+    """A command of Forage: its name, its arguments, its log, and its process once it runs."""
+
+    name: str
+    arguments: Sequence[str]
+    log: Path
+    shown: Callable[[], str] = field(default=lambda: "")
+    command: Sequence[str] = (sys.executable, "-m", "forage")
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self.command, *self.arguments],
+                stdout=log,
+                stderr=log,
+                env=ENVIRONMENT | os.environ,
+                preexec_fn=die_with_parent,
+            )
+
+    @property
+    def status(self) -> int | None:
+        return None if self.process is None else self.process.poll()
+
+    def last_words(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int, seconds: float, stop_s: float) -> list[Job]:
+    """Run them until all have ended or the time is over; gives those that failed.
+
+    Who still runs ``stop_s`` before the end is asked to stop, and killed at the end.
+    """
+    started = time.monotonic()
+    waiting, running, failed = list(jobs), list[Job](), list[Job]()
+    shown, was_asked = started, False
+    try:
+        while running or (waiting and not was_asked):
+            now = time.monotonic() - started
+            while waiting and len(running) < at_once and not was_asked:
+                running.append(waiting.pop(0))
+                running[-1].start()
+            for job in [job for job in running if job.status is not None]:
+                running.remove(job)
+                if job.status and not was_asked:
+                    failed.append(job)
+                    print(f"!! {job.name} ended with {job.status} after {now:.0f} s:", flush=True)
+                    print(job.last_words(), flush=True)
+            if now > seconds - stop_s and not was_asked:
+                was_asked = True
+                print(f"{now:.0f} s: the time is over, {len(running)} are asked to stop")
+                _signal(running, signal.SIGINT)
+            if now > seconds:
+                break
+            if time.monotonic() - shown > SHOWN_EVERY_S:
+                shown = time.monotonic()
+                parts = "; ".join(f"{job.name} {job.shown()}" for job in running)
+                print(f"{now:5.0f} s  {parts}", flush=True)
+            time.sleep(POLL_S)
+    finally:
+        _signal(running, signal.SIGKILL)
+    for job in running:
+        print(f"!! {job.name} did not stop in time and was killed")
+    return failed
+
+
+def _signal(jobs: Sequence[Job], signum: signal.Signals) -> None:
+    for job in jobs:
+        if job.process is not None:
+            job.process.send_signal(signum)
