@@ -10,7 +10,7 @@ import torch
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
-from forage.rollout.engines.torch.forward import PrefillAttend
+from forage.rollout.engines.torch.fixed_forward import PrefillAttend
 from forage.rollout.engines.torch.packed_forward import attend_rows
 from forage.rollout.engines.torch.slots import CacheShape, SlotCache
 from forage.training.logprobs import token_logprobs

@@ -6,10 +6,12 @@ the single operations are too short to be shared between cores. Attention alone 
 slot. Exact only where rows do not depend on their company, which ``forward.rows_are_independent``
 finds out.
 
-Single tokens attend row by row, each to its own keys in place: memory is what decoding waits for,
-and matrix products over a batch of slots copy what is strided and read up to the longest row. Sums
-run in the order, and with the fused multiply-add, of the trainer's matrix products: a model whose
-attention is sharp turns a last bit into a difference of 1e-3.
+In float32 single tokens attend row by row, each to its own keys in place: memory is what decoding
+waits for, and matrix products over a batch of slots copy what is strided and read up to the longest
+row. Sums run in the order, and with the fused multiply-add, of the trainer's matrix products: a
+model whose attention is sharp turns a last bit into a difference of 1e-3. A processor's sums of
+products in bfloat16 have an order of their own, so there it is the trainer's products that they
+attend with, over the run of slots that a part has.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from transformers import PreTrainedModel
 
 from forage.attention import KEY_BLOCK, mix_values
 from forage.config.rollout_config import EngineConfig
+from forage.rollout.engines.torch.fixed_forward import DecodeAttend
 from forage.rollout.engines.torch.slots import (
     LENGTH_BUCKET,
     SlotCache,
@@ -48,7 +51,6 @@ OVERHEAD_TOKENS = 24
 class PackedForward:
     """A ``Forward`` over the tokens of all stretches at once."""
 
-    overhead_tokens = OVERHEAD_TOKENS
     rounds_ahead = 0
 
     def __init__(
@@ -59,6 +61,8 @@ class PackedForward:
         self._multiple = config.tile_rows
         self._bucket = config.prefill_bucket
         self._num_threads = num_threads
+        # Drafted tokens attend row by row.
+        self.overhead_tokens = OVERHEAD_TOKENS if cache.dtype == torch.float32 else None
         self._min_part_cost = min_part_cost(model.num_parameters(), self._multiple)
         self._pool = ThreadPoolExecutor(num_threads, "forage-engine", torch.set_num_threads, (1,))
 
@@ -68,16 +72,20 @@ class PackedForward:
         parts = equal_parts(costs, self._num_threads, self._min_part_cost)
         if len(parts) == 1:
             return self._compute(stretches)
-        logits = list(
-            self._pool.map(lambda part: self._compute([stretches[i] for i in part]), parts)
-        )
-        ends = accumulate(1 + stretch.num_drafted for stretch in stretches)
+        ends = list(accumulate(1 + stretch.num_drafted for stretch in stretches))
         spans = [
             range(end - 1 - s.num_drafted, end) for end, s in zip(ends, stretches, strict=True)
         ]
-        places = torch.tensor([row for part in parts for index in part for row in spans[index]])
-        out_BV = torch.empty(len(places), logits[0].shape[1])
-        out_BV[places] = torch.cat(logits)
+        head = self._model.get_output_embeddings()
+        assert head is not None, "a causal language model has a head"
+        out_BV = torch.empty(ends[-1], head.weight.shape[0], dtype=self._cache.dtype)
+
+        def compute(part: list[int]) -> None:
+            rows = torch.tensor([row for index in part for row in spans[index]])
+            with torch.inference_mode():
+                out_BV[rows] = self._compute([stretches[index] for index in part])
+
+        list(self._pool.map(compute, with_neighbours(parts, stretches)))
         return out_BV
 
     def take_tokens(self, slots: Sequence[int], tokens_B: Tensor) -> None:
@@ -142,31 +150,34 @@ def equal_parts(costs: Sequence[int], most: int, min_cost: int = MIN_PART_COST) 
     return [sorted(part) for part in parts if part]
 
 
+def with_neighbours(parts: list[list[int]], stretches: Sequence[Stretch]) -> list[list[int]]:
+    """The same parts, but each with single tokens of slots that lie together: they attend as one.
+
+    ``parts`` have as many single tokens as before, and the same longer stretches.
+    """
+    by_slot = sorted(
+        (i for part in parts for i in part if stretches[i].is_single),
+        key=lambda index: stretches[index].slot,
+    )
+    singles = iter(by_slot)
+    return [[next(singles) if stretches[i].is_single else i for i in part] for part in parts]
+
+
 def _cost(stretch: Stretch) -> int:
     num_tokens = len(stretch.token_ids)
     return SINGLE_COST * num_tokens if stretch.is_single else num_tokens
 
 
 class SlotAttend:
-    """Attention of stretches laid end to end (single tokens first), each over its own slot.
-
-    A drafted token is one more single one: it sees the keys that the one before it has just left.
-    """
+    """Attention of stretches laid end to end (single tokens first), each over its own slot."""
 
     def __init__(self, cache: SlotCache, laid: Sequence[Stretch], bucket: int) -> None:
-        self._cache = cache
-        singles = [
-            (stretch.slot, position)
-            for stretch in laid
-            if stretch.is_single
-            for position in range(stretch.start, stretch.end)
-        ]
-        self._slots_R, self._positions_R = np.array(singles, dtype=np.int64).reshape(-1, 2).T.copy()
+        singles = [stretch for stretch in laid if stretch.is_single]
+        by_row = SingleRows if cache.dtype == torch.float32 else SingleTile
+        self._singles = by_row(cache, singles) if singles else None
+        self._num_singles = offset = sum(len(stretch.token_ids) for stretch in singles)
         self._longer: list[tuple[int, LongStretch]] = []
-        offset = len(singles)
-        for stretch in laid:
-            if stretch.is_single:
-                continue
+        for stretch in laid[len(singles) :]:
             self._longer.append((offset, LongStretch(cache, stretch, bucket)))
             offset += len(stretch.token_ids)
 
@@ -176,35 +187,66 @@ class SlotAttend:
         query_THD = query[0].transpose(0, 1).contiguous() * scaling
         key_TKD, value_TKD = key[0].transpose(0, 1), value[0].transpose(0, 1)
         out_THD = torch.zeros_like(query_THD)
-        num_singles = len(self._slots_R)
-        if num_singles:
-            self._attend_singles(
-                layer,
-                query_THD[:num_singles].numpy(),
-                key_TKD[:num_singles].numpy(),
-                value_TKD[:num_singles].numpy(),
-                out_THD[:num_singles].numpy(),
+        if self._singles is not None:
+            span = slice(self._num_singles)
+            out_THD[span] = self._singles.attend(
+                layer, query_THD[span], key_TKD[span], value_TKD[span]
             )
         for offset, stretch in self._longer:
             span = slice(offset, offset + stretch.num_tokens)
             out_THD[span] = stretch.attend(layer, query_THD[span], key_TKD[span], value_TKD[span])
         return out_THD[None]
 
-    def _attend_singles(
-        self,
-        layer: int,
-        query_RHD: np.ndarray,
-        key_RKD: np.ndarray,
-        value_RKD: np.ndarray,
-        out_RHD: np.ndarray,
-    ) -> None:
+
+class SingleRows:
+    """Attention of single tokens in float32, row by row over keys in place.
+
+    A drafted token is one more of them: it sees the keys that the one before it has just left.
+    """
+
+    def __init__(self, cache: SlotCache, singles: Sequence[Stretch]) -> None:
+        self._cache = cache
+        rows = [(each.slot, place) for each in singles for place in range(each.start, each.end)]
+        self._slots_R, self._positions_R = np.array(rows, dtype=np.int64).T.copy()
+
+    def attend(self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
+        """[R, H, D] for scaled queries of the same shape; keeps the keys and values."""
         keys_SKDL = self._cache.keys[layer].numpy()
         values_SKLD = self._cache.values[layer].numpy()
-        keys_SKDL[self._slots_R, :, :, self._positions_R] = key_RKD
-        values_SKLD[self._slots_R, :, self._positions_R] = value_RKD
+        keys_SKDL[self._slots_R, :, :, self._positions_R] = key_RKD.numpy()
+        values_SKLD[self._slots_R, :, self._positions_R] = value_RKD.numpy()
+        out_RHD = torch.empty_like(query_RHD)
+        lengths_R = self._positions_R + 1
         attend_rows(
-            query_RHD, keys_SKDL, values_SKLD, self._slots_R, self._positions_R + 1, out_RHD
+            query_RHD.numpy(), keys_SKDL, values_SKLD, self._slots_R, lengths_R, out_RHD.numpy()
         )
+        return out_RHD
+
+
+class SingleTile:
+    """Attention of single tokens by products, over the run of slots from their first to their last.
+
+    None of them is drafted.
+    """
+
+    def __init__(self, cache: SlotCache, singles: Sequence[Stretch]) -> None:
+        slots = [stretch.slot for stretch in singles]
+        tile = slice(min(slots), max(slots) + 1)
+        positions_S = torch.full((tile.stop - tile.start,), cache.scratch)
+        self._rows_R = torch.tensor(slots) - tile.start
+        positions_S[self._rows_R] = torch.tensor([stretch.start for stretch in singles])
+        self._num_slots = len(positions_S)
+        self._decode = DecodeAttend(cache, tile, positions_S)
+
+    def attend(self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
+        """[R, H, D] for scaled queries of the same shape; keeps the keys and values."""
+        query, key, value = (self._in_their_slots(rows) for rows in (query_RHD, key_RKD, value_RKD))
+        return self._decode(layer, query, key, value, 1.0)[self._rows_R, 0]
+
+    def _in_their_slots(self, rows_RHD: Tensor) -> Tensor:
+        placed = rows_RHD.new_zeros(self._num_slots, rows_RHD.shape[1], 1, rows_RHD.shape[2])
+        placed[self._rows_R, :, 0] = rows_RHD
+        return placed
 
 
 class LongStretch:

@@ -14,13 +14,15 @@ from torch import Tensor
 from forage import attention
 from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.torch import forward as forward_module
-from forage.rollout.engines.torch.forward import FixedForward, choose_forward, rows_are_independent
+from forage.rollout.engines.torch.fixed_forward import FixedForward
+from forage.rollout.engines.torch.forward import choose_forward, rows_are_independent
 from forage.rollout.engines.torch.packed_forward import (
     MIN_PART_COST,
     PackedForward,
     attend_rows,
     equal_parts,
     min_part_cost,
+    with_neighbours,
 )
 from forage.rollout.engines.torch.slots import CacheShape, SlotCache, Stretch
 from forage.training.model import new_model
@@ -122,10 +124,39 @@ def test_where_a_token_depends_on_its_company_shapes_are_fixed(monkeypatch: pyte
         assert isinstance(choose_forward(model, cache, CONFIG, 1), FixedForward)
 
 
-def test_shapes_are_fixed_where_the_kernel_for_float32_does_not_apply():
-    model, cache = new_model_and_cache(torch.bfloat16)
-    with torch.inference_mode():
-        assert isinstance(choose_forward(model, cache, CONFIG, 1), FixedForward)
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="products in bfloat16 may depend on the number of rows without AVX512",
+)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_in_bfloat16_one_pass_over_all_gives_the_bits_of_passes_of_fixed_shapes(num_threads: int):
+    """Single tokens attend over a run of slots, with idle ones and other parts' ones in it."""
+    results: list[list[Tensor]] = []
+    for kind, extra in ((PackedForward, (num_threads,)), (FixedForward, ())):
+        model, cache = new_model_and_cache(torch.bfloat16)
+        forward = kind(model, cache, CONFIG, *extra)
+        if isinstance(forward, PackedForward):
+            forward._min_part_cost = 1
+        ids = {slot: tokens(slot, 300) for slot in range(8)}
+        ends = {0: 40, 2: 150, 3: 9, 6: 70, 7: 191}
+        with torch.inference_mode():
+            seen = [forward([Stretch(slot, 0, ids[slot][:end]) for slot, end in ends.items()])]
+            for _ in range(3):
+                singles = [Stretch(slot, end, [ids[slot][end]]) for slot, end in ends.items()]
+                observation = Stretch(5, 0, ids[5][:50])
+                seen.append(forward([*singles[3:], observation, *singles[:3]]))
+                ends = {slot: end + 1 for slot, end in ends.items()}
+        forward.close()
+        assert forward.overhead_tokens is None, "no token is drafted in bfloat16"
+        results.append(seen)
+    for packed, fixed in zip(*results, strict=True):
+        assert torch.equal(packed, fixed)
+
+
+def test_parts_keep_their_sizes_when_single_tokens_move_beside_their_neighbours():
+    singles = [Stretch(slot, 9, [1]) for slot in (4, 1, 3, 0)]
+    stretches = [singles[0], Stretch(2, 0, [1, 2, 3]), *singles[1:]]
+    assert with_neighbours([[0, 1], [2, 3, 4]], stretches) == [[4, 1], [2, 3, 0]]
 
 
 def test_a_model_whose_tokens_mix_is_found_out():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forage.rollout.engines.torch.forward import DecodeAttend, PrefillAttend
+from forage.rollout.engines.torch.fixed_forward import DecodeAttend, PrefillAttend
 from forage.rollout.engines.torch.slots import LENGTH_BUCKET, CacheShape, SlotCache
 
 NUM_SLOTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 4, 2, 8
