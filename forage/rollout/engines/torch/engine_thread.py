@@ -140,6 +140,7 @@ class EngineThread:
 
     def _fail_all(self, error: BaseException) -> None:
         """End every turn with an error, also the turns that still wait for a slot."""
+        self._unread.clear()  # to read them may be what failed, and a command would try again
         while not self._commands.empty():
             self._commands.get()()
         turns = [*self._waiting, *(slot.turn for slot in self._slots if slot.turn)]

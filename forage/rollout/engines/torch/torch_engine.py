@@ -110,7 +110,11 @@ class TorchEngine:
         done: asyncio.Future[None] = loop.create_future()
 
         def run() -> None:
-            command()
+            try:
+                command()
+            except BaseException as error:  # a bug: it ends the worker, and who waits is told
+                loop.call_soon_threadsafe(settle, done, error)
+                raise
             loop.call_soon_threadsafe(settle, done, None)
 
         self._worker.put(run)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
+from forage.rollout.engines.torch.sampling import Chosen
 from forage.types import EngineError
+from tests.rollout.engines.torch.plain_attention import run_ahead
 from tests.rollout.running_engines import (
     Plan,
     play,
@@ -91,9 +93,12 @@ async def test_closing_ends_turns_that_run_and_turns_that_wait_with_an_engine_er
 class _Gate:
     """Stands in a model's way: the engine's worker waits in the next forward until it opens."""
 
-    def __init__(self, model: PreTrainedModel, error: Exception | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, error: Exception | None = None, num_passing: int = 0
+    ) -> None:
         self.is_reached = threading.Event()
         self._is_open = threading.Event()
+        self._num_passing = num_passing
         self._forward = model.base_model.forward
         self._error = error
         model.base_model.forward = self._wait
@@ -102,6 +107,9 @@ class _Gate:
         self._is_open.set()
 
     def _wait(self, *args: Any, **kwargs: Any) -> Any:
+        if self._num_passing > 0:
+            self._num_passing -= 1
+            return self._forward(*args, **kwargs)
         self.is_reached.set()
         assert self._is_open.wait(20), "the test opens the gate"
         if self._error is not None:
@@ -145,6 +153,32 @@ async def test_a_crash_in_the_worker_reaches_every_caller():
                 await engine.generate(tokens(1, 9), sampling())
             with pytest.raises(ZeroDivisionError, match="a bug in the model"):
                 await publish(engine, 1)
+
+
+def _unreadable(_: Chosen) -> Any:
+    raise ZeroDivisionError("a bug on the device")
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError("a bug in the model")])
+async def test_who_publishes_is_told_when_the_tokens_begun_ahead_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+):
+    """An update reads them first, where a GPU's errors come up: it was never answered, nor were the
+    turns of an engine that had crashed with the update in line."""
+    run_ahead(monkeypatch)
+    monkeypatch.setattr(Chosen, "read", _unreadable)
+    model = make_model()
+    async with running_engine(model) as engine:
+        gate = _Gate(model, error, num_passing=1 if error else 0)
+        running = asyncio.create_task(engine.generate(tokens(1, 9), sampling("a")))
+        await asyncio.to_thread(gate.is_reached.wait, 20)
+        publishing = asyncio.create_task(publish(engine, 1))
+        late = asyncio.create_task(engine.generate(tokens(2, 9), sampling("b")))
+        await asyncio.sleep(0)
+        gate.open()
+        async with asyncio.timeout(20):
+            ended = await asyncio.gather(running, late, publishing, return_exceptions=True)
+    assert [type(each) for each in ended] == [ZeroDivisionError] * 3
 
 
 async def test_two_turns_of_one_episode_at_a_time_are_a_bug_that_is_said():

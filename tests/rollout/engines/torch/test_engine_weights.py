@@ -3,6 +3,9 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
+from tests.rollout.engines.torch.plain_attention import run_ahead
 from tests.rollout.running_engines import (
     Plan,
     play,
@@ -18,6 +21,13 @@ from tests.rollout.tiny_models import (
 )
 
 PLAN = Plan()
+
+
+@pytest.fixture(autouse=True, params=["in turn", "ahead"])
+def _both_orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs with rounds in turn, and with rounds begun before the last one is read."""
+    if request.param == "ahead":
+        run_ahead(monkeypatch)
 
 
 async def test_each_token_carries_the_version_that_sampled_it():
