@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
-
 from forage.cluster.ray_actors import Actor, ActorLostError, OnRay, Reply, Spot, first_ready, shared
-from forage.retrieval.serve.port import bind_port
-from forage.training.rank_processes import RankDiedError, RankPlace, answer_of, join_group
+from forage.training.rank_processes import (
+    RankDiedError,
+    RankPlace,
+    answer_of,
+    join_group,
+    open_store,
+)
 
 _GRACE_S = 30.0
 
@@ -56,14 +59,7 @@ class RayRanks:
         self.spots: list[Spot] = [spots[index] for index in by_machine]
         self.bundles = by_machine
         """Where rank 0, 1, ... stands among the places that actors were made for."""
-        listener = bind_port(address, 0)  # the store by itself would listen at every address
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            *(address, port),
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._store = open_store(address)
         beside = Counter(spot.machine for spot in spots)
         made = shared(pickle.dumps(make))
         replies: list[Reply] = []
@@ -73,7 +69,7 @@ class RayRanks:
                 num_ranks=len(actors),
                 num_beside=beside[spot.machine],
                 host=address,
-                port=port,
+                port=self._store.port,
                 device_type=device_type,
                 device_index=0,  # Ray shows an actor no GPU but its own
                 timeout_s=timeout_s,

@@ -76,19 +76,15 @@ class RankProcesses:
         """
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__, "transformers"])  # imported once for all ranks
-        listener = bind_port(_HOST, 0)  # the store by itself would listen at every address
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            *(_HOST, port),
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._store = open_store(_HOST)
         self._connections: list[connection.Connection] = []
         self._processes = []
         for rank in range(num_ranks):
             mine, theirs = context.Pipe()
-            place = RankPlace(rank, num_ranks, num_ranks, _HOST, port, device_type, rank, timeout_s)
+            place = RankPlace(
+                *(rank, num_ranks, num_ranks, _HOST, self._store.port, device_type, rank),
+                timeout_s,
+            )
             process = context.Process(
                 target=_serve, args=(theirs, make, place), name=f"rank {rank}", daemon=True
             )
@@ -174,6 +170,17 @@ def _serve(driver: connection.Connection, make: Callable[[], object], place: Ran
         while made:
             method, arguments = pickle.loads(driver.recv_bytes())
             driver.send_bytes(answer_of(getattr(made[0], method), *arguments))
+
+
+def open_store(host: str) -> TCPStore:
+    """Where the ranks meet: at ``host`` alone, on any free port."""
+    listener = bind_port(host, 0)  # the store by itself would listen at every address
+    return TCPStore(
+        *(host, listener.getsockname()[1]),
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def answer_of(work: Callable[..., object], *arguments: object) -> bytes:
