@@ -20,11 +20,11 @@ from forage.environment.native_calls import derive_calls
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.rollout.play.player import Job, Player
-from forage.training.build_trainer import build_trainer
 from forage.training.checkpoint import RunState, load_checkpoint, save_checkpoint
 from forage.training.credit import Credit
 from forage.training.model import load_policy, save_model
 from forage.training.trainer import Trainer
+from forage.training.trainer_ranks import build_trainer
 from forage.types import (
     ActionKind,
     Completion,

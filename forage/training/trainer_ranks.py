@@ -1,13 +1,14 @@
-"""The trainer as ranks: processes that hold the weights in parts, driven by the run's one process.
+"""The trainer of a run: in this process, or as ranks that hold the weights in parts.
 
-The loop holds ``TrainerRanks`` as it would hold a ``Trainer``. Each rank is a ``Trainer`` that has
-cut its models; every call goes to all ranks with the whole step, and rank 0 answers. The driver has
-a whole copy of the weights, with which its engine samples, and brings it up to date after a step,
-while the ranks wait.
+The loop holds ``TrainerRanks`` as it would hold a ``Trainer``. Each rank is a process with a
+``Trainer`` that has cut its models; every call goes to all ranks with the whole step, and rank 0
+answers. The driver has a whole copy of the weights, with which its engine samples, and brings it
+up to date after a step, while the ranks wait.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -20,14 +21,19 @@ from transformers import PreTrainedModel
 from forage import attention
 from forage.algorithms.packing import pack_mini_batches
 from forage.batch import Batch, Weighed
+from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import RunConfig
+from forage.environment.codec import Codec
 from forage.hardware import choose_matmul_kernel
-from forage.training.build_trainer import build_trainer
-from forage.training.model import load_policy
+from forage.training.critic import Critic
+from forage.training.golden_beliefs import GoldenBeliefs
+from forage.training.model import load_critic_base, load_policy, load_reference, load_tokenizer
 from forage.training.rank_processes import RankProcesses, StartRanks
 from forage.training.sequence_cost import cost_of
 from forage.training.sharding import gathered, load_learnt
 from forage.training.trainer import Progress, Trainer
+
+LOG = logging.getLogger(__name__)
 
 BUCKET_BYTES = 256 << 20
 """Weights travel in buckets of this size; the driver holds one of them beside its copy."""
@@ -42,6 +48,33 @@ def open_trainer(config: RunConfig, start_ranks: StartRanks = RankProcesses) -> 
     if config.placement.has_server:  # the copy here is only read: the GPUs are for the others
         model = model.model_copy(update={"device": "cpu"})
     return TrainerRanks(load_policy(model, config.seed), config, start_ranks)
+
+
+def build_trainer(
+    model: PreTrainedModel, config: RunConfig, placement: TrainerPlacement | None = None
+) -> Trainer:
+    """The trainer of a run, with the reference and the critic that its algorithm needs.
+
+    ``placement`` makes it a rank. Raises ``UserError`` if one of their models cannot be loaded.
+    """
+    algorithm = config.algorithm
+    reference, critic = None, None
+    if algorithm.kl is not None:
+        reference = load_reference(model, config.model, algorithm.kl.reference)
+    if algorithm.critic is not None:
+        base = load_critic_base(model, config.model, algorithm.critic.path, config.seed)
+        critic = Critic(base)
+    if algorithm.train_observations:
+        LOG.warning(
+            "algorithm.train_observations is on: the text of search results is trained as if the "
+            "policy had written it. This is an ablation, to see what masking is good for; leave "
+            "it off to get a policy that is worth having"
+        )
+    golden = None
+    if algorithm.information_gain is not None:
+        golden = GoldenBeliefs(Codec(load_tokenizer(config.model)), algorithm.information_gain)
+    beside = (reference, critic, placement, golden)
+    return Trainer(model, config.trainer, algorithm, config.rollout.temperature, *beside)
 
 
 class TrainerRanks:

@@ -19,11 +19,11 @@ from forage.plan.memory import Memory, activation_bytes, plan_memory, torch_cach
 from forage.plan.models import ModelSize, measure
 from forage.rollout.engines.torch.slots import SlotCache, round_up
 from forage.rollout.engines.torch.torch_engine import _cache_shape
-from forage.training.build_trainer import build_trainer
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy
 from forage.training.trainer import Trainer
+from forage.training.trainer_ranks import build_trainer
 
 WARM = Path(__file__).parents[2] / "forage" / "warm" / "model"
 PPO = {"advantage": "gae", "kl": {"coefficient": 0.001}}

@@ -26,7 +26,6 @@ from forage.rollout.engines.torch import forward as forward_module
 from forage.rollout.engines.torch.forward import rows_are_independent
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training import lora
-from forage.training.build_trainer import build_trainer
 from forage.training.checkpoint import (
     RunState,
     latest_checkpoint,
@@ -43,6 +42,7 @@ from forage.training.model import (
     weights_by_name,
 )
 from forage.training.trainer import Trainer
+from forage.training.trainer_ranks import build_trainer
 from forage.types import Origin, Segment
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.running_engines import LETTERS, Plan, play, publish
