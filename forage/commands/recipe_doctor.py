@@ -15,7 +15,6 @@ from typing import Any
 
 from forage.commands.finding import Finding, Verdict
 from forage.commands.recipe_check import RecipeCheck
-from forage.commands.server_probes import probe_http, probe_search, probe_vllm
 from forage.config.run_config import RunConfig, load_config
 from forage.config.shipped_recipes import commands_of, find_recipe, maker_of, recipes
 from forage.errors import UserError
@@ -27,6 +26,10 @@ from forage.plan.plan import Plan, make_plan
 from forage.retrieval.index.manifest import MANIFEST_FILE
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PROBE_S = 3.0
+"""Seconds that a server has to answer."""
+_NOBODY_ANSWERS = re.compile(r" s \((.*)\); start one with ")
+"""Why, in what ``SearchClient.wait_until_ready`` says."""
 
 
 class RecipeDoctor:
@@ -83,25 +86,25 @@ class RecipeDoctor:
             serve = serve or search.serve_command(config.data.index)
             fetched = [f"forage data corpus {name} --out corpora/{name}" for name in search.corpora]
             remedy = " && ".join([*fetched, serve])
-            yield self._asked(("search", *search.urls), probe_search(config), remedy)
+            yield self._asked(("search", *search.urls), _probe_search(config), remedy)
         engine = config.placement.engine
         if engine.kind == "vllm" and engine.urls:
             for url in engine.urls:
-                probe = probe_vllm(url, engine.transfer != "disk")
+                probe = _probe_vllm(url, engine.transfer != "disk")
                 yield self._asked(("vllm", url), probe, f"forage doctor --server {url}")
         elif engine.kind == "sglang":
             for url in engine.urls:
-                probe = probe_http(url, "/health")
+                probe = _probe_http(url, "/health")
                 yield self._asked(("sglang", url), probe, "start it: docs/engines.md")
         if config.model.endpoint is not None:
             url = config.model.endpoint.base_url
-            probe = probe_http(url, "/models")
+            probe = _probe_http(url, "/models")
             yield self._asked(("endpoint", url), probe, "start it, or set model.endpoint.url")
         judge = config.reward.judge
         if judge.url is not None:
             from forage.rewards.judge import judge_address
 
-            probe = probe_http(judge_address(judge.url), "/models")
+            probe = _probe_http(judge_address(judge.url), "/models")
             yield self._asked(("judge", judge.url), probe, "start it, or set reward.judge.url")
 
     def _asked(
@@ -187,3 +190,45 @@ def _smallest(config: RunConfig) -> str | None:
     if model is None or (asked is not None and critic is None):
         return None
     return smallest_fit(config, lambda placed: plan_memory(placed, model, critic, 1))
+
+
+async def _probe_search(config: RunConfig) -> str | None:
+    """What is wrong with the search servers, in words, as all probes say it; None: they answer."""
+    from forage.retrieval.client.client import SearchClient
+
+    settings = config.search.model_copy(update={"startup_timeout_s": 0.1})  # one try
+    try:
+        async with SearchClient(settings) as client, asyncio.timeout(_PROBE_S):
+            await client.wait_until_ready()
+    except UserError as error:
+        silent = _NOBODY_ANSWERS.search(str(error))
+        return silent[1] if silent else str(error)
+    except TimeoutError:
+        return f"does not answer within {_PROBE_S:g} s"
+    return None
+
+
+async def _probe_vllm(url: str, has_receiver: bool) -> str | None:
+    from forage.rollout.engines.vllm_probe import find_faults
+
+    try:
+        async with asyncio.timeout(10 * _PROBE_S):  # its account of itself takes seconds
+            faults = await find_faults(url, has_receiver)
+    except TimeoutError:
+        return f"does not answer within {10 * _PROBE_S:g} s"
+    return "; ".join(fault.what for fault in faults if fault.is_fatal) or None
+
+
+async def _probe_http(url: str, path: str) -> str | None:
+    """Whether anything answers there; that it refuses to, for want of a key, is an answer."""
+    from forage.remote.json_server import JsonServer
+    from forage.remote.request import RemoteFailure
+
+    server = JsonServer(url, max_connections=1)
+    try:
+        reply = await server.get(path, _PROBE_S)
+    finally:
+        await server.close()
+    if isinstance(reply, RemoteFailure) and not reply.status:
+        return f"does not answer: {reply.detail}"
+    return None
