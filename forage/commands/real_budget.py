@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,10 @@ from typing import Any, Self
 
 from forage.config.run_config import RunConfig
 from forage.errors import UserError
+from forage.hardware import bfloat16_gain
 from forage.records import write_whole_text
+
+LOG = logging.getLogger(__name__)
 
 WARM_START, LEARNING, EVALUATIONS = 0.25, 0.44, 0.25
 """Shares of the time; the rest is for the index, the model and checkpoints."""
@@ -29,6 +33,9 @@ _PASSES_TO_PLAY = 1.5
 _NUM_MEASURED = 8
 _FEWEST_QUESTIONS, _FEWEST_STEPS = 16, 2
 _MOST_QUESTIONS, _MOST_WARM, _MOST_STEPS = 774, 400, 400
+_SMALL_MODEL = 40_000_000
+"""Below so many bytes of weights, the time is not that of the products."""
+_WORTH_BFLOAT16 = 1.5
 
 
 @dataclass(slots=True)
@@ -104,6 +111,29 @@ def put_on_device(tree: dict[str, Any], device: str) -> None:
     tree["model"]["device"] = device
     if device != "cpu":
         tree["rollout"]["engine"]["tile_rows"] = tree["rollout"]["engine"]["num_slots"]
+
+
+def choose_arithmetic(
+    tree: dict[str, Any], notes: RunNotes, base: Path, overrides: Sequence[str]
+) -> None:
+    """Have a CPU multiply in bfloat16 where that is much faster and the user says nothing else.
+
+    ``base`` is the model's directory. The weights stay float32. A run that goes on keeps what it
+    began with.
+    """
+    is_told = any(each.startswith(("model.dtype=", "model.arithmetic=")) for each in overrides)
+    if is_told or tree["model"]["device"] != "cpu":
+        return
+    if "in_bfloat16" not in notes.chosen:
+        is_begun = (notes.path.parent / "config.yaml").exists()
+        size = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+        is_worth = not is_begun and size > _SMALL_MODEL
+        gain = bfloat16_gain() if is_worth else 0.0
+        if gain >= _WORTH_BFLOAT16:
+            LOG.info("products in bfloat16 over float32 weights: %.1f times as fast here", gain)
+        notes.choose(in_bfloat16=int(gain >= _WORTH_BFLOAT16))
+    if notes.chosen["in_bfloat16"]:
+        tree["model"]["arithmetic"] = "bfloat16"
 
 
 def measure_rates(config: RunConfig) -> Rates:

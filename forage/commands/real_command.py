@@ -24,6 +24,7 @@ from rich.console import Console
 from forage.commands.arguments import add_overrides, count, made_of, port, positive, seconds
 from forage.commands.real_budget import (
     RunNotes,
+    choose_arithmetic,
     choose_before,
     choose_steps,
     measure_rates,
@@ -200,6 +201,7 @@ def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> Ru
     tree: dict[str, Any] = yaml.safe_load(text)
     tree |= {"seed": settings.seed, "output_dir": str(out), "model": {"path": str(base)}}
     put_on_device(tree, "cuda" if has_gpu() else "cpu")
+    choose_arithmetic(tree, notes, base, settings.overrides)
     tree["data"] = {
         "train": str(out / "data" / "train.jsonl"),
         "test": str(out / "data" / "dev.jsonl"),

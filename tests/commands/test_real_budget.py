@@ -8,7 +8,14 @@ import pytest
 import yaml
 
 from forage.commands import real_budget
-from forage.commands.real_budget import Rates, RunNotes, choose_before, choose_steps, put_on_device
+from forage.commands.real_budget import (
+    Rates,
+    RunNotes,
+    choose_arithmetic,
+    choose_before,
+    choose_steps,
+    put_on_device,
+)
 from forage.errors import UserError
 
 
@@ -70,3 +77,64 @@ def test_a_gpu_decodes_all_slots_in_one_pass(device: str, tile_rows: int) -> Non
     put_on_device(tree, device)
     assert tree["model"]["device"] == device
     assert tree["rollout"]["engine"]["tile_rows"] == tile_rows
+
+
+def weights(folder: Path, num_bytes: int) -> Path:
+    """A model's directory whose weights seem to have that size."""
+    base = folder / "base"
+    base.mkdir(exist_ok=True)
+    with (base / "model.safetensors").open("wb") as file:
+        file.truncate(num_bytes)
+    return base
+
+
+@pytest.mark.parametrize(
+    ("gain", "num_bytes", "device", "override", "arithmetic"),
+    [
+        (1.9, 538_060_032, "cpu", "trainer.num_steps=2", "bfloat16"),
+        (1.4, 538_060_032, "cpu", "trainer.num_steps=2", None),
+        (1.9, 3_480_000, "cpu", "trainer.num_steps=2", None),
+        (1.9, 538_060_032, "cuda", "trainer.num_steps=2", None),
+        (1.9, 538_060_032, "cpu", "model.arithmetic=null", None),
+        (1.9, 538_060_032, "cpu", "model.dtype=bfloat16", None),
+    ],
+)
+def test_a_cpu_multiplies_in_bfloat16_where_that_is_much_faster_and_nobody_says_otherwise(
+    gain: float,
+    num_bytes: int,
+    device: str,
+    override: str,
+    arithmetic: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(real_budget, "bfloat16_gain", lambda: gain)
+    notes = RunNotes.open(tmp_path / "run" / "real.json", {})
+    tree: dict[str, dict[str, str]] = {"model": {"device": device}}
+    choose_arithmetic(tree, notes, weights(tmp_path, num_bytes), (override,))
+    assert tree["model"].get("arithmetic") == arithmetic
+
+
+@pytest.mark.parametrize(("gain", "later"), [(1.9, 1.0), (1.0, 1.9)])
+def test_a_run_that_goes_on_keeps_its_arithmetic_on_a_machine_of_another_speed(
+    gain: float, later: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+    for now in (gain, later):
+        monkeypatch.setattr(real_budget, "bfloat16_gain", lambda now=now: now)
+        notes = RunNotes.open(tmp_path / "run" / "real.json", {})
+        tree: dict[str, dict[str, str]] = {"model": {"device": "cpu"}}
+        choose_arithmetic(tree, notes, weights(tmp_path, 538_060_032), ())
+        seen.append(tree["model"].get("arithmetic"))
+    assert seen[0] == seen[1] == ("bfloat16" if gain > later else None)
+
+
+def test_a_run_from_before_there_was_a_choice_stays_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(real_budget, "bfloat16_gain", lambda: 1.9)
+    notes = RunNotes.open(tmp_path / "run" / "real.json", {})
+    (tmp_path / "run" / "config.yaml").write_text("name: begun")
+    tree: dict[str, dict[str, str]] = {"model": {"device": "cpu"}}
+    choose_arithmetic(tree, notes, weights(tmp_path, 538_060_032), ())
+    assert "arithmetic" not in tree["model"]

@@ -104,3 +104,22 @@ def test_a_run_that_goes_on_takes_what_it_took_before(tmp_path: Path) -> None:
 def test_a_small_model_is_left_as_it_is() -> None:
     config = build_config({"model": {"path": str(random_model())}})
     assert fit_here(config, machine=machine(16)) is config
+
+
+@pytest.mark.parametrize(
+    ("gain", "model", "is_said"),
+    [(1.9, {}, True), (1.2, {}, False), (1.9, {"arithmetic": "bfloat16"}, False)],
+)
+def test_where_products_in_bfloat16_are_much_faster_a_line_says_so(
+    gain: float,
+    model: dict[str, str],
+    is_said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(module, "bfloat16_gain", lambda: gain)
+    monkeypatch.setattr(module, "matmul_rate", lambda _: 1.0)
+    caplog.set_level("INFO")
+    fit_here(config_of(model={"path": str(real_shape()), **model}), machine=machine(400))
+    said = "1.9 times as fast in bfloat16 as in float32: model.arithmetic=bfloat16" in caplog.text
+    assert said == is_said
