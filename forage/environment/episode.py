@@ -49,6 +49,9 @@ from forage.types import (
     status_after,
 )
 
+_SHOWN_AT_ONCE = 4
+"""Results that are cut and encoded in a round of the event loop: some milliseconds of work."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSetting:
@@ -85,7 +88,7 @@ class Environment:
         self.dialect = dialect_of(config)
         self.protocol = make_protocol(config.protocol, codec, tools, self.dialect)
         self.tools = {tool.name: tool for tool in tools}
-        self.turnstile = Turnstile()
+        self.turnstile = Turnstile(_SHOWN_AT_ONCE)
         for frame in self.protocol.frames():
             for budget in (config.max_observation_tokens, *map(self.observation_tokens, tools)):
                 fixed_observation(NOTHING_FOUND, codec, budget, frame)

@@ -1,8 +1,9 @@
-"""Lets few episodes at a time go on, so that hundreds that are woken at once hold up nobody.
+"""Lets few episodes at a time begin or go on, so that hundreds that come at once hold up nobody.
 
 One reply of a search server may wake as many episodes as it has queries, and each then cuts and
-encodes its passages on the event loop. They go on in the order in which they came, a few in each
-round of the loop; requests, timers and other episodes have their turns in between.
+encodes its passages on the event loop; a step or an evaluation may begin thousands. They go on in
+the order in which they came, a few in each round of the loop; requests, timers and other episodes
+have their turns in between.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-# Some milliseconds of work.
-_AT_ONCE = 4
-
 
 class Turnstile:
     """Those who wait are of one event loop; it may be used on another loop afterwards."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_at_once: int) -> None:
+        """``num_at_once``: how many go through in a round of the loop."""
+        self._num_at_once = num_at_once
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -35,7 +35,7 @@ class Turnstile:
 
     def _admit(self) -> None:
         num_admitted = 0
-        while self._waiting and num_admitted < _AT_ONCE:
+        while self._waiting and num_admitted < self._num_at_once:
             place = self._waiting.popleft()
             if not place.cancelled():
                 place.set_result(None)

@@ -7,27 +7,12 @@ from forage.environment.episode import Environment
 from forage.environment.turnstile import Turnstile
 from forage.types import SearchReply
 from tests.environment.playing import ANSWER, PROMPT, ROME, ROOMY, SEARCH, script
+from tests.environment.rounds import Rounds
 from tests.fakes import make_question, make_setting, reply_with, tiny_codec
 
 
-class Rounds:
-    """Counts the rounds of the event loop."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._loop = asyncio.get_running_loop()
-        self._count()
-
-    def _count(self) -> None:
-        self.number += 1
-        self._handle = self._loop.call_soon(self._count)
-
-    def stop(self) -> None:
-        self._handle.cancel()
-
-
 async def test_a_few_go_through_in_each_round_in_the_order_in_which_they_came():
-    turnstile, rounds = Turnstile(), Rounds()
+    turnstile, rounds = Turnstile(4), Rounds()
     passed: list[tuple[int, int]] = []
 
     async def walk(number: int) -> None:
@@ -41,7 +26,7 @@ async def test_a_few_go_through_in_each_round_in_the_order_in_which_they_came():
 
 
 async def test_one_who_leaves_takes_no_place():
-    turnstile = Turnstile()
+    turnstile = Turnstile(4)
     walks = [asyncio.create_task(turnstile.through()) for _ in range(20)]
     await asyncio.sleep(0)
     for walk in walks[:12]:
@@ -51,7 +36,7 @@ async def test_one_who_leaves_takes_no_place():
 
 
 def test_a_loop_that_ended_with_some_before_it_holds_up_no_other():
-    turnstile = Turnstile()
+    turnstile = Turnstile(4)
 
     async def leave() -> None:
         for _ in range(20):

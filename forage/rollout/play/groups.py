@@ -19,6 +19,7 @@ from typing import Protocol
 from forage.algorithms.dapo import DynamicSamplingConfig, choose, oversampled
 from forage.config.run_config import RunConfig
 from forage.data.order import StepQuestions
+from forage.environment.turnstile import Turnstile
 from forage.errors import UserError
 from forage.rollout.play.player import Job
 from forage.types import Episode, Group, Question, Score
@@ -101,7 +102,7 @@ class GroupsInFlight:
         self._score = score
         self._worth = worth
         self._room = asyncio.Semaphore(config.rollout.max_concurrent_episodes)
-        self._door = asyncio.Lock()
+        self._turnstile = Turnstile(1)
         """One begins after the other: thousands at once would hold the loop for seconds."""
         self._tasks: set[asyncio.Task[Episode]] = set()
         self._started: dict[int, list[_Started]] = {}
@@ -169,8 +170,7 @@ class GroupsInFlight:
         if (kept := self._kept.pop(job.key, None)) is not None:
             return kept
         async with self._room:
-            async with self._door:
-                await asyncio.sleep(0)
+            await self._turnstile.through()
             episode = await self._play(job)
         return replace(episode, reward=await self._score(episode))  # a judge's wait holds no room
 

@@ -20,6 +20,7 @@ from forage.environment.episode import Environment, EpisodeSetting
 from forage.environment.prompt import encode_prompt
 from forage.environment.template import PromptTemplate, check_template
 from forage.environment.tools.toolbox import load_tools
+from forage.environment.turnstile import Turnstile
 from forage.types import Episode, Generate, Question, Retriever
 
 AnyJob = TypeVar("AnyJob")
@@ -109,12 +110,11 @@ async def play_all(
 
     The first exception (a bug, or a full disk) cancels the rest and is raised.
     """
-    waiting, door = iter(jobs), asyncio.Lock()
+    waiting, turnstile = iter(jobs), Turnstile(1)
 
     async def work() -> None:
         for job in waiting:
-            async with door:  # thousands that begin at once would hold the loop for seconds
-                await asyncio.sleep(0)
+            await turnstile.through()  # thousands at once would hold the loop for seconds
             on_done(job, await play(job))
 
     workers = [asyncio.create_task(work()) for _ in range(max_in_flight)]

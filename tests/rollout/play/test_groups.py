@@ -11,6 +11,7 @@ from forage.data.order import StepQuestions
 from forage.rollout.play.groups import GroupsInFlight, Play
 from forage.rollout.play.player import Job
 from forage.types import Episode, Group, Question, Reward, Score
+from tests.environment.rounds import Rounds
 from tests.fakes import oldest_version
 from tests.rollout.play.stage import Stage, episode_of, question, score, settle
 
@@ -114,6 +115,18 @@ async def test_groups_start_ahead_of_the_trainer_exactly_as_far_as_allowed(max_s
             assert log.index(f"publish {needed}") < first_start
         if needed < step:
             assert first_start < log.index(f"publish {needed + 1}")
+
+
+async def test_the_episodes_of_a_step_begin_one_in_a_round_of_the_event_loop():
+    rounds, begun = Rounds(), list[int]()
+
+    async def play(job: Job) -> Episode:
+        begun.append(rounds.number)
+        return episode_of(job)
+
+    await groups_of(play, config_of()).next_groups(0)
+    rounds.stop()
+    assert len(begun) == len(set(begun)) == STEP_SIZE * GROUP_SIZE
 
 
 async def test_no_group_of_a_step_beyond_the_last_is_started():

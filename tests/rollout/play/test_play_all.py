@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from forage.rollout.play.player import Job, play_all
 from forage.types import Episode
-from tests.rollout.play.stage import Stage, question, score, settle
+from tests.environment.rounds import Rounds
+from tests.rollout.play.stage import Stage, episode_of, question, score, settle
 
 
 def jobs(count: int) -> list[Job]:
@@ -47,6 +48,19 @@ async def test_never_more_episodes_than_allowed_run_and_they_start_in_order():
         await settle()
     await playing
     assert stage.started == [f"job-{index}" for index in range(8)]
+
+
+async def test_episodes_begin_one_in_a_round_of_the_event_loop():
+    """Thousands that began in one round held the loop for seconds."""
+    rounds, begun = Rounds(), list[int]()
+
+    async def play(job: Job) -> Episode:
+        begun.append(rounds.number)
+        return episode_of(job)
+
+    await play_all(jobs(20), play, 10, ignore)
+    rounds.stop()
+    assert len(set(begun)) == 20
 
 
 async def test_no_more_jobs_are_made_than_are_played():
