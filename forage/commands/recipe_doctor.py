@@ -21,7 +21,7 @@ from forage.errors import UserError
 from forage.plan.fitting import smallest_fit
 from forage.plan.machine import Need, needs
 from forage.plan.memory import plan_memory
-from forage.plan.models import measure
+from forage.plan.models import measure, measure_beside
 from forage.plan.plan import Plan, make_plan
 from forage.retrieval.index.manifest import MANIFEST_FILE
 
@@ -53,7 +53,7 @@ class RecipeDoctor:
         except UserError as error:
             return RecipeCheck(str(recipe), (Finding("settings", str(error), Verdict.FAILURE),))
         makers = list(commands_of(path))
-        needed = needs(config, None) if plan is None else plan.needs
+        needed = needs(config) if plan is None else plan.needs
         data = tuple(_data(config, needed, makers))
         return RecipeCheck(
             name=str(recipe),
@@ -185,11 +185,10 @@ def _machine(name: str, plan: Plan) -> Finding:
 
 def _smallest(config: RunConfig) -> str | None:
     model = measure(config.model.path)
-    asked = config.algorithm.critic
-    critic = None if asked is None else measure(asked.path) if asked.path else model
-    if model is None or (asked is not None and critic is None):
+    beside = measure_beside(config.algorithm, model)
+    if model is None or (config.algorithm.critic is not None and beside.critic is None):
         return None
-    return smallest_fit(config, lambda placed: plan_memory(placed, model, critic, 1))
+    return smallest_fit(config, lambda placed: plan_memory(placed, model, beside, 1))
 
 
 async def _probe_search(config: RunConfig) -> str | None:

@@ -30,7 +30,7 @@ from forage.hardware import bfloat16_gain, choose_matmul_kernel, matmul_rate, nu
 from forage.plan.fitting import changes_that_fit
 from forage.plan.machine import Machine, look_at_machine
 from forage.plan.memory import plan_memory
-from forage.plan.models import ModelSize, measure
+from forage.plan.models import BesideSizes, ModelSize, measure, measure_beside
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_states
 from forage.training.warm_start import micro_batch_tokens
@@ -143,11 +143,10 @@ def _changes(
     room: int,
 ) -> Sequence[str]:
     """Overrides of open keys after which the run fits; raises ``UserError``."""
-    asked = None if is_supervised else config.algorithm.critic
-    critic = None if asked is None else measure(asked.path) if asked.path else size
+    beside = BesideSizes() if is_supervised else measure_beside(config.algorithm, size)
 
     def peak(changed: RunConfig) -> int:
-        memory = plan_memory(changed, size, critic, machine.num_cores)
+        memory = plan_memory(changed, size, beside, machine.num_cores)
         return memory.supervised_bytes if is_supervised else memory.peak_bytes
 
     if is_supervised:

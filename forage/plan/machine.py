@@ -16,7 +16,7 @@ from forage.config.run_config import RunConfig
 from forage.data.published.benchmarks import names_of, prepare_command, published
 from forage.data.published.published_corpora import CORPORA
 from forage.hardware import free_memory, num_cores
-from forage.plan.models import ModelSize
+from forage.plan.models import BesideSizes, ModelSize
 
 CHECKPOINT_BYTES = 2
 """Published checkpoints are in bfloat16."""
@@ -74,12 +74,20 @@ class Need:
     blocks: bool = False
 
 
-def needs(config: RunConfig, model: ModelSize | None) -> list[Need]:
-    """Everything that a run reads, in the order in which a user would fetch it."""
-    algorithm, data = config.algorithm, config.data
-    paths = [config.model.path, algorithm.kl and algorithm.kl.reference]
-    paths.append(algorithm.critic and algorithm.critic.path)
-    found = [_model(path, model) for path in dict.fromkeys(paths) if path]
+def needs(
+    config: RunConfig, model: ModelSize | None = None, beside: BesideSizes | None = None
+) -> list[Need]:
+    """Everything that a run reads, in the order in which a user would fetch it.
+
+    ``model`` and ``beside`` are the sizes of the policy and of the models beside it, where known.
+    """
+    algorithm, data, beside = config.algorithm, config.data, beside or BesideSizes()
+    sizes = {config.model.path: model}
+    if algorithm.kl is not None and algorithm.kl.reference is not None:
+        sizes.setdefault(algorithm.kl.reference, beside.reference)
+    if algorithm.critic is not None and algorithm.critic.path is not None:
+        sizes.setdefault(algorithm.critic.path, beside.critic)
+    found = [_model(path, size) for path, size in sizes.items()]
     if data.train is not None:
         found.append(_questions(data.train, data.train_sets, "train", blocks=True))
     if data.test is not None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from forage.config.run_config import RunConfig
-from forage.plan.models import ModelSize
+from forage.plan.models import BesideSizes, ModelSize
 from forage.rollout.engines.torch.slots import LENGTH_BUCKET, round_up
 from forage.training.logprobs import logits_per_chunk
 from forage.training.packed_attention import QUERY_BLOCK
@@ -96,11 +96,12 @@ class Memory:
         return sum(part.num_bytes for part in self.parts if part.name != KV_CACHE)
 
 
-def plan_memory(
-    config: RunConfig, model: ModelSize, critic: ModelSize | None, num_cores: int
-) -> Memory:
-    """Memory of each device; a CPU may learn a micro-batch on each core."""
-    trainer = _trainer_states(config, model, critic)
+def plan_memory(config: RunConfig, model: ModelSize, beside: BesideSizes, num_cores: int) -> Memory:
+    """Memory of each device; a CPU may learn a micro-batch on each core.
+
+    A reference of unknown size is taken to be as large as the policy, whose family it is of.
+    """
+    trainer = _trainer_states(config, model, beside)
     parts = [
         *trainer,
         *_learning_parts(config, model, _num_at_once(config, num_cores)),
@@ -129,9 +130,7 @@ def _cache_size(config: RunConfig) -> int:
     return 2 if config.model.arithmetic == "bfloat16" else bytes_of(config)
 
 
-def _trainer_states(
-    config: RunConfig, model: ModelSize, critic: ModelSize | None
-) -> list[MemoryPart]:
+def _trainer_states(config: RunConfig, model: ModelSize, beside: BesideSizes) -> list[MemoryPart]:
     """What the trainer keeps from step to step; offload moves it to the host."""
     size, placement = bytes_of(config), config.placement
     num_parts, shard = _cut(config)
@@ -146,7 +145,7 @@ def _trainer_states(
         sampling = there and not placement.own_gpus
         return MemoryPart(name, num_bytes, times + numbers.text + shard, sampling, there, rests)
 
-    lora, algorithm = config.model.lora, config.algorithm
+    lora, algorithm, critic = config.model.lora, config.algorithm, beside.critic
     whole, learnt = _Numbers(model.num_parameters, size), _learnt(config, model)
     parts = [state("weights", whole)]
     if config.model.arithmetic is not None:
@@ -155,7 +154,8 @@ def _trainer_states(
         parts.append(state("adapters", learnt))
     parts.append(state("optimizer (AdamW)", learnt, _MOMENTS))
     if algorithm.kl is not None and (lora is None or algorithm.kl.reference is not None):
-        parts.append(state("reference model", whole))
+        frozen = beside.reference or model
+        parts.append(state("reference model", _Numbers(frozen.num_parameters, size)))
     if critic is not None:
         head = critic.hidden_size + 1
         trunk = _Numbers(critic.num_base_parameters + head, size)

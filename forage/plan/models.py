@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.model_config import LoraConfig
 from forage.errors import UserError
 
@@ -108,14 +109,44 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
 """The ``config.json`` of published models, as far as sizes need it; instruct models share it."""
 
 
-def measure(path: str) -> ModelSize | None:
-    """The size of ``model.path``; None for a hub id whose shape is not known here.
+@dataclass(frozen=True, slots=True)
+class BesideSizes:
+    """The models beside the policy: None for one that is not there, or whose size is not known.
 
-    Raises ``UserError`` for a directory without a readable ``config.json``.
+    A critic made of the policy has the policy's size; a reference that is the start of the run is
+    no model of its own.
+    """
+
+    critic: ModelSize | None = None
+    reference: ModelSize | None = None
+
+
+def measure_beside(algorithm: AlgorithmConfig, policy: ModelSize | None) -> BesideSizes:
+    """The sizes of the critic and of the reference; raises ``UserError`` as ``measure`` does."""
+    kl, critic = algorithm.kl, policy if algorithm.critic is not None else None
+    if algorithm.critic is not None and algorithm.critic.path is not None:
+        critic = measure(algorithm.critic.path, "algorithm.advantage.critic.path")
+    if kl is None or kl.reference is None:
+        return BesideSizes(critic)
+    try:
+        return BesideSizes(critic, measure(kl.reference, "algorithm.kl.reference"))
+    except AttributeError:  # a family whose shape the plan does not know
+        return BesideSizes(critic)
+
+
+def measure(path: str, key: str = "model.path") -> ModelSize | None:
+    """The size of the model that ``key`` names; None for a hub id whose shape is not known here.
+
+    A directory of adapters is as large as their base, with which they are merged. Raises
+    ``UserError`` for another directory without a readable ``config.json``.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from forage.training.lora import base_of
+
+    if (base := base_of(Path(path))) is not None:
+        return measure(base, key)
     published = _PUBLISHED.get(path.removesuffix("-Instruct"))
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
@@ -123,7 +154,7 @@ def measure(path: str) -> ModelSize | None:
     except (OSError, ValueError) as error:
         if published is None:
             if Path(path).is_dir() or path.count("/") != 1:
-                raise UserError(f"model.path is {path!r}: no model there ({error})") from error
+                raise UserError(f"{key} is {path!r}: no model there ({error})") from error
             return None
         config = AutoConfig.for_model(**published)
         source = f"the published shape of {path}"

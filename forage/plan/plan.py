@@ -22,7 +22,7 @@ from forage.plan.duration import Duration, estimate_duration, num_contexts
 from forage.plan.fitting import Fit, judge_fit
 from forage.plan.machine import Machine, Need, look_at_machine, needs, num_train_questions
 from forage.plan.memory import Memory, plan_memory
-from forage.plan.models import ModelSize, measure
+from forage.plan.models import ModelSize, measure, measure_beside
 from forage.rewards.scorer import Scorer
 from forage.rollout.play.groups import num_oversampled
 from forage.rollout.play.player import Player
@@ -93,11 +93,10 @@ def make_plan(
     config.check_trainable()
     machine = machine or look_at_machine(Path.cwd())
     model = measure(config.model.path)
-    asked = config.algorithm.critic
-    critic = None if asked is None else measure(asked.path) if asked.path else model
+    beside = measure_beside(config.algorithm, model)
     memory = None
-    if model is not None and (critic is not None or asked is None):
-        memory = plan_memory(config, model, critic, machine.num_cores)
+    if model is not None and (beside.critic is not None or config.algorithm.critic is None):
+        memory = plan_memory(config, model, beside, machine.num_cores)
     checks, num_questions = _check(config)
     work = count_work(config, num_questions or num_train_questions(config))
     verdict = duration = None
@@ -107,10 +106,10 @@ def make_plan(
                 f"--hardware: the size of {config.model.path} is not known here; fetch the model, "
                 "or name a local directory in model.path"
             )
-        verdict = judge_fit(config, hardware, lambda c: plan_memory(c, model, critic, 1))
+        verdict = judge_fit(config, hardware, lambda c: plan_memory(c, model, beside, 1))
         config, memory = verdict.config, verdict.memory
         duration = estimate_duration(config, model, work.episodes_per_step, hardware)
-    needed = tuple(needs(config, model))
+    needed = tuple(needs(config, model, beside))
     return Plan(
         config=config,
         machine=machine,

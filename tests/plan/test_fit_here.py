@@ -12,7 +12,7 @@ from forage.plan import fit_here as module
 from forage.plan.fit_here import SHARE_OF_MEMORY, fit_here
 from forage.plan.machine import Machine
 from forage.plan.memory import plan_memory
-from forage.plan.models import measure
+from forage.plan.models import BesideSizes, measure
 from tests.tiny_runs import random_model
 
 GIB = 1 << 30
@@ -51,7 +51,7 @@ def _one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def peak(config: RunConfig) -> int:
     size = measure(config.model.path)
     assert size is not None
-    return plan_memory(config, size, None, 2).peak_bytes
+    return plan_memory(config, size, BesideSizes(), 2).peak_bytes
 
 
 def test_what_the_recipe_leaves_open_is_made_to_fit() -> None:

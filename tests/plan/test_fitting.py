@@ -10,7 +10,7 @@ from forage.config.run_config import RunConfig, load_config, with_overrides
 from forage.plan.accelerators import parse_hardware
 from forage.plan.fitting import Fit, judge_fit
 from forage.plan.memory import Memory, plan_memory
-from forage.plan.models import measure
+from forage.plan.models import BesideSizes, measure
 from forage.plan.plan import Plan, make_plan
 from tests.plan.test_plan import NODE, said
 
@@ -23,7 +23,7 @@ size_of = cache(measure)
 def memory_of(config: RunConfig) -> Memory:
     size, asked = size_of(config.model.path), config.algorithm.critic
     assert size is not None
-    return plan_memory(config, size, size if asked is not None else None, 1)
+    return plan_memory(config, size, BesideSizes(size if asked is not None else None), 1)
 
 
 def verdict_on(recipe: str, hardware: str, *overrides: str) -> Fit:

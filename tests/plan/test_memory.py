@@ -16,7 +16,7 @@ from forage.algorithms.packing import lay_end_to_end
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.plan.memory import Memory, activation_bytes, plan_memory, torch_cache_bytes
-from forage.plan.models import ModelSize, measure
+from forage.plan.models import BesideSizes, ModelSize, measure
 from forage.rollout.engines.torch.slots import SlotCache, round_up
 from forage.rollout.engines.torch.torch_engine import _cache_shape
 from forage.training.gradients import accumulate
@@ -42,7 +42,7 @@ def warm_size() -> ModelSize:
 
 def memory_of(config: RunConfig, num_cores: int = 1) -> Memory:
     critic = warm_size() if config.algorithm.critic is not None else None
-    return plan_memory(config, warm_size(), critic, num_cores)
+    return plan_memory(config, warm_size(), BesideSizes(critic), num_cores)
 
 
 def part(memory: Memory, name: str) -> int:
@@ -244,7 +244,7 @@ def test_the_adapters_of_a_7b_are_counted_by_hand() -> None:
     config = build_config(
         {"model": {"path": SEVEN_B, "device": "cuda", "dtype": "bfloat16", "lora": {"rank": 16}}}
     )
-    memory = plan_memory(config, seven_b(), None, num_cores=1)
+    memory = plan_memory(config, seven_b(), BesideSizes(), num_cores=1)
     numbers = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     assert numbers == 40_370_176
     assert part(memory, "weights") == 7_615_616_512 * 2
@@ -275,7 +275,7 @@ def placed(**placement: Any) -> Memory:
             "placement": placement,
         }
     )
-    return plan_memory(config, seven_b(), None, num_cores=2)
+    return plan_memory(config, seven_b(), BesideSizes(), num_cores=2)
 
 
 def test_states_are_sharded_over_all_gpus_and_the_engines_over_some() -> None:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from forage.config.model_config import LoraConfig
 from forage.errors import UserError
 from forage.plan.models import measure
+from forage.training.lora import add_adapters, save_adapters
 from forage.training.model import new_model
 
 # Parameters in all and without embeddings, in billions: the model cards of Qwen2.5
@@ -52,3 +54,13 @@ def test_a_hub_id_that_nobody_here_knows_has_no_size() -> None:
 def test_a_directory_that_is_missing_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match="no model there"):
         measure("./nowhere/at/all")
+
+
+def test_adapters_are_as_large_as_the_model_that_they_are_merged_with(tmp_path: Path) -> None:
+    """Training reads a directory of adapters alone, and its plan found no model there."""
+    model = new_model(300, 64, 3, num_heads=4, num_kv_heads=2, max_tokens=128, seed=0)
+    model.save_pretrained(tmp_path / "base")
+    add_adapters(model, LoraConfig(), str(tmp_path / "base"), seed=0)
+    save_adapters(model, tmp_path / "adapters")
+    assert not (tmp_path / "adapters" / "config.json").exists()
+    assert measure(str(tmp_path / "adapters")) == measure(str(tmp_path / "base"))

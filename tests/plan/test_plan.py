@@ -10,12 +10,13 @@ from rich.console import Console
 
 from forage.commands.cli import main
 from forage.config.data_config import QuestionSet
-from forage.config.run_config import RunConfig, build_config, load_config
+from forage.config.run_config import RunConfig, build_config, load_config, with_overrides
 from forage.config.search_config import Corpus
 from forage.data.published.benchmarks import _PARTS
 from forage.data.published.published_corpora import CORPORA
 from forage.errors import UserError
 from forage.plan.machine import Machine, look_at_machine
+from forage.plan.models import measure
 from forage.plan.plan import Plan, make_plan
 from forage.plan.plan_text import print_plan
 from forage.train import run_training
@@ -156,6 +157,48 @@ def test_a_cost_of_searching_that_a_groups_deviation_blows_up_is_warned_of(quest
     undivided = {"advantage": {"kind": "grpo", "normalise_by_std": False}}
     other = small_config(questions, reward=reward, algorithm=undivided)
     assert make_plan(other, LAPTOP).warnings == ()
+
+
+def test_a_reference_that_is_another_model_is_planned_with_its_own_size(
+    questions: Path, tmp_path: Path
+) -> None:
+    """The policy's size was taken: a larger reference was 0.003 GB on the page, and did not fit."""
+    settings = json.loads((WARM / "config.json").read_text())
+    settings |= {"num_hidden_layers": 2 * settings["num_hidden_layers"], "layer_types": None}
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    kl: dict[str, Any] = {"coefficient": 0.001}
+    sizes: list[dict[str, int]] = []
+    for reference in (None, str(WARM), str(tmp_path)):
+        config = small_config(questions, algorithm={"kl": kl | {"reference": reference}})
+        memory = make_plan(config, LAPTOP).memory
+        assert memory is not None
+        sizes.append({part.name: part.num_bytes for part in memory.parts})
+    assert sizes[0] == sizes[1]
+    measured = measure(str(tmp_path))
+    assert measured is not None
+    assert sizes[2] == sizes[0] | {"reference model": 4 * measured.num_parameters}
+    assert sizes[2]["reference model"] > 1.2 * sizes[0]["reference model"]
+
+
+def test_what_is_fetched_of_a_reference_is_its_own_size() -> None:
+    config = with_overrides(ppo(), ["algorithm.kl.reference=Qwen/Qwen2.5-14B"])
+    policy, reference, *_ = make_plan(config, NODE).needs
+    assert policy.num_bytes == 7_615_616_512 * 2
+    assert reference.what == "model Qwen/Qwen2.5-14B"
+    assert reference.num_bytes == 14_770_033_664 * 2
+
+
+@pytest.mark.parametrize("key", ["kl.reference", "advantage.critic.path"])
+def test_a_model_beside_the_policy_that_is_not_there_is_named_by_its_own_key(
+    questions: Path, tmp_path: Path, key: str
+) -> None:
+    overrides = {
+        "kl.reference": {"kl": {"coefficient": 0.001, "reference": str(tmp_path)}},
+        "advantage.critic.path": {"advantage": {"kind": "gae", "critic": {"path": str(tmp_path)}}},
+    }
+    config = small_config(questions, algorithm=overrides[key])
+    with pytest.raises(UserError, match=rf"^algorithm\.{key} is '{tmp_path}': no model there"):
+        make_plan(config, LAPTOP)
 
 
 @pytest.mark.parametrize(
