@@ -27,6 +27,8 @@ LOG = logging.getLogger(__name__)
 _ROWS, _INNER, _COLUMNS = 2048, 128, 384
 _ROUNDS = 5
 _KEPT_KERNELS = "16"
+WORTH_BFLOAT16 = 1.5
+"""How many times as fast products have to be to be worth the digits that bfloat16 has not."""
 _COLLECTED_RARELY = 100  # instead of 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 

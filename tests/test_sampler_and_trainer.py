@@ -11,7 +11,7 @@ import torch
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.rollout.engines.torch.fixed_forward import PrefillAttend
-from forage.rollout.engines.torch.packed_forward import attend_rows
+from forage.rollout.engines.torch.slot_attend import attend_rows
 from forage.rollout.engines.torch.slots import CacheShape, SlotCache
 from forage.training.logprobs import token_logprobs
 from forage.training.packed_attention import PackedAttend

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from forage.config.run_config import RunConfig
 from forage.errors import UserError
-from forage.hardware import bfloat16_gain
+from forage.hardware import WORTH_BFLOAT16, bfloat16_gain
 from forage.records import write_whole_text
 
 LOG = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ _FEWEST_QUESTIONS, _FEWEST_STEPS = 16, 2
 _MOST_QUESTIONS, _MOST_WARM, _MOST_STEPS = 774, 400, 400
 _SMALL_MODEL = 40_000_000
 """Below so many bytes of weights, the time is not that of the products."""
-_WORTH_BFLOAT16 = 1.5
 
 
 @dataclass(slots=True)
@@ -129,9 +128,9 @@ def choose_arithmetic(
         size = sum(file.stat().st_size for file in base.glob("*.safetensors"))
         is_worth = not is_begun and size > _SMALL_MODEL
         gain = bfloat16_gain() if is_worth else 0.0
-        if gain >= _WORTH_BFLOAT16:
+        if gain >= WORTH_BFLOAT16:
             LOG.info("products in bfloat16 over float32 weights: %.1f times as fast here", gain)
-        notes.choose(in_bfloat16=int(gain >= _WORTH_BFLOAT16))
+        notes.choose(in_bfloat16=int(gain >= WORTH_BFLOAT16))
     if notes.chosen["in_bfloat16"]:
         tree["model"]["arithmetic"] = "bfloat16"
 

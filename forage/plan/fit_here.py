@@ -26,7 +26,13 @@ from forage.algorithms.packing import lay_end_to_end
 from forage.config.model_config import ModelConfig
 from forage.config.run_config import RunConfig, load_config, with_overrides
 from forage.errors import UserError
-from forage.hardware import bfloat16_gain, choose_matmul_kernel, matmul_rate, num_cores
+from forage.hardware import (
+    WORTH_BFLOAT16,
+    bfloat16_gain,
+    choose_matmul_kernel,
+    matmul_rate,
+    num_cores,
+)
 from forage.plan.fitting import changes_that_fit
 from forage.plan.machine import Machine, look_at_machine
 from forage.plan.memory import plan_memory
@@ -53,7 +59,6 @@ _NUM_LAYERS = 2
 _ROUNDS = 3
 _WORTH = 0.95
 """More at once take more memory, and have to be faster by a twentieth."""
-_WORTH_BFLOAT16 = 1.5
 
 
 def fit_here(
@@ -119,7 +124,7 @@ def _warn_of_bfloat16(size: ModelSize) -> None:
 def _advise_bfloat16() -> None:
     """Say before the run where its products could be much faster."""
     gain = bfloat16_gain()
-    if gain >= _WORTH_BFLOAT16:
+    if gain >= WORTH_BFLOAT16:
         LOG.info(
             "this processor multiplies %.1f times as fast in bfloat16 as in float32: "
             "model.arithmetic=bfloat16 has it do so, and keeps the weights in float32",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forage import attention
-from forage.rollout.engines.torch.packed_forward import attend_rows
+from forage.rollout.engines.torch.slot_attend import attend_rows
 from forage.training.logprobs import hidden_states
 from forage.training.packed_attention import QUERY_BLOCK, PackedAttend, _attend_fused
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin

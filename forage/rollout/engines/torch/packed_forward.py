@@ -5,13 +5,6 @@ prefilling share it, laid end to end in one row; a large pass is cut in parts, o
 the single operations are too short to be shared between cores. Attention alone is done slot by
 slot. Exact only where rows do not depend on their company, which ``forward.rows_are_independent``
 finds out.
-
-In float32 single tokens attend row by row, each to its own keys in place: memory is what decoding
-waits for, and matrix products over a batch of slots copy what is strided and read up to the longest
-row. Sums run in the order, and with the fused multiply-add, of the trainer's matrix products: a
-model whose attention is sharp turns a last bit into a difference of 1e-3. A processor's sums of
-products in bfloat16 have an order of their own, so there it is the trainer's products that they
-attend with, over the run of slots that a part has.
 """
 
 from __future__ import annotations
@@ -19,24 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.attention import KEY_BLOCK, mix_values
 from forage.config.rollout_config import EngineConfig
-from forage.rollout.engines.torch.fixed_forward import DecodeAttend
-from forage.rollout.engines.torch.slots import (
-    LENGTH_BUCKET,
-    SlotCache,
-    Stretch,
-    hiding_bias,
-    round_up,
-)
+from forage.rollout.engines.torch.slot_attend import SlotAttend
+from forage.rollout.engines.torch.slots import SlotCache, Stretch, round_up
 
 MIN_PART_COST = 200
 """What a part has to cost to be worth a core, in tokens of an observation, for a small model."""
@@ -166,189 +150,3 @@ def with_neighbours(parts: list[list[int]], stretches: Sequence[Stretch]) -> lis
 def _cost(stretch: Stretch) -> int:
     num_tokens = len(stretch.token_ids)
     return SINGLE_COST * num_tokens if stretch.is_single else num_tokens
-
-
-class SlotAttend:
-    """Attention of stretches laid end to end (single tokens first), each over its own slot."""
-
-    def __init__(self, cache: SlotCache, laid: Sequence[Stretch], bucket: int) -> None:
-        singles = [stretch for stretch in laid if stretch.is_single]
-        by_row = SingleRows if cache.dtype == torch.float32 else SingleTile
-        self._singles = by_row(cache, singles) if singles else None
-        self._num_singles = offset = sum(len(stretch.token_ids) for stretch in singles)
-        self._longer: list[tuple[int, LongStretch]] = []
-        for stretch in laid[len(singles) :]:
-            self._longer.append((offset, LongStretch(cache, stretch, bucket)))
-            offset += len(stretch.token_ids)
-
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
-    ) -> Tensor:
-        query_THD = query[0].transpose(0, 1).contiguous() * scaling
-        key_TKD, value_TKD = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        out_THD = torch.zeros_like(query_THD)
-        if self._singles is not None:
-            span = slice(self._num_singles)
-            out_THD[span] = self._singles.attend(
-                layer, query_THD[span], key_TKD[span], value_TKD[span]
-            )
-        for offset, stretch in self._longer:
-            span = slice(offset, offset + stretch.num_tokens)
-            out_THD[span] = stretch.attend(layer, query_THD[span], key_TKD[span], value_TKD[span])
-        return out_THD[None]
-
-
-class SingleRows:
-    """Attention of single tokens in float32, row by row over keys in place.
-
-    A drafted token is one more of them: it sees the keys that the one before it has just left.
-    """
-
-    def __init__(self, cache: SlotCache, singles: Sequence[Stretch]) -> None:
-        self._cache = cache
-        rows = [(each.slot, place) for each in singles for place in range(each.start, each.end)]
-        self._slots_R, self._positions_R = np.array(rows, dtype=np.int64).T.copy()
-
-    def attend(self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
-        """[R, H, D] for scaled queries of the same shape; keeps the keys and values."""
-        keys_SKDL = self._cache.keys[layer].numpy()
-        values_SKLD = self._cache.values[layer].numpy()
-        keys_SKDL[self._slots_R, :, :, self._positions_R] = key_RKD.numpy()
-        values_SKLD[self._slots_R, :, self._positions_R] = value_RKD.numpy()
-        out_RHD = torch.empty_like(query_RHD)
-        lengths_R = self._positions_R + 1
-        attend_rows(
-            query_RHD.numpy(), keys_SKDL, values_SKLD, self._slots_R, lengths_R, out_RHD.numpy()
-        )
-        return out_RHD
-
-
-class SingleTile:
-    """Attention of single tokens by products, over the run of slots from their first to their last.
-
-    None of them is drafted.
-    """
-
-    def __init__(self, cache: SlotCache, singles: Sequence[Stretch]) -> None:
-        slots = [stretch.slot for stretch in singles]
-        tile = slice(min(slots), max(slots) + 1)
-        positions_S = torch.full((tile.stop - tile.start,), cache.scratch)
-        self._rows_R = torch.tensor(slots) - tile.start
-        positions_S[self._rows_R] = torch.tensor([stretch.start for stretch in singles])
-        self._num_slots = len(positions_S)
-        self._decode = DecodeAttend(cache, tile, positions_S)
-
-    def attend(self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
-        """[R, H, D] for scaled queries of the same shape; keeps the keys and values."""
-        query, key, value = (self._in_their_slots(rows) for rows in (query_RHD, key_RKD, value_RKD))
-        return self._decode(layer, query, key, value, 1.0)[self._rows_R, 0]
-
-    def _in_their_slots(self, rows_RHD: Tensor) -> Tensor:
-        placed = rows_RHD.new_zeros(self._num_slots, rows_RHD.shape[1], 1, rows_RHD.shape[2])
-        placed[self._rows_R, :, 0] = rows_RHD
-        return placed
-
-
-class LongStretch:
-    """Attention of several new tokens of one slot over what it holds and themselves.
-
-    Two matrix products whose shapes are rounded up, so that few different ones occur: making the
-    kernel of a new shape takes longer than running it.
-    """
-
-    def __init__(self, cache: SlotCache, stretch: Stretch, bucket: int) -> None:
-        self._cache = cache
-        self._stretch = stretch
-        self.num_tokens = len(stretch.token_ids)
-        self._num_rows = round_up(self.num_tokens, bucket)
-        self._length = min(round_up(stretch.end, LENGTH_BUCKET), cache.capacity)
-        query_positions_T1 = torch.arange(stretch.start, stretch.start + self._num_rows)[:, None]
-        self._bias_TL = hiding_bias(torch.arange(self._length) > query_positions_T1, cache.dtype)
-
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """[T, H, D] for scaled queries of the same shape; keeps the keys and values."""
-        span = slice(self._stretch.start, self._stretch.end)
-        keys_KDL = self._cache.keys[layer][self._stretch.slot]
-        values_KLD = self._cache.values[layer][self._stretch.slot]
-        keys_KDL[:, :, span] = key_TKD.permute(1, 2, 0)
-        values_KLD[:, span] = value_TKD.transpose(0, 1)
-        num_heads, head_dim = query_THD.shape[1:]
-        num_kv_heads = keys_KDL.shape[0]
-        rows_HTD = query_THD.new_zeros(num_heads, self._num_rows, head_dim)
-        rows_HTD[:, : self.num_tokens] = query_THD.transpose(0, 1)
-        # The query heads that share a key head stand together.
-        grouped = rows_HTD.view(num_kv_heads, -1, head_dim)
-        scores = grouped @ keys_KDL[:, :, : self._length]
-        scores.view(num_heads, self._num_rows, self._length).add_(self._bias_TL)
-        attended = mix_values(scores.softmax(dim=-1), values_KLD[:, : self._length])
-        attended_HTD = attended.view(num_heads, self._num_rows, head_dim)
-        return attended_HTD[:, : self.num_tokens].transpose(0, 1)
-
-
-def attend_rows(
-    query_RHD: np.ndarray,
-    keys_SKDL: np.ndarray,
-    values_SKLD: np.ndarray,
-    slots_R: np.ndarray,
-    lengths_R: np.ndarray,
-    out_RHD: np.ndarray,
-) -> None:
-    """Fill ``out_RHD``: row r attends to the first ``lengths_R[r]`` places of its slot.
-
-    Arrays of float32, the queries scaled already, and of int64; S slots, H heads, K key heads.
-    """
-    num_rows, num_heads, _ = query_RHD.shape
-    # Whole buckets, because a softmax over another remainder has other last bits.
-    width = round_up(int(lengths_R.max()), LENGTH_BUCKET)
-    scores = torch.empty(num_rows, num_heads, width)
-    _score_rows(query_RHD, keys_SKDL, slots_R, lengths_R, scores.numpy())
-    _mix_rows(scores.softmax(dim=-1).numpy(), values_SKLD, slots_R, lengths_R, out_RHD)
-
-
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def _score_rows(
-    query_RHD: Any, keys_SKDL: Any, slots_R: Any, lengths_R: Any, scores_RHL: Any
-) -> None:
-    """Products of each query with its slot's keys; minus infinity beyond its length."""
-    num_rows, num_heads, head_dim = query_RHD.shape
-    group = num_heads // keys_SKDL.shape[1]
-    for row in range(num_rows):
-        length = lengths_R[row]
-        for head in range(num_heads):
-            keys_DL = keys_SKDL[slots_R[row], head // group]
-            scores_L = scores_RHL[row, head]
-            scores_L[:length] = 0.0
-            # Along the keys, not along the dimension: sums that need no reordering to be vectors.
-            for dim in range(head_dim):
-                factor = query_RHD[row, head, dim]
-                for place in range(length):
-                    scores_L[place] += factor * keys_DL[dim, place]
-            scores_L[length:] = -np.inf
-
-
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def _mix_rows(
-    weights_RHL: Any, values_SKLD: Any, slots_R: Any, lengths_R: Any, out_RHD: Any
-) -> None:
-    """Sums of each slot's values by weight, added as ``mix_values`` adds them.
-
-    The heads that share values go along together: their sums do not wait for each other.
-    """
-    num_rows, num_heads, head_dim = out_RHD.shape
-    num_kv_heads = values_SKLD.shape[1]
-    group = num_heads // num_kv_heads
-    mixed_GD = np.empty((group, head_dim), dtype=np.float32)
-    for row in range(num_rows):
-        for kv_head in range(num_kv_heads):
-            values_LD = values_SKLD[slots_R[row], kv_head]
-            out_GD = out_RHD[row, kv_head * group : (kv_head + 1) * group]
-            weights_GL = weights_RHL[row, kv_head * group : (kv_head + 1) * group]
-            out_GD[:] = 0.0
-            for start in range(0, lengths_R[row], KEY_BLOCK):
-                mixed_GD[:] = 0.0
-                for place in range(start, min(start + KEY_BLOCK, lengths_R[row])):
-                    for member in range(group):
-                        weight = weights_GL[member, place]
-                        for dim in range(head_dim):
-                            mixed_GD[member, dim] += weight * values_LD[place, dim]
-                out_GD += mixed_GD

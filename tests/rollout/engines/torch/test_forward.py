@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +18,6 @@ from forage.rollout.engines.torch.forward import choose_forward, rows_are_indepe
 from forage.rollout.engines.torch.packed_forward import (
     MIN_PART_COST,
     PackedForward,
-    attend_rows,
     equal_parts,
     min_part_cost,
     with_neighbours,
@@ -190,22 +188,3 @@ def test_a_larger_models_work_is_cut_smaller_but_not_below_the_rows_it_is_padded
         [*range(0, 16, 2)],
         [*range(1, 16, 2)],
     ]
-
-
-@given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), seed=st.integers(0, 9))
-def test_each_row_attends_to_its_own_length_of_its_own_slot(lengths: list[int], seed: int):
-    generator = np.random.default_rng(seed)
-    num_rows, num_heads, num_kv_heads, dim, capacity = len(lengths), 6, 2, 8, 96
-    query = generator.standard_normal((num_rows, num_heads, dim), dtype=np.float32)
-    keys = generator.standard_normal((8, num_kv_heads, dim, capacity), dtype=np.float32)
-    values = generator.standard_normal((8, num_kv_heads, capacity, dim), dtype=np.float32)
-    slots = generator.permutation(8)[:num_rows].astype(np.int64)
-    out = np.zeros_like(query)
-    attend_rows(query, keys, values, slots, np.array(lengths, dtype=np.int64), out)
-    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
-        for head in range(num_heads):
-            kv = head // (num_heads // num_kv_heads)
-            scores = query[row, head].astype(np.float64) @ keys[slot, kv, :, :length]
-            weights = np.exp(scores - scores.max())
-            expected = weights / weights.sum() @ values[slot, kv, :length]
-            np.testing.assert_allclose(out[row, head], expected, atol=2e-5)
