@@ -90,12 +90,41 @@ def _read(path: Path) -> Tree:
             "example: iconv -f LATIN1 -t UTF-8"
         ) from error
     try:
-        tree = yaml.safe_load(text) or {}
+        tree = parse_yaml(text) or {}
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(tree, dict):
         raise UserError(f"{path} holds a {type(tree).__name__}; a mapping of settings is needed")
     return tree
+
+
+class EndlessValue(yaml.YAMLError):
+    """YAML whose values do not end, or end too deep."""
+
+
+def parse_yaml(text: str) -> Any:
+    """The plain values of a YAML text; raises ``yaml.YAMLError``.
+
+    ``EndlessValue`` where a value holds itself, as in ``a: &x {b: *x}``, or is nested too deep.
+    """
+    try:
+        value = yaml.safe_load(text)
+        _refuse_circle(value, [], set())
+    except RecursionError as error:
+        raise EndlessValue("its values are nested too deep") from error
+    return value
+
+
+def _refuse_circle(value: Any, above: list[int], seen: set[int]) -> None:
+    """``above`` are the ids of what holds ``value``; ``seen`` those that were gone through."""
+    if not isinstance(value, dict | list):
+        return
+    if id(value) in above:
+        raise EndlessValue("a value holds itself: an alias (*) stands below its own anchor (&)")
+    if id(value) not in seen:
+        seen.add(id(value))
+        for inner in value.values() if isinstance(value, dict) else value:
+            _refuse_circle(inner, [*above, id(value)], seen)
 
 
 def apply_override(tree: Tree, override: str, models: Models = ()) -> Tree:
@@ -115,7 +144,10 @@ def apply_override(tree: Tree, override: str, models: Models = ()) -> Tree:
             break
         if not isinstance(node, dict):
             raise UserError(f"override {override!r}: {name} is a value, it has no keys below it")
-    value = _parse_value(text)
+    try:
+        value = _parse_value(text)
+    except EndlessValue as error:
+        raise UserError(f"override {override!r}: {error}") from error
     if isinstance(value, dict):  # a whole section takes the place of what is there
         tree = merge(tree, _nested(names, None), models)
     return merge(tree, _nested(names, value), models)
@@ -128,8 +160,11 @@ def _nested(names: Sequence[str], value: Any) -> Tree:
 
 
 def _parse_value(value: str) -> Any:
+    """The value that a text stands for, itself where it is no YAML; raises ``EndlessValue``."""
     try:
-        parsed = yaml.safe_load(value)
+        parsed = parse_yaml(value)
+    except EndlessValue:
+        raise
     except yaml.YAMLError:
         return value
     # YAML 1.1 reads 1e-5 as a string: numbers without a dot are common on a command line.

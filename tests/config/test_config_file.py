@@ -64,6 +64,36 @@ def test_lists_are_replaced_and_not_joined(tmp_path: Path) -> None:
     assert read_tree(recipe) == {"evaluation": {"arms": ["random"]}}
 
 
+CIRCLE = "a value holds itself: an alias .* stands below its own anchor"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trainer: &x {num_steps: *x}\n", CIRCLE),
+        ("data: &x {train_sets: [1, *x]}\n", CIRCLE),
+        ("seed: " + "[" * 3000, "nested too deep"),
+    ],
+)
+def test_a_value_without_an_end_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    """Reading it ended in a RecursionError, a traceback of a thousand lines."""
+    recipe = write(tmp_path / "a.yaml", f"model: {{path: m}}\n{text}")
+    with pytest.raises(UserError, match=rf"a\.yaml is not valid YAML: .*{expected}"):
+        load_config(recipe)
+    key, _, value = text.strip().partition(": ")
+    plain = write(tmp_path / "b.yaml", "model: {path: m}\n")
+    with pytest.raises(UserError, match=rf"override '{key}=.*': .*{expected}"):
+        load_config(plain, [f"{key}={value}"])
+
+
+def test_a_value_that_stands_in_several_places_is_no_circle(tmp_path: Path) -> None:
+    text = "model: {path: m}\ntrainer: {num_steps: &n 7, group_size: *n}\n"
+    shared = "data: {train_sets: &s [nq], test_sets: *s}\n"
+    tree = read_tree(write(tmp_path / "a.yaml", text + shared))
+    assert tree["trainer"] == {"num_steps": 7, "group_size": 7}
+    assert tree["data"] == {"train_sets": ["nq"], "test_sets": ["nq"]}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from forage.config.config_file import parse_yaml
 from forage.errors import UserError
 
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)")
@@ -46,7 +47,7 @@ def read_foreign(path: Path) -> dict[str, Any]:
 
 def _of_yaml(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     try:
-        tree = yaml.safe_load(text)
+        tree = parse_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is no YAML: {error}") from error
     if not isinstance(tree, dict):
@@ -151,7 +152,7 @@ def _number(text: str) -> Any:
     if _FLOAT.match(text):
         return float(text)
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
     except yaml.YAMLError:
         return text
     return value if isinstance(value, bool | int | float | list) or value is None else text

@@ -392,6 +392,7 @@ def test_the_command_prints_a_trainers_table(name: str, capsys: pytest.CaptureFi
         ("a.yaml", "colour: red\n", "name one with --trainer"),
         ("a.yaml", "- 1\n- 2\n", "holds no keys"),
         ("a.yaml", "a: [\n", "is no YAML"),
+        ("a.yaml", "a: &x {b: *x}\n", "is no YAML: a value holds itself"),
         ("a.py", "x = (\n", "is no Python"),
         ("a.yaml", "num_generations: 1\nuse_vllm: false\nmax_steps: many\n", "group_size is 1"),
     ],
