@@ -30,6 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("index", type=Path, metavar="DIR", help="the index to cut")
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write the shards to")
     add("--count", type=positive, required=True, help="number of shards")
+    add("--overwrite", action="store_true", help="replace the shards that --out holds")
     start = add_kind(kinds, "start", "shards on a Ray cluster", _start)
     add = start.add_argument
     text = "a shard's index, in order; behind @ a resource of the machines that have it"
@@ -45,8 +46,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _cut(args: Namespace) -> int:
-    from forage.retrieval.index.shards import cut_index
+    from forage.retrieval.index.atomic_directory import refuse_an_index
+    from forage.retrieval.index.shards import cut_index, shard_places
 
+    for place in () if args.overwrite else shard_places(args.out, args.count):
+        refuse_an_index(place)
     cut_index(args.index, args.out, args.count)
     return 0
 

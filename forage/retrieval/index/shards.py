@@ -62,7 +62,8 @@ class ShardInfo:
 def cut_index(directory: Path, out: Path, count: int) -> list[Path]:
     """Cut a BM25 index into ``count`` index directories in ``out``; raises ``UserError``.
 
-    They are named ``shard-00000-of-00002`` and so on, and hold equal runs of rows.
+    They stand at ``shard_places``, where they replace those that are there, and hold equal runs of
+    rows.
     """
     with open_index(directory) as index:
         manifest = index.manifest
@@ -73,20 +74,24 @@ def cut_index(directory: Path, out: Path, count: int) -> list[Path]:
             )
         if not 1 <= count <= len(index):
             raise UserError(f"{len(index)} passages cannot be cut into {count} shards")
-        bounds = np.linspace(0, len(index), count + 1).astype(int).tolist()
-        places: list[Path] = []
-        for number, (start, stop) in enumerate(pairwise(bounds)):
-            place = out.absolute() / f"shard-{number:05d}-of-{count:05d}"
+        places = shard_places(out, count)
+        for place in places:
             refuse_other_contents(place)
+        bounds = np.linspace(0, len(index), count + 1).astype(int).tolist()
+        for number, (place, (start, stop)) in enumerate(zip(places, pairwise(bounds), strict=True)):
             with built_beside(place) as part:
                 stored = _cut_corpus(directory, index.store, range(start, stop), part)
                 cut_rows(directory, range(start, stop), part)
                 mark = ShardMark(parent=index.id, number=number, count=count)
                 (part / MARK_FILE).write_text(mark.model_dump_json() + "\n", encoding="utf-8")
                 write_manifest(part, manifest.model_copy(update=common_fields(stored)))
-            places.append(place)
             logger.info("shard %d of %d: %d passages in %s", number, count, stop - start, place)
     return places
+
+
+def shard_places(out: Path, count: int) -> list[Path]:
+    """Where ``cut_index`` writes: ``shard-00000-of-00002`` and so on, in ``out``."""
+    return [out.absolute() / f"shard-{number:05d}-of-{count:05d}" for number in range(count)]
 
 
 def describe_shard(directory: Path, index: Index) -> ShardInfo:

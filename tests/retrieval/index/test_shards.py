@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage.commands.cli import main
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.index.index import OpenOptions, build_index, open_index
@@ -64,6 +65,28 @@ def test_shards_find_what_the_whole_index_finds(whole: Path, tmp_path: Path, cou
     with open_index(whole) as index:
         for topk in (1, 3, 40, 200):
             assert search_parts(parts, QUERIES, topk) == index.search(QUERIES, topk)
+
+
+def test_shards_that_are_there_are_replaced_only_with_overwrite(
+    whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """They were replaced without a word, where ``forage index`` keeps what is there."""
+    cut = ["shards", "cut", str(whole), "--out", str(tmp_path), "--count", "2"]
+    (tmp_path / "shard-00001-of-00002").mkdir()
+    (tmp_path / "shard-00001-of-00002" / "notes.txt").write_text("mine")
+    assert main([*cut, "--overwrite"]) == 2
+    assert "is not an index; nothing was touched" in capfd.readouterr().err
+    assert not (tmp_path / "shard-00000-of-00002").exists()
+    (tmp_path / "shard-00001-of-00002" / "notes.txt").unlink()
+    assert main(cut) == 0
+    first = tmp_path / "shard-00000-of-00002"
+    made = first.stat().st_ino
+    assert main(cut) == 2
+    said = "shard-00000-of-00002 holds an index already; nothing was touched: --overwrite replaces"
+    assert said in capfd.readouterr().err
+    assert first.stat().st_ino == made
+    assert main([*cut, "--overwrite"]) == 0
+    assert first.stat().st_ino != made
 
 
 def test_a_cut_in_small_blocks_is_the_same(
