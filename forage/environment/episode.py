@@ -179,7 +179,8 @@ class _EpisodeInFlight:
 
     async def play_turns(self) -> Status:
         config = self.environment.config
-        for index in range(config.max_turns + config.has_final_turn):
+        num_turns = config.max_turns + config.has_final_turn
+        for index in range(num_turns):
             max_turn_tokens = min(config.max_turn_tokens, self._tokens_left())
             if max_turn_tokens < 1:
                 return Status.OUT_OF_TOKENS
@@ -192,13 +193,12 @@ class _EpisodeInFlight:
             if turn.kind is ActionKind.ANSWER:
                 self.turns.append(turn)
                 return Status.ANSWERED
-            is_last = index == config.max_turns + config.has_final_turn - 1
+            is_last = index == num_turns - 1
             if is_last or self.environment.ends_with(action, is_cut):
                 self.turns.append(turn)
                 return Status.OUT_OF_TURNS if self._tokens_left() else Status.OUT_OF_TOKENS
-            note = self._note(action)
             turn, observation = await self._observe(turn, action)
-            if not self._show(observation, note):
+            if not self._show(observation, action):
                 # What the policy could not answer after is not worth showing.
                 self.turns.append(_unseen(turn))
                 return Status.OUT_OF_TOKENS
@@ -207,36 +207,6 @@ class _EpisodeInFlight:
                 # Not the engine's fault, which would be given no time at all.
                 return status_after(self.turns, Status.OUT_OF_TURNS)
         raise AssertionError("the last turn ends the episode")
-
-    def _note(self, action: actions.Action) -> tuple[int, ...]:
-        """What takes the place of the results of ``action`` later, if something does."""
-        environment = self.environment
-        is_call = isinstance(action, actions.Search | actions.Call)
-        if environment.config.keep_observations is None or not is_call:
-            return ()
-        frame = environment.protocol.results_frame(self.transcript.last_id)
-        budget = environment.config.max_observation_tokens
-        return fixed_observation(ARCHIVED, environment.codec, budget, frame).token_ids
-
-    def _show(self, observation: Observation, note: tuple[int, ...]) -> bool:
-        """Append an observation, with older ones archived; false where there is no room."""
-        config, transcript = self.environment.config, self.transcript
-        if note and config.keep_observations is not None:
-            transcript = transcript.folded(config.keep_observations - 1)
-        if len(observation.token_ids) >= config.max_tokens - len(transcript):
-            return False
-        if transcript is not self.transcript:
-            self.engine.release(self.key)
-        self.transcript = transcript
-        is_shorter = len(note) < len(observation.token_ids)
-        transcript.append_observation(observation.token_ids, note if is_shorter else ())
-        return True
-
-    @property
-    def key(self) -> str:
-        """The name of the context that is sampled in, and the seed of its noise."""
-        number = self.transcript.num_folds
-        return f"{self.setting.key}/{number}" if number else self.setting.key
 
     async def _sample_turn(self, max_tokens: int) -> tuple[Turn, actions.Action, bool]:
         """The next turn, what it amounts to, and whether its budget cut it."""
@@ -268,6 +238,36 @@ class _EpisodeInFlight:
         budget = self.environment.config.max_observation_tokens
         observation = message_observation(message, self.environment.codec, budget, frame)
         return replace(turn, observation=observation.text), observation
+
+    def _show(self, observation: Observation, action: actions.Action) -> bool:
+        """Append an observation, with older ones archived; false where there is no room."""
+        config, transcript, note = self.environment.config, self.transcript, self._note(action)
+        if note and config.keep_observations is not None:
+            transcript = transcript.folded(config.keep_observations - 1)
+        if len(observation.token_ids) >= config.max_tokens - len(transcript):
+            return False
+        if transcript is not self.transcript:
+            self.engine.release(self.key)
+        self.transcript = transcript
+        is_shorter = len(note) < len(observation.token_ids)
+        transcript.append_observation(observation.token_ids, note if is_shorter else ())
+        return True
+
+    def _note(self, action: actions.Action) -> tuple[int, ...]:
+        """What takes the place of the results of ``action`` later, if something does."""
+        environment = self.environment
+        is_call = isinstance(action, actions.Search | actions.Call)
+        if environment.config.keep_observations is None or not is_call:
+            return ()
+        frame = environment.protocol.results_frame(self.transcript.last_id)
+        budget = environment.config.max_observation_tokens
+        return fixed_observation(ARCHIVED, environment.codec, budget, frame).token_ids
+
+    @property
+    def key(self) -> str:
+        """The name of the context that is sampled in, and the seed of its noise."""
+        number = self.transcript.num_folds
+        return f"{self.setting.key}/{number}" if number else self.setting.key
 
     def _tokens_left(self) -> int:
         return self.environment.config.max_tokens - len(self.transcript)
