@@ -90,8 +90,9 @@ def recipe(out: Path, device: str, overrides: Sequence[str]) -> RunConfig:
         tree["trainer"]["max_tokens_per_micro_batch"] = 1024
         tree["rollout"]["max_concurrent_episodes"] = 48
         tree["rollout"]["engine"] |= {"num_slots": 48, "tile_rows": 48}
-    (out / "recipe.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    config = load_config(out / "recipe.yaml", overrides)
+    unchanged = out / "recipe.unchanged.yaml"
+    unchanged.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    config = load_config(unchanged, overrides)
     (out / "recipe.yaml").write_text(to_yaml(config), encoding="utf-8")
     return config
 
@@ -109,11 +110,10 @@ def prepare(args: argparse.Namespace) -> int:
         Job("import", ("import-gguf", args.model, "--out", str(out / "base")), out / "import.log"),
         Job("index", index, out / "index.log"),
     ]
-    if Path(args.model).is_dir():
+    if Path(args.model).is_dir() and not (out / "base").exists():
         (out / "base").symlink_to(Path(args.model).resolve())
     jobs = [job for job in jobs if not (out / job.arguments[-1]).exists()]
-    if run_jobs(jobs, 2, args.seconds, 0):
-        return 1
+    _make(jobs, args.seconds)
     if not (out / "recipe.yaml").exists():
         recipe(out, args.device, args.overrides)
     print(f"{time.monotonic() - started:.0f} s: model and index are there", flush=True)
@@ -124,11 +124,23 @@ def prepare(args: argparse.Namespace) -> int:
     to = (f"output_dir={out / 'sft'}", "--out", str(out / "warm.partial"))
     left = args.seconds - (time.monotonic() - started)
     with search_server(out):
-        if run_jobs([Job("warm start", (*asked, *to), out / "sft.log")], 1, left, 0):
-            return 1
+        _make([Job("warm start", (*asked, *to), out / "sft.log")], left)
     (out / "warm.partial").rename(out / "warm")
     print(f"{time.monotonic() - started:.0f} s: the warm start is there", flush=True)
     return 0
+
+
+def _make(jobs: Sequence[Job], seconds: float) -> None:
+    """Run jobs that each write their last argument; raises ``UserError`` unless all have."""
+    failed = run_jobs(jobs, len(jobs), seconds, 0)
+    if failed:
+        raise UserError(f"{failed[0].name} failed: {failed[0].log} says why")
+    cut = [job for job in jobs if job.status or not Path(job.arguments[-1]).exists()]
+    if cut:
+        names = ", ".join(Path(job.arguments[-1]).name for job in cut)
+        raise UserError(
+            f"{names}: not there when the time was over; give prepare more --seconds, it goes on"
+        )
 
 
 def _shipped(name: str) -> Any:

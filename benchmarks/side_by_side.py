@@ -92,6 +92,9 @@ def run_jobs(jobs: Sequence[Job], at_once: int, seconds: float, stop_s: float) -
             time.sleep(POLL_S)
     finally:
         _signal(running, signal.SIGKILL)
+        for job in running:
+            if job.process is not None:
+                job.process.wait()
     for job in running:
         print(f"!! {job.name} did not stop in time and was killed")
     return failed

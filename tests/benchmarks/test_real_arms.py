@@ -1,0 +1,73 @@
+"""The preparation of the benchmark of arms goes on where it was stopped, and says what is missing."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import real_arms
+from benchmarks.real_arms import prepare, recipe
+from benchmarks.side_by_side import Job
+from forage.errors import UserError
+
+
+def arguments(out: Path, model: Path) -> Namespace:
+    return Namespace(
+        out=out,
+        seconds=60.0,
+        data=None,
+        model=str(model),
+        device="cpu",
+        overrides=[],
+        warm_start_steps=1,
+    )
+
+
+def let_jobs_make(
+    monkeypatch: pytest.MonkeyPatch, *made: str, started: list[str] | None = None
+) -> None:
+    """Jobs of these names make what they are to; all others are cut off by the end of the time."""
+
+    def run(jobs: Sequence[Job], *_: object) -> list[Job]:
+        for job in jobs:
+            if started is not None:
+                started.append(job.name)
+            if job.name in made:
+                Path(job.arguments[-1]).mkdir()
+        return []
+
+    monkeypatch.setattr(real_arms, "run_jobs", run)
+
+
+@pytest.mark.parametrize("made", [(), ("index",)])
+def test_what_was_not_made_in_time_is_said_and_nothing_is_built_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: tuple[str, ...]
+) -> None:
+    """It said that model and index were there, and went on to the warm start."""
+    let_jobs_make(monkeypatch, *made)
+    with pytest.raises(UserError, match=r"base.* not there when the time was over.*--seconds"):
+        prepare(arguments(tmp_path / "out", tmp_path / "model.gguf"))
+    assert not (tmp_path / "out" / "warm").exists()
+
+
+def test_a_model_directory_is_linked_once_however_often_it_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time, to go on, ended in a FileExistsError."""
+    (tmp_path / "model").mkdir()
+    started: list[str] = []
+    let_jobs_make(monkeypatch, started=started)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"index.* not there when the time was over"):
+            prepare(arguments(tmp_path / "out", tmp_path / "model"))
+    assert (tmp_path / "out" / "base").resolve() == tmp_path / "model"
+    assert started == ["index", "index"]
+
+
+def test_a_recipe_with_a_wrong_override_is_not_left_for_the_next_time(tmp_path: Path) -> None:
+    """The next ``prepare`` took it for its own, without the overrides that were given then."""
+    with pytest.raises(UserError, match="num_stepz"):
+        recipe(tmp_path, "cpu", ["trainer.num_stepz=3"])
+    assert not (tmp_path / "recipe.yaml").exists()
+    assert recipe(tmp_path, "cpu", ["trainer.num_steps=3"]).trainer.num_steps == 3
