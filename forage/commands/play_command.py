@@ -22,7 +22,6 @@ from rich.panel import Panel
 from rich.text import Text
 
 from forage.commands.arguments import add_address, add_overrides, local_path
-from forage.commands.view_command import check_loopback, serve_pages
 from forage.config.config_file import apply_override
 from forage.config.run_config import RunConfig, build_config, load_config
 from forage.environment.remembered import as_trained
@@ -57,6 +56,8 @@ def run(args: Namespace) -> int:
     if question is not None and re.match(r"[a-z_]+(\.\w+)*=", question):
         question, overrides = None, [question, *overrides]
     if args.web:
+        from forage.viewer.viewer_page import check_loopback
+
         check_loopback(args.host, args.port)
         if question is not None or args.json:
             raise UserError(
@@ -114,6 +115,7 @@ def _served(config: RunConfig, index: Path | None) -> Iterator[RunConfig]:
 async def _play_in_browser(config: RunConfig, listener: socket.socket) -> None:
     from forage.evaluation.asked import open_asking
     from forage.viewer.chat_app import ChatPartner, create_chat_app
+    from forage.viewer.viewer_page import serve_pages
 
     async with open_asking(config) as ask:
         app = create_chat_app(ask, ChatPartner.of(config))
