@@ -7,6 +7,9 @@ rows use the encoder itself as the model that reads a question and a passage: th
 the question with the passage or one of its sentences.
 
     python benchmarks/retrieval_quality.py xquad.en.json --encoder DIRECTORY_OR_HUB_ID
+    python benchmarks/retrieval_quality.py RUN/data --encoder DIRECTORY_OR_HUB_ID
+
+The second takes the passages and the held-out questions of a run of ``forage real``.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ quiet_openmp()
 
 import numpy as np  # noqa: E402  # after the OpenMP settings
 
-from forage.data.corpus import write_corpus  # noqa: E402
+from forage.data import questions  # noqa: E402
+from forage.data.corpus import read_corpus, write_corpus  # noqa: E402
 from forage.retrieval.index.index import OpenOptions, build_index, open_index  # noqa: E402
 from forage.retrieval.source import Source  # noqa: E402
 from forage.retrieval.sources.fusion import Fused  # noqa: E402
@@ -64,40 +68,53 @@ class Sentences:
         return self._known[text]
 
 
-def read_questions(path: Path) -> tuple[list[Passage], list[tuple[str, str]]]:
-    """The paragraphs, and each question with the id of its own."""
+Asked = list[tuple[str, frozenset[str]]]
+"""Each question with the ids of the passages that answer it."""
+
+
+def read_task(path: Path) -> tuple[list[Passage], Asked]:
+    """Passages and questions of a SQuAD file, or of a folder of corpus.jsonl and dev.jsonl."""
+    if not path.is_dir():
+        return read_squad(path)
+    held_out = questions.read_questions(path / "dev.jsonl")
+    asked = [(each.text, frozenset(each.gold_passage_ids)) for each in held_out]
+    return list(read_corpus(path / "corpus.jsonl")), asked
+
+
+def read_squad(path: Path) -> tuple[list[Passage], Asked]:
     passages: list[Passage] = []
-    asked: list[tuple[str, str]] = []
+    asked: Asked = []
     for article in json.loads(path.read_text(encoding="utf-8"))["data"]:
         for number, paragraph in enumerate(article["paragraphs"]):
             identity = f"{article['title']}-{number}"
             passages.append(Passage(identity, article["title"], paragraph["context"]))
-            asked += [(qa["question"], identity) for qa in paragraph["qas"]]
+            asked += [(qa["question"], frozenset((identity,))) for qa in paragraph["qas"]]
     return passages, asked
 
 
-def recall(source: Source, asked: Sequence[tuple[str, str]]) -> tuple[list[float], float]:
-    """The share of questions whose paragraph is among the first k, and questions a second."""
+def recall(source: Source, asked: Asked) -> tuple[list[float], float]:
+    """The share of questions answered by one of the first k, and questions a second."""
     started = time.perf_counter()
     ranks: list[int] = []
     for first in range(0, len(asked), 64):
         block = asked[first : first + 64]
         found = source.search([question for question, _ in block], max(DEPTHS))
         for (_, gold), hits in zip(block, found, strict=True):
-            ids = [hit.passage.id for hit in hits]
-            ranks.append(ids.index(gold) if gold in ids else max(DEPTHS))
+            is_gold = [hit.passage.id in gold for hit in hits]
+            ranks.append(is_gold.index(True) if any(is_gold) else max(DEPTHS))
     rate = len(asked) / (time.perf_counter() - started)
     return [float(np.mean([rank < depth for rank in ranks])) for depth in DEPTHS], rate
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("squad", type=Path, help="a file of SQuAD v1.1 JSON")
+    text = "a file of SQuAD v1.1 JSON, or a folder of corpus.jsonl and dev.jsonl"
+    parser.add_argument("task", type=Path, help=text)
     parser.add_argument("--encoder", required=True)
     parser.add_argument("--reranker", help="a cross-encoder")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     args = parser.parse_args()
-    passages, asked = read_questions(args.squad)
+    passages, asked = read_task(args.task)
     print(f"{len(asked)} questions, {len(passages)} paragraphs, recall at {DEPTHS}, questions/s")
     choice = EncoderChoice(args.encoder, dtype=args.dtype)
     options = OpenOptions(device="cpu", dtype=args.dtype)
