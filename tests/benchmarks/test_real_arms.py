@@ -1,4 +1,4 @@
-"""The preparation of the benchmark of arms goes on where it was stopped, and says what is missing."""
+"""The preparation of the benchmark of arms: it goes on, and says what is missing."""
 
 from argparse import Namespace
 from collections.abc import Sequence

