@@ -52,11 +52,14 @@ def load_policy(config: ModelConfig, seed: int) -> PreTrainedModel:
     return model
 
 
-def load_model(config: ModelConfig) -> PreTrainedModel:
-    """The weights of ``config.path`` on their device, adapters merged; raises ``UserError``."""
+def load_model(config: ModelConfig, key: str = "model.path") -> PreTrainedModel:
+    """The weights of ``config.path`` on their device, adapters merged.
+
+    Raises ``UserError``, which names the setting ``key`` that the path comes from.
+    """
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"model.device is {config.device!r} but torch sees no GPU; use cpu")
-    model = _load_weights(config.path, getattr(torch, config.dtype))
+    model = _load_weights(config.path, getattr(torch, config.dtype), key)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
         for module in model.modules():
@@ -101,12 +104,12 @@ def load_critic_base(
     return model
 
 
-def _load_weights(path: str, dtype: torch.dtype) -> PreTrainedModel:
+def _load_weights(path: str, dtype: torch.dtype, key: str) -> PreTrainedModel:
     """A model as it is stored; a directory of adapters is its base with them merged."""
-    check_path(path)
+    check_path(path, key)
     base = lora.base_of(Path(path))
     if base is not None:
-        model = _load_weights(base, dtype)
+        model = _load_weights(base, dtype, key)
         try:
             adapters = lora.read_adapters(Path(path))
         except (OSError, ValueError, SafetensorError) as error:
@@ -118,7 +121,7 @@ def _load_weights(path: str, dtype: torch.dtype) -> PreTrainedModel:
             path, dtype=dtype, local_files_only=only_downloaded(path)
         )
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"model.path is {path!r}: no model there ({error})") from error
+        raise UserError(f"{key} is {path!r}: no model there ({error})") from error
     if lora.has_adapters(model):  # a hub id of adapters: transformers loaded their base, too
         lora.merge(model)
     return model
@@ -131,14 +134,16 @@ def _add_adapters(model: PreTrainedModel, config: ModelConfig, path: str, seed: 
 
 
 def _load_beside(config: ModelConfig, path: str | None, key: str) -> PreTrainedModel:
-    model = load_model(config.model_copy(update={"path": path or config.path}))
-    if path is not None:
-        mine, its = load_tokenizer(config), load_tokenizer(config.model_copy(update={"path": path}))
-        if mine.get_vocab() != its.get_vocab():
-            raise UserError(
-                f"{key} ({path}) has other tokens than model.path ({config.path}), so the same ids "
-                "would be other words to it; name a model of the same family"
-            )
+    if path is None:
+        return load_model(config)
+    its_config = config.model_copy(update={"path": path})
+    model = load_model(its_config, key)
+    mine, its = load_tokenizer(config), load_tokenizer(its_config, key)
+    if mine.get_vocab() != its.get_vocab():
+        raise UserError(
+            f"{key} ({path}) has other tokens than model.path ({config.path}), so the same ids "
+            "would be other words to it; name a model of the same family"
+        )
     return model
 
 

@@ -12,32 +12,32 @@ from forage.errors import UserError
 from forage.remote.hub import only_downloaded
 
 
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model directory or hub id; raises ``UserError``."""
-    check_path(config.path)
+def load_tokenizer(config: ModelConfig, key: str = "model.path") -> PreTrainedTokenizerFast:
+    """The tokenizer of a model directory or hub id; raises ``UserError``, which names ``key``."""
+    check_path(config.path, key)
     path = config.path
     while not (Path(path) / "tokenizer.json").is_file() and (base := _base_of(Path(path))):
         path = base  # peft's own directories hold adapters alone
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=only_downloaded(path))
     except (OSError, ValueError) as error:
-        raise UserError(f"model.path is {config.path!r}: no tokenizer there ({error})") from error
+        raise UserError(f"{key} is {config.path!r}: no tokenizer there ({error})") from error
     if config.endpoint is not None and config.endpoint.form == "chat":
         tokenizer.chat_template = None  # the server writes the chat format
     return cast(PreTrainedTokenizerFast, tokenizer)
 
 
-def check_path(path: str) -> None:
+def check_path(path: str, key: str) -> None:
     """Refuse a path that cannot be a hub id at once, instead of asking the hub for it."""
     if path.endswith(".gguf"):
         raise UserError(
-            f"model.path is {path!r}, a GGUF file; make a model directory of it first: "
+            f"{key} is {path!r}, a GGUF file; make a model directory of it first: "
             f"forage import-gguf {path} --out DIR"
         )
     is_local = path.startswith(("/", ".", "~")) or path.count("/") != 1
     if is_local and "/" in path and not Path(path).is_dir():
         raise UserError(
-            f"model.path is {path!r}: there is no such directory; forage doctor RECIPE says what a "
+            f"{key} is {path!r}: there is no such directory; forage doctor RECIPE says what a "
             "recipe lacks here"
         )
 

@@ -1,6 +1,7 @@
 """Models in and out are ordinary Hugging Face directories; tokenizers read any text."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from forage.errors import UserError
 from forage.training.logprobs import token_logprobs
 from forage.training.model import (
     END_OF_TEXT,
+    load_critic_base,
     load_model,
+    load_reference,
     load_tokenizer,
     new_model,
     new_tokenizer,
@@ -170,3 +173,24 @@ def test_a_digest_tells_tokenizers_and_chat_templates_apart(directory: Path):
     assert tokenizer_digest(new_tokenizer(["other words"] * 4, 300)) != tokenizer_digest(
         tiny_tokenizer()
     )
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("nothing", "there is no such directory"),
+        ("an empty directory", "no model there"),
+        ("file.gguf", "a GGUF file"),
+    ],
+)
+@pytest.mark.parametrize("key", ["kl.reference", "advantage.critic.path"])
+def test_a_model_beside_the_policy_that_cannot_be_read_is_named_by_its_own_key(
+    directory: Path, tmp_path: Path, key: str, what: str, expected: str
+):
+    """The message named model.path, which was right, with a path that stood elsewhere."""
+    place, config = tmp_path / what.replace(" ", "-"), ModelConfig(path=str(directory))
+    if what == "an empty directory":
+        place.mkdir()
+    load = load_reference if key == "kl.reference" else partial(load_critic_base, seed=0)
+    with pytest.raises(UserError, match=rf"^algorithm\.{key} is '{place}'.*{expected}"):
+        load(tiny_model(), config, str(place))
