@@ -172,7 +172,9 @@ def read_manifest(directory: Path) -> AnyManifest:
     """The manifest of an index directory; raises ``UserError`` that names what is wrong."""
     path = directory / MANIFEST_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
+    except NotADirectoryError as error:
+        raise UserError(f"{directory} is a file, and no index; name a directory") from error
     except FileNotFoundError as error:
         raise UserError(
             f"{directory} is not an index (it has no {MANIFEST_FILE}); make one with "
@@ -181,7 +183,7 @@ def read_manifest(directory: Path) -> AnyManifest:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     try:
-        manifest = _ADAPTER.validate_json(text)
+        manifest = _ADAPTER.validate_json(content)
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(str(part) for part in wrong["loc"]) or "the file"

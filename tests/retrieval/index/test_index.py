@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forage.errors import UserError
-from forage.retrieval.index.index import Index, build_index, open_index
+from forage.retrieval.index.index import Index, build_index, open_index, read_manifest
 from forage.retrieval.index.manifest import seal
 from forage.retrieval.words.bm25_index import BM25Manifest
 from tests.retrieval.conftest import PASSAGES
@@ -102,6 +102,16 @@ def test_a_backend_of_another_corpus_is_refused(corpus: Path, tmp_path: Path):
     seal(out)
     with pytest.raises(UserError, match="passages 5, but its backend holds 4"):
         open_index(out)
+
+
+def test_a_file_is_no_index_and_a_manifest_that_is_no_text_is_damaged(tmp_path: Path):
+    """A manifest that was no UTF-8 ended in a UnicodeDecodeError."""
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(UserError, match=r"notes is a file, and no index; name a directory"):
+        read_manifest(tmp_path / "notes")
+    (tmp_path / "manifest.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"manifest\.json: the file: .*; build the index again"):
+        read_manifest(tmp_path)
 
 
 def test_a_directory_that_is_no_index_is_named_with_the_command_to_make_one(tmp_path: Path):
