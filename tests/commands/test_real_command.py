@@ -62,7 +62,9 @@ def test_a_tiny_model_goes_through_all_of_it_and_a_finished_run_is_not_done_agai
     sampled = json.loads((out / "evaluation" / "after-sampled.json").read_text())
     assert sampled["protocol"]["num_samples"] == 4
     notes = json.loads((out / "real.json").read_text())
-    assert notes["chosen"].keys() == {"port", "warm_start_steps", "num_questions", "steps"}
+    names = {"in_bfloat16", "port", "warm_start_steps", "num_questions", "steps"}
+    assert notes["chosen"].keys() == names
+    assert notes["chosen"]["in_bfloat16"] == 0, "a tiny model's time is not that of the products"
     steps = len((out / "warm_start.jsonl").read_text().splitlines())
     assert steps == notes["chosen"]["warm_start_steps"]
     assert len(read_metrics(out)) == 1
