@@ -336,6 +336,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--hard", nargs="*", choices=SKILLS, metavar="SKILL", help="the hard world")
     parser.add_argument("--noisy", action="store_true", help="a search that drops and misleads")
+    parser.add_argument("--search-cost", type=float, metavar="C", help="what a search costs")
     parser.add_argument(
         "--steps", type=int, default=MAX_STEPS, help="steps of a trial that runs on"
     )
@@ -360,6 +361,8 @@ def main() -> None:
         server = ServerProcess(args.out / "index", log_path=args.out / "server.log")
         stack.enter_context(server)
         changes = merged({} if args.hard is None else HARD, NOISE if args.noisy else {})
+        if args.search_cost is not None:
+            changes = merged(changes, {"reward": {"search_cost": args.search_cost}})
         ways = (args.steps, args.sampled, not args.all_steps)
         stage = Stage(args.out, server.url, args.start, changes, *ways)
         if not (args.out / "start.json").exists():
