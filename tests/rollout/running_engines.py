@@ -28,6 +28,7 @@ async def running_engine(
     max_tokens: int = MAX_TOKENS,
     max_draft_tokens: int = 7,
     cache_on_update: Literal["recompute", "keep"] = "recompute",
+    num_threads: int = 1,
 ) -> AsyncIterator[TorchEngine]:
     """An engine that is closed at the end, whatever happens."""
     settings = EngineConfig(
@@ -37,7 +38,7 @@ async def running_engine(
         max_draft_tokens=max_draft_tokens,
         cache_on_update=cache_on_update,
     )
-    engine = TorchEngine(model or make_model(), LETTERS, settings, max_tokens, num_threads=1)
+    engine = TorchEngine(model or make_model(), LETTERS, settings, max_tokens, num_threads)
     try:
         yield engine
     finally:

@@ -119,10 +119,11 @@ class EngineThread:
                     if not self._is_held:
                         self._admit()
                         self._round(forward)
-                forward.close()
         except BaseException as error:  # a bug: every caller must see it, whatever it is
             self.crash = error
         self._fail_all(self.crash or EngineError("the engine was closed while this turn waited"))
+        if self._forward is not None:
+            self._forward.close()  # after a crash, too: its threads would outlive the engine
 
     def _take_commands(self) -> None:
         while not self.is_closed:

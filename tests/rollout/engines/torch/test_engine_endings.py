@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
+from forage.rollout.engines.torch import packed_forward
 from forage.rollout.engines.torch.sampling import Chosen
 from forage.types import EngineError
 from tests.rollout.engines.torch.plain_attention import run_ahead
@@ -153,6 +154,23 @@ async def test_a_crash_in_the_worker_reaches_every_caller():
                 await engine.generate(tokens(1, 9), sampling())
             with pytest.raises(ZeroDivisionError, match="a bug in the model"):
                 await publish(engine, 1)
+
+
+async def test_a_crash_leaves_no_thread_of_the_forward_pass(monkeypatch: pytest.MonkeyPatch):
+    """The pool was shut down only by an orderly close: a crashed engine's threads went on."""
+    monkeypatch.setattr(packed_forward, "min_part_cost", lambda *_: 1)  # a part for each thread
+    model = make_model()
+    before = set(threading.enumerate())
+    async with running_engine(model, num_threads=2) as engine:
+        # Past the passes that choose how to pass, which need no threads.
+        gate = _Gate(model, ZeroDivisionError("a bug in the model"), num_passing=14)
+        gate.open()
+        turns = [
+            asyncio.create_task(engine.generate(tokens(i, 9), sampling(f"{i}"))) for i in range(4)
+        ]
+        ended = await asyncio.gather(*turns, return_exceptions=True)
+    assert {str(each) for each in ended} == {"a bug in the model"}
+    assert [t.name for t in set(threading.enumerate()) - before if "engine" in t.name] == []
 
 
 def _unreadable(_: Chosen) -> Any:
