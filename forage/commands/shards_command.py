@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING
 
 from forage.commands.arguments import (
@@ -47,11 +48,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _cut(args: Namespace) -> int:
     from forage.retrieval.index.atomic_directory import refuse_an_index
-    from forage.retrieval.index.shards import cut_index, shard_places
+    from forage.retrieval.index.shards import cut_index, other_shards, shard_places
 
-    for place in () if args.overwrite else shard_places(args.out, args.count):
-        refuse_an_index(place)
+    others = other_shards(args.out, args.count)
+    if not args.overwrite:
+        for place in [*shard_places(args.out, args.count), *others]:
+            refuse_an_index(place)
     cut_index(args.index, args.out, args.count)
+    for other in others:
+        if other != args.index.absolute():  # a shard may be cut further
+            rmtree(other)
     return 0
 
 

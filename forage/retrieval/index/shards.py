@@ -94,6 +94,12 @@ def shard_places(out: Path, count: int) -> list[Path]:
     return [out.absolute() / f"shard-{number:05d}-of-{count:05d}" for number in range(count)]
 
 
+def other_shards(out: Path, count: int) -> list[Path]:
+    """Shards in ``out`` of a cut into another number: beside these, a reader would take both."""
+    marks = out.absolute().glob(f"shard-[0-9]*-of-[0-9]*/{MARK_FILE}")
+    return sorted({mark.parent for mark in marks} - set(shard_places(out, count)))
+
+
 def describe_shard(directory: Path, index: Index) -> ShardInfo:
     """What an opened index is as a shard; raises ``UserError`` for a damaged mark."""
     path = directory / MARK_FILE

@@ -89,6 +89,21 @@ def test_shards_that_are_there_are_replaced_only_with_overwrite(
     assert first.stat().st_ino != made
 
 
+def test_shards_of_another_number_do_not_stay_beside_the_new_ones(
+    whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """Three were cut beside two, and who took ``shard-*`` searched every passage twice."""
+    cut = ["shards", "cut", str(whole), "--out", str(tmp_path), "--count"]
+    assert main([*cut, "2"]) == 0
+    (tmp_path / "shard-0-of-notes").mkdir()
+    assert main([*cut, "3"]) == 2
+    said = "shard-00000-of-00002 holds an index already; nothing was touched: --overwrite replaces"
+    assert said in capfd.readouterr().err
+    assert main([*cut, "3", "--overwrite"]) == 0
+    left = {path.name for path in tmp_path.glob("shard-*")}
+    assert left == {*(f"shard-0000{n}-of-00003" for n in range(3)), "shard-0-of-notes"}
+
+
 def test_a_cut_in_small_blocks_is_the_same(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
