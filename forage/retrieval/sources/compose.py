@@ -160,9 +160,19 @@ _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
 
 
 def _kind_and_name(text: str) -> tuple[str, str]:
-    """``web:serper`` is ``("web", "serper")``; what begins with no kind is an index."""
-    kind, _, name = text.partition(":")
-    return (kind, name) if kind in _OPENERS and name and kind != "index" else ("index", text)
+    """``web:serper`` is ``("web", "serper")``; what begins with no kind is an index.
+
+    Raises ``UserError`` where it is like neither.
+    """
+    kind, colon, name = text.partition(":")
+    if kind in _OPENERS and name and kind != "index":
+        return kind, name
+    if colon and "/" not in kind and not Path(text).exists():
+        raise UserError(
+            f"{text!r} is no source: name the directory of an index, lucene:DIR, ray:APP, "
+            "web:PROVIDER or replay:FILE"
+        )
+    return "index", text
 
 
 def _refuse_unread(settings: ServeSettings) -> None:

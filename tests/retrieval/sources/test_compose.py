@@ -110,6 +110,10 @@ def test_live_pages_are_those_of_the_web_and_never_of_this_machine(index_dir: Pa
     ("settings", "said"),
     [
         (ServeSettings(sources=("absent",)), "absent is not an index"),
+        (ServeSettings(sources=("lucence:wiki",)), "'lucence:wiki' is no source: .*, lucene:DIR, "),
+        (ServeSettings(sources=("ray:",)), "'ray:' is no source: name the directory of an index"),
+        (ServeSettings(sources=("http://10.0.0.7:8000",)), "8000' is no source"),
+        (ServeSettings(sources=("./lucence:wiki",)), "lucence:wiki is not an index"),
         (ServeSettings(sources=("absent",), web=("num_results=3",)), "--web says how to ask"),
         (ServeSettings(sources=("web:nobody",)), "web:nobody"),
         (ServeSettings(sources=("replay:absent",)), "cannot read the recording absent"),
