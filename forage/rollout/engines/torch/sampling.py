@@ -24,6 +24,8 @@ _MIX2 = np.uint64(0x94D049BB133111EB)
 
 _BLOCK = 128
 """Tokens whose probabilities are summed first where a GPU looks for the one that is chosen."""
+_MASS_UNITS = 2.0**60
+"""What a probability of 1 is in whole numbers of 64 bits, with room for its rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,12 @@ def _distribution(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor) -> 
 
 def _nucleus(logprobs_BV: Tensor, top_p_B: Tensor) -> Tensor:
     ordered_BV, index_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
-    mass_before_BV = ordered_BV.exp().cumsum(dim=-1) - ordered_BV.exp()
-    ordered_BV = ordered_BV.masked_fill(mass_before_BV >= top_p_B[:, None], float("-inf"))
+    # In whole numbers, whose sum is the same in every order: a GPU adds one row in another order
+    # than several, and a last bit of the mass would decide who is in the nucleus.
+    mass_BV = (ordered_BV.exp().double() * _MASS_UNITS).long()
+    limit_B1 = (top_p_B.double() * _MASS_UNITS).long()[:, None]
+    mass_before_BV = mass_BV.cumsum(dim=-1) - mass_BV
+    ordered_BV = ordered_BV.masked_fill(mass_before_BV >= limit_B1, float("-inf"))
     kept_BV = torch.empty_like(ordered_BV).scatter_(1, index_BV, ordered_BV)
     # A row that keeps everything keeps its bits, also beside rows that do not.
     is_cut_B1 = top_p_B[:, None] < 1

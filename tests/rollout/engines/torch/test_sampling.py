@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import pad
 
 from forage.rollout.engines.torch.sampling import (
     choose_tokens,
@@ -211,6 +212,32 @@ def test_a_row_gets_the_same_bits_alone_and_among_others(num_rows, vocabulary, s
         )
         assert torch.equal(token_1, tokens_B[one])
         assert torch.equal(logprob_1, logprobs_B[one])
+
+
+def _added_in_pairs(numbers_BV: Tensor) -> Tensor:
+    """A running sum in the order of a tree, as a GPU adds a single row."""
+    summed_BV, reach = numbers_BV, 1
+    while reach < numbers_BV.shape[-1]:
+        summed_BV = summed_BV + pad(summed_BV[:, :-reach], (reach, 0))
+        reach *= 2
+    return summed_BV
+
+
+def test_the_nucleus_does_not_depend_on_the_order_in_which_its_mass_is_added(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A GPU scans one row with another kernel than several; a last bit then let a token in."""
+    generator = torch.Generator().manual_seed(0)
+    logits_BV = torch.randn(64, 3000, generator=generator)
+    # Where the limit is the mass before a token, its last bit decides.
+    ordered_BV = torch.softmax(logits_BV, dim=-1).sort(dim=-1, descending=True).values
+    top_p_B = ordered_BV.cumsum(dim=-1)[:, 1500]
+    arguments = (logits_BV, torch.ones(64), top_p_B, 3000)
+    in_a_row = [len(kept) for kept in likeliest_tokens(*arguments)]
+    plain = Tensor.cumsum
+    assert (plain(ordered_BV, dim=-1) != _added_in_pairs(ordered_BV)).any()
+    monkeypatch.setattr(Tensor, "cumsum", lambda numbers, dim: _added_in_pairs(numbers))
+    assert [len(kept) for kept in likeliest_tokens(*arguments)] == in_a_row
 
 
 def test_the_types_are_what_the_engine_records():
