@@ -24,7 +24,7 @@ _PART = 512
 """Keys that one program goes through where a single token attends."""
 _KEY_BLOCK = 64
 _MIN_ROWS = 16
-"""Rows of the smallest product of a tensor core."""
+"""The smallest side of a product of a tensor core: rows are filled up to it, and dimensions."""
 
 
 class KernelAttention:
@@ -69,7 +69,7 @@ class KernelAttention:
             G=group,
             GP=max(_MIN_ROWS, triton.next_power_of_2(group)),
             D=dim,
-            DP=triton.next_power_of_2(dim),
+            DP=max(_MIN_ROWS, triton.next_power_of_2(dim)),
             PART=_PART,
             BLOCK=_KEY_BLOCK,
             PARTS=self._num_parts,

@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 from forage.rollout.engines.torch.kernels import KernelAttention
 
 DEVICE = torch.device("cuda")
-SHAPES = [(12, 2, 128), (9, 3, 64), (4, 4, 96), (8, 1, 16), (32, 8, 128)]
+SHAPES = [(12, 2, 128), (9, 3, 64), (4, 4, 96), (8, 1, 16), (4, 2, 8), (32, 8, 128)]
 DTYPES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 NUM_SLOTS, CAPACITY = 7, 1600
 
