@@ -24,10 +24,9 @@ class DynamicSamplingConfig(Frozen):
     """1.5 plays half as many groups again in each round."""
 
 
-def is_flat(returns_G: Sequence[float | None]) -> bool:
-    """Whether no two kept episodes of the group differ in what they earned."""
-    kept = [value for value in returns_G if value is not None]
-    return not kept or min(kept) == max(kept)
+def is_flat(returns_G: Sequence[float]) -> bool:
+    """Whether no two episodes of the group differ in what they earned."""
+    return not returns_G or min(returns_G) == max(returns_G)
 
 
 def choose(is_flat_P: Sequence[bool], num_wanted: int) -> list[int]:

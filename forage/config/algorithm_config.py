@@ -11,10 +11,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from forage.algorithms.credit.dr_grpo import DrGrpo
 from forage.algorithms.credit.estimator import CriticConfig
 from forage.algorithms.credit.gae import Gae
-from forage.algorithms.credit.grpo import Grpo
+from forage.algorithms.credit.grpo import DrGrpo, Grpo
 from forage.algorithms.credit.information_gain import GainBefore, GainOverOthers
 from forage.algorithms.credit.optimal_token import OptimalToken
 from forage.algorithms.credit.pass_at_k import PassAtK

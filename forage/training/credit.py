@@ -89,7 +89,13 @@ class Credit:
         views: Sequence[Weighed],
         kl_coefficient: float,
     ) -> list[Weighed]:
-        """The episodes of a group with their credit; none where its baseline could not be had."""
+        """The episodes of a group with their credit; none where what failed is their baseline."""
+        greedy = 0.0
+        if self._estimator.plays_greedy:
+            assert group.greedy is not None, "the scheduler plays a greedy episode a question"
+            if not self.is_learnable(group.greedy):
+                return []
+            greedy = self._earned_by(group.greedy).total
         members_G = [
             replace(
                 each,
@@ -99,7 +105,6 @@ class Credit:
             )
             for each, view in zip(earned, views, strict=True)
         ]
-        greedy = self._greedy_reward(group) if self._estimator.plays_greedy else None
         credit = self._estimator.credit(EarnedByGroup(members_G, self.baseline, greedy))
         return [
             replace(
@@ -109,7 +114,7 @@ class Credit:
                 if each.returns_M is None
                 else torch.tensor(each.returns_M, dtype=torch.float32),
             )
-            for view, each in zip(views, credit, strict=bool(credit))
+            for view, each in zip(views, credit, strict=True)
         ]
 
     def _kl_penalties(self, view: Weighed, kl_coefficient: float) -> list[float]:
@@ -120,13 +125,6 @@ class Credit:
         policy_M = view.old_logprobs_M.double()
         kl_M = kl.estimate(policy_M, view.reference_logprobs_M.double(), policy_M)
         return (kl_coefficient * kl_M).tolist()
-
-    def _greedy_reward(self, group: Group) -> float | None:
-        """What the group's greedy episode earned; None where something failed it."""
-        assert group.greedy is not None, "the scheduler plays a greedy episode a question"
-        if not self.is_learnable(group.greedy):
-            return None
-        return self._earned_by(group.greedy).total
 
     def _earned_by_group(self, group: Group) -> list[Earned]:
         """What each learnable member earned."""

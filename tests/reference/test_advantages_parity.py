@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.credit.baselines import advantages_over, next_baseline, whiten
+from forage.algorithms.credit.baselines import next_baseline, whiten
+from forage.algorithms.credit.estimator import EarnedByGroup
 from forage.algorithms.credit.gae import discounted_returns, gae
 from forage.algorithms.credit.grpo import grpo_advantages
 from forage.algorithms.credit.optimal_token import optimal_token_advantages
 from forage.algorithms.credit.pass_at_k import pass_at_k_advantages
+from forage.algorithms.credit.remax import Remax
 from forage.algorithms.credit.rloo import rloo_advantages
 from forage.algorithms.credit.turn_level import turn_level_advantages
 from forage.algorithms.dapo import overlong_penalty
@@ -61,13 +63,14 @@ def test_rloo_is_the_papers_formula(rewards_G: list[float]):
 def test_rloo_is_the_plain_baseline_scaled_by_g_over_g_minus_one(rewards_G: list[float]):
     scale = len(rewards_G) / (len(rewards_G) - 1)
     plain = grpo_advantages(rewards_G, normalise_by_std=False)
-    scaled = [advantage * scale for advantage in plain if advantage is not None]
+    scaled = [advantage * scale for advantage in plain]
     assert rloo_advantages(rewards_G) == pytest.approx(scaled, abs=1e-12)
 
 
 @given(rewards, numbers(-3, 3), numbers(0, 0.99))
 def test_a_baseline_from_outside_is_taken_off_and_follows_as_an_average(rewards_G, baseline, decay):
-    assert advantages_over(rewards_G, baseline) == tuple(r - baseline for r in rewards_G)
+    group = EarnedByGroup([], greedy_reward=baseline)
+    assert Remax().advantages(rewards_G, group) == [r - baseline for r in rewards_G]
     mean = math.fsum(rewards_G) / len(rewards_G)
     followed = next_baseline(baseline, rewards_G, decay)
     assert followed == pytest.approx(baseline + (1 - decay) * (mean - baseline), abs=1e-9)
@@ -155,7 +158,6 @@ def test_turn_level_credit_is_the_loop_over_turns(rewards_GT, discount, normalis
         if len(others) == 1:
             others = [returns[j, s] for j, s in returns if s == 0]
         advantages_T = fast[i]
-        assert advantages_T is not None
         expected = (value - math.fsum(others) / len(others)) / divisor
         assert advantages_T[t] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 

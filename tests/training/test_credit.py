@@ -99,6 +99,18 @@ def test_what_failed_around_the_policy_moves_no_baseline_unless_the_run_says_so(
     assert metrics["episodes/excluded"] == 0
 
 
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce", "pass_at_k", "turn_level"])
+@given(st.permutations([RIGHT, WRONG, RIGHT, FAILED, FAILED]), st.integers(0, 5))
+@settings(max_examples=30)
+def test_an_episode_that_is_kept_out_moves_nobody_elses_advantage(kind, members, size):
+    members = tuple(members[:size])
+    kept = tuple(each for each in members if each is not FAILED)
+    found, alone = (weigh(estimator(kind), Group(QUESTION, each))[0] for each in (members, kept))
+    assert found == alone
+    credit = Credit(estimator(kind), train_on_failed_searches=False)
+    assert credit.is_flat(Group(QUESTION, members)) == (RIGHT not in kept or WRONG not in kept)
+
+
 def test_a_failed_engine_and_an_episode_without_a_sampled_token_are_left_out():
     group = Group(
         QUESTION,

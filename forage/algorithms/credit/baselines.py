@@ -1,7 +1,6 @@
 """Baselines that stand outside of a group, and the whitening of a whole step.
 
-Pure functions of numbers, and the settings of ``baseline``. A reward is None for an episode that is
-kept out of the loss.
+Pure functions of numbers, and the settings of ``baseline``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forage.algorithms.credit.estimator import Estimator
+from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 from forage.settings import Frozen, kind_or
 
 WHITEN_EPSILON = 1e-8
@@ -55,38 +54,22 @@ class BaselineChoice(Estimator):
     def baseline_decay(self) -> float | None:
         return self.baseline.decay if self.baseline.kind == "running" else None
 
-
-def baseline_or_mean(baseline: float | None, rewards_G: Sequence[float]) -> float:
-    """The baseline; where there is none yet, the mean of the group's rewards (0 without any)."""
-    if baseline is not None:
-        return baseline
-    return fmean(rewards_G) if rewards_G else 0.0
-
-
-def advantages_over(
-    rewards_G: Sequence[float | None], baseline: float | None
-) -> tuple[float | None, ...]:
-    """Reward minus a baseline that the episodes had no part in; without one nobody gets any.
-
-    The baseline is a number from before (REINFORCE, https://doi.org/10.1007/BF00992696), or the
-    reward of the same question's greedy episode (ReMax, https://arxiv.org/abs/2310.10505).
-    """
-    return tuple(
-        None if reward is None or baseline is None else reward - baseline for reward in rewards_G
-    )
+    def baseline_of(self, rewards_G: Sequence[float], group: EarnedByGroup) -> float:
+        """The group's baseline: its mean, or in its place the running one, once there is one."""
+        if self.baseline.kind == "none" or not rewards_G:
+            return 0.0
+        running = group.running_baseline if self.baseline.kind == "running" else None
+        return fmean(rewards_G) if running is None else running
 
 
-def next_baseline(
-    baseline: float | None, rewards: Sequence[float | None], decay: float
-) -> float | None:
+def next_baseline(baseline: float | None, rewards: Sequence[float], decay: float) -> float | None:
     """The running baseline after a step: ``decay`` of the old one and the rest of the step's mean.
 
     None before the first step, which starts it; a step of which nothing is kept leaves it.
     """
-    kept = [reward for reward in rewards if reward is not None]
-    if not kept:
+    if not rewards:
         return baseline
-    mean = fsum(kept) / len(kept)
+    mean = fmean(rewards)
     return mean if baseline is None else decay * baseline + (1.0 - decay) * mean
 
 

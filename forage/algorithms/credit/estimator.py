@@ -62,8 +62,8 @@ class EarnedByGroup:
     members_G: Sequence[Earned]
     running_baseline: float | None = None
     """The mean over the steps before, where the estimator keeps one and this is not the first."""
-    greedy_reward: float | None = None
-    """What the greedy episode earned, where the estimator asks for one and nothing failed it."""
+    greedy_reward: float = 0.0
+    """What the greedy episode earned, where the estimator asks for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +98,15 @@ class Estimator(Frozen):
         return None
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
-        """The credit of each member of the group; none at all where there is no baseline."""
+        """The credit of each member of the group."""
         members_G = group.members_G
         rewards_G = [each.total - sum(each.penalties_M) for each in members_G]
         return [
             TokenCredit([advantage] * sum(each.lengths_T))
             for advantage, each in zip(self.advantages(rewards_G, group), members_G, strict=True)
-            if advantage is not None
         ]
 
-    def advantages(
-        self, rewards_G: Sequence[float], group: EarnedByGroup
-    ) -> Sequence[float | None]:
+    def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
         """One for all tokens of an episode; where they differ, ``credit`` is another.
 
         ``rewards_G`` is what each episode earned, less what the leash takes off it.

@@ -23,9 +23,7 @@ class PassAtK(Estimator):
     k: int = Field(default=4, ge=2)
     """Episodes in a draw; at most trainer.group_size."""
 
-    def advantages(
-        self, rewards_G: Sequence[float], group: EarnedByGroup
-    ) -> Sequence[float | None]:
+    def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
         return pass_at_k_advantages(rewards_G, self.k)
 
     def metrics(self, totals_P: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -44,23 +42,23 @@ def pass_at_k(rewards_G: Sequence[float], k: int) -> float:
     return sum(comb(i, k - 1) * reward for i, reward in enumerate(ordered)) / comb(len(ordered), k)
 
 
-def pass_at_k_advantages(rewards_G: Sequence[float | None], k: int) -> tuple[float | None, ...]:
+def pass_at_k_advantages(rewards_G: Sequence[float], k: int) -> tuple[float, ...]:
     """What each episode adds to the best of the draws of k that hold it, times the group's size.
 
     The gradient of the expected best of k is the mean of these times the gradient of the episode's
     log-probability. Source: https://arxiv.org/abs/2505.15201 (PKPO), the estimator ``s^(loo-1)``:
     the sum over draws with i of (the best with i) - (the best without i), over the number of draws.
-    Where fewer than k of the group are kept, k is their number; a group of one gets 0.
+    A group of fewer than k is drawn whole; a group of one gets 0.
     """
-    kept = sorted((reward, i) for i, reward in enumerate(rewards_G) if reward is not None)
-    size = len(kept)
+    size = len(rewards_G)
     k = min(k, size)
-    advantages: list[float | None] = [None] * len(rewards_G)
+    advantages = [0.0] * size
     if k < 2:
-        return tuple(None if reward is None else 0.0 for reward in rewards_G)
+        return tuple(advantages)
     num_draws = comb(size, k)
-    for rank, (reward, i) in enumerate(kept):
-        others = [other for j, (other, _) in enumerate(kept) if j != rank]
+    ordered = sorted((reward, i) for i, reward in enumerate(rewards_G))
+    for rank, (reward, i) in enumerate(ordered):
+        others = [other for j, (other, _) in enumerate(ordered) if j != rank]
         # With the others in order, number j is the best of k - 1 of them in C(j, k - 2) draws.
         added = sum(comb(j, k - 2) * max(reward - other, 0.0) for j, other in enumerate(others))
         advantages[i] = size * added / num_draws

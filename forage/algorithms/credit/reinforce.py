@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from forage.algorithms.credit.baselines import BaselineChoice, advantages_over, baseline_or_mean
+from forage.algorithms.credit.baselines import BaselineChoice
 from forage.algorithms.credit.estimator import EarnedByGroup
 from forage.algorithms.credit.grpo import grpo_advantages
 
@@ -15,14 +15,8 @@ class Reinforce(BaselineChoice):
 
     kind: Literal["reinforce"] = "reinforce"
 
-    def advantages(
-        self, rewards_G: Sequence[float], group: EarnedByGroup
-    ) -> Sequence[float | None]:
-        match self.baseline.kind:
-            case "group":
-                return grpo_advantages(rewards_G, normalise_by_std=False)
-            case "running":
-                baseline = baseline_or_mean(group.running_baseline, rewards_G)
-                return advantages_over(rewards_G, baseline)
-            case "none":
-                return advantages_over(rewards_G, 0.0)
+    def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
+        if self.baseline.kind == "group":
+            return grpo_advantages(rewards_G, normalise_by_std=False)
+        baseline = self.baseline_of(rewards_G, group)
+        return [reward - baseline for reward in rewards_G]

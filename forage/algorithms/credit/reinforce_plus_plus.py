@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from forage.algorithms.credit.baselines import BaselineChoice, baseline_or_mean
+from forage.algorithms.credit.baselines import BaselineChoice
 from forage.algorithms.credit.estimator import EarnedByGroup, TokenCredit
 from forage.algorithms.credit.gae import discounted_returns
 from forage.algorithms.credit.turn_credit import TurnRewards, token_rewards
@@ -24,14 +24,7 @@ class ReinforcePlusPlus(BaselineChoice, TurnRewards):
         return True
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
-        totals_G = [member.total for member in group.members_G]
-        match self.baseline.kind:
-            case "group":
-                baseline = baseline_or_mean(None, totals_G)
-            case "running":
-                baseline = baseline_or_mean(group.running_baseline, totals_G)
-            case "none":
-                baseline = 0.0
+        baseline = self.baseline_of([member.total for member in group.members_G], group)
         credit: list[TokenCredit] = []
         for member in group.members_G:
             returns_M = discounted_returns(token_rewards(member), self.discount)

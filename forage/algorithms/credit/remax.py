@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from forage.algorithms.credit.baselines import advantages_over
 from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
 
 
 class Remax(Estimator):
-    """The reward less that of one more episode, played greedily."""
+    """The reward less that of one more episode, played greedily (https://arxiv.org/abs/2310.10505)."""
 
     kind: Literal["remax"] = "remax"
     plays_greedy: ClassVar[bool] = True
@@ -19,7 +18,5 @@ class Remax(Estimator):
     def needs_groups(self) -> bool:
         return False
 
-    def advantages(
-        self, rewards_G: Sequence[float], group: EarnedByGroup
-    ) -> Sequence[float | None]:
-        return advantages_over(rewards_G, group.greedy_reward)
+    def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
+        return [reward - group.greedy_reward for reward in rewards_G]

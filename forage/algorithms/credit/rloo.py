@@ -13,20 +13,14 @@ class Rloo(Estimator):
 
     kind: Literal["rloo"] = "rloo"
 
-    def advantages(
-        self, rewards_G: Sequence[float], group: EarnedByGroup
-    ) -> Sequence[float | None]:
+    def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
         return rloo_advantages(rewards_G)
 
 
-def rloo_advantages(rewards_G: Sequence[float | None]) -> tuple[float | None, ...]:
+def rloo_advantages(rewards_G: Sequence[float]) -> tuple[float, ...]:
     """Reward minus the mean of the group's other episodes; a group of one gets 0.
 
     Source: https://arxiv.org/abs/2402.14740, equation 5.
     """
-    kept = [reward for reward in rewards_G if reward is not None]
-    total, others = sum(kept), len(kept) - 1
-    return tuple(
-        None if reward is None else (reward - (total - reward) / others if others else 0.0)
-        for reward in rewards_G
-    )
+    total, others = sum(rewards_G), len(rewards_G) - 1
+    return tuple(reward - (total - reward) / others if others else 0.0 for reward in rewards_G)

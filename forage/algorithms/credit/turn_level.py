@@ -10,6 +10,7 @@ A worked example, discount 0.5, bonus 0.3 for the second turn, cost 0.1 a search
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from math import sqrt
 from typing import Literal
 
@@ -33,47 +34,37 @@ class TurnLevel(TurnRewards):
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
         rewards_GT: list[list[float]] = []
         for each in group.members_G:
-            ends = [sum(each.lengths_T[: i + 1]) for i in range(len(each.lengths_T))]
-            rewards_GT.append(
-                [
-                    reward - sum(each.penalties_M[end - length : end])
-                    for reward, length, end in zip(
-                        each.rewards_T, each.lengths_T, ends, strict=True
-                    )
-                ]
-            )
+            penalties = iter(each.penalties_M)
+            lost_T = [sum(islice(penalties, length)) for length in each.lengths_T]
+            rewards_GT.append([r - lost for r, lost in zip(each.rewards_T, lost_T, strict=True)])
         by_turn = turn_level_advantages(rewards_GT, self.turn_discount, self.normalise_by_std)
         return [
             TokenCredit(over_tokens(advantages_T, each.lengths_T))
             for advantages_T, each in zip(by_turn, group.members_G, strict=True)
-            if advantages_T is not None
         ]
 
 
 def turn_level_advantages(
-    rewards_GT: Sequence[Sequence[float] | None], discount: float, normalise_by_std: bool
-) -> list[list[float] | None]:
+    rewards_GT: Sequence[Sequence[float]], discount: float, normalise_by_std: bool
+) -> list[list[float]]:
     """Each turn's discounted return against the group's returns of the same turn.
 
     A turn that one episode alone got to is compared with the returns of the group's first turns.
-    With ``normalise_by_std`` all are divided by the standard deviation of the group's returns. An
-    episode that is kept out is None. Turn-level credit with a group's baseline is that of
-    https://arxiv.org/abs/2505.11821; the return of a turn is REINFORCE's reward-to-go.
+    With ``normalise_by_std`` all are divided by the standard deviation of the group's returns.
+    Turn-level credit with a group's baseline is that of https://arxiv.org/abs/2505.11821; the
+    return of a turn is REINFORCE's reward-to-go.
     """
-    returns_GT = [None if r is None else discounted_returns(r, discount) for r in rewards_GT]
-    kept = [returns for returns in returns_GT if returns]
+    returns_GT = [discounted_returns(rewards_T, discount) for rewards_T in rewards_GT]
     by_turn: list[list[float]] = []
-    for index in range(max(map(len, kept), default=0)):
-        by_turn.append([returns[index] for returns in kept if len(returns) > index])
+    for index in range(max(map(len, returns_GT), default=0)):
+        by_turn.append([returns[index] for returns in returns_GT if len(returns) > index])
     baselines = [_mean(returns if len(returns) > 1 else by_turn[0]) for returns in by_turn]
     scale = 1.0
     if normalise_by_std:
-        everything = [value for returns in kept for value in returns]
+        everything = [value for returns in returns_GT for value in returns]
         scale = _sample_std(everything) + STD_EPSILON
     return [
-        None
-        if returns is None
-        else [(value - b) / scale for value, b in zip(returns, baselines, strict=False)]
+        [(value - b) / scale for value, b in zip(returns, baselines, strict=False)]
         for returns in returns_GT
     ]
 

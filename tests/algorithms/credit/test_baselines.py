@@ -2,12 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.credit.baselines import advantages_over, next_baseline, whiten
+from forage.algorithms.credit.baselines import next_baseline, whiten
+from forage.algorithms.credit.estimator import EarnedByGroup
 from forage.algorithms.credit.grpo import STD_EPSILON, grpo_advantages
+from forage.algorithms.credit.remax import Remax
 from forage.algorithms.credit.rloo import rloo_advantages
 
 rewards = st.floats(-10, 10).map(lambda reward: round(reward, 3))
-groups = st.lists(rewards | st.none(), max_size=12)
 
 ESTIMATORS = {
     "grpo": lambda rewards_G: grpo_advantages(rewards_G, normalise_by_std=True),
@@ -42,22 +43,11 @@ def test_equal_rewards_teach_nothing(estimate):
 @each_estimator
 def test_a_group_of_one_gets_nothing(estimate):
     assert estimate([1.0]) == (0.0,)
-    assert estimate([None, 1.0, None]) == (None, 0.0, None)
 
 
 @each_estimator
 def test_a_group_of_which_nothing_is_kept_gets_no_advantage(estimate):
-    assert estimate([None, None]) == (None, None)
     assert estimate([]) == ()
-
-
-@each_estimator
-@given(groups)
-def test_an_episode_that_is_kept_out_moves_nobody_elses_advantage(estimate, rewards_G):
-    kept = [reward for reward in rewards_G if reward is not None]
-    advantages = estimate(rewards_G)
-    assert [a is None for a in advantages] == [r is None for r in rewards_G]
-    assert tuple(a for a in advantages if a is not None) == estimate(kept)
 
 
 @each_estimator
@@ -90,7 +80,7 @@ def test_only_grpo_forgets_how_far_apart_the_rewards_are(rewards_G, factor):
     scaled_G = [reward * factor for reward in rewards_G]
     plain = grpo_advantages(rewards_G, normalise_by_std=False)
     by_factor = grpo_advantages(scaled_G, normalise_by_std=False)
-    assert by_factor == pytest.approx([a * factor for a in plain if a is not None], abs=1e-9)
+    assert by_factor == pytest.approx([a * factor for a in plain], abs=1e-9)
     spread = max(rewards_G) - min(rewards_G)
     if spread > 0.01:
         normed, normed_scaled = (grpo_advantages(r, True) for r in (rewards_G, scaled_G))
@@ -99,7 +89,7 @@ def test_only_grpo_forgets_how_far_apart_the_rewards_are(rewards_G, factor):
 
 def test_the_epsilon_keeps_a_hair_of_difference_from_becoming_a_mountain():
     advantages = grpo_advantages([1.0, 1.0 + 1e-9], normalise_by_std=True)
-    assert all(advantage is not None and abs(advantage) < 1e-3 for advantage in advantages)
+    assert all(abs(advantage) < 1e-3 for advantage in advantages)
     assert STD_EPSILON == 1e-6
 
 
@@ -107,22 +97,19 @@ def test_the_epsilon_keeps_a_hair_of_difference_from_becoming_a_mountain():
 
 
 def test_a_greedy_episode_is_the_baseline_of_remax():
-    assert advantages_over([1.0, 0.0, None], 0.75) == (0.25, -0.75, None)
-
-
-def test_without_a_baseline_nobody_gets_an_advantage():
-    assert advantages_over([1.0, None], None) == (None, None)
+    group = EarnedByGroup([], greedy_reward=0.75)
+    assert Remax().advantages([1.0, 0.0], group) == [0.25, -0.75]
 
 
 def test_the_running_baseline_starts_with_the_first_step_and_then_follows():
-    first = next_baseline(None, [1.0, 0.0, None], decay=0.9)
+    first = next_baseline(None, [1.0, 0.0], decay=0.9)
     assert first == 0.5
     assert next_baseline(first, [1.0, 1.0], decay=0.9) == pytest.approx(0.9 * 0.5 + 0.1)
     assert next_baseline(first, [1.0, 1.0], decay=0.0) == 1.0
 
 
 def test_a_step_of_which_nothing_is_kept_leaves_the_baseline():
-    assert next_baseline(0.3, [None], decay=0.9) == 0.3
+    assert next_baseline(0.3, [], decay=0.9) == 0.3
     assert next_baseline(None, [], decay=0.9) is None
 
 
