@@ -233,8 +233,13 @@ def _demonstrators(
 ) -> Callable[[Job], Generate]:
     """What plays the demonstration of a job."""
     from forage.retrieval.words.languages import stop_words
-    from forage.rollout.play.demonstrator import Demonstrator, ScriptWriter
-    from forage.rollout.play.reader import Reader, plan_reading, words_without
+    from forage.rollout.play.demonstrator import (
+        Demonstrator,
+        Reader,
+        ScriptWriter,
+        plan_reading,
+        words_without,
+    )
 
     if isinstance(source, ScriptedSource):
         writer = ScriptWriter(questions, source.poor_share, player.write_search)

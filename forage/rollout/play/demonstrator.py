@@ -1,14 +1,20 @@
-"""Demonstrations for a warm start: scripted turns, played through the real environment.
+"""Demonstrations for a warm start: turns that are made up, played through the real environment.
 
-They show the protocol and how to read, and many of them choose badly on purpose: no search, a
-search for the kind of thing instead of its name, or an answer one hop too early. What to search
-and when to stop is left for reinforcement learning to find. Only questions that carry their hops
-can be shown.
+They show the protocol and how to read, and many of them choose badly on purpose: what to search and
+when to stop is left for reinforcement learning to find. Questions that carry their hops are shown
+by a script, hop by hop; a poor one does not search, searches for the kind of thing instead of its
+name, or answers one hop too early.
+
+Others are shown by a ``Reader``, which looks at what its search found: it answers with a golden
+answer only if an observation shows one, so that nobody learns to answer what was not read. Its
+first search is the question or its key words; where that finds nothing, the other is tried. A poor
+one guesses without a search, or searches for a single word.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -27,10 +33,13 @@ from forage.types import (
     SearchReply,
 )
 
-_UNKNOWN = (
-    f"{actions.THINK_OPEN} Found nothing.{actions.THINK_CLOSE}"
-    f"{actions.ANSWER_OPEN} unknown{actions.ANSWER_CLOSE}"
-)
+_UNKNOWN = "unknown"
+_LOOK_UP = "I have to look this up."
+_FOUND = "This is in the results."
+_NOT_THERE = "The results do not say it."
+_TRY_AGAIN = f"{_NOT_THERE} I search for the key words."
+_GUESS = "I know this."
+_WORD = re.compile(r"\w[\w'’-]*")
 
 
 class Choice(StrEnum):
@@ -73,18 +82,18 @@ class ScriptWriter:
         other = rng.choice(self._hops)
         match choice:
             case Choice.GOOD:
-                turns = [*self._searches(hops), _answer(hops[-1], hops[-1].relation)]
+                turns = [*self._searches(hops), _answer_with(hops[-1], hops[-1].relation)]
                 if (answer := question.golden_answers[0]) != hops[-1].value:  # it is concluded
                     turns[-1] = _conclude(hops, answer)
             case Choice.NO_SEARCH:
-                turns = [_answer(replace(hops[-1], value=other.value), hops[-1].relation)]
+                turns = [_answer_with(replace(hops[-1], value=other.value), hops[-1].relation)]
             case Choice.OTHER_SEARCH:
                 # Every name is one that can be copied: an arbitrary one would teach bad copying.
                 wanted = hops[-1].relation
                 thought = f"Want the {wanted}. Find the {wanted}."
-                turns = [self._search(thought, wanted), _UNKNOWN]
+                turns = [self._search(thought, wanted), _answer("Found nothing.", _UNKNOWN)]
             case Choice.STOP_EARLY:
-                turns = [*self._searches(hops)[:-1], _answer(hops[-2], hops[-1].relation)]
+                turns = [*self._searches(hops)[:-1], _answer_with(hops[-2], hops[-1].relation)]
         return Script(choice, tuple(turns))
 
     def _searches(self, hops: Sequence[Hop]) -> list[str]:
@@ -97,8 +106,7 @@ class ScriptWriter:
         return turns
 
     def _search(self, thought: str, query: str) -> str:
-        thinking = f"{actions.THINK_OPEN} {thought}{actions.THINK_CLOSE}"
-        return f"{thinking}{self._write_search(query)}"
+        return f"{_thought(thought)}{self._write_search(query)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +132,102 @@ class Demonstrator:
         text = next(self._turns, None)
         if text is None:
             raise EngineError("the script is over and the episode is not")
-        ids = tuple(self._codec.encode_trusted(text))
-        if len(ids) > sampling.max_tokens:
-            raise EngineError(f"a scripted turn of {len(ids)} tokens exceeds {sampling.max_tokens}")
-        zeros = (0.0,) * len(ids)
-        return Completion(ids, zeros, (0,) * len(ids), FinishReason.STOP)
+        return _as_sampled(text, self._codec, sampling)
 
     def release(self, episode_key: str) -> None:
         """Nothing is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingPlan:
+    """What one demonstration does: its searches in turn, and a guess where it does not search."""
+
+    queries: tuple[str, ...]
+    guess: str = ""
+    admits_failure: bool = False
+    """Whether it answers "unknown" where nothing was found; otherwise it shows nothing."""
+
+
+def plan_reading(
+    question: Question,
+    others: Sequence[Question],
+    poor_share: float,
+    keyword_share: float,
+    key_words: Callable[[str], str],
+    rng: random.Random,
+) -> ReadingPlan:
+    """Draw a demonstration of ``question``; ``others`` lend their answers to guesses."""
+    short = key_words(question.text) or question.text
+    if rng.random() < poor_share:
+        if rng.random() < 0.5:
+            return ReadingPlan((), guess=rng.choice(rng.choice(others).golden_answers))
+        return ReadingPlan((rng.choice(short.split()),), admits_failure=True)
+    queries = (short, question.text) if rng.random() < keyword_share else (question.text, short)
+    return ReadingPlan(queries)
+
+
+def words_without(stop_words: Sequence[str]) -> Callable[[str], str]:
+    """A function that leaves ``stop_words`` out of a text.
+
+    >>> words_without(["who", "the"])("Who wrote the Iliad?")
+    'wrote Iliad'
+    """
+    left_out = frozenset(stop_words)
+
+    def key_words(text: str) -> str:
+        return " ".join(word for word in _WORD.findall(text) if word.lower() not in left_out)
+
+    return key_words
+
+
+class Reader:
+    """An engine that plays one question as its plan says; one for each episode."""
+
+    def __init__(
+        self,
+        question: Question,
+        plan: ReadingPlan,
+        codec: Codec,
+        write_search: Callable[[str], str],
+    ) -> None:
+        self._question, self._plan = question, plan
+        self._codec, self._write_search = codec, write_search
+        self._num_searches = 0
+        self._num_seen = 0
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """The next turn; raises ``EngineError`` where nothing good can be shown any more."""
+        observed = self._codec.decode(token_ids[self._num_seen :]) if self._num_seen else ""
+        completion = _as_sampled(self._next_turn(observed), self._codec, sampling)
+        self._num_seen = len(token_ids) + len(completion.token_ids_T)
+        return completion
+
+    def release(self, episode_key: str) -> None:
+        """Nothing is kept."""
+
+    def _next_turn(self, observed: str) -> str:
+        plan = self._plan
+        if plan.guess:
+            return _answer(_GUESS, plan.guess)
+        if (found := shown_answer(observed, self._question.golden_answers)) is not None:
+            return _answer(_FOUND, found)
+        if self._num_searches == len(plan.queries):
+            if plan.admits_failure:
+                return _answer(_NOT_THERE, _UNKNOWN)
+            raise EngineError("no search found the answer")
+        thought = _TRY_AGAIN if self._num_searches else _LOOK_UP
+        query = plan.queries[self._num_searches]
+        self._num_searches += 1
+        return f"{_thought(thought)}{self._write_search(query)}"
+
+
+def shown_answer(text: str, golden_answers: Sequence[str]) -> str | None:
+    """The first golden answer that stands in ``text`` as whole words, spelt as it is there."""
+    for answer in golden_answers:
+        match = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, re.IGNORECASE)
+        if match is not None:
+            return match[0]
+    return None
 
 
 def _found(known: Hop, wanted: str) -> str:
@@ -142,14 +238,24 @@ def _found(known: Hop, wanted: str) -> str:
 def _conclude(hops: Sequence[Hop], answer: str) -> str:
     """An answer that compares what was found about several things."""
     found = " ".join(f"{hop.subject} has the {hop.relation} {hop.value}." for hop in hops)
-    return (
-        f"{actions.THINK_OPEN} {found}{actions.THINK_CLOSE}"
-        f"{actions.ANSWER_OPEN} {answer}{actions.ANSWER_CLOSE}"
-    )
+    return _answer(found, answer)
 
 
-def _answer(known: Hop, wanted: str) -> str:
-    return (
-        f"{actions.THINK_OPEN} {_found(known, wanted)}{actions.THINK_CLOSE}"
-        f"{actions.ANSWER_OPEN} {known.value}{actions.ANSWER_CLOSE}"
-    )
+def _answer_with(known: Hop, wanted: str) -> str:
+    return _answer(_found(known, wanted), known.value)
+
+
+def _thought(text: str) -> str:
+    return f"{actions.THINK_OPEN} {text}{actions.THINK_CLOSE}"
+
+
+def _answer(thought: str, text: str) -> str:
+    return f"{_thought(thought)}{actions.ANSWER_OPEN} {text}{actions.ANSWER_CLOSE}"
+
+
+def _as_sampled(text: str, codec: Codec, sampling: Sampling) -> Completion:
+    """A turn of this text, as if it had been sampled; raises ``EngineError`` where it is cut."""
+    ids = tuple(codec.encode_trusted(text))
+    if len(ids) > sampling.max_tokens:
+        raise EngineError(f"a turn of {len(ids)} tokens exceeds {sampling.max_tokens}")
+    return Completion(ids, (0.0,) * len(ids), (0,) * len(ids), FinishReason.STOP)

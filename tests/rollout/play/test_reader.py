@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from forage.rollout.play.reader import (
+from forage.rollout.play.demonstrator import (
     Reader,
     ReadingPlan,
     plan_reading,
