@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,21 +20,23 @@ from forage.errors import UserError
 from forage.rollout.engines.engine import Engine
 from forage.rollout.play.groups import Play
 from forage.rollout.play.player import Job, Player
-from forage.types import Completion, Episode, PageReply, Sampling, SearchReply
+from forage.types import (
+    Completion,
+    Episode,
+    PageOpener,
+    PageReply,
+    Retriever,
+    Sampling,
+    SearchReply,
+)
 from forage.watch.step_report import PhaseClock
 
 _LOOP = 0
 """The lane of the loop; episodes have those from 1 up."""
 
 
-class Searching(Protocol):
+class Searching(Retriever, PageOpener, Protocol):
     """What an episode asks for: searches, and pages."""
-
-    async def search(self, query: str) -> SearchReply: ...
-
-    async def open_page(
-        self, url: str, chunk: int = 0, max_chars: int | None = None
-    ) -> PageReply: ...
 
 
 class TraceFile:
@@ -64,12 +67,11 @@ class TraceFile:
 
         async def play(job: Job) -> Episode:
             lane = self._take_lane()
-            start = time.perf_counter()
+            traced = _TracedEngine(self, engine, lane), _TracedSearch(self, search, lane)
             try:
-                traced = _TracedEngine(self, engine, lane), _TracedSearch(self, search, lane)
-                return await player.play(job, *traced)
+                with self.within("episode", lane, key=job.key):
+                    return await player.play(job, *traced)
             finally:
-                self.span("episode", lane, start, time.perf_counter(), key=job.key)
                 heapq.heappush(self._free, lane)
 
         return play
@@ -79,6 +81,15 @@ class TraceFile:
         event = {"name": name, "ph": "X", "pid": 0, "tid": lane, "ts": self._time(start)}
         event["dur"] = round(self._time(end) - event["ts"], 3)
         self._write(event | {"args": about})
+
+    @contextmanager
+    def within(self, name: str, lane: int, **about: Any) -> Iterator[dict[str, Any]]:
+        """What the block does is a span; it may add to what is said of it."""
+        start = time.perf_counter()
+        try:
+            yield about
+        finally:
+            self.span(name, lane, start, time.perf_counter(), **about)
 
     def count(self, engine: Engine) -> None:
         """What the engine has done so far."""
@@ -119,16 +130,12 @@ class _TracedEngine:
         self._trace, self._engine, self._lane = trace, engine, lane
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        start = time.perf_counter()
-        num_tokens = 0
         try:
-            completion = await self._engine.generate(token_ids, sampling)
-            num_tokens = len(completion.token_ids_T)
-            return completion
+            with self._trace.within("turn", self._lane, context=len(token_ids), sampled=0) as about:
+                completion = await self._engine.generate(token_ids, sampling)
+                about["sampled"] = len(completion.token_ids_T)
+                return completion
         finally:
-            end = time.perf_counter()
-            about = {"context": len(token_ids), "sampled": num_tokens}
-            self._trace.span("turn", self._lane, start, end, **about)
             self._trace.count(self._engine)
 
     def release(self, episode_key: str) -> None:
@@ -142,15 +149,9 @@ class _TracedSearch:
         self._trace, self._search, self._lane = trace, search, lane
 
     async def search(self, query: str) -> SearchReply:
-        start = time.perf_counter()
-        try:
+        with self._trace.within("search", self._lane, query=query):
             return await self._search.search(query)
-        finally:
-            self._trace.span("search", self._lane, start, time.perf_counter(), query=query)
 
     async def open_page(self, url: str, chunk: int = 0, max_chars: int | None = None) -> PageReply:
-        start = time.perf_counter()
-        try:
+        with self._trace.within("page", self._lane, url=url):
             return await self._search.open_page(url, chunk, max_chars)
-        finally:
-            self._trace.span("page", self._lane, start, time.perf_counter(), url=url)
