@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forage.environment.observation import ResultText
 from forage.environment.tools.tool import Arguments, Tool, ToolReply
 from forage.errors import UserError
 from forage.types import FailureKind, Retriever
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 PREFIX = "mcp:"
 _LISTING_S, _CALL_S = 30.0, 30.0
-_EMPTY = "The result is empty.\n"
 
 
 def mcp_tools(name: str, taken: Sequence[str]) -> list[Tool]:
@@ -92,8 +90,7 @@ async def _run(url: str, name: str, arguments: Arguments, search: Retriever) -> 
         detail = _innermost(error)
         LOG.warning("the tool %s of %s failed: %s", name, url, detail)
         return ToolReply(failure=FailureKind.UNAVAILABLE, detail=detail)
-    text = _text_of(result)
-    return ToolReply((ResultText(f"{text}\n"),)) if text.strip() else ToolReply(note=_EMPTY)
+    return ToolReply.of_text(_text_of(result))
 
 
 def _text_of(result: CallToolResult) -> str:

@@ -43,6 +43,13 @@ class ToolReply:
     failure: FailureKind | None = None
     detail: str = ""
 
+    @staticmethod
+    def of_text(text: str) -> ToolReply:
+        """A text to show; for one that holds nothing, that it does."""
+        if not text.strip():
+            return ToolReply(note="The result is empty.\n")
+        return ToolReply((ResultText(f"{text}\n"),))
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:

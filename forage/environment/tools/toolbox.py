@@ -21,7 +21,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from forage.config.environment_config import EnvironmentConfig
 from forage.environment.dialects import dialect_of
-from forage.environment.observation import ResultText
 from forage.environment.tools.mcp_tools import PREFIX, mcp_tools
 from forage.environment.tools.open_page import OPEN_PAGE, make_open_page
 from forage.environment.tools.search import make_search
@@ -100,7 +99,6 @@ LOG = logging.getLogger(__name__)
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _TIMEOUT_S = 30.0
-_EMPTY = "The result is empty.\n"
 
 Run = Callable[[Arguments], Awaitable[Any]]
 
@@ -238,11 +236,10 @@ def _answering(name: str, run: Run) -> Callable[[Arguments, Retriever], Awaitabl
             case ToolReply():
                 return value
             case str() | int() | float():
-                text = str(value)
+                return ToolReply.of_text(str(value))
             case _:
                 LOG.warning("the tool %s gave %s, which is no text", name, type(value).__name__)
                 detail = f"it gave {type(value).__name__}, which is no text"
                 return ToolReply(failure=FailureKind.MALFORMED, detail=detail)
-        return ToolReply((ResultText(f"{text}\n"),)) if text.strip() else ToolReply(note=_EMPTY)
 
     return answer
