@@ -20,7 +20,7 @@ from forage.environment.native_calls import derive_calls
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.rollout.play.player import Job, Player
-from forage.training.checkpoint import RunState, load_checkpoint, save_checkpoint
+from forage.training.checkpoint import RunState, begin_checkpoint, load_checkpoint
 from forage.training.credit import Credit
 from forage.training.model import load_policy, save_model
 from forage.training.trainer import Trainer
@@ -189,9 +189,9 @@ async def test_a_family_plays_and_learns_and_sampler_and_trainer_agree(
             for i in range(2)
         ]
         rewarded = [replace(e, reward=Reward(float(i), {})) for i, e in enumerate(again)]
-        checkpoint = save_checkpoint(
+        checkpoint = begin_checkpoint(
             tmp_path, trainer, tokenizer, RunState(1, config.seed, {}), num_kept=1
-        )
+        )()
         second = learn(trainer, credit, Group(make_question(), tuple(rewarded)))
         assert engine.counters.transcript_violations == 0
     finally:

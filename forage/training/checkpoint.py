@@ -73,17 +73,6 @@ class RunState:
             )
 
 
-def save_checkpoint(
-    run_dir: Path,
-    trainer: AnyTrainer,
-    tokenizer: PreTrainedTokenizerFast,
-    state: RunState,
-    num_kept: int,
-) -> Path:
-    """Write a checkpoint and remove the oldest beyond ``num_kept``; raises ``UserError``."""
-    return begin_checkpoint(run_dir, trainer, tokenizer, state, num_kept, is_copied=False)()
-
-
 def begin_checkpoint(
     run_dir: Path,
     trainer: AnyTrainer,
@@ -94,11 +83,11 @@ def begin_checkpoint(
     ahead: Mapping[str, Episode] = MappingProxyType({}),
     memory: str | None = None,
 ) -> Callable[[], Path]:
-    """``save_checkpoint`` in two: what it gives writes the checkpoint, on any thread.
+    """Begin a checkpoint; what this gives ends it, on any thread. Both raise ``UserError``.
 
-    ``is_copied``: of a copy in host memory, so that training may go on meanwhile. ``ahead`` are
-    episodes of later steps, by their keys. ``memory`` is what ``remembered.py`` has to say of the
-    model.
+    The oldest beyond ``num_kept`` are removed then. ``is_copied``: of a copy in host memory, so
+    that training may go on meanwhile. ``ahead`` are episodes of later steps, by their keys.
+    ``memory`` is what ``remembered.py`` has to say of the model.
     """
     final = checkpoint_path(run_dir, state.num_steps_done)
     folder = final.parent

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 States = dict[str, dict[str, Tensor]]
 """The states of each learnt weight: its steps, and its two moments."""
@@ -42,13 +43,7 @@ def restore(root: nn.Module, optimizer: Optimizer, states: States) -> None:
 
 def copies_of(states: Mapping[str, States]) -> dict[str, States]:
     """The states as they are now, in host memory."""
-    return {
-        model: {
-            name: {key: tensor.detach().to("cpu", copy=True) for key, tensor in each.items()}
-            for name, each in states_of_model.items()
-        }
-        for model, states_of_model in states.items()
-    }
+    return tree_map(lambda tensor: tensor.detach().to("cpu", copy=True), dict(states))
 
 
 def write_states(states: Mapping[str, States], folder: Path) -> None:
@@ -62,13 +57,7 @@ def write_states(states: Mapping[str, States], folder: Path) -> None:
 
 def read_states(like: Mapping[str, States], folder: Path) -> dict[str, States]:
     """Read states of these names, shapes and parts; raises ``OSError`` for others."""
-    read = {
-        model: {
-            name: {key: torch.zeros_like(tensor) for key, tensor in each.items()}
-            for name, each in states.items()
-        }
-        for model, states in like.items()
-    }
+    read = tree_map(torch.zeros_like, dict(like))
     with _one_process_is_enough():
         load(read, checkpoint_id=folder, no_dist=not dist.is_initialized())
     return read

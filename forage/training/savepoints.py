@@ -90,17 +90,16 @@ class Savepoints:
         if not self._learns:
             return
         self.wait()
-        ahead = self.finished_ahead()
+        config, ahead = self._config, self.finished_ahead()
         offsets, baseline = self._records.offsets(), self._credit.baseline
-        config, num_kept = self._config, self._config.trainer.keep_checkpoints
-        settings = _played_with(config)
-        state = RunState(num_steps_done, config.seed, offsets, baseline, settings)
-        run = (config.output_dir, self._trainer, self._tokenizer, state, num_kept)
-        if config.trainer.checkpoint_in_background:
-            write = begin_checkpoint(*run, ahead=ahead, memory=self._memory)
+        state = RunState(num_steps_done, config.seed, offsets, baseline, _played_with(config))
+        run = (config.output_dir, self._trainer, self._tokenizer, state)
+        in_background = config.trainer.checkpoint_in_background
+        options = (config.trainer.keep_checkpoints, in_background, ahead, self._memory)
+        write = begin_checkpoint(*run, *options)
+        if in_background:
             self._writing = self._thread.submit(self._finish, write)
         else:
-            write = begin_checkpoint(*run, is_copied=False, ahead=ahead, memory=self._memory)
             self._finish(write)
 
     def check(self) -> None:

@@ -24,7 +24,6 @@ from forage.training.checkpoint import (
     checkpoints,
     latest_checkpoint,
     load_checkpoint,
-    save_checkpoint,
 )
 from forage.training.critic import Critic
 from forage.training.export import export_model
@@ -52,7 +51,7 @@ def learn(trainer: Trainer, *steps: int) -> None:
 
 def save(run_dir: Path, trainer: Trainer, num_kept: int = 2, seed: int = 3) -> Path:
     state = RunState(trainer.version, seed, {"metrics.jsonl": 10 * trainer.version})
-    return save_checkpoint(run_dir, trainer, tiny_tokenizer(), state, num_kept)
+    return begin_checkpoint(run_dir, trainer, tiny_tokenizer(), state, num_kept)()
 
 
 def assert_same_weights(trainer: Trainer, other: Trainer) -> None:
@@ -112,10 +111,10 @@ def test_the_newest_is_found_and_the_oldest_beyond_the_number_kept_are_removed(t
 def test_a_copy_under_a_name_of_ones_own_is_no_checkpoint_and_stays(tmp_path: Path):
     """``cp -r step_000001 step_000001.bak`` once ended each command on the run in a traceback."""
     trainer = new_trainer()
-    first = save_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1, 3, {}), 1)
+    first = begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1, 3, {}), 1)()
     copy = shutil.copytree(first, first.with_name("step_000001.bak"))
-    save_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1_000_000, 3, {}), 2)
-    newest = save_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1_000_001, 3, {}), 2)
+    begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1_000_000, 3, {}), 2)()
+    newest = begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1_000_001, 3, {}), 2)()
     assert list(checkpoints(tmp_path)) == [1_000_000, 1_000_001]
     assert latest_checkpoint(tmp_path) == newest
     assert copy.is_dir()

@@ -11,9 +11,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from forage.errors import UserError
 from forage.training.checkpoint import (
     RunState,
+    begin_checkpoint,
     checkpoints,
     load_checkpoint,
-    save_checkpoint,
 )
 from forage.training.checkpoints_elsewhere import CheckpointsElsewhere
 from tests.fakes import tiny_tokenizer
@@ -46,7 +46,7 @@ class RunHere:
         with self.record.open("a") as file:
             file.write(f"step {self.trainer.version}\n")
         state = RunState(self.trainer.version, 3, {RECORD: self.record.stat().st_size})
-        saved = save_checkpoint(self.out, self.trainer, tiny_tokenizer(), state, num_kept)
+        saved = begin_checkpoint(self.out, self.trainer, tiny_tokenizer(), state, num_kept)()
         self.elsewhere.put(saved, num_kept)
 
 

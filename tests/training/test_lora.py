@@ -28,9 +28,9 @@ from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training import lora
 from forage.training.checkpoint import (
     RunState,
+    begin_checkpoint,
     latest_checkpoint,
     load_checkpoint,
-    save_checkpoint,
 )
 from forage.training.export import export_model
 from forage.training.logprobs import token_logprobs
@@ -336,7 +336,7 @@ def learn(trainer: Trainer, *steps: int) -> None:
 
 def save(run_dir: Path, trainer: Trainer) -> Path:
     state = RunState(trainer.version, 0, {})
-    return save_checkpoint(run_dir, trainer, tiny_tokenizer(), state, num_kept=3)
+    return begin_checkpoint(run_dir, trainer, tiny_tokenizer(), state, num_kept=3)()
 
 
 @pytest.mark.parametrize("algorithm", [{"kl": {"coefficient": 0.05}}, PPO])
