@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,18 +35,10 @@ def tensors_of(weights: Iterable[NamedTensor]) -> Tensors:
     return Tensors(names, dtypes, shapes)
 
 
-@dataclass(frozen=True, slots=True)
-class FilledBucket:
-    """A bucket and its bytes."""
-
-    bucket: Bucket
-    data: Tensor
-
-
 def fill_buckets(
     weights: Iterable[NamedTensor], device: torch.device, max_bytes: int = BUCKET_BYTES
-) -> Iterator[FilledBucket]:
-    """The weights in their order, copied into buckets of about ``max_bytes``.
+) -> Iterator[tuple[Bucket, Tensor]]:
+    """The weights in their order, copied into buckets of about ``max_bytes``, with their bytes.
 
     A tensor is never split: one that is larger has a bucket for itself.
     """
@@ -64,7 +55,9 @@ def fill_buckets(
         yield _fill(held, num_bytes, device)
 
 
-def _fill(weights: Sequence[NamedTensor], num_bytes: int, device: torch.device) -> FilledBucket:
+def _fill(
+    weights: Sequence[NamedTensor], num_bytes: int, device: torch.device
+) -> tuple[Bucket, Tensor]:
     data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     starts: list[int] = []
     start = 0
@@ -74,7 +67,7 @@ def _fill(weights: Sequence[NamedTensor], num_bytes: int, device: torch.device) 
         data[start : start + size].view(tensor.dtype).copy_(flat)
         starts.append(start)
         start += _aligned(size)
-    return FilledBucket(Bucket(tensors_of(weights), tuple(starts), num_bytes), data)
+    return Bucket(tensors_of(weights), tuple(starts), num_bytes), data
 
 
 def _aligned(num_bytes: int) -> int:

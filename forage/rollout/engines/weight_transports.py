@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from forage.errors import UserError
-from forage.rollout.engines.engine_server import EngineServer, ServerFailed
+from forage.rollout.engines.engine_server import Bucket, EngineServer, ServerFailed
 from forage.rollout.engines.server_pool import Member
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.rollout.engines.weight_sender import (
-    FilledBucket,
     NamedTensor,
     SenderGroup,
     fill_buckets,
@@ -108,15 +108,15 @@ class GroupTransport:
     async def _send(self, members: Sequence[Member], group: SenderGroup) -> None:
         buckets = fill_buckets(self._weights(), self._device)
         while (filled := await asyncio.to_thread(next, buckets, None)) is not None:
-            await self._send_bucket(members, group, filled)
+            await self._send_bucket(members, group, *filled)
 
     async def _send_bucket(
-        self, members: Sequence[Member], group: SenderGroup, filled: FilledBucket
+        self, members: Sequence[Member], group: SenderGroup, bucket: Bucket, data: Tensor
     ) -> None:
         """The servers are told what comes while it is broadcast."""
-        sending = asyncio.create_task(asyncio.to_thread(group.send, filled.data))
+        sending = asyncio.create_task(asyncio.to_thread(group.send, data))
         try:
-            await each(members, lambda server: _vllm(server).receive(filled.bucket))
+            await each(members, lambda server: _vllm(server).receive(bucket))
             await sending
         except RuntimeError as error:
             raise UpdateFailed(dict.fromkeys(members, f"a broadcast failed: {error}")) from error

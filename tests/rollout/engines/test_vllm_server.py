@@ -257,10 +257,8 @@ async def test_an_update_that_ends_half_way_leaves_a_server_that_takes_the_next_
         (group,) = [it.transport._group]
         assert group is not None
         await it.server.start_update()
-        first = next(fill_buckets(weights_by_name(it.model), CPU, max_bytes=60_000))
-        await asyncio.gather(
-            asyncio.to_thread(group.send, first.data), it.server.receive(first.bucket)
-        )
+        bucket, data = next(fill_buckets(weights_by_name(it.model), CPU, max_bytes=60_000))
+        await asyncio.gather(asyncio.to_thread(group.send, data), it.server.receive(bucket))
         await it.server.abandon_update()
         await it.engine.generate(PROMPT, ask("between"))  # of half new weights, but it lives
         await it.publish()
@@ -272,7 +270,7 @@ async def test_a_trainer_that_vanishes_in_a_broadcast_is_an_error_in_time_and_no
     async with served(timeout_s=8.0) as it:
         await it.server.pause()
         await it.server.start_update()
-        bucket = next(fill_buckets(weights_by_name(it.model), CPU)).bucket
+        bucket, _ = next(fill_buckets(weights_by_name(it.model), CPU))
         started = asyncio.get_running_loop().time()
         with pytest.raises(Exception, match="failed to receive weights"):
             await it.server.receive(bucket)  # and nothing is sent
