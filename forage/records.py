@@ -221,10 +221,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 def write_whole_text(path: Path, text: str) -> None:
     """Write a text file, replacing an older one in one move; raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8", errors="replace")
-    partial.replace(path)
+    with written_whole(path) as file:
+        file.write(text.encode("utf-8", "replace"))
 
 
 def read_metrics(directory: Path) -> list[dict[str, float]]:
