@@ -26,6 +26,7 @@ from forage.config.run_config import RunConfig
 from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.engines.served_engine import ServedEngine
+from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport, load_adapters
 from forage.rollout.engines.weight_update import ServerUpdates
 from forage.training.lora import has_adapters, save_adapters
@@ -36,7 +37,13 @@ from forage.training.trainer_ranks import AnyTrainer
 class Updated(Protocol):
     """What is updated: the engine in this process, or the servers behind the engine."""
 
-    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]: ...
+    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
+        """A context in which the weights may change: no token is sampled until it ends.
+
+        ``version`` is asked at its end: it gives the policy version of the tokens that follow,
+        also of those that go on with a turn begun before.
+        """
+        ...
 
 
 class Publisher(AbstractContextManager[None]):
@@ -98,9 +105,10 @@ async def open_updates(
 ) -> AsyncIterator[Updated]:
     """What brings the weights of ``model`` to the engine; servers that come late get them, too."""
     settings = config.placement.engine
-    if not isinstance(engine, ServedEngine):
+    if isinstance(engine, TorchEngine):
         yield engine
         return
+    assert isinstance(engine, ServedEngine), "weights behind model.endpoint cannot be replaced"
     assert settings.kind != "torch", "servers are named in placement.engine"
     weights = partial(weights_by_name, model)
     folder = config.output_dir / "published"

@@ -8,8 +8,7 @@ have no probabilities, and nothing trains on them. Reasoning that a server hides
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from typing import Any
 
 from forage.environment import actions
@@ -73,10 +72,6 @@ class ChatEngine:
             await self._client.ask("/chat/completions", body, read_chat)
         except EngineError as failure:
             raise await self._client.explain(failure) from failure
-
-    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
-        """Refused: the weights are the server's own."""
-        raise NotImplementedError("the weights behind model.endpoint cannot be replaced")
 
     async def close(self) -> None:
         """End the session."""

@@ -7,8 +7,7 @@ transcript to the token. A server that returns none, or reads the prompt otherwi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,8 @@ from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.sampling import noise_key
 from forage.types import Completion, EngineError, Sampling, Tag
 
-_PROBE = "The capital of France is Paris, and the capital of Italy is"
-_PROBE_TOKENS = 8
+PROBE = "The capital of France is Paris, and the capital of Italy is"
+PROBE_TOKENS = 8
 
 
 class CompletionsEngine:
@@ -56,24 +55,19 @@ class CompletionsEngine:
                 f"the endpoint serves {name} with a context of {longest} tokens, and "
                 f"environment.max_tokens is {max_tokens}; lower it"
             )
-        prompt_ids = self._codec.encode_trusted(_PROBE)
-        probe = Sampling(_PROBE_TOKENS, (Tag.ANSWER.closing,), self._codec.eos_ids, "probe", 0, 0.0)
+        prompt_ids = self._codec.encode_trusted(PROBE)
+        probe = Sampling(PROBE_TOKENS, (Tag.ANSWER.closing,), self._codec.eos_ids, "probe", 0, 0.0)
         try:
             completion, text = await self._ask(prompt_ids, probe)
         except EngineError as failure:
             raise await self._client.explain(failure) from failure
         decoded = self._codec.decode(completion.token_ids_T)
-        # The end may be part of a character, which each side shows in its own way.
-        if decoded.rstrip("\ufffd").strip() != text.rstrip("\ufffd").strip():
+        if not reads_alike(decoded, text):
             raise UserError(
                 f"the tokens of the endpoint's {name} read {decoded!r} in the tokenizer of "
                 f"model.path, and the endpoint reads {text!r}: name the served model's own "
                 "tokenizer with model.path"
             )
-
-    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
-        """Refused: the weights are the server's own."""
-        raise NotImplementedError("the weights behind model.endpoint cannot be replaced")
 
     async def close(self) -> None:
         """End the session."""
@@ -110,6 +104,11 @@ class CompletionsEngine:
             "return_token_ids": True,
             **self._client.settings.extra,
         }
+
+
+def reads_alike(mine: str, theirs: str) -> bool:
+    """Whether two tokenizers read the same; an end within a character each shows in its own way."""
+    return mine.rstrip("\ufffd").strip() == theirs.rstrip("\ufffd").strip()
 
 
 def request_seed(sampling: Sampling, position: int) -> int:

@@ -37,18 +37,10 @@ class EngineCounters:
 
 
 class Engine(Generate, Protocol):
-    """A sampler of turns whose weights can be replaced."""
+    """A sampler of turns; weights come to it through ``publish.py``."""
 
     @property
     def counters(self) -> EngineCounters: ...
-
-    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
-        """A context in which the weights may change: no token is sampled until it ends.
-
-        ``version`` is asked at its end: it gives the policy version of the tokens that follow,
-        also of those that go on with a turn begun before.
-        """
-        ...
 
     async def close(self) -> None:
         """Stop; turns still being sampled end with ``EngineError``."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
@@ -53,10 +52,6 @@ class ServedEngine:
     def release(self, episode_key: str) -> None:
         """The episode is over; the servers manage their caches themselves."""
         self.pool.release(episode_key)
-
-    def updating(self, version: Callable[[], int]) -> AbstractAsyncContextManager[None]:
-        """Refused: the weights are copies, which ``publish.py`` replaces."""
-        raise NotImplementedError("servers take weights through publish.py")
 
     async def close(self) -> None:
         """End the sessions; the servers go on as they are."""

@@ -13,6 +13,7 @@ from forage.config.shipped_recipes import shipped
 from forage.environment.codec import Codec
 from forage.remote.json_server import JsonServer
 from forage.remote.request import RemoteFailure
+from forage.rollout.engines.completions_engine import PROBE, PROBE_TOKENS, reads_alike
 
 KNOWN_VERSION = "0.32"
 
@@ -30,8 +31,6 @@ _ROUTES = {
     "/pause": _DEV_MODE,
     "/resume": _DEV_MODE,
 }
-_PROBE = "The capital of France is Paris, and the capital of Italy is"
-_PROBE_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +138,10 @@ async def _wrong_settings(
 async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:
     """Whether what it samples reads alike in its tokenizer and in the recipe's."""
     body = {
-        "token_ids": codec.encode_trusted(_PROBE),
+        "token_ids": codec.encode_trusted(PROBE),
         "output_mode": "text",
         "sampling_params": {
-            "max_tokens": _PROBE_TOKENS,
+            "max_tokens": PROBE_TOKENS,
             "temperature": 0.0,
             "skip_special_tokens": False,
         },
@@ -155,8 +154,7 @@ async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:
         text, mine = str(choice["text"]), codec.decode(choice["token_ids"])
     except (KeyError, TypeError, ValueError):
         return [Fault("its reply is no turn", "is it a vLLM server?")]
-    # The end may be part of a character, which each side shows in its own way.
-    if mine.rstrip("\ufffd").strip() == text.rstrip("\ufffd").strip():
+    if reads_alike(mine, text):
         return []
     remedy = "name the served model's own tokenizer with model.path"
     return [Fault(f"its tokens read {text!r} there and {mine!r} with model.path", remedy)]
