@@ -3,8 +3,8 @@
 While one search runs in the search thread, requests stand in line; when it ends, the next search
 takes one query of each in turn (``forage.retrieval.serve.turns``), until it is full. Nothing waits
 on a clock, so a lone caller is served at once, and the busier the server, the larger its batches.
-Identical queries of one search are searched once, and results are cached. HTTP, limits and formats
-are ``forage.retrieval.serve.server``'s.
+Identical queries of one search are searched once, and results are cached. Whether searches fail is
+watched here, too. HTTP, limits and formats are ``forage.retrieval.serve.server``'s.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from forage.retrieval.cache import LruCache
+from forage.retrieval.index.index_files import DamagedFileError
 from forage.retrieval.serve.limits import OverLimit
 from forage.retrieval.serve.metrics import Figure, Figures
 from forage.retrieval.serve.turns import Answered, Asked, Speed, Turns, weight_of
@@ -38,7 +39,11 @@ _NOTHING = Answered([], 0)
 
 
 class Batcher:
-    """One owner of a source: every search of every request passes through here."""
+    """One owner of a source: every search of every request passes through here.
+
+    ``failure`` is why a search failed in an unexpected way, until one succeeds. ``damage`` is which
+    file of the source was cut: what else is read from it may be wrong without failing.
+    """
 
     def __init__(
         self,
@@ -61,6 +66,10 @@ class Batcher:
         self._speed = Speed()
         self._thread = WorkThread("search")
         self._draining: asyncio.Task[None] | None = None
+        # The search that succeeded last (or failed first).
+        self._tried: _Key | None = None
+        self.failure: str | None = None
+        self.damage: str | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -100,9 +109,10 @@ class Batcher:
             await asked.done
         return asked.hits
 
-    async def run_between_searches(self, call: Callable[[], T]) -> T:
-        """What ``call`` returns or raises, in the thread that searches."""
-        return await self._thread.run(call)
+    async def try_again(self) -> None:
+        """Search as before: where no client asks any more, it shows whether searches fail still."""
+        if self._tried is not None:
+            await self._thread.run(self._searched, [self._tried])
 
     async def close(self, timeout_s: float = 2.0) -> None:
         """Finish the searches under way and queued, or give up on them after ``timeout_s``."""
@@ -208,16 +218,24 @@ class Batcher:
 
     def _searched(self, keys: Sequence[_Key]) -> list[Answered]:
         """What the source finds, in the search thread; ``SourceError`` for what none may give."""
-        hits_by_key = self._source.search([query for query, _, _ in keys], keys[0][1])
+        name = self._source.name
+        try:
+            hits_by_key = self._source.search([query for query, _, _ in keys], keys[0][1])
+        except SourceError:  # what it may say: a provider's refusal, a cluster out of reach
+            raise
+        except DamagedFileError as error:
+            self.damage = self.failure = str(error)
+            raise SourceError("a file of the index was cut; the server ends") from error
+        except Exception as error:  # noted, and raised as it is
+            self.failure = f"{type(error).__name__} in a search; the log says more"
+            self._tried = self._tried or keys[0]
+            raise
+        self.failure, self._tried = None, keys[0]
         if len(hits_by_key) != len(keys):
-            raise SourceError(
-                f"{self._source.name} gave {len(hits_by_key)} results for {len(keys)} queries",
-                is_temporary=False,
-            )
+            reason = f"{name} gave {len(hits_by_key)} results for {len(keys)} queries"
+            raise SourceError(reason, is_temporary=False)
         if not all(math.isfinite(hit.score) for hits in hits_by_key for hit in hits):
-            raise SourceError(
-                f"{self._source.name} gave a score that is not a number", is_temporary=False
-            )
+            raise SourceError(f"{name} gave a score that is not a number", is_temporary=False)
         return [Answered(hits, num_bytes_of(hits)) for hits in hits_by_key]
 
     def _fail(self, keys: Sequence[_Key], error: Exception) -> None:
@@ -258,7 +276,7 @@ class WorkThread:
             except BaseException as error:  # it belongs to the caller, whatever it is
                 settle, outcome = future.set_exception, error
             with contextlib.suppress(RuntimeError):  # the loop has gone, and the caller with it
-                loop.call_soon_threadsafe(_unless_done, future, settle, outcome)
+                loop.call_soon_threadsafe(lambda: future.done() or settle(outcome))
 
         self._calls.put(run_call)
         return await future
@@ -276,10 +294,3 @@ class WorkThread:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-
-
-def _unless_done(
-    future: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object
-) -> None:
-    if not future.done():
-        settle(outcome)

@@ -28,7 +28,6 @@ from forage.retrieval.serve.known_hosts import KnownHosts
 from forage.retrieval.serve.limits import Limits, OverLimit, Traffic, problem
 from forage.retrieval.serve.metrics import Figures, prometheus_text
 from forage.retrieval.serve.middleware import DEADLINE, RequestMiddleware, address_of
-from forage.retrieval.serve.watched_source import WatchedSource
 from forage.retrieval.source import Source, SourceError
 from forage.retrieval.sources.stored_pages import Pages, read_pages
 from forage.retrieval.wire import (
@@ -71,19 +70,9 @@ def create_app(
 ) -> Starlette:
     """The application over an open source; ``cache_size``: passages kept in the cache (0: none).
 
-    Its ``state`` holds the ``batcher``, which owns the source, and the ``source``, the ``traffic``
-    and the ``limits``.
+    Its ``state`` holds the ``batcher``, which owns the source, the ``traffic`` and the ``limits``.
     """
     service = _Service(source, pages, settings or AppSettings(), cache_size)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            await service.close()
-            await service.bodies.close()
-
     app = Starlette(
         routes=[
             Route("/retrieve", service.retrieve, methods=["POST"]),
@@ -107,15 +96,14 @@ def create_app(
             )
         ],
         exception_handlers={
-            HTTPException: _answer_http_error,
-            OverLimit: _answer_over_limit,
-            SourceError: _answer_source_error,
+            HTTPException: _answer_refusal,
+            OverLimit: _answer_refusal,
+            SourceError: _answer_refusal,
             Exception: service.answer_bug,
         },
-        lifespan=lifespan,
+        lifespan=service.lifespan,
     )
     app.state.batcher, app.state.traffic = service.batcher, service.traffic
-    app.state.source = service.source
     app.state.limits = service.settings.limits
     return app
 
@@ -130,11 +118,21 @@ class _Service:
         self.figures = Figures()
         self.traffic = Traffic(settings.limits)
         self.bodies = BodyReader()
-        self.source = WatchedSource(source)
-        self.batcher = Batcher(self.source, self.figures, cache_size=cache_size)
+        self.batcher = Batcher(source, self.figures, cache_size=cache_size)
+        self._source = source
         self._probe: asyncio.Task[None] | None = None
         self._pages = pages
         self._description = describe_api(settings.limits, has_token=settings.token is not None)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            if self._probe is not None:
+                self._probe.cancel()
+            await self.batcher.close()
+            await self.bodies.close()
 
     async def retrieve(self, request: Request) -> Response:
         address = address_of(request.scope)
@@ -181,28 +179,21 @@ class _Service:
     async def readyz(self, _: Request) -> Response:
         if self.traffic.is_draining:
             return problem(503, "the server is stopping")
-        source = self.source
-        if source.failure is not None:
+        if self.batcher.failure is not None:
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.create_task(self._try_again())
-            return problem(503, f"searches fail: {source.failure}", Retry_After="1")
-        return JSONResponse(
-            {"status": "ready", "backend": source.name, "passages": source.num_passages}
-        )
+            return problem(503, f"searches fail: {self.batcher.failure}", Retry_After="1")
+        name, num_passages = self._source.name, self._source.num_passages
+        return JSONResponse({"status": "ready", "backend": name, "passages": num_passages})
 
     async def _try_again(self) -> None:
-        """Search as the last time, once a second at most; what comes of it, the source notes."""
+        """Search as the last time, once a second at most; what comes of it, the batcher notes."""
         with contextlib.suppress(Exception):
-            await self.batcher.run_between_searches(self.source.try_again)
+            await self.batcher.try_again()
         await asyncio.sleep(1)
 
-    async def close(self) -> None:
-        if self._probe is not None:
-            self._probe.cancel()
-        await self.batcher.close()
-
     async def metrics(self, _: Request) -> Response:
-        text = prometheus_text(self.figures, self.source, self.traffic.in_flight)
+        text = prometheus_text(self.figures, self._source, self.traffic.in_flight)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, _: Request) -> Response:
@@ -235,18 +226,12 @@ def _json(pieces: Iterator[bytes]) -> Response:
     return StreamingResponse(stream(), media_type="application/json")
 
 
-async def _answer_http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for this error alone"
-    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
-
-
-async def _answer_over_limit(_: Request, error: Exception) -> Response:
-    assert isinstance(error, OverLimit), "registered for this error alone"
-    return error.reply()
-
-
-async def _answer_source_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, SourceError), "registered for this error alone"
+async def _answer_refusal(_: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+    if isinstance(error, OverLimit):
+        return error.reply()
+    assert isinstance(error, SourceError), "registered for these errors alone"
     logger.warning("the source could not answer: %s", error.reason)
     if error.is_temporary:
         return problem(503, error.reason, Retry_After="1")

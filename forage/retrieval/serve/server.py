@@ -30,7 +30,6 @@ from forage.retrieval.serve.known_hosts import KnownHosts
 from forage.retrieval.serve.limits import Limits, Traffic
 from forage.retrieval.serve.port import bind_port, explain_bind_error, is_loopback
 from forage.retrieval.serve.search_app import AppSettings, create_app
-from forage.retrieval.serve.watched_source import WatchedSource
 from forage.retrieval.sources.compose import ServeSettings, is_paid, open_page_store, open_source
 
 logger = logging.getLogger(__name__)
@@ -88,9 +87,8 @@ def serve(settings: ServeSettings) -> None:
                 HttpServer(app, settings.drain_s, say_ready).run(sockets=[sock])
             batcher: Batcher = app.state.batcher
             is_idle = batcher.is_idle
-            watched: WatchedSource = app.state.source
-            if watched.damage is not None:
-                raise UserError(f"the server has ended: {watched.damage}")
+            if batcher.damage is not None:
+                raise UserError(f"the server has ended: {batcher.damage}")
         except OSError as error:  # another server bound the same port while both were loading
             raise explain_bind_error(error, settings.host, port) from error
         finally:
@@ -148,7 +146,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._traffic: Traffic = app.state.traffic
-        self._source: WatchedSource = app.state.source
+        self._batcher: Batcher = app.state.batcher
         self._drain_s = drain_s
         self._drain_until = 0.0
         self._on_ready = on_ready
@@ -164,7 +162,7 @@ class HttpServer(uvicorn.Server):
         await self._on_ready()
 
     async def on_tick(self, counter: int) -> bool:
-        if self._source.damage is not None:
+        if self._batcher.damage is not None:
             self.stop()
         if self._traffic.is_draining:
             is_late = time.monotonic() >= self._drain_until

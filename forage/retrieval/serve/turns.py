@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from forage.retrieval.serve.limits import OverLimit
 from forage.types import Hit
@@ -38,25 +38,17 @@ class Answered:
     num_bytes: int
 
 
-@dataclass(slots=True, eq=False)
 class Asked:
     """One request: its queries, the hits found so far, and the next query that needs a turn."""
 
-    queries: Sequence[str]
-    topk: int
-    max_bytes: float = math.inf
-    num_bytes: int = 0
-    weight: float = field(init=False)
-    hits: list[list[Hit]] = field(init=False)
-    done: asyncio.Future[None] = field(init=False)
-    place: int = 0
-    num_missing: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.num_missing = len(self.queries)
-        self.weight = weight_of(self.num_missing, sum(map(len, self.queries)), self.topk)
-        self.hits = [[]] * self.num_missing
-        self.done = asyncio.get_running_loop().create_future()
+    def __init__(self, queries: Sequence[str], topk: int, max_bytes: float = math.inf) -> None:
+        self.queries, self.topk = queries, topk
+        self.weight = weight_of(len(queries), sum(map(len, queries)), topk)
+        self.hits: list[list[Hit]] = [[]] * len(queries)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.place = 0
+        self._num_missing = len(queries)
+        self._num_bytes, self._max_bytes = 0, max_bytes
 
     @property
     def is_over(self) -> bool:
@@ -71,14 +63,14 @@ class Asked:
     def answer(self, place: int, found: Answered) -> None:
         """The hits of one query; a reply that becomes too large is given up."""
         self.hits[place] = found.hits
-        self.num_bytes += found.num_bytes
-        self.num_missing -= 1
-        if self.num_bytes > self.max_bytes:
-            num_answered = len(self.queries) - self.num_missing
+        self._num_bytes += found.num_bytes
+        self._num_missing -= 1
+        if self._num_bytes > self._max_bytes:
+            num_answered = len(self.queries) - self._num_missing
             detail = f"the passages of {num_answered} of {len(self.queries)} queries (topk "
-            detail += f"{self.topk}) have more than {self.max_bytes} bytes, which a reply may have"
+            detail += f"{self.topk}) have more than {self._max_bytes} bytes, which a reply may have"
             self.fail(OverLimit(413, f"{detail}; ask fewer queries at once, or a smaller topk"))
-        elif not self.num_missing and not self.done.done():
+        elif not self._num_missing and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
