@@ -1,7 +1,6 @@
 """The index of a file of pages: which file it was made of, where each page starts, how it is made.
 
-An index is written beside its place and renamed into it, so that a directory that is there is
-whole. Pages are looked up by ``stored_pages``.
+Pages are looked up by ``stored_pages``.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import gzip
 import logging
 import os
 import re
-import shutil
-import tempfile
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -25,13 +22,14 @@ from pydantic import ValidationError
 
 from forage.data.corpus import parse_object
 from forage.errors import UserError
+from forage.retrieval.index.atomic_directory import built_beside
 from forage.retrieval.index.index_files import FileSum, sum_file
+from forage.retrieval.index.manifest import MANIFEST_FILE
 from forage.settings import Strict
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
-MANIFEST_FILE = "manifest.json"
 HASHES_FILE = "hashes.npy"
 OFFSETS_FILE = "offsets.npy"
 COPY_FILE = "pages.jsonl"
@@ -69,38 +67,20 @@ class PagesManifest(Strict):
 def build_page_index(
     path: Path, index_dir: Path, status: os.stat_result, is_gzip: bool
 ) -> PagesManifest:
-    """Index ``path`` beside ``index_dir`` and rename it into place; raises ``UserError``."""
+    """Index ``path`` in ``index_dir``, in the place of an older index; raises ``UserError``."""
     if index_dir.exists() and read_page_manifest(index_dir) is None:
         raise UserError(
             f"{index_dir} exists and is not a page index; nothing was touched: remove it, or name "
             "another place for the index"
         )
-    try:
-        index_dir.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{index_dir.name}.", dir=index_dir.parent))
-        try:
-            manifest = _write_index(path, made, status, is_gzip)
-            made.chmod(0o755)
-            _put_in_place(made, index_dir, manifest)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the page index {index_dir}: {error.strerror}; name another place for it"
-        ) from error
+    with built_beside(index_dir) as directory:
+        _write_index(path, directory, status, is_gzip)
+    manifest = read_page_manifest(index_dir)
+    assert manifest is not None, "it was written above"
     return manifest
 
 
-def _put_in_place(made: Path, index_dir: Path, manifest: PagesManifest) -> None:
-    shutil.rmtree(index_dir, ignore_errors=True)
-    try:
-        made.rename(index_dir)
-    except OSError:
-        if read_page_manifest(index_dir) != manifest:  # else another process was a moment faster
-            raise
-
-
-def _write_index(path: Path, made: Path, status: os.stat_result, is_gzip: bool) -> PagesManifest:
+def _write_index(path: Path, made: Path, status: os.stat_result, is_gzip: bool) -> None:
     hashes, offsets = array("Q"), array("Q")
     copy = (made / COPY_FILE).open("wb") if is_gzip else None
     num_bytes = 0
@@ -124,9 +104,7 @@ def _write_index(path: Path, made: Path, status: os.stat_result, is_gzip: bool) 
     order = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
     np.save(made / HASHES_FILE, np.frombuffer(hashes, dtype=np.uint64)[order])
     np.save(made / OFFSETS_FILE, np.frombuffer(offsets, dtype=np.uint64)[order])
-    own = [HASHES_FILE, OFFSETS_FILE, *([COPY_FILE] if is_gzip else [])]
     manifest = PagesManifest(
-        files={name: sum_file(made / name) for name in own},
         lines=None if is_gzip else sum_file(path),
         source_bytes=status.st_size,
         source_mtime_ns=status.st_mtime_ns,
@@ -134,7 +112,6 @@ def _write_index(path: Path, made: Path, status: os.stat_result, is_gzip: bool) 
         num_bytes=num_bytes,
     )
     (made / MANIFEST_FILE).write_text(manifest.model_dump_json() + "\n", encoding="utf-8")
-    return manifest
 
 
 def read_page_manifest(index_dir: Path) -> PagesManifest | None:
