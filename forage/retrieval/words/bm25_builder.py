@@ -31,7 +31,7 @@ from forage.retrieval.words.bm25 import (
 from forage.retrieval.words.languages import AUTO, PLAIN, main_language
 
 if TYPE_CHECKING:
-    from forage.retrieval.words.line_counts import LineCounts
+    from forage.retrieval.words.count_processes import LineCounts
     from forage.retrieval.words.word_counts import WordCounts
 
 _BLOCK_CHARS = 2**22

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from forage.data.corpus import format_contents, line_blocks
-from forage.data.corpus_store import CorpusStore, StoredCorpus, write_store
+from forage.data.corpus_store import CorpusStore, write_store
 from forage.errors import UserError
 from forage.retrieval.index.atomic_directory import built_beside, refuse_other_contents
 from forage.retrieval.index.build_progress import build_progress
@@ -103,12 +102,17 @@ def build_index(
         raise UserError(
             f"unknown backend {backend!r}; available: bm25 (vectors: build_dense_index)"
         )
+    from forage.retrieval.words.count_processes import count_blocks  # a compiler: building pays
+
     out = out.absolute()
     refuse_other_contents(out)
     builder = BM25Builder(k1, b, language)
     with built_beside(out) as directory:
-        with build_progress("reading passages", None, show_progress) as advance:
-            stored = _store_and_count(corpus, directory, builder, advance)
+        with (
+            build_progress("reading passages", None, show_progress) as advance,
+            closing(count_blocks(line_blocks(corpus), builder, advance)) as blocks,
+        ):
+            stored = write_store(corpus, directory, blocks)
         with build_progress("scoring terms", None, show_progress):
             builder.write(directory)
         with CorpusStore(directory) as store:
@@ -129,16 +133,6 @@ def build_index(
     language = builder.analyzer.language
     logger.info("indexed %d passages in %s, language %s", manifest.num_passages, out, language)
     return manifest
-
-
-def _store_and_count(
-    corpus: Path, directory: Path, builder: BM25Builder, advance: Callable[[int], None]
-) -> StoredCorpus:
-    """Copy a corpus into ``directory`` and count its words; raises ``UserError``."""
-    from forage.retrieval.words.count_processes import count_blocks  # a compiler: building pays
-
-    with closing(count_blocks(line_blocks(corpus), builder, advance)) as blocks:
-        return write_store(corpus, directory, blocks)
 
 
 def _compared_rows(num_rows: int) -> range:

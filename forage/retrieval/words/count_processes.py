@@ -2,12 +2,16 @@
 
 A small corpus is counted before a process has started, and starts none. Blocks of lines go round
 the processes and come back in their order, so that the index is that of one process, to the last
-byte. What a process does is ``forage.retrieval.words.line_counts``'s.
+byte. ``main`` is the program of a process: it reads an analyzer's spec and then blocks from its
+standard input, and answers each with its counts, or with the error of a line. Each numbers terms in
+order of appearance; ``BM25Builder`` makes their numbers those of the index.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from array import array
@@ -15,20 +19,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, islice
 from subprocess import PIPE
 from typing import BinaryIO, Self, cast
 
 from forage.data.corpus import LineBlock, format_contents
 from forage.data.corpus_store import hash_ids
 from forage.errors import UserError
-from forage.hardware import num_cores
-from forage.retrieval.words.analyzer import AnalyzerSpec
+from forage.hardware import die_with_parent, num_cores
+from forage.retrieval.words.analyzer import Analyzer, AnalyzerSpec
 from forage.retrieval.words.bm25_builder import BM25Builder
-from forage.retrieval.words.line_counts import LineCounts, send
+from forage.retrieval.words.word_counts import WordCounts, count_words
 
 # Not ``-m``: what a process sends would be of a module ``__main__`` that is another one here.
-_PROGRAM = "from forage.retrieval.words.line_counts import main; main()"
+_PROGRAM = "from forage.retrieval.words.count_processes import main; main()"
 # Of lines (some 50,000 passages) before processes are started: they take a second to load, and
 # until they have, this process goes on alone.
 _ALONE_BYTES = 2**25
@@ -36,6 +41,15 @@ _ALONE_BYTES = 2**25
 _MAX_PROCESSES = 4
 # Blocks that wait for each process, so that it never waits for one.
 _BLOCKS_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LineCounts:
+    """What a process finds in a block: ids, counts, and the terms that were new to it."""
+
+    id_hashes: array[int]
+    new_terms: list[str]
+    counts: WordCounts
 
 
 def count_blocks(
@@ -128,7 +142,7 @@ class CountProcess:
     def _ask(self, question: AnalyzerSpec | LineBlock) -> LineCounts | None:
         """What the process answers; raises ``UserError``, its own too."""
         try:
-            send(cast(BinaryIO, self._process.stdin), question)
+            _send(cast(BinaryIO, self._process.stdin), question)
             reply = pickle.load(cast(BinaryIO, self._process.stdout))  # its own
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             status = self._process.wait()
@@ -140,3 +154,37 @@ class CountProcess:
         if isinstance(reply, UserError):
             raise reply
         return reply
+
+
+def main() -> None:
+    """Say that it is ready, then count until the input ends; what is printed goes nowhere."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build ends this process
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    analyzer = Analyzer(pickle.load(sys.stdin.buffer))  # from the build
+    count_words(["ready"], analyzer, {})  # compiles, or loads what was compiled
+    _send(replies, None)
+    numbers: dict[str, int] = {}
+    with suppress(EOFError):
+        while True:
+            block = pickle.load(sys.stdin.buffer)
+            try:
+                _send(replies, _count_lines(block, analyzer, numbers))
+            except UserError as error:
+                _send(replies, error)
+
+
+def _count_lines(block: LineBlock, analyzer: Analyzer, numbers: dict[str, int]) -> LineCounts:
+    """Count a block; terms get ``numbers`` beyond earlier blocks'. Raises ``UserError``."""
+    texts: list[str] = []
+    hashes = hash_ids(block, lambda passage: texts.append(format_contents(passage)))
+    num_known = len(numbers)
+    counts = count_words(texts, analyzer, numbers)
+    return LineCounts(hashes, list(islice(numbers, num_known, None)), counts)
+
+
+def _send(file: BinaryIO, value: object) -> None:
+    """Write one object to a pipe."""
+    pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
+    file.flush()
