@@ -6,7 +6,7 @@ server is asked instead, is decided above.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from forage.remote.request import HttpRequest, HttpSender, RemoteFailure, read_object
 
@@ -27,13 +27,13 @@ class JsonServer:
 
     async def get(self, path: str, timeout_s: float) -> dict[str, Any] | RemoteFailure:
         """The object at ``path``; an empty reply is an empty object."""
-        return await self._ask("GET", path, None, timeout_s)
+        return await self._ask(HttpRequest("GET", self.url + path), timeout_s)
 
     async def post(
         self, path: str, body: dict[str, Any], timeout_s: float
     ) -> dict[str, Any] | RemoteFailure:
         """What the server answers to ``body``; an empty reply is an empty object."""
-        return await self._ask("POST", path, body, timeout_s)
+        return await self._ask(HttpRequest("POST", self.url + path, body=body), timeout_s)
 
     async def tell(self, path: str, body: dict[str, Any], timeout_s: float) -> RemoteFailure | None:
         """As ``post``, for a route that answers with a sentence: only its success is read."""
@@ -45,14 +45,7 @@ class JsonServer:
         """End the session."""
         await self._sender.close()
 
-    async def _ask(
-        self,
-        method: Literal["GET", "POST"],
-        path: str,
-        body: dict[str, Any] | None,
-        timeout_s: float,
-    ) -> dict[str, Any] | RemoteFailure:
-        request = HttpRequest(method, self.url + path, body=body)
+    async def _ask(self, request: HttpRequest, timeout_s: float) -> dict[str, Any] | RemoteFailure:
         reply = await self._sender.send(request, timeout_s)
         if isinstance(reply, RemoteFailure):
             return reply

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from forage.remote.request import BadReply
+from forage.remote.request import BadReply, first_wrong
 from forage.types import FailureKind, FinishReason
 
 _ENDS: dict[str, FinishReason] = {
@@ -195,6 +195,4 @@ def _read(shape: type[R], document: dict[str, Any]) -> R:
     try:
         return shape.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadReply(f"the reply is no completion: {where}: {first['msg']}") from None
+        raise BadReply(f"the reply is no completion: {first_wrong(error)}") from None

@@ -38,16 +38,13 @@ def run_beside(function: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]
         result.set_running_or_notify_cancel()  # so that a call given up can still end
 
         def work() -> None:
-            value, error = None, None
+            settle: Callable[[Any], None]
             try:
-                value = function(argument)
-            except Exception as raised:
-                error = raised
+                settle, outcome = result.set_result, function(argument)
+            except Exception as error:
+                settle, outcome = result.set_exception, error
             under_way.discard(thread)
-            if error is None:
-                result.set_result(value)
-            else:
-                result.set_exception(error)
+            settle(outcome)
 
         thread = threading.Thread(target=work, name="tool", daemon=True)
         under_way.add(thread)

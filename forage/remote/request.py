@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 import aiohttp
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from forage.types import FailureKind
 
@@ -81,6 +81,13 @@ class BadReply(ValueError):
         self.kind = kind
         self.may_pass = may_pass
         self.status = status
+
+
+def first_wrong(error: ValidationError) -> str:
+    """What is wrong first in a document, and where: ``choices.0.text: Field required``."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 class HttpSender:

@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from forage.data.corpus import format_contents, parse_contents, replace_surrogates
-from forage.remote.request import BadReply
+from forage.remote.request import BadReply, first_wrong
 from forage.types import Hit, PageText, Passage
 
 WIKIPEDIA_PAGE = "https://en.wikipedia.org/w/index.php?title={title}"
@@ -233,9 +233,7 @@ def _parse(model: type[W], payload: bytes) -> W:
     try:
         return model.model_validate_json(payload)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        raise BadReply(first_wrong(error)) from None
 
 
 def normalise_query(query: str) -> str:

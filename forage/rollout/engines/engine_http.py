@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from forage.remote.json_server import JsonServer
 from forage.remote.openai_client import is_overflow
-from forage.remote.request import RemoteFailure
+from forage.remote.request import RemoteFailure, first_wrong
 from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
 from forage.types import Completion, ContextOverflow, EngineError, FailureKind, FinishReason
 
@@ -61,8 +61,7 @@ class EngineHttp:
         try:
             return read(document)
         except ValidationError as error:
-            first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            why = first_wrong(error)
         except ValueError as error:
             why = str(error)
         failure = RemoteFailure(FailureKind.MALFORMED, f"its reply is no turn: {why}")

@@ -18,7 +18,7 @@ from urllib.parse import quote_plus
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from forage.remote.request import BadReply
+from forage.remote.request import BadReply, first_wrong
 from forage.settings import Frozen
 
 # Brave refuses more than 400 characters or 50 words; Google reads 32 words, and takes requests of
@@ -153,9 +153,7 @@ class ProviderJson(BaseModel):
         try:
             return cls.model_validate(reply)
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise BadReply(f"{where}: {first['msg']}" if where else first["msg"]) from None
+            raise BadReply(first_wrong(error)) from None
 
 
 class Item(ProviderJson):
