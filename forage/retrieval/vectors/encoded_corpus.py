@@ -10,7 +10,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from forage.data.corpus_store import CorpusStore, StoredCorpus, build_store
 from forage.errors import UserError
+from forage.records import write_whole_text
 from forage.retrieval.index.atomic_directory import (
     LOCK_FILE,
     partial_directory,
@@ -149,13 +150,13 @@ def _warn_of_unread_scripts(store: CorpusStore, encoder: SentenceEncoder) -> Non
 
 def _open_encoders(settings: DenseBuild, state: _State | None) -> Sequence[SentenceEncoder]:
     """One encoder a device, all of one spec; an unfinished build's numbers are kept."""
-    from forage.retrieval.vectors.sentence_encoder import open_encoder, with_dtype_of
+    from forage.retrieval.vectors.sentence_encoder import open_encoder
 
     if len(set(settings.devices)) < len(settings.devices):
         raise UserError(f"--device names one twice: {', '.join(settings.devices)}")
     choice = settings.encoder
     if state is not None:
-        choice = with_dtype_of(choice, state.encoder)
+        choice = replace(choice, dtype=choice.dtype or state.encoder.dtype)
     first, *others = settings.devices or (None,)
     encoders = [open_encoder(choice, first)]
     for device in others:
@@ -174,7 +175,8 @@ def _store_corpus(
             logger.info("going on with the unfinished build in %s", directory)
             return StoredCorpus(state.num_passages, state.num_bytes, state.sha256)
         # The copy is written anew: until it is known to be the same, no file may stand for it.
-        _write_state(directory, state.model_copy(update={"source": None}))
+        no_source = state.model_copy(update={"source": None})
+        write_whole_text(directory / _STATE_FILE, no_source.model_dump_json())
     with build_progress("reading passages", None, show_progress) as advance:
         stored = build_store(corpus, directory, lambda _: advance(1))
     if state is not None and stored.sha256 != state.sha256:
@@ -189,7 +191,7 @@ def _store_corpus(
         sha256=stored.sha256,
         encoder=spec,
     )
-    _write_state(directory, state)
+    write_whole_text(directory / _STATE_FILE, state.model_dump_json())
     return stored
 
 
@@ -211,12 +213,6 @@ def _look_at(corpus: Path) -> _CorpusFile | None:
     return _CorpusFile(
         path=str(corpus.absolute()), num_bytes=found.st_size, mtime_ns=found.st_mtime_ns
     )
-
-
-def _write_state(directory: Path, state: _State) -> None:
-    written = directory / f"{_STATE_FILE}.tmp"
-    written.write_text(state.model_dump_json(), encoding="utf-8")
-    written.rename(directory / _STATE_FILE)
 
 
 def _read_state(directory: Path) -> _State | None:

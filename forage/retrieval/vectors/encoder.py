@@ -200,27 +200,17 @@ _FAMILIES = (
     Family("MiniLM", r"minilm", "mean", True),
 )
 
-_QUESTION_ENCODERS = (
-    ("dpr-ctx_encoder", "dpr-question_encoder"),
-    ("dpr-ctx-encoder", "dpr-question-encoder"),
-)
-
 
 def family_of(model: str) -> Family | None:
     """The family of a model, by its id or its directory's name; None where none is known."""
     name = model.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    for family in _FAMILIES:
-        if re.search(family.pattern, name):
-            return family
-    return None
+    return next((family for family in _FAMILIES if re.search(family.pattern, name)), None)
 
 
 def question_encoder_of(model: str) -> str | None:
     """The id of the encoder that a passage encoder of DPR was trained with, else None."""
-    for passages, queries in _QUESTION_ENCODERS:
-        if passages in model:
-            return model.replace(passages, queries)
-    return None
+    name, num_replaced = re.subn("dpr-ctx(?=[_-]encoder)", "dpr-question", model)
+    return name if num_replaced else None
 
 
 def settle(choice: EncoderChoice, files: ModelFiles) -> EncoderSpec:

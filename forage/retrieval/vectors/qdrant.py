@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -87,11 +88,15 @@ def build_qdrant_index(
     require_qdrant(options.qdrant_url)
     with encoded_corpus(corpus, out, build, show_progress) as encoded:
         manifest = _manifest(encoded, options, settings)
-        collection = _collection(encoded.directory, manifest)
-        try:
-            _store_vectors(encoded, collection, show_progress)
-        finally:
-            collection.close()
+        num_rows, gather = encoded.stored.num_passages, encoded.vectors.gather
+        with (
+            closing(_collection(encoded.directory, manifest)) as collection,
+            build_progress("storing vectors in Qdrant", num_rows, show_progress) as advance,
+        ):
+            build_qdrant(
+                *(collection, num_rows, lambda start, stop: gather(np.arange(start, stop))),
+                on_rows=advance,
+            )
         write_manifest(encoded.directory, manifest)
     logger.info("indexed %d passages in %s", manifest.num_passages, out)
     return manifest
@@ -167,17 +172,6 @@ def build_qdrant(
             collection.add(start, vectors(start, stop))
         on_rows(stop - start)
     collection.finish(num_rows)
-
-
-def _store_vectors(encoded: Encoded, collection: QdrantCollection, show_progress: bool) -> None:
-    num_rows = encoded.stored.num_passages
-    with build_progress("storing vectors in Qdrant", num_rows, show_progress) as advance:
-        build_qdrant(
-            collection,
-            num_rows,
-            lambda start, stop: encoded.vectors.gather(np.arange(start, stop)),
-            on_rows=advance,
-        )
 
 
 def _collection(directory: Path, manifest: QdrantManifest) -> QdrantCollection:

@@ -79,6 +79,8 @@ class QdrantCollection:
         waits ``retry_delay_s``, each further one twice as long. A key is taken from
         ``QDRANT_API_KEY``.
         """
+        from qdrant_client import models
+
         if isinstance(where, Path) and settings is not None:
             raise UserError(
                 "m, ef_construct, hnsw_ef, on_disk and quantise do nothing in Qdrant's embedded "
@@ -86,7 +88,7 @@ class QdrantCollection:
             )
         self._where, self._name = where, name
         self._dimension = dimension
-        self._distance: Distance = distance
+        self._distance = models.Distance(distance.capitalize())
         self._settings = settings or QdrantSettings()
         self._retry_delay_s = retry_delay_s
         self._client = _connect(where, timeout_s)
@@ -116,7 +118,7 @@ class QdrantCollection:
                     self._name,
                     vectors_config=models.VectorParams(
                         size=self._dimension,
-                        distance=_distance(self._distance),
+                        distance=self._distance,
                         on_disk=settings.on_disk,
                     ),
                     hnsw_config=models.HnswConfigDiff(
@@ -141,7 +143,7 @@ class QdrantCollection:
             )
         found: Any = self._try(lambda: self._client.get_collection(self._name))
         vectors = found.config.params.vectors
-        expected = (self._dimension, _distance(self._distance))
+        expected = (self._dimension, self._distance)
         actual = (getattr(vectors, "size", None), getattr(vectors, "distance", None))
         if actual != expected:
             raise UserError(
@@ -324,12 +326,6 @@ def _port(url: str) -> int:
         return urlsplit(url if "//" in url else f"//{url}").port or GRPC_PORT
     except ValueError as error:
         raise UserError(f"{url!r} is not the URL of a Qdrant server: {error}") from error
-
-
-def _distance(distance: Distance) -> Any:
-    from qdrant_client import models
-
-    return {"cosine": models.Distance.COSINE, "dot": models.Distance.DOT}[distance]
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -320,8 +320,3 @@ def _check_device(device: str | None) -> str:
             f"there is no device {device} here: torch sees {torch.cuda.device_count()} GPUs"
         )
     return device
-
-
-def with_dtype_of(choice: EncoderChoice, spec: EncoderSpec) -> EncoderChoice:
-    """The choice, computing in the numbers of ``spec`` where it leaves them open."""
-    return choice if choice.dtype is not None else replace(choice, dtype=spec.dtype)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from hashlib import file_digest
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +18,8 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from forage.errors import UserError
+from forage.records import write_whole_text
+from forage.retrieval.index.manifest import hash_file
 from forage.settings import Strict
 
 VectorDtype = Literal["float32", "float16", "int8"]
@@ -81,7 +82,7 @@ class VectorShards:
             np.save(file, _pack(vectors_BD, self.layout.dtype))
             file.flush()
             os.fsync(file.fileno())
-        path = self.directory / f"{shard:05d}-{_digest(Path(name))}.npy"
+        path = self.directory / f"{shard:05d}-{hash_file(Path(name))[:_DIGEST_CHARS]}.npy"
         Path(name).rename(path)
         sync_directory(self.directory)
         self._paths[shard] = path
@@ -122,9 +123,7 @@ def create_vectors(directory: Path, layout: ShardLayout) -> VectorShards:
     if not path.exists() or _read_layout(directory) != layout:
         for old in directory.iterdir():
             old.unlink()
-        written = path.with_suffix(".tmp")
-        written.write_text(layout.model_dump_json() + "\n", encoding="utf-8")
-        written.rename(path)
+        write_whole_text(path, layout.model_dump_json() + "\n")
     return VectorShards(directory, layout)
 
 
@@ -194,9 +193,4 @@ def _unpack(packed: np.ndarray) -> np.ndarray:
 
 
 def _is_whole(path: Path) -> bool:
-    return path.stem.rpartition("-")[2] == _digest(path)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()[:_DIGEST_CHARS]
+    return path.stem.rpartition("-")[2] == hash_file(path)[:_DIGEST_CHARS]
