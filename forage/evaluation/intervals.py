@@ -118,7 +118,9 @@ def wilson_interval(rate: float, num_values: float, level: float = 0.95) -> Inte
     centre = (rate + z * z / (2 * num_values)) / shrink
     spread = rate * (1 - rate) / num_values + (z / (2 * num_values)) ** 2
     half = z * math.sqrt(spread) / shrink
-    return Interval(rate, max(centre - half, 0.0), min(centre + half, 1.0))
+    # Rounding would leave 7e-18 for 0, and 1 less a last bit for 1.
+    low = 0.0 if rate == 0 else centre - half
+    return Interval(rate, low, 1.0 if rate == 1 else centre + half)
 
 
 def bootstrap_interval(

@@ -88,6 +88,13 @@ def test_a_rate_of_0_or_1_has_the_width_of_wilsons_interval(rate: float, low: fl
     assert bootstrap_interval([0.0, 1.0] * 6, is_rate=True) == bootstrap_interval([0.0, 1.0] * 6)
 
 
+def test_a_rate_of_0_or_1_is_the_end_of_its_own_interval():
+    """40 right of 40 had an upper end of 0.9999999999999999, none of 40 a lower one of 7e-18."""
+    for num_values in range(1, 400):
+        assert wilson_interval(0.0, num_values).low == 0.0
+        assert wilson_interval(1.0, num_values).high == 1.0
+
+
 def test_wilsons_interval_solves_its_equation():
     """The bounds p are where |p - rate| is z standard errors of p."""
     for rate, num_values in ((0.3, 20), (0.05, 40), (0.9, 7)):
