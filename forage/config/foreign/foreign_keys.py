@@ -49,6 +49,18 @@ class ForeignKey:
     is_derived: bool = False
 
 
+def derived(
+    theirs: str, ours: str, note: str = "", values: Mapping[str, Any] | None = None
+) -> ForeignKey:
+    """A key that is read together with others."""
+    return ForeignKey(theirs, ours, note, values, is_derived=True)
+
+
+def none(note: str, names: str) -> list[ForeignKey]:
+    """Keys without a place in a recipe, their names apart by spaces, and why."""
+    return [ForeignKey(name, note=note) for name in names.split()]
+
+
 class Given:
     """What a file sets, read by name."""
 
@@ -71,6 +83,15 @@ class Given:
     def flag(self, name: str) -> bool:
         """Whether a switch is on."""
         return str(self.values.get(name, False)).lower() in ("true", "1", "yes")
+
+    def first_files(self, train: str, test: str) -> Recipe:
+        """The files of questions under our names, of several the first."""
+        named = {"data.train": self.values.get(train), "data.test": self.values.get(test)}
+        return {
+            ours: files[0] if isinstance(files, list) else files
+            for ours, files in named.items()
+            if files
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +155,7 @@ def table(trainer: ForeignTrainer) -> str:
     def rows() -> Iterator[str]:
         yield f"| {trainer.name} | Forage | |"
         yield "|---|---|---|"
-        for key in trainer.keys:
+        for key in sorted(trainer.keys, key=lambda key: key.theirs):
             ours = f"`{key.ours}`" if key.ours else "none"
             renamed = "" if key.values is None else _renamed(key.values)
             yield f"| `{key.theirs}` | {ours} | {'; '.join(filter(None, [renamed, key.note]))} |"

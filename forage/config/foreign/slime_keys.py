@@ -11,43 +11,31 @@ from forage.config.foreign.foreign_keys import (
     ForeignTrainer,
     Given,
     Recipe,
+    derived,
     fall,
     leash,
+    none,
     whole,
 )
 
-_MEGATRON = "FSDP2 trains, which has no such part"
-_EXAMPLE = "turns, topk and the search server stand in that file: environment and search"
-
 KEYS = (
     ForeignKey("hf-checkpoint", "model.path"),
-    ForeignKey("ref-load", note="the starting weights, or algorithm.kl.reference"),
-    ForeignKey("load", note="forage train --resume goes on from output_dir"),
     ForeignKey("save", "output_dir"),
     ForeignKey("save-interval", "trainer.checkpoint_every"),
     ForeignKey("prompt-data", "data.train"),
-    ForeignKey("eval-prompt-data", note="set data.test"),
-    ForeignKey("input-key", note="the form of a file is recognised"),
-    ForeignKey("label-key", note="the form of a file is recognised"),
-    ForeignKey("apply-chat-template", note="environment.prompt renders prompts"),
-    ForeignKey("rollout-shuffle", note=SHUFFLED),
     ForeignKey("rollout-seed", "seed"),
     ForeignKey("num-rollout", "trainer.num_steps"),
     ForeignKey("rollout-batch-size", "trainer.questions_per_step"),
     ForeignKey("n-samples-per-prompt", "trainer.group_size"),
-    ForeignKey(
-        "global-batch-size", "trainer.num_mini_batches", "a step's episodes by it", None, True
-    ),
+    derived("global-batch-size", "trainer.num_mini_batches", "a step's episodes by it"),
     ForeignKey("num-steps-per-rollout", "trainer.num_mini_batches"),
     ForeignKey("rollout-max-response-len", "environment.max_turn_tokens"),
     ForeignKey("rollout-max-context-len", "environment.max_tokens"),
     ForeignKey("rollout-temperature", "rollout.temperature"),
-    ForeignKey("rollout-top-p", note="sampling from a cut distribution breaks the ratio: 1.0"),
-    ForeignKey("balance-data", note="micro-batches are balanced by their tokens"),
     ForeignKey("eval-interval", "evaluation.every"),
     ForeignKey("n-samples-per-eval-prompt", "evaluation.num_samples"),
-    ForeignKey("eval-temperature", "evaluation.temperature", "of several samples", None, True),
-    ForeignKey("dynamic-sampling-filter-path", "algorithm.dynamic_sampling", "any: {}", None, True),
+    derived("eval-temperature", "evaluation.temperature", "of several samples"),
+    derived("dynamic-sampling-filter-path", "algorithm.dynamic_sampling", "any: {}"),
     ForeignKey(
         "advantage-estimator",
         "algorithm.advantage.kind",
@@ -58,64 +46,66 @@ KEYS = (
             "reinforce_plus_plus_baseline": "reinforce_plus_plus",
         },
     ),
-    ForeignKey(
-        "disable-grpo-std-normalization", "algorithm.advantage.normalise_by_std", "", None, True
-    ),
-    ForeignKey("use-kl-loss", "algorithm.kl.place", "loss; without it the reward's", None, True),
-    ForeignKey("kl-loss-coef", "algorithm.kl.coefficient", "in the loss", None, True),
-    ForeignKey("kl-loss-type", "algorithm.kl.form", "", KL_FORMS, True),
-    ForeignKey("kl-coef", "algorithm.kl.coefficient", "in the reward", None, True),
+    derived("disable-grpo-std-normalization", "algorithm.advantage.normalise_by_std"),
+    derived("use-kl-loss", "algorithm.kl.place", "loss; without it the reward's"),
+    derived("kl-loss-coef", "algorithm.kl.coefficient", "in the loss"),
+    derived("kl-loss-type", "algorithm.kl.form", values=KL_FORMS),
+    derived("kl-coef", "algorithm.kl.coefficient", "in the reward"),
     ForeignKey("entropy-coef", "algorithm.entropy_coefficient"),
-    ForeignKey(
-        "eps-clip", "algorithm.loss.low", "and high, unless eps-clip-high is set", None, True
-    ),
-    ForeignKey("eps-clip-high", "algorithm.loss.high", "", None, True),
-    ForeignKey("eps-clip-c", "algorithm.loss.dual_clip", "", None, True),
-    ForeignKey("use-tis", "algorithm.correction.weights.kind", "truncate", None, True),
-    ForeignKey("tis-clip", "algorithm.correction.weights.high", "", None, True),
-    ForeignKey("tis-clip-low", note="docs/algorithms.md has the kinds of correction"),
-    ForeignKey("custom-tis-function-path", note="docs/algorithms.md has the kinds of correction"),
-    ForeignKey("custom-config-path", note="docs/algorithms.md has the kinds of correction"),
-    ForeignKey("optimizer", note="AdamW"),
+    derived("eps-clip", "algorithm.loss.low", "and high, unless eps-clip-high is set"),
+    derived("eps-clip-high", "algorithm.loss.high"),
+    derived("eps-clip-c", "algorithm.loss.dual_clip"),
+    derived("use-tis", "algorithm.correction.weights.kind", "truncate"),
+    derived("tis-clip", "algorithm.correction.weights.high"),
     ForeignKey("lr", "trainer.learning_rate"),
-    ForeignKey("lr-decay-style", "trainer.final_learning_rate_ratio", "", FALLS, True),
-    ForeignKey("min-lr", "trainer.final_learning_rate_ratio", "by lr", None, True),
+    derived("lr-decay-style", "trainer.final_learning_rate_ratio", values=FALLS),
+    derived("min-lr", "trainer.final_learning_rate_ratio", "by lr"),
     ForeignKey("lr-warmup-iters", "trainer.warmup_steps"),
     ForeignKey("weight-decay", "trainer.weight_decay"),
-    ForeignKey("adam-beta1", note="0.9"),
-    ForeignKey("adam-beta2", note="0.999: there is no key for it"),
     ForeignKey("clip-grad", "trainer.max_grad_norm"),
     ForeignKey("max-tokens-per-gpu", "trainer.max_tokens_per_micro_batch"),
-    ForeignKey("use-dynamic-batch-size", note="micro-batches count tokens"),
-    ForeignKey("micro-batch-size", note="micro-batches count tokens"),
     ForeignKey("tensor-model-parallel-size", "placement.trainer.tensor_parallel"),
     ForeignKey("context-parallel-size", "placement.trainer.sequence_parallel"),
     ForeignKey("actor-num-nodes", "placement.num_nodes"),
     ForeignKey("actor-num-gpus-per-node", "placement.gpus_per_node"),
     ForeignKey("colocate", "placement.engine.offload"),
-    ForeignKey("rollout-num-gpus", "placement.engine.own_gpus", "not with colocate", None, True),
+    derived("rollout-num-gpus", "placement.engine.own_gpus", "not with colocate"),
     ForeignKey("rollout-num-gpus-per-engine", "placement.engine.tensor_parallel"),
-    ForeignKey("sglang-mem-fraction-static", note="you start SGLang's servers (docs/engines.md)"),
-    ForeignKey(
+    derived("recompute-granularity", "model.gradient_checkpointing", "any: true"),
+    *none("the starting weights, or algorithm.kl.reference", "ref-load"),
+    *none("forage train --resume goes on from output_dir", "load"),
+    *none("set data.test", "eval-prompt-data"),
+    *none("the form of a file is recognised", "input-key label-key"),
+    *none("environment.prompt renders prompts", "apply-chat-template"),
+    *none(SHUFFLED, "rollout-shuffle"),
+    *none("sampling from a cut distribution breaks the ratio: 1.0", "rollout-top-p"),
+    *none("micro-batches are balanced by their tokens", "balance-data"),
+    *none(
+        "docs/algorithms.md has the kinds of correction",
+        "tis-clip-low custom-tis-function-path custom-config-path",
+    ),
+    *none("AdamW", "optimizer"),
+    *none("0.9", "adam-beta1"),
+    *none("0.999: there is no key for it", "adam-beta2"),
+    *none("micro-batches count tokens", "use-dynamic-batch-size micro-batch-size"),
+    *none("you start SGLang's servers (docs/engines.md)", "sglang-mem-fraction-static"),
+    *none(
+        "turns that one server gets at a time; rollout.max_concurrent_episodes bounds all",
         "sglang-server-concurrency",
-        note="turns that one server gets at a time; rollout.max_concurrent_episodes bounds all",
     ),
-    ForeignKey("custom-generate-function-path", note=_EXAMPLE),
-    ForeignKey("custom-rm-path", note="the reward is exact match; one's own: reward.functions"),
-    ForeignKey("recompute-granularity", "model.gradient_checkpointing", "any: true", None, True),
-    *(
-        ForeignKey(name, note=_MEGATRON)
-        for name in (
-            *("sequence-parallel", "pipeline-model-parallel-size", "expert-model-parallel-size"),
-            *("expert-tensor-parallel-size", "recompute-method", "recompute-num-layers"),
-            *("attention-dropout", "hidden-dropout", "accumulate-allreduce-grads-in-fp32"),
-            *("attention-softmax-in-fp32", "attention-backend"),
-        )
+    *none(
+        "turns, topk and the search server stand in that file: environment and search",
+        "custom-generate-function-path",
     ),
-    *(
-        ForeignKey(name, note=LOGGED)
-        for name in ("use-wandb", "wandb-project", "wandb-group", "wandb-key")
+    *none("the reward is exact match; one's own: reward.functions", "custom-rm-path"),
+    *none(
+        "FSDP2 trains, which has no such part",
+        "sequence-parallel pipeline-model-parallel-size expert-model-parallel-size "
+        "expert-tensor-parallel-size recompute-method recompute-num-layers "
+        "attention-dropout hidden-dropout accumulate-allreduce-grads-in-fp32 "
+        "attention-softmax-in-fp32 attention-backend",
     ),
+    *none(LOGGED, "use-wandb wandb-project wandb-group wandb-key"),
 )
 
 _START = {

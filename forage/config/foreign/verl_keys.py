@@ -15,12 +15,16 @@ from forage.config.foreign.foreign_keys import (
     ForeignTrainer,
     Given,
     Recipe,
+    derived,
     fall,
     leash,
+    none,
     whole,
 )
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_OPTIM = f"{_ACTOR}.optim"
+_STYLES = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
 _LOSSES = {
     **{"vanilla": "clipped", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo"},
     **{"sapo": "sapo", "clip_cov": "clip_cov", "kl_cov": "kl_cov"},
@@ -31,24 +35,13 @@ _CRITIC = "algorithm.advantage.critic"
 _END = "trainer.final_learning_rate_ratio"
 
 KEYS = (
-    ForeignKey("data.train_files", "data.train", "the first", None, True),
-    ForeignKey("data.val_files", "data.test", "the first", None, True),
+    derived("data.train_files", "data.train", "the first"),
+    derived("data.val_files", "data.test", "the first"),
     ForeignKey("data.train_batch_size", "trainer.questions_per_step"),
-    ForeignKey("data.val_batch_size", note="an evaluation plays as many as fit"),
-    ForeignKey(
-        "data.max_prompt_length", "environment.max_tokens", "with what follows it", None, True
-    ),
+    derived("data.max_prompt_length", "environment.max_tokens", "with what follows it"),
     ForeignKey("data.max_response_length", "environment.max_turn_tokens"),
-    ForeignKey("data.max_start_length", note="a prompt that is too long is refused and never cut"),
     ForeignKey("data.max_obs_length", "environment.max_observation_tokens"),
-    ForeignKey("data.train_data_num", note="cut the file, or lower trainer.num_steps"),
-    ForeignKey("data.val_data_num", note="set evaluation.num_questions"),
-    ForeignKey("data.shuffle_train_dataloader", note=SHUFFLED),
-    ForeignKey("data.shuffle", note=SHUFFLED),
     ForeignKey("data.seed", "seed"),
-    ForeignKey("data.filter_overlong_prompts", note="a prompt that is too long is refused"),
-    ForeignKey("data.truncation", note="nothing is truncated"),
-    ForeignKey("data.return_raw_chat", note="prompts are rendered by environment.prompt"),
     ForeignKey(
         "algorithm.adv_estimator",
         "algorithm.advantage.kind",
@@ -61,76 +54,46 @@ KEYS = (
             "tir_optimal_token_baseline": "optimal_token",
         },
     ),
-    ForeignKey("algorithm.gamma", "algorithm.advantage.discount", "with gae", None, True),
-    ForeignKey("algorithm.lam", "algorithm.advantage.gae_lambda", "with gae", None, True),
-    ForeignKey(
-        "algorithm.norm_adv_by_std_in_grpo",
-        "algorithm.advantage.normalise_by_std",
-        "with grpo",
-        None,
-        True,
+    derived("algorithm.gamma", "algorithm.advantage.discount", "with gae"),
+    derived("algorithm.lam", "algorithm.advantage.gae_lambda", "with gae"),
+    derived(
+        "algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage.normalise_by_std", "with grpo"
     ),
-    ForeignKey("algorithm.use_kl_in_reward", "algorithm.kl.place", "true: reward", None, True),
-    ForeignKey("algorithm.kl_penalty", "algorithm.kl.form", "in the reward", KL_FORMS, True),
-    ForeignKey(
-        "algorithm.kl_ctrl.kl_coef", "algorithm.kl.coefficient", "in the reward", None, True
-    ),
-    ForeignKey(
-        "algorithm.kl_ctrl.type", note="set algorithm.kl.adaptive for an adaptive coefficient"
-    ),
-    ForeignKey("algorithm.no_think_rl", note="thoughts are always trained"),
+    derived("algorithm.use_kl_in_reward", "algorithm.kl.place", "true: reward"),
+    derived("algorithm.kl_penalty", "algorithm.kl.form", "in the reward", KL_FORMS),
+    derived("algorithm.kl_ctrl.kl_coef", "algorithm.kl.coefficient", "in the reward"),
     ForeignKey("actor_rollout_ref.model.path", "model.path"),
     ForeignKey(
         "actor_rollout_ref.model.enable_gradient_checkpointing", "model.gradient_checkpointing"
     ),
-    ForeignKey("actor_rollout_ref.model.use_remove_padding", note="sequences are always packed"),
     ForeignKey("actor_rollout_ref.model.lora_rank", "model.lora.rank"),
     ForeignKey("actor_rollout_ref.model.lora_alpha", "model.lora.alpha"),
-    ForeignKey(f"{_ACTOR}.optim.lr", "trainer.learning_rate"),
-    ForeignKey(
-        f"{_ACTOR}.optim.lr_warmup_steps_ratio",
+    ForeignKey(f"{_OPTIM}.lr", "trainer.learning_rate"),
+    derived(
+        f"{_OPTIM}.lr_warmup_steps_ratio",
         "trainer.warmup_steps",
         "of trainer.total_training_steps, in optimizer steps",
-        None,
-        True,
     ),
-    ForeignKey(
-        f"{_ACTOR}.optim.lr_warmup_steps",
-        "trainer.warmup_steps",
-        "in optimizer steps",
-        None,
-        True,
-    ),
-    *(
-        ForeignKey(f"{_ACTOR}.optim.{name}", _END, "", FALLS, True)
-        for name in ("lr_scheduler_type", "warmup_style", "lr_decay_style")
-    ),
-    ForeignKey(f"{_ACTOR}.optim.min_lr_ratio", _END, "", None, True),
-    ForeignKey(f"{_ACTOR}.optim.min_lr", _END, "by optim.lr", None, True),
-    ForeignKey(
-        f"{_ACTOR}.calculate_sum_pi_squared", note="done where advantage: optimal_token needs it"
-    ),
-    ForeignKey(f"{_ACTOR}.optim.weight_decay", "trainer.weight_decay"),
-    ForeignKey(f"{_ACTOR}.use_kl_loss", "algorithm.kl.place", "true: loss", None, True),
-    ForeignKey(f"{_ACTOR}.kl_loss_coef", "algorithm.kl.coefficient", "in the loss", None, True),
-    ForeignKey(f"{_ACTOR}.kl_loss_type", "algorithm.kl.form", "in the loss", KL_FORMS, True),
-    ForeignKey(
+    derived(f"{_OPTIM}.lr_warmup_steps", "trainer.warmup_steps", "in optimizer steps"),
+    *(derived(f"{_OPTIM}.{name}", _END, values=FALLS) for name in _STYLES),
+    derived(f"{_OPTIM}.min_lr_ratio", _END),
+    derived(f"{_OPTIM}.min_lr", _END, "by optim.lr"),
+    ForeignKey(f"{_OPTIM}.weight_decay", "trainer.weight_decay"),
+    derived(f"{_ACTOR}.use_kl_loss", "algorithm.kl.place", "true: loss"),
+    derived(f"{_ACTOR}.kl_loss_coef", "algorithm.kl.coefficient", "in the loss"),
+    derived(f"{_ACTOR}.kl_loss_type", "algorithm.kl.form", "in the loss", KL_FORMS),
+    derived(
         f"{_ACTOR}.ppo_mini_batch_size",
         "trainer.num_mini_batches",
         "how many of them a step has; Search-R1 counts episodes, veRL questions",
-        None,
-        True,
     ),
-    ForeignKey(f"{_ACTOR}.ppo_micro_batch_size", note=MICRO),
-    ForeignKey(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", note=MICRO),
-    ForeignKey(f"{_ACTOR}.use_dynamic_bsz", note=MICRO),
     ForeignKey(f"{_ACTOR}.ppo_max_token_len_per_gpu", "trainer.max_tokens_per_micro_batch"),
     ForeignKey(f"{_ACTOR}.ppo_epochs", "trainer.num_epochs"),
-    ForeignKey(f"{_ACTOR}.clip_ratio", "algorithm.loss.low", "and algorithm.loss.high", None, True),
-    ForeignKey(f"{_ACTOR}.clip_ratio_low", "algorithm.loss.low", "", None, True),
-    ForeignKey(f"{_ACTOR}.clip_ratio_high", "algorithm.loss.high", "", None, True),
-    ForeignKey(f"{_ACTOR}.clip_ratio_c", "algorithm.loss.dual_clip", "veRL: 3.0", None, True),
-    ForeignKey(f"{_ACTOR}.policy_loss.loss_mode", "algorithm.loss.kind", "", _LOSSES, True),
+    derived(f"{_ACTOR}.clip_ratio", "algorithm.loss.low", "and algorithm.loss.high"),
+    derived(f"{_ACTOR}.clip_ratio_low", "algorithm.loss.low"),
+    derived(f"{_ACTOR}.clip_ratio_high", "algorithm.loss.high"),
+    derived(f"{_ACTOR}.clip_ratio_c", "algorithm.loss.dual_clip", "veRL: 3.0"),
+    derived(f"{_ACTOR}.policy_loss.loss_mode", "algorithm.loss.kind", values=_LOSSES),
     ForeignKey(f"{_ACTOR}.entropy_coeff", "algorithm.entropy_coefficient"),
     ForeignKey(f"{_ACTOR}.grad_clip", "trainer.max_grad_norm"),
     ForeignKey(
@@ -138,17 +101,11 @@ KEYS = (
         "algorithm.aggregate.kind",
         "seq-mean-token-sum-norm: constant, with the tokens of a reply",
         {
-            "token-mean": "token_mean",
-            "seq-mean-token-sum": "sequence_sum",
-            "seq-mean-token-mean": "sequence_mean",
-            "seq-mean-token-sum-norm": "constant",
+            **{"token-mean": "token_mean", "seq-mean-token-sum": "sequence_sum"},
+            **{"seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum-norm": "constant"},
         },
     ),
-    ForeignKey(
-        f"{_ACTOR}.state_masking", note="tokens that the policy did not write are never trained"
-    ),
     ForeignKey(f"{_ACTOR}.ulysses_sequence_parallel_size", "placement.trainer.sequence_parallel"),
-    ForeignKey(f"{_ACTOR}.strategy", note="FSDP2"),
     *(
         ForeignKey(f"{place}.fsdp_config.{what}_offload", note=_HOST)
         for place in (_ACTOR, "actor_rollout_ref.ref", "critic.model")
@@ -157,72 +114,84 @@ KEYS = (
     ForeignKey(f"{_ROLLOUT}.n", "trainer.group_size"),
     ForeignKey(f"{_ROLLOUT}.n_agent", "trainer.group_size"),
     ForeignKey(f"{_ROLLOUT}.temperature", "rollout.temperature"),
-    ForeignKey(f"{_ROLLOUT}.top_p", note="sampling from a cut distribution breaks the ratio: 1.0"),
-    ForeignKey(f"{_ROLLOUT}.top_k", note="sampling from a cut distribution breaks the ratio"),
     ForeignKey(f"{_ROLLOUT}.tensor_model_parallel_size", "placement.engine.tensor_parallel"),
     ForeignKey(
         f"{_ROLLOUT}.name",
         "placement.engine.kind",
-        "",
-        {"vllm": "vllm", "sglang": "sglang", "hf": "torch"},
-    ),
-    ForeignKey(f"{_ROLLOUT}.mode", note="episodes are always played without a barrier"),
-    ForeignKey(f"{_ROLLOUT}.gpu_memory_utilization", note="set placement.engine.arguments"),
-    ForeignKey(f"{_ROLLOUT}.max_model_len", note="environment.max_tokens"),
-    ForeignKey(f"{_ROLLOUT}.log_prob_micro_batch_size", note=MICRO),
-    ForeignKey(f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", note=MICRO),
-    ForeignKey(f"{_ROLLOUT}.multi_turn.enable", note="episodes have turns"),
-    ForeignKey(
-        f"{_ROLLOUT}.multi_turn.format", note="environment.protocol: tools asks the template"
+        values={"vllm": "vllm", "sglang": "sglang", "hf": "torch"},
     ),
     ForeignKey(f"{_ROLLOUT}.multi_turn.max_assistant_turns", "environment.max_turns"),
     ForeignKey(f"{_ROLLOUT}.multi_turn.max_turns", "environment.max_turns"),
     ForeignKey(
         f"{_ROLLOUT}.multi_turn.max_tool_response_length", "environment.max_reply_characters"
     ),
-    ForeignKey(
-        f"{_ROLLOUT}.multi_turn.tool_config_path",
-        note="set search.url to its retrieval_service_url, search.topk to its topk",
-    ),
-    ForeignKey("actor_rollout_ref.ref.log_prob_micro_batch_size", note=MICRO),
-    ForeignKey("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", note=MICRO),
-    ForeignKey("actor_rollout_ref.hybrid_engine", note="placement says who shares which GPUs"),
     ForeignKey("critic.optim.lr", f"{_CRITIC}.learning_rate"),
-    ForeignKey("critic.optim.lr_warmup_steps_ratio", f"{_CRITIC}.warmup_steps", "", None, True),
+    derived("critic.optim.lr_warmup_steps_ratio", f"{_CRITIC}.warmup_steps"),
     ForeignKey("critic.model.path", f"{_CRITIC}.path"),
-    ForeignKey(
-        "critic.model.enable_gradient_checkpointing", note="as model.gradient_checkpointing"
-    ),
-    ForeignKey("critic.model.use_remove_padding", note="sequences are always packed"),
-    ForeignKey("critic.ppo_micro_batch_size", note=MICRO),
-    ForeignKey("critic.ppo_micro_batch_size_per_gpu", note=MICRO),
     ForeignKey("critic.cliprange_value", f"{_CRITIC}.value_clip"),
-    ForeignKey("trainer.critic_warmup", f"{_CRITIC}.num_warmup_steps", "with gae", None, True),
+    derived("trainer.critic_warmup", f"{_CRITIC}.num_warmup_steps", "with gae"),
     ForeignKey("trainer.total_training_steps", "trainer.num_steps"),
-    ForeignKey("trainer.total_epochs", note="trainer.num_steps counts steps"),
     ForeignKey("trainer.n_gpus_per_node", "placement.gpus_per_node"),
     ForeignKey("trainer.nnodes", "placement.num_nodes"),
-    ForeignKey("trainer.save_freq", "trainer.checkpoint_every", "-1: never", None, True),
-    ForeignKey("trainer.test_freq", "evaluation.every", "-1: never", None, True),
-    ForeignKey("trainer.val_before_train", note="forage eval RECIPE evaluates before"),
-    ForeignKey("trainer.val_only", note="forage eval RECIPE"),
-    ForeignKey("trainer.logger", note=LOGGED),
-    ForeignKey("trainer.project_name", note="a run is named by its output_dir"),
+    derived("trainer.save_freq", "trainer.checkpoint_every", "-1: never"),
+    derived("trainer.test_freq", "evaluation.every", "-1: never"),
     ForeignKey("trainer.experiment_name", "name"),
     ForeignKey("trainer.default_local_dir", "output_dir"),
-    ForeignKey("trainer.default_hdfs_dir", note="trainer.checkpoint_url keeps copies elsewhere"),
     ForeignKey("max_turns", "environment.max_turns", "Search-R1"),
-    ForeignKey("do_search", note="tools are in environment.tools"),
-    ForeignKey("retriever.url", "search.url", "without /retrieve", None, True),
+    derived("retriever.url", "search.url", "without /retrieve"),
     ForeignKey("retriever.topk", "search.topk"),
-    ForeignKey(
-        "reranker.do_rerank", note="forage serve --rerank MODEL does it in the search service"
-    ),
-    ForeignKey("reranker.url", note="forage serve --rerank MODEL"),
-    ForeignKey("reranker.topk", note="set search.topk"),
     ForeignKey("reward_model.structure_format_score", "reward.structure_score"),
     ForeignKey("reward_model.final_format_score", "reward.final_format_score"),
     ForeignKey("reward_model.retrieval_score", "reward.retrieval_score"),
+    *none("an evaluation plays as many as fit", "data.val_batch_size"),
+    *none("a prompt that is too long is refused and never cut", "data.max_start_length"),
+    *none("cut the file, or lower trainer.num_steps", "data.train_data_num"),
+    *none("set evaluation.num_questions", "data.val_data_num"),
+    *none(SHUFFLED, "data.shuffle_train_dataloader data.shuffle"),
+    *none("a prompt that is too long is refused", "data.filter_overlong_prompts"),
+    *none("nothing is truncated", "data.truncation"),
+    *none("prompts are rendered by environment.prompt", "data.return_raw_chat"),
+    *none("set algorithm.kl.adaptive for an adaptive coefficient", "algorithm.kl_ctrl.type"),
+    *none("thoughts are always trained", "algorithm.no_think_rl"),
+    *none(
+        "sequences are always packed",
+        "actor_rollout_ref.model.use_remove_padding critic.model.use_remove_padding",
+    ),
+    *none("done where advantage: optimal_token needs it", f"{_ACTOR}.calculate_sum_pi_squared"),
+    *none(
+        MICRO,
+        f"{_ACTOR}.ppo_micro_batch_size {_ACTOR}.ppo_micro_batch_size_per_gpu "
+        f"{_ACTOR}.use_dynamic_bsz {_ROLLOUT}.log_prob_micro_batch_size "
+        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu "
+        "actor_rollout_ref.ref.log_prob_micro_batch_size "
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu "
+        "critic.ppo_micro_batch_size critic.ppo_micro_batch_size_per_gpu",
+    ),
+    *none("tokens that the policy did not write are never trained", f"{_ACTOR}.state_masking"),
+    *none("FSDP2", f"{_ACTOR}.strategy"),
+    *none("sampling from a cut distribution breaks the ratio: 1.0", f"{_ROLLOUT}.top_p"),
+    *none("sampling from a cut distribution breaks the ratio", f"{_ROLLOUT}.top_k"),
+    *none("episodes are always played without a barrier", f"{_ROLLOUT}.mode"),
+    *none("set placement.engine.arguments", f"{_ROLLOUT}.gpu_memory_utilization"),
+    *none("environment.max_tokens", f"{_ROLLOUT}.max_model_len"),
+    *none("episodes have turns", f"{_ROLLOUT}.multi_turn.enable"),
+    *none("environment.protocol: tools asks the template", f"{_ROLLOUT}.multi_turn.format"),
+    *none(
+        "set search.url to its retrieval_service_url, search.topk to its topk",
+        f"{_ROLLOUT}.multi_turn.tool_config_path",
+    ),
+    *none("placement says who shares which GPUs", "actor_rollout_ref.hybrid_engine"),
+    *none("as model.gradient_checkpointing", "critic.model.enable_gradient_checkpointing"),
+    *none("trainer.num_steps counts steps", "trainer.total_epochs"),
+    *none("forage eval RECIPE evaluates before", "trainer.val_before_train"),
+    *none("forage eval RECIPE", "trainer.val_only"),
+    *none(LOGGED, "trainer.logger"),
+    *none("a run is named by its output_dir", "trainer.project_name"),
+    *none("trainer.checkpoint_url keeps copies elsewhere", "trainer.default_hdfs_dir"),
+    *none("tools are in environment.tools", "do_search"),
+    *none("forage serve --rerank MODEL does it in the search service", "reranker.do_rerank"),
+    *none("forage serve --rerank MODEL", "reranker.url"),
+    *none("set search.topk", "reranker.topk"),
 )
 
 _START: dict[str, Any] = {
@@ -271,9 +240,7 @@ def _environment(given: Given, is_search_r1: bool) -> Recipe:
     ours |= {"environment.has_final_turn": is_search_r1}
     if not is_search_r1:
         ours["environment.prompt"] = "tools"
-    for theirs, name in (("train", "data.train"), ("val", "data.test")):
-        if files := given.values.get(f"data.{theirs}_files"):
-            ours[name] = files[0] if isinstance(files, list) else files
+    ours |= given.first_files("data.train_files", "data.val_files")
     if prompt is not None:
         # Search-R1's prompt is the whole transcript; veRL's reply is all that follows the prompt.
         ours["environment.max_tokens"] = int(prompt if is_search_r1 else prompt + (reply or 0))
@@ -317,18 +284,16 @@ def _optimizer_steps(given: Given, is_search_r1: bool) -> Recipe:
         given.number(f"{_ACTOR}.ppo_mini_batch_size"),
     )
     size = given.number(f"{_ROLLOUT}.n_agent", f"{_ROLLOUT}.n") or 1
-    num_mini_batches = 1
-    optim = f"{_ACTOR}.optim"
-    names = [f"{optim}.{name}" for name in ("lr_scheduler_type", "warmup_style", "lr_decay_style")]
-    ends = [given.number(f"{optim}.{name}") for name in ("min_lr_ratio", "min_lr", "lr")]
-    ours = fall(given.text(*names) or "constant", *ends)
+    ends = [given.number(f"{_OPTIM}.{name}") for name in ("min_lr_ratio", "min_lr", "lr")]
+    style = given.text(*(f"{_OPTIM}.{name}" for name in _STYLES)) or "constant"
+    ours, a_step = fall(style, *ends), 1
     if batch and mini:
-        num_mini_batches = whole(batch * (size if is_search_r1 else 1) / mini)
-        ours["trainer.num_mini_batches"] = num_mini_batches
-    steps, a_step = given.number("trainer.total_training_steps"), num_mini_batches
-    if (rollouts := given.number(f"{_ACTOR}.optim.lr_warmup_steps")) and rollouts > 0:
+        a_step = whole(batch * (size if is_search_r1 else 1) / mini)
+        ours["trainer.num_mini_batches"] = a_step
+    steps = given.number("trainer.total_training_steps")
+    if (rollouts := given.number(f"{_OPTIM}.lr_warmup_steps")) and rollouts > 0:
         ours["trainer.warmup_steps"] = int(rollouts) * a_step
-    elif steps and (ratio := given.number(f"{_ACTOR}.optim.lr_warmup_steps_ratio")):
+    elif steps and (ratio := given.number(f"{_OPTIM}.lr_warmup_steps_ratio")):
         ours["trainer.warmup_steps"] = int(ratio * steps) * a_step
     if steps and (ratio := given.number("critic.optim.lr_warmup_steps_ratio")):
         ours[f"{_CRITIC}.warmup_steps"] = int(ratio * steps) * a_step
