@@ -7,10 +7,10 @@ the bare question out of theirs. ``search_r1_row`` writes the first of these for
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from forage.data.corpus import replace_surrogates
-from forage.data.forms.fields import gold_passage_ids, golden_answers, hops, question_text, row_id
+from forage.data.forms.fields import Record
 from forage.data.forms.rows import Row
 from forage.types import Question, Tag, tag_pattern
 
@@ -25,43 +25,44 @@ _MESSAGE_END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|\n\s*Assistant:")
 _VERL_PREFIX = "searchR1_"
 
 
-def search_r1_question(place: str, row: Row, default_id: str, default_source: str) -> Question:
+def search_r1_question(record: Record) -> Question:
     """A row as Search-R1 and veRL write them.
 
     ``{"data_source", "prompt": [{"role", "content"}], "reward_model": {"ground_truth": {"target":
     [..]}}, "extra_info": {"split", "index"}}``, with or without the columns of the source. Ids and
     ``index`` count from 0 in each source, so the id has the source in front.
     """
-    source = str(row.get("data_source") or default_source).removeprefix(_VERL_PREFIX)
+    row, own_id = record.row, record.own_id
+    source = str(row.get("data_source") or record.default_source).removeprefix(_VERL_PREFIX)
     extra = row.get("extra_info")
     extra = extra if isinstance(extra, dict) else {}
-    own_id = row_id(row)
     if own_id is None and extra.get("index") is not None:
         own_id = f"{extra.get('split') or 'train'}_{extra['index']}"
-    identity = f"{source}/{own_id}" if own_id is not None else default_id
-    text = row.get("question") or bare_question(row.get("prompt"))
+    identity = f"{source}/{own_id}" if own_id is not None else record.default_id
     answers = _target(row["reward_model"]) if "reward_model" in row else None
-    return Question(
+    question = _prompted(
+        record,
+        answers or row.get("golden_answers"),
+        '"reward_model.ground_truth.target"',
+        '"question", or a prompt with "Question: ..."',
+    )
+    return replace(
+        question,
         id=str(extra.get("question_id") or identity),
-        text=question_text(place, row, text, '"question", or a prompt with "Question: ..."'),
-        golden_answers=golden_answers(
-            place, row, answers or row.get("golden_answers"), '"reward_model.ground_truth.target"'
-        ),
         source=replace_surrogates(source),
-        gold_passage_ids=gold_passage_ids(place, row),
-        hops=hops(place, row),
+        gold_passage_ids=record.gold_passage_ids(),
+        hops=record.hops(),
     )
 
 
-def rlinf_question(place: str, row: Row, default_id: str, default_source: str) -> Question:
+def rlinf_question(record: Record) -> Question:
     """``{"prompt": text or messages, "solutions": [..]}``."""
-    return _prompted(place, row, row.get("solutions"), '"solutions"', default_id, default_source)
+    return _prompted(record, record.row.get("solutions"), '"solutions"')
 
 
-def slime_question(place: str, row: Row, default_id: str, default_source: str) -> Question:
+def slime_question(record: Record) -> Question:
     """``{"prompt": text or messages, "label": text, list or {"ground_truth": {"target"}}}``."""
-    answers = _target(row.get("label"))
-    return _prompted(place, row, answers, '"label"', default_id, default_source)
+    return _prompted(record, _target(record.row.get("label")), '"label"')
 
 
 def search_r1_row(question: Question, index: int, split: str, template: str) -> Row:
@@ -113,15 +114,13 @@ def bare_question(prompt: object) -> str | None:
 
 
 def _prompted(
-    place: str, row: Row, answers: object, needed: str, default_id: str, default_source: str
+    record: Record,
+    answers: object,
+    answers_key: str,
+    text_key: str = '"prompt", behind "Question:"',
 ) -> Question:
-    text = row.get("question") or bare_question(row.get("prompt"))
-    return Question(
-        id=row_id(row) or default_id,
-        text=question_text(place, row, text, '"prompt", behind "Question:"'),
-        golden_answers=golden_answers(place, row, answers, needed),
-        source=replace_surrogates(str(row.get("data_source") or default_source)),
-    )
+    text = record.row.get("question") or bare_question(record.row.get("prompt"))
+    return record.question(text, answers, answers_key, text_key)
 
 
 def _last_user_text(prompt: object) -> str | None:

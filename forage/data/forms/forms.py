@@ -8,19 +8,12 @@ those with a prompt around it are in ``chat_rows.py``. SQuAD's paragraphs are a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forage.data.corpus import replace_surrogates
 from forage.data.forms.chat_rows import rlinf_question, search_r1_question, slime_question
-from forage.data.forms.fields import (
-    gold_passage_ids,
-    golden_answers,
-    hops,
-    objects,
-    question_text,
-    row_id,
-)
+from forage.data.forms.fields import Record, objects
 from forage.data.forms.rows import Row, read_rows, stem
 from forage.errors import UserError
 from forage.types import Passage, Question
@@ -28,9 +21,6 @@ from forage.types import Passage, Question
 # The first of these keys that a row has holds its golden answers.
 _ANSWER_KEYS = ("golden_answers", "answers", "answer")
 _TITLE_WORDS = 6
-
-_Reader = Callable[[str, Row, str, str], Question]
-"""The question of (place, row, default id, default source); raises ``UserError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +32,14 @@ class _Form:
 
     needed: str
     fits: Callable[[Row], bool]
-    read: _Reader | None
+    read: Callable[[Record], Question] | None
 
 
 def _is_squad(row: Row) -> bool:
     return isinstance(row.get("data"), list)
 
 
-def flat_question(place: str, row: Row, default_id: str, default_source: str) -> Question:
+def flat_question(record: Record) -> Question:
     """A row of one of the flat forms.
 
     Plain ``{"question", "answers"}``; NQ-open ``{"question", "answer": [..]}``; FlashRAG
@@ -57,46 +47,28 @@ def flat_question(place: str, row: Row, default_id: str, default_source: str) ->
     ``{"metadata": {"gold_passage_ids": [..], "hops": [{"subject", "relation", "value",
     "passage_id"}]}}``.
     """
-    key = next((key for key in _ANSWER_KEYS if key in row), None)
-    answers = golden_answers(
-        place, row, row[key] if key else None, '"golden_answers", "answers" or "answer"'
-    )
-    return Question(
-        id=row_id(row) or default_id,
-        text=question_text(place, row, row.get("question")),
-        golden_answers=answers,
-        source=str(row.get("data_source") or default_source),
-        gold_passage_ids=gold_passage_ids(place, row),
-        hops=hops(place, row),
-    )
+    row = record.row
+    answers = next((row[key] for key in _ANSWER_KEYS if key in row), None)
+    keys = '"golden_answers", "answers" or "answer"'
+    question = record.question(row.get("question"), answers, keys)
+    return replace(question, gold_passage_ids=record.gold_passage_ids(), hops=record.hops())
 
 
-def asearcher_question(place: str, row: Row, default_id: str, default_source: str) -> Question:
+def asearcher_question(record: Record) -> Question:
     """``{"id" | "qid" | "idx", "question", "answer", "aug_answer"}``.
 
     ``aug_answer`` holds other wordings of ``answer``; all of them are golden, ``answer`` first.
     """
-    others = row.get("aug_answer") or []
-    return Question(
-        id=row_id(row) or default_id,
-        text=question_text(place, row, row.get("question")),
-        golden_answers=golden_answers(
-            place, row, [*_as_list(row.get("answer")), *_as_list(others)], '"answer"'
-        ),
-        source=replace_surrogates(str(row.get("source") or default_source)),
-    )
+    row = record.row
+    answers = [*_as_list(row.get("answer")), *_as_list(row.get("aug_answer") or [])]
+    return record.question(row.get("question"), answers, '"answer"', source_key="source")
 
 
-def browsecomp_plus_question(
-    place: str, row: Row, default_id: str, default_source: str
-) -> Question:
+def browsecomp_plus_question(record: Record) -> Question:
     """``{"query_id", "query", "answer"}``, deciphered; its gold documents are no passages."""
-    return Question(
-        id=str(row.get("query_id") or default_id),
-        text=question_text(place, row, row["query"], '"query"'),
-        golden_answers=golden_answers(place, row, row["answer"], '"answer"'),
-        source=default_source,
-    )
+    row = record.row
+    question = record.question(row["query"], row["answer"], '"answer"', '"query"')
+    return replace(question, id=str(row.get("query_id") or record.default_id))
 
 
 # The first form that fits is the form of a row.
@@ -108,22 +80,22 @@ _FORMS = {
         search_r1_question,
     ),
     "rlinf": _Form(
-        "prompt, solutions", lambda row: "prompt" in row and "solutions" in row, rlinf_question
+        "prompt, solutions", lambda row: {"prompt", "solutions"} <= row.keys(), rlinf_question
     ),
-    "slime": _Form("prompt, label", lambda row: "prompt" in row and "label" in row, slime_question),
+    "slime": _Form("prompt, label", lambda row: {"prompt", "label"} <= row.keys(), slime_question),
     "asearcher": _Form(
         "question, answer, aug_answer",
-        lambda row: "question" in row and "aug_answer" in row,
+        lambda row: {"question", "aug_answer"} <= row.keys(),
         asearcher_question,
     ),
     "browsecomp-plus": _Form(
         "query_id, query, answer (BrowseComp-Plus)",
-        lambda row: "query_id" in row and "query" in row and "answer" in row,
+        lambda row: {"query_id", "query", "answer"} <= row.keys(),
         browsecomp_plus_question,
     ),
     "flat": _Form(
         "question, and answers, golden_answers or answer (plain, FlashRAG, NQ-open)",
-        lambda row: "question" in row and any(key in row for key in _ANSWER_KEYS),
+        lambda row: "question" in row and not row.keys().isdisjoint(_ANSWER_KEYS),
         flat_question,
     ),
 }
@@ -156,7 +128,7 @@ def questions_of(
     if read is None:
         yield from _squad_questions(place, row, file_stem)
     else:
-        yield place, read(place, row, default_id, file_stem)
+        yield place, read(Record(place, row, default_id, file_stem))
 
 
 def squad_passages(path: Path | str) -> list[Passage]:
@@ -175,17 +147,10 @@ def _squad_questions(place: str, tree: Row, file_stem: str) -> Iterator[tuple[st
         where = f"{place}: paragraph {passage.id}"
         for number, row in enumerate(objects(where, paragraph.get("qas"), "qas")):
             here = f"{where}, question {number}"
-            answers = golden_answers(here, row, _texts(row.get("answers")), '"answers"')
-            yield (
-                here,
-                Question(
-                    id=row_id(row) or f"{passage.id}-{number}",
-                    text=question_text(here, row, row.get("question")),
-                    golden_answers=answers,
-                    source=file_stem,
-                    gold_passage_ids=(passage.id,),
-                ),
-            )
+            record = Record(here, row, f"{passage.id}-{number}", file_stem)
+            answers = _texts(row.get("answers"))
+            question = record.question(row.get("question"), answers, '"answers"')
+            yield here, replace(question, gold_passage_ids=(passage.id,))
 
 
 def _paragraphs(place: str, tree: Row, file_stem: str) -> Iterator[tuple[Passage, Row]]:

@@ -58,10 +58,9 @@ class _Maker:
     relations: dict[str, tuple[str, ...]]
     rng: random.Random
 
-    def word(self, wordings: tuple[language.Wordings, language.Wordings]) -> str:
-        """One of the plain wordings, or with ``paraphrase`` any."""
-        plain, others = wordings
-        return self.rng.choice((*plain, *others) if "paraphrase" in self.skills else plain)
+    def word(self, wordings: language.Wordings) -> str:
+        """The first of the wordings, or with ``paraphrase`` any."""
+        return self.rng.choice(wordings if "paraphrase" in self.skills else wordings[:1])
 
 
 def make_hard_world(size: int, seed: int, skills: Iterable[Skill] = SKILLS) -> World:
