@@ -10,11 +10,10 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from forage.config.shipped_recipes import commands_of, maker_of, recipes
-from forage.data.forms.chat_rows import search_r1_row
+from forage.data.forms.chat_rows import metadata_of, search_r1_row
 from forage.data.forms.forms import check_form, questions_of, recognise
 from forage.data.forms.rows import Row, read_rows, stem, write_search_r1_rows
 from forage.errors import UserError
@@ -86,10 +85,7 @@ def to_line(question: Question) -> str:
         "question": question.text,
         "golden_answers": list(question.golden_answers),
         "data_source": question.source,
-        "metadata": {
-            "gold_passage_ids": list(question.gold_passage_ids),
-            "hops": [asdict(hop) for hop in question.hops],
-        },
+        "metadata": metadata_of(question),
     }
     return json.dumps(row, ensure_ascii=False) + "\n"
 

@@ -52,19 +52,13 @@ class _GroupKey(NamedTuple):
     question_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """The figures of an episode that the choice among a question's episodes needs."""
+class _Candidate(NamedTuple):
+    """An episode that may be chosen; they sort by reward, then fewest tokens, then oldest."""
 
+    minus_reward: float
+    num_sampled_tokens: int
     number: int
     group: _GroupKey
-    reward: float
-    num_sampled_tokens: int
-
-    @property
-    def rank(self) -> tuple[float, int, int]:
-        """Best first: the highest reward, then the fewest tokens, then the oldest."""
-        return (-self.reward, self.num_sampled_tokens, self.number)
 
 
 def select(files: Sequence[Path], config: SelectConfig) -> Selection:
@@ -81,18 +75,21 @@ def select(files: Sequence[Path], config: SelectConfig) -> Selection:
             reason = "the same tokens as another" if digest in seen else None
             seen.add(digest)
         if reason is None:
-            candidates.append(_candidate(number, file, record))
+            episode = record.episode
+            reward = episode.reward.value if episode.reward is not None else 0.0
+            group = _GroupKey(file, record.step, record.arm, episode.question.id)
+            candidates.append(_Candidate(-reward, episode.num_sampled_tokens, number, group))
         else:
             left_out[reason] += 1
-    num_candidates = len(candidates)
     if config.best_of_group:
-        candidates = _best_of_each(candidates, 1, lambda each: each.group)
-        left_out["not the best of its group"] = num_candidates - len(candidates)
-    num_candidates = len(candidates)
+        best = _best_of_each(candidates, 1, lambda each: each.group)
+        left_out["not the best of its group"] = len(candidates) - len(best)
+        candidates = best
     if config.max_per_question is not None:
         most = config.max_per_question
-        candidates = _best_of_each(candidates, most, lambda each: each.group.question_id)
-        left_out["more than max_per_question"] = num_candidates - len(candidates)
+        best = _best_of_each(candidates, most, lambda each: each.group.question_id)
+        left_out["more than max_per_question"] = len(candidates) - len(best)
+        candidates = best
     kept = tuple(sorted(each.number for each in candidates))
     selection = Selection(tuple(files), num_read, kept, {r: n for r, n in left_out.items() if n})
     if not kept:
@@ -122,23 +119,13 @@ def _reason_against(record: EpisodeRecord, config: SelectConfig) -> str | None:
     return None
 
 
-def _candidate(number: int, file: Path, record: EpisodeRecord) -> _Candidate:
-    episode = record.episode
-    return _Candidate(
-        number=number,
-        group=_GroupKey(file, record.step, record.arm, episode.question.id),
-        reward=episode.reward.value if episode.reward is not None else 0.0,
-        num_sampled_tokens=episode.num_sampled_tokens,
-    )
-
-
 def _best_of_each(
     candidates: Iterable[_Candidate], most: int, key_of: Callable[[_Candidate], object]
 ) -> list[_Candidate]:
     """The best ``most`` candidates of each key."""
     taken: Counter[object] = Counter()
     kept: list[_Candidate] = []
-    for each in sorted(candidates, key=lambda each: each.rank):
+    for each in sorted(candidates):
         if taken[key_of(each)] < most:
             taken[key_of(each)] += 1
             kept.append(each)

@@ -86,12 +86,15 @@ def search_r1_row(question: Question, index: int, split: str, template: str) -> 
             "ground_truth": {"target": list(question.golden_answers)},
         },
         "extra_info": {"split": split, "index": index, "question_id": question.id},
-        "metadata": {
-            "gold_passage_ids": list(question.gold_passage_ids),
-            "hops": [asdict(hop) for hop in question.hops],
-        },
+        "metadata": metadata_of(question),
     }
     return row
+
+
+def metadata_of(question: Question) -> Row:
+    """What ``Record`` reads back: the passages and the hops of a question."""
+    hops = [asdict(hop) for hop in question.hops]
+    return {"gold_passage_ids": list(question.gold_passage_ids), "hops": hops}
 
 
 def bare_question(prompt: object) -> str | None:

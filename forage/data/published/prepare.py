@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -50,17 +49,11 @@ def prepare(
     merged = out.with_name(f".{out.name}.merged.jsonl")
     with merged.open("wb") as file:
         for path in files:
-            with path.open("rb") as part_file:
-                shutil.copyfileobj(part_file, file)
-    questions = read_questions(merged)
-    if out.suffix == ".parquet":
-        write_search_r1(out, questions, split, template)
-        merged.unlink()
-    else:
-        merged.replace(out)
-    for path in files:
+            file.write(path.read_bytes())
+    counts = _write(read_questions(merged), out, split, template)
+    for path in (merged, *files):
         path.unlink()
-    return _counted(questions, out)
+    return counts
 
 
 def convert(
@@ -78,11 +71,7 @@ def convert(
             f"the id {repeated[0]!r} stands in two files (and {len(repeated) - 1} more do); is a "
             "file named twice?"
         )
-    if out.suffix == ".parquet":
-        write_search_r1(out, questions, split, template)
-    else:
-        write_questions(out, questions)
-    return _counted(questions, out)
+    return _write(questions, out, split, template)
 
 
 def _prepare_part(name: str, part: BenchmarkPart, out: Path, source: str | None, bar: Bar) -> Path:
@@ -220,7 +209,11 @@ def _counts_in(partial: Path) -> Counter[str]:
     return Counter(json.loads(line)["data_source"] for line in lines)
 
 
-def _counted(questions: Sequence[Question], out: Path) -> Counter[str]:
+def _write(questions: Sequence[Question], out: Path, split: str, template: str) -> Counter[str]:
+    if out.suffix == ".parquet":
+        write_search_r1(out, questions, split, template)
+    else:
+        write_questions(out, questions)
     counts = Counter(question.source for question in questions)
     LOG.info("wrote %d questions to %s: %s", len(questions), out, _say(counts))
     return counts
