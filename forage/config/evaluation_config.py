@@ -17,6 +17,7 @@ Method = Literal[
     "search", "direct", "chain_of_thought", "rag", "ircot", "search_o1", "rejection_sampling"
 ]
 
+Arm = Literal["normal", "closed_book", "empty", "gold", "random", "other_retriever"]
 NEVER_SEARCH: tuple[Method, ...] = ("direct", "chain_of_thought")
 """Methods that need no retriever."""
 
@@ -42,9 +43,7 @@ class EvaluationConfig(Frozen):
     """How many of these are evaluated during training; null: all of them."""
     subset_seed: int | None = Field(default=0, ge=0)
     """Shuffles before a part is taken; null: the first of the file."""
-    arms: tuple[
-        Literal["normal", "closed_book", "empty", "gold", "random", "other_retriever"], ...
-    ] = ("normal",)
+    arms: tuple[Arm, ...] = ("normal",)
     """The conditions under which the questions are played."""
     other_search: SearchConfig | None = None
     """The retriever of the arm other_retriever; what it leaves out is as in search."""

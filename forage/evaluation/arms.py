@@ -22,12 +22,11 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
+from forage.config.evaluation_config import Arm
 from forage.errors import UserError
 from forage.types import Hit, Passage, Question, Retriever, SearchReply
-
-Arm = Literal["normal", "closed_book", "empty", "gold", "random", "other_retriever"]
 
 
 class Passages(Protocol):

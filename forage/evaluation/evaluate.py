@@ -29,13 +29,14 @@ from forage.evaluation.journal import Journal
 from forage.evaluation.methods.methods import Plays, make_player
 from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.report.labels import how_played
-from forage.evaluation.report.tables import summary_tables, write_markdown
+from forage.evaluation.report.tables import render_markdown, summary_tables
 from forage.evaluation.result import EvaluationResult, write_result
 from forage.evaluation.subset import questions_to_evaluate
 from forage.evaluation.summary import summarise
 from forage.hardware import loaded_objects_spared
 from forage.progress import progress_bar
 from forage.publish import open_sampling
+from forage.records import write_whole_text
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.client.servers import Served
 from forage.retrieval.index.index import open_corpus, read_manifest
@@ -170,7 +171,7 @@ async def evaluate(
         scores={arm: list(rows) for arm, rows in scores.items()},
     )
     write_result(destination.out, result)
-    write_markdown(destination.out.with_suffix(".md"), result)
+    write_whole_text(destination.out.with_suffix(".md"), render_markdown(result))
     _warn_of_failures(result)
     return result
 
@@ -278,9 +279,6 @@ def _warn_of_failures(result: EvaluationResult) -> None:
     for arm, summary in result.summary.arms.items():
         if failures := summary.overall.failures:
             told = ", ".join(f"{count} {kind}" for kind, count in failures.items())
-            LOG.warning(
-                "arm %s: searches or the engine failed (%s), and count as they ended; "
-                "`forage eval --retry-failed` plays those episodes again",
-                arm,
-                told,
-            )
+            text = "arm %s: searches or the engine failed (%s), and count as they ended; "
+            text += "`forage eval --retry-failed` plays those episodes again"
+            LOG.warning(text, arm, told)

@@ -19,7 +19,7 @@ from forage.episode_json import EpisodeRecord, record_to_json
 from forage.errors import UserError
 from forage.evaluation.fingerprint import differences
 from forage.evaluation.scores import EpisodeScore, QuestionScore
-from forage.records import json_line, open_for_lines, read_episodes
+from forage.records import json_line, open_for_lines, read_episodes, write_whole_text
 from forage.rollout.play.player import Job
 from forage.types import Episode, Question, TokenizerId
 
@@ -121,9 +121,8 @@ class Journal:
                 f"{'; '.join(differing)}: choose another --out, begin again with --fresh, or set "
                 "it back to go on"
             )
-        partial = self._fingerprint_path.with_suffix(".partial")
-        partial.write_text(json.dumps({**earlier, **fingerprint}, indent=1), encoding="utf-8")
-        partial.replace(self._fingerprint_path)
+        both = json.dumps({**earlier, **fingerprint}, indent=1)
+        write_whole_text(self._fingerprint_path, both)
 
     def _read(self, questions: Sequence[Question], retries_failed: bool) -> None:
         by_id = {question.id: question for question in questions}

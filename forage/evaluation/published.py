@@ -101,46 +101,23 @@ def protocol_rows(protocol: Protocol, arm: ArmSummary) -> list[ProtocolRow]:
     if not protocol.searches:
         retriever = passages = topk = "none"
     is_corpus_alike = size is not None and abs(size / there.num_passages - 1) < 0.01
-    template = "search-r1 (its rules in other words)"
-    return [
-        ProtocolRow(
-            "retriever",
-            there.retriever,
-            retriever,
-            not (protocol.retriever or "").lower().startswith("e5"),
-        ),
-        ProtocolRow(
-            "corpus",
-            f"{there.corpus}, about {there.num_passages / 1e6:.0f} million passages",
-            passages,
-            not is_corpus_alike,
-        ),
-        ProtocolRow("passages a search", str(there.topk), topk, topk != str(there.topk)),
-        ProtocolRow(
-            "prompt",
-            there.prompt,
-            template if protocol.prompt == "search-r1" else protocol.prompt,
-            True,
-        ),
-        ProtocolRow(
-            "searches at most",
-            f"{there.max_turns} (SkyRL's row: 3 turns)",
-            str(protocol.max_turns),
-            protocol.max_turns != there.max_turns,
-        ),
-        ProtocolRow(
-            "answers",
-            "one a question",
-            answers_text(protocol),
-            protocol.num_samples > 1 or protocol.num_candidates > 1,
-        ),
-        *(
-            [ProtocolRow("method", "that of each row", protocol.method, True)]
-            if protocol.method != "search"
-            else []
-        ),
-        _questions_row(arm),
+    corpus = f"{there.corpus}, about {there.num_passages / 1e6:.0f} million passages"
+    is_e5 = (protocol.retriever or "").lower().startswith("e5")
+    is_search_r1 = protocol.prompt == "search-r1"
+    prompt = "search-r1 (its rules in other words)" if is_search_r1 else protocol.prompt
+    turns, max_turns = f"{there.max_turns} (SkyRL's row: 3 turns)", str(protocol.max_turns)
+    is_one_answer = protocol.num_samples == protocol.num_candidates == 1
+    method = ("method", "that of each row", protocol.method, True)
+    rows = [
+        ("retriever", there.retriever, retriever, not is_e5),
+        ("corpus", corpus, passages, not is_corpus_alike),
+        ("passages a search", str(there.topk), topk, topk != str(there.topk)),
+        ("prompt", there.prompt, prompt, True),
+        ("searches at most", turns, max_turns, protocol.max_turns != there.max_turns),
+        ("answers", "one a question", answers_text(protocol), not is_one_answer),
+        *([method] if protocol.method != "search" else []),
     ]
+    return [*(ProtocolRow(*row) for row in rows), _questions_row(arm)]
 
 
 def _questions_row(arm: ArmSummary) -> ProtocolRow:

@@ -15,6 +15,8 @@ from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from forage.errors import UserError
 from forage.evaluation.fingerprint import Protocol
 from forage.evaluation.scores import QuestionScore
@@ -76,7 +78,8 @@ def read_result(path: Path) -> EvaluationResult:
 
 
 def _from_json(row: Mapping[str, Any]) -> EvaluationResult:
-    columns, scores = row["scores"]["columns"], row["scores"]["rows"].items()
+    columns, scores = row["scores"]["columns"], row["scores"]["rows"]
+    read = TypeAdapter(list[QuestionScore]).validate_python
     return EvaluationResult(
         name=row["name"],
         note=row["note"],
@@ -84,13 +87,7 @@ def _from_json(row: Mapping[str, Any]) -> EvaluationResult:
         fingerprint=dict(row["fingerprint"]),
         summary=EvaluationSummary.from_json(row),
         scores={
-            arm: [_score(dict(zip(columns, values, strict=True))) for values in rows]
-            for arm, rows in scores
+            arm: read([dict(zip(columns, values, strict=True)) for values in rows])
+            for arm, rows in scores.items()
         },
     )
-
-
-def _score(row: dict[str, Any]) -> QuestionScore:
-    row["pass_at"] = {int(k): value for k, value in row["pass_at"].items()}
-    row["failures"] = tuple(row["failures"])
-    return QuestionScore(**row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerFast
@@ -47,8 +48,8 @@ PROMPTS: dict[Method, tuple[str, ...]] = {
 """What each baseline asks with, the first prompt first. The others ask as the environment does."""
 
 _ASKS: dict[Method, Ask] = {
-    "direct": single_prompt.ask_directly,
-    "chain_of_thought": single_prompt.ask_for_reasons,
+    "direct": partial(single_prompt.ask_once, template=single_prompt.DIRECT),
+    "chain_of_thought": partial(single_prompt.ask_once, template=single_prompt.CHAIN_OF_THOUGHT),
     "rag": single_prompt.ask_with_passages,
     "ircot": ircot.interleave,
     "search_o1": search_o1.reason_with_searches,

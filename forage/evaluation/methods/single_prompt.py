@@ -21,14 +21,10 @@ CHAIN_OF_THOUGHT = read_template("chain_of_thought")
 RAG = read_template("rag")
 
 
-async def ask_directly(asking: Asking) -> Status:
-    """Ask, and take what stands in the answer tags."""
-    return await _ask(asking, DIRECT)
-
-
-async def ask_for_reasons(asking: Asking) -> Status:
-    """Ask for the reasoning and the answer in one go."""
-    return await _ask(asking, CHAIN_OF_THOUGHT)
+async def ask_once(asking: Asking, template: str, passages: tuple[int, ...] = ()) -> Status:
+    """Fill the prompt in, and take what stands in the answer tags."""
+    fillings = {"question": asked(asking.job.question.text), "passages": passages}
+    return await asking.answer(asking.open(asking.prompt(template, fillings)))
 
 
 async def ask_with_passages(asking: Asking) -> Status:
@@ -38,9 +34,4 @@ async def ask_with_passages(asking: Asking) -> Status:
     bare = asking.prompt(RAG, {"question": asked(question), "passages": ()})
     passages = asking.show(found, asking.room_beside(bare))
     asking.note_own_search(found, passages)
-    return await _ask(asking, RAG, passages.token_ids)
-
-
-async def _ask(asking: Asking, template: str, passages: tuple[int, ...] = ()) -> Status:
-    fillings = {"question": asked(asking.job.question.text), "passages": passages}
-    return await asking.answer(asking.open(asking.prompt(template, fillings)))
+    return await ask_once(asking, RAG, passages.token_ids)

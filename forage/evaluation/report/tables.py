@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from forage.evaluation.published import literature, protocol_rows, shared_sources
 from forage.evaluation.report.figure_table import (
@@ -31,7 +30,6 @@ from forage.evaluation.report.labels import (
 )
 from forage.evaluation.result import EvaluationResult
 from forage.evaluation.summary import EvaluationSummary, MacroAverage, SliceSummary
-from forage.records import write_whole_text
 
 INTERVALS_NOTE = "In brackets: 95 % bootstrap intervals over questions (Wilson's at 0 and 1)."
 _MEAN_NOTE = (
@@ -194,13 +192,8 @@ def protocol_table(result: EvaluationResult) -> FigureTable:
     )
 
 
-def write_markdown(path: Path, result: EvaluationResult) -> None:
-    """Write the report in Markdown; raises ``OSError``."""
-    write_whole_text(path, render_markdown(result))
-
-
 def render_markdown(result: EvaluationResult) -> str:
-    """The whole report as a text."""
+    """The whole report."""
     searches = result.protocol.searches
     parts = [f"# Evaluation: {escaped(result.name)}"]
     parts.append(escaped(how_played(result.protocol)))
