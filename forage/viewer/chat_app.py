@@ -19,8 +19,6 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.staticfiles import StaticFiles
 
 from forage.config.run_config import RunConfig
 from forage.errors import UserError
@@ -28,7 +26,7 @@ from forage.evaluation.asked import Ask
 from forage.retrieval.serve.known_hosts import KnownHosts
 from forage.types import ActionKind, Episode, Origin, Status, Tag, Turn, tag_pattern
 from forage.viewer.pages import visible
-from forage.viewer.viewer_page import HEADERS, LOOPBACK_NAMES, STATIC, viewer_page
+from forage.viewer.viewer_page import HEADERS, loopback_app, viewer_page
 
 LOG = logging.getLogger(__name__)
 
@@ -66,13 +64,7 @@ def create_chat_app(ask: Ask, partner: ChatPartner) -> FastAPI:
         if refusal is not None:
             raise HTTPException(403, refusal)
 
-    app = FastAPI(
-        title="Forage chat",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        dependencies=[Depends(refuse_strangers)],
-    )
+    app = loopback_app("Forage chat", dependencies=[Depends(refuse_strangers)])
 
     @app.get("/")
     def page() -> HTMLResponse:
@@ -85,8 +77,6 @@ def create_chat_app(ask: Ask, partner: ChatPartner) -> FastAPI:
         events = _events(ask, body.question.strip())
         return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
 
-    app.mount("/static", StaticFiles(directory=STATIC))
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES)
     return app
 
 
@@ -96,19 +86,18 @@ async def _events(ask: Ask, question: str) -> AsyncIterator[str]:
     parts = Parts()
     started = time.monotonic()
 
-    def hear(origin: Origin, text: str) -> None:
-        pieces.put_nowait((origin, text))
+    def piece_of(part: str, text: str) -> str:
+        at_s = round(time.monotonic() - started, 3)
+        return _event({"part": part, "text": visible(text), "turn": parts.turn, "at_s": at_s})
 
-    task = asyncio.ensure_future(ask(question, hear))
+    task = asyncio.ensure_future(ask(question, lambda *piece: pieces.put_nowait(piece)))
     task.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:
-            at_s = round(time.monotonic() - started, 3)
             for part, text in parts.split(*piece):
-                yield _event({"part": part, "text": text, "turn": parts.turn, "at_s": at_s})
+                yield piece_of(part, text)
         for part, text in parts.rest():
-            at_s = round(time.monotonic() - started, 3)
-            yield _event({"part": part, "text": text, "turn": parts.turn, "at_s": at_s})
+            yield piece_of(part, text)
         yield _event(_outcome(task))
     finally:
         task.cancel()  # the browser has gone away, or all is told
@@ -209,6 +198,4 @@ def _seconds(seconds: float) -> str:
 
 
 def _event(values: dict[str, Any]) -> str:
-    if "text" in values:
-        values["text"] = visible(values["text"])
     return f"data: {json.dumps(values)}\n\n"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
-from urllib.parse import urlencode
 
 from fastapi import Depends, Query
 from fastapi.responses import HTMLResponse
@@ -18,9 +16,14 @@ from forage.viewer.episode_filter import ORDERS, SIGNS, EpisodeFilter, EpisodeRo
 from forage.viewer.episode_index import EpisodeIndex, IndexStore, Standing
 from forage.viewer.library import Library, ShownRun
 from forage.viewer.transcripts import EpisodeView, question_view, view_record
-from forage.viewer.viewer_page import viewer_page
+from forage.viewer.viewer_page import (
+    ROWS_PER_PAGE,
+    Paging,
+    beside_address,
+    missing_page,
+    viewer_page,
+)
 
-_ROWS_PER_PAGE = 50
 _MAX_BESIDE = 16
 _MAX_ELSEWHERE = 12
 _Place = Annotated[int, Field(ge=0, lt=2**63)]
@@ -61,13 +64,11 @@ class EpisodePages:
         run, wanted = self._settled(wanted)
         index, standing = self._index_of(run, wanted.file)
         if index is None:
-            return _missing(f"{run.key} has no episodes in {wanted.file}")
+            return missing_page(f"{run.key} has no episodes in {wanted.file}")
         everything = EpisodeFilter(file=wanted.file)
         num_rows, num_all = wanted.count(index), everything.count(index)
-        num_pages = max(1, -(-num_rows // _ROWS_PER_PAGE))
-        page = min(max(page, 1), num_pages)
-        first = (page - 1) * _ROWS_PER_PAGE
-        rows = wanted.rows(index, first, _ROWS_PER_PAGE)
+        paging = Paging.of(num_rows, page, lambda number: wanted.address(page=number))
+        rows = enumerate(wanted.rows(index, paging.first, ROWS_PER_PAGE), start=paging.first)
         return viewer_page(
             "episodes.html",
             here="episodes",
@@ -80,14 +81,11 @@ class EpisodePages:
             hops=values_of(index, "hops"),
             signs=SIGNS,
             orders=list(ORDERS),
-            rows=[(row, _address(wanted, row, first + n)) for n, row in enumerate(rows)],
+            rows=[(row, _address(wanted, row, number)) for number, row in rows],
             num_rows=num_rows,
             num_all=num_all,
             indexed=_share_text(standing),
-            page=page,
-            num_pages=num_pages,
-            earlier=wanted.address(page=page - 1) if page > 1 else "",
-            later=wanted.address(page=page + 1) if page < num_pages else "",
+            paging=paging,
         )
 
     def episode(
@@ -99,7 +97,7 @@ class EpisodePages:
         view = self._view(run, wanted.file, index, offset, "")
         this = None if index is None else wanted.row_at(index, offset)
         if index is None or view is None or this is None:
-            return _missing(f"No such episode: {wanted.file}, byte {offset}")
+            return missing_page(f"No such episode: {wanted.file}, byte {offset}")
         record = index.record(offset)
         assert record is not None, "it has just been shown"
         return viewer_page(
@@ -132,7 +130,7 @@ class EpisodePages:
             where += "" if len(set(run)) == 1 else f" of {key}"
             view = self._view(shown, name, index, place, where)
             if record is None or view is None:
-                return _missing(f"No such episode: {name}, byte {place}")
+                return missing_page(f"No such episode: {name}, byte {place}")
             question = question or record.episode.question
             views.append(view)
         if question is None:
@@ -180,7 +178,7 @@ class EpisodePages:
             Sibling(
                 f"member {row.member}" + (f", {row.arm.replace('_', ' ')}" if row.arm else ""),
                 _address(wanted, row),
-                _beside(places),
+                beside_address(places) if len(places) > 1 else "",
                 row.em,
                 row.offset == this.offset,
             )
@@ -203,25 +201,17 @@ class EpisodePages:
                 there = (run.key, file, row.offset)
                 pair = [there, here] if is_before else [here, there]
                 other = replace(wanted, file=file)
-                found.append(Sibling(label, _address(other, row), _beside(pair), row.em, False))
+                found.append(
+                    Sibling(label, _address(other, row), beside_address(pair), row.em, False)
+                )
         # The same arm first: that is the comparison which is meant most often.
         found.sort(key=lambda each: bool(this.arm) and this.arm.replace("_", " ") not in each.label)
         return found[:_MAX_ELSEWHERE]
 
 
-def _missing(text: str) -> HTMLResponse:
-    return viewer_page("missing.html", status_code=404, here="", text=text)
-
-
 def _address(wanted: EpisodeFilter, row: EpisodeRow, at: int | None = None) -> str:
     place = {} if at is None else {"at": at}
     return wanted.address("/episode", offset=row.offset, **place)
-
-
-def _beside(places: Sequence[tuple[str, str, int]]) -> str:
-    names = ("run", "file", "offset")
-    pairs = [(name, v) for place in places for name, v in zip(names, place, strict=True)]
-    return f"/beside?{urlencode(pairs)}" if len(places) > 1 else ""
 
 
 def _neighbours(

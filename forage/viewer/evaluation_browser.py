@@ -14,14 +14,14 @@ from fastapi.responses import HTMLResponse
 
 from forage.errors import UserError
 from forage.evaluation.comparison import Comparison, compare
-from forage.evaluation.intervals import Interval
 from forage.evaluation.report.comparison_tables import (
     comparison_table,
     played_lines,
     settings_table,
 )
 from forage.evaluation.result import EvaluationResult, read_result
-from forage.evaluation.summary import EvaluationSummary
+from forage.evaluation.scores import QuestionScore
+from forage.evaluation.summary import ArmSummary, EvaluationSummary
 from forage.types import Status
 from forage.viewer.episode_filter import SIGNS, EpisodeFilter, EpisodeRow
 from forage.viewer.episode_index import IndexStore
@@ -31,10 +31,15 @@ from forage.viewer.evaluation_pages import (
     render_evaluation_page,
 )
 from forage.viewer.library import Library, ShownRun
-from forage.viewer.viewer_page import viewer_page
+from forage.viewer.viewer_page import (
+    ROWS_PER_PAGE,
+    Paging,
+    beside_address,
+    missing_page,
+    viewer_page,
+)
 
 _NUM_RESAMPLES = 2_000
-_ROWS_PER_PAGE = 50
 Place = tuple[ShownRun, str]
 """A run and the file of figures of an evaluation in it."""
 OUTCOMES = ("changed", "better", "worse", "both right", "both wrong")
@@ -49,10 +54,8 @@ class EvaluationRow:
     key: str
     episodes: str = ""
     model: str = ""
-    num_questions: int = 0
     arm: str = ""
-    em: Interval | None = None
-    searches: float = 0.0
+    figures: ArmSummary | None = None
     error: str = ""
 
 
@@ -75,14 +78,8 @@ class PairFilter:
     @property
     def of_episodes(self) -> EpisodeFilter:
         """What one of a question's two episodes must be like."""
-        return EpisodeFilter(
-            arm=self.arm,
-            status=self.status,
-            searches=self.searches,
-            length=self.length,
-            sign=self.sign,
-            find=self.find,
-        )
+        shared = ("arm", "status", "searches", "length", "sign", "find")
+        return EpisodeFilter(**{name: getattr(self, name) for name in shared})
 
     def accepts(self, row: PairRow) -> bool:
         """Whether the row is listed, its episodes apart."""
@@ -91,15 +88,12 @@ class PairFilter:
             "changed": row.difference != 0,
             "better": row.difference > 0,
             "worse": row.difference < 0,
-            "both right": row.em_first == row.em_second == 1,
-            "both wrong": row.em_first == row.em_second == 0,
+            "both right": row.one.em == row.other.em == 1,
+            "both wrong": row.one.em == row.other.em == 0,
         }
-        hops = "" if row.hops is None else str(row.hops)
-        return (
-            outcome.get(self.outcome, False)
-            and self.hops in ("", hops)
-            and self.source in ("", row.source)
-        )
+        hops = "" if row.one.num_hops is None else str(row.one.num_hops)
+        is_such = self.hops in ("", hops) and self.source in ("", row.one.source)
+        return outcome.get(self.outcome, False) and is_such
 
     def address(self, page: int) -> str:
         return f"/paired?{urlencode({k: v for k, v in asdict(self).items() if v} | {'page': page})}"
@@ -107,23 +101,17 @@ class PairFilter:
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """A question in both; the episodes of it are None where they were not kept."""
+    """A question's scores in both; the episodes of it are None where they were not kept."""
 
-    question: str
-    golden: str
-    source: str
-    hops: int | None
-    em_first: float
-    em_second: float
-    searches_first: float
-    searches_second: float
+    one: QuestionScore
+    other: QuestionScore
     first: EpisodeRow | None
     second: EpisodeRow | None
     beside: str
 
     @property
     def difference(self) -> float:
-        return self.em_second - self.em_first
+        return self.other.em - self.one.em
 
 
 class EvaluationBrowser:
@@ -147,8 +135,7 @@ class EvaluationBrowser:
         """All figures of one, as ``forage eval`` writes them to a page."""
         shown = self._library.run(run)
         if file not in shown.figures_files():
-            text = f"{shown.key} has no figures in {file}"
-            return viewer_page("missing.html", status_code=404, here="evaluations", text=text)
+            return missing_page(f"{shown.key} has no figures in {file}", "evaluations")
         html = render_evaluation_page(_read(shown.directory / file))
         return HTMLResponse(html.encode("utf-8", "replace"))
 
@@ -171,8 +158,7 @@ class EvaluationBrowser:
             accepted = {n: row for n, row in accepted.items() if any(n in each for each in found)}
         rows = list(accepted.values())
         rows.sort(key=lambda row: -abs(row.difference))
-        num_pages = max(1, -(-len(rows) // _ROWS_PER_PAGE))
-        page = min(max(page, 1), num_pages)
+        paging = Paging.of(len(rows), page, wanted.address)
         return viewer_page(
             "paired.html",
             here="evaluations",
@@ -181,15 +167,12 @@ class EvaluationBrowser:
             outcomes=OUTCOMES,
             statuses=[status.value for status in Status],
             signs=SIGNS,
-            hops=sorted({row.hops for row in everything.values() if row.hops}),
-            sources=sorted({row.source for row in everything.values()}),
-            rows=rows[(page - 1) * _ROWS_PER_PAGE : page * _ROWS_PER_PAGE],
+            hops=sorted({row.one.num_hops for row in everything.values() if row.one.num_hops}),
+            sources=sorted({row.one.source for row in everything.values()}),
+            rows=rows[paging.first : paging.first + ROWS_PER_PAGE],
             num_rows=len(rows),
             num_all=len(everything),
-            page=page,
-            num_pages=num_pages,
-            earlier=wanted.address(page - 1) if page > 1 else "",
-            later=wanted.address(page + 1) if page < num_pages else "",
+            paging=paging,
             head=comparison_cards(arm, comparison),
             chart=comparison_chart(arm),
             table=comparison_table(arm, comparison, is_wide=True),
@@ -214,17 +197,9 @@ class EvaluationBrowser:
             model, summary = _told_once(path, path.stat().st_mtime_ns)
         except UserError as error:
             return replace(row, error=str(error))
-        arm, first = next(iter(summary.arms.items()))
-        episodes = _episode_file(file)
-        return replace(
-            row,
-            episodes=episodes if episodes in run.episode_files() else "",
-            model=model,
-            num_questions=first.overall.num_questions,
-            arm=arm,
-            em=first.headline,
-            searches=first.overall.searches.mean,
-        )
+        arm, figures = next(iter(summary.arms.items()))
+        episodes = _episode_file(file) if _episode_file(file) in run.episode_files() else ""
+        return replace(row, episodes=episodes, model=model, arm=arm, figures=figures)
 
     def _episodes(self, place: Place, wanted: EpisodeFilter) -> Mapping[str, EpisodeRow]:
         """The first such episode of each question; none where they were not kept."""
@@ -247,20 +222,12 @@ class EvaluationBrowser:
             if other is None:
                 continue
             first, second = (each.get(name) for each in episodes)
-            shown = first or second
-            rows[name] = PairRow(
-                question=shown.question if shown else name,
-                golden=shown.golden if shown else "",
-                source=one.source,
-                hops=one.num_hops,
-                em_first=one.em,
-                em_second=other.em,
-                searches_first=one.searches,
-                searches_second=other.searches,
-                first=first,
-                second=second,
-                beside=_beside(places, (first, second)) if first and second else "",
-            )
+            beside = ""
+            if first and second:
+                pairs = zip(places, (first, second), strict=True)
+                there = [(run.key, _episode_file(file), row.offset) for (run, file), row in pairs]
+                beside = beside_address(there)
+            rows[name] = PairRow(one, other, first, second, beside)
         return rows
 
 
@@ -270,15 +237,6 @@ def _key(place: Place) -> str:
 
 def _episode_file(figures: str) -> str:
     return f"{figures.removesuffix('.json')}.jsonl"
-
-
-def _beside(places: Sequence[Place], rows: Sequence[EpisodeRow]) -> str:
-    pairs = [
-        (name, value)
-        for (run, file), row in zip(places, rows, strict=True)
-        for name, value in (("run", run.key), ("file", _episode_file(file)), ("offset", row.offset))
-    ]
-    return f"/beside?{urlencode(pairs)}"
 
 
 def _read(path: Path) -> EvaluationResult:

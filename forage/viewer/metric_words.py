@@ -28,10 +28,9 @@ def words_of(metric: str) -> MetricWords | None:
         if pattern.fullmatch(metric):
             return words
     _, _, figure = metric.removeprefix("eval/").partition("/")
-    is_evaluation = metric.startswith("eval/") and figure
-    inner = words_of(figure) if is_evaluation else None
-    if not is_evaluation:
+    if not (metric.startswith("eval/") and figure):
         return None
+    inner = words_of(figure)
     what = "of the questions that are evaluated on the way"
     return MetricWords(f"{inner.what}, {what}" if inner else what, "", "Evaluations on the way")
 
@@ -56,11 +55,8 @@ def _tables() -> list[tuple[re.Pattern[str], MetricWords]]:
 
 def _pattern(name: str) -> re.Pattern[str]:
     """``em/hops_N`` matches every N: what stands in capitals is filled in."""
-    return re.compile("".join(".+" if part.isupper() else re.escape(part) for part in _split(name)))
-
-
-def _split(name: str) -> list[str]:
-    return [part for part in re.split(r"([A-Z]+)", name) if part]
+    parts = re.split(r"([A-Z]+)", name)
+    return re.compile("".join(".+" if part.isupper() else re.escape(part) for part in parts))
 
 
 def _plain(cell: str) -> str:

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -60,7 +59,7 @@ def facts_of(run: ShownRun, library: Library) -> RunFacts:
         num_planned=planned if isinstance(planned, int) else None,
         reward=_mean(recent, "reward/mean"),
         em=_mean(recent, "em/mean"),
-        alarms=int(_last(rows, "sentinel/alarms") or 0),
+        alarms=int(_mean(rows[-1:], "sentinel/alarms") or 0),
         num_rollbacks=len(rollbacks.read_bytes().splitlines()) if rollbacks.exists() else 0,
         num_episode_files=len(run.episode_files()),
         num_evaluations=len(run.figures_files()),
@@ -118,10 +117,6 @@ def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _last(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
-    return _mean(rows[-1:], name)
-
-
 def _setting(tree: Mapping[str, Any], section: str, key: str) -> Any:
     part = tree.get(section)
     return part.get(key) if isinstance(part, dict) else None
@@ -132,5 +127,4 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            text = str(Path(value)) if isinstance(value, Path) else str(value)
-            yield f"{prefix}{name}", text
+            yield f"{prefix}{name}", str(value)

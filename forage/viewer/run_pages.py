@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -61,7 +62,7 @@ class RunPages:
                 runs.append(run)
         facts = [facts_of(run, self._library) for run in runs]
         newest = sorted(facts, key=lambda each: (bool(each.num_steps), each.changed), reverse=True)
-        chosen = {each.run.key for each in newest[:_NUM_CHOSEN] if each.num_steps}
+        chosen = [each.run.key for each in newest[:_NUM_CHOSEN] if each.num_steps]
         settings = differing_settings(runs)
         short = [
             name
@@ -115,10 +116,7 @@ class RunPages:
             columns = self._columns(key, metric)
             for values in zip(*(columns[name] for name in ("step", *metric)), strict=True):
                 writer.writerow([_no_formula(key), *("" if v is None else v for v in values)])
-        name = (
-            "".join(c if c.isascii() and c.isalnum() else "-" for c in "-".join(metric[:2]))
-            or "figures"
-        )
+        name = re.sub("[^a-zA-Z0-9]", "-", "-".join(metric[:2])) or "figures"
         headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
         return Response(text.getvalue(), media_type="text/csv", headers=headers)
 

@@ -14,15 +14,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from forage.episode_json import EpisodeRecord
-from forage.types import (
-    SEARCH_TOOL,
-    ActionKind,
-    Episode,
-    Origin,
-    Question,
-    ToolCall,
-    Turn,
-)
+from forage.types import SEARCH_TOOL, ActionKind, Episode, Origin, Question, ToolCall, Turn
 from forage.viewer.token_views import Decode, TokenView, golden_spans, learnt_of, view_tokens
 
 _MAX_ARGUMENTS_CHARS = 200

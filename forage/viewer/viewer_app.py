@@ -15,8 +15,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from starlette.middleware.base import RequestResponseEndpoint
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.staticfiles import StaticFiles
 
 from forage.errors import UserError
 from forage.viewer.decoders import Decoders
@@ -25,7 +23,7 @@ from forage.viewer.episode_pages import EpisodePages
 from forage.viewer.evaluation_browser import EvaluationBrowser
 from forage.viewer.library import Library
 from forage.viewer.run_pages import RunPages
-from forage.viewer.viewer_page import HEADERS, LOOPBACK_NAMES, STATIC, viewer_page
+from forage.viewer.viewer_page import HEADERS, loopback_app, viewer_page
 
 
 def create_app(paths: Sequence[Path]) -> FastAPI:
@@ -37,15 +35,7 @@ def create_app(paths: Sequence[Path]) -> FastAPI:
         yield
         indexes.close()
 
-    app = FastAPI(
-        title="Forage viewer",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        lifespan=closing_indexes,
-    )
-    # A page elsewhere whose name resolves to this machine must not read the records.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES)
+    app = loopback_app("Forage viewer", lifespan=closing_indexes)
     app.middleware("http")(_with_headers)
     app.exception_handler(UserError)(_user_error)
     app.exception_handler(RequestValidationError)(_wrong_address)
@@ -63,7 +53,6 @@ def create_app(paths: Sequence[Path]) -> FastAPI:
     app.get("/evaluations")(evaluations.evaluations)
     app.get("/evaluation")(evaluations.evaluation)
     app.get("/paired")(evaluations.paired)
-    app.mount("/static", StaticFiles(directory=STATIC))
     return app
 
 
