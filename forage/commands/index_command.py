@@ -1,7 +1,8 @@
 """``forage index``: its arguments, and what they ask for: an index built, imported or estimated.
 
-The options of the backends come from their settings (``forage.retrieval.index.index``). An
-option that the chosen backend does not read is an error that says which backends do.
+The options of the backends are made of their settings (``forage.retrieval.index.index``): one for
+each field, with its sentence. An option that the chosen backend does not read is an error that says
+which backends do.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import argparse
 import logging
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from forage.commands.arguments import DTYPES, positive
-from forage.commands.backend_options import add_settings, option_of
 from forage.commands.own_text import OWN_TEXT, add_own_text, corpus_of
 from forage.errors import UserError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from forage.retrieval.index.estimate import CorpusLook, Estimate
     from forage.retrieval.vectors.encoder import EncoderChoice
 
@@ -25,7 +28,7 @@ _ENCODER = (
     *("revision", "query_model", "query_revision", "pooling", "query_prefix", "passage_prefix"),
     *("passage_template", "normalise", "max_length", "dtype", "onnx_file"),
 )
-
+_OPTION = {"query_model": "--query-encoder", "onnx_file": "--onnx"}
 
 LOG = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_own_text(parser)
     _add_encoder_arguments(parser.add_argument_group("encoder"))
     for title, models in BACKENDS.items():
-        add_settings(parser.add_argument_group(title), models)
+        _add_settings(parser.add_argument_group(title), models)
 
 
 def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
@@ -81,6 +84,52 @@ def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
     add("--trust-remote-code", "run Python code that comes with the model", action="store_true")
     text = "where passages are encoded, for example cuda:0 cuda:1 (default: a GPU if there is one)"
     add("--device", text, nargs="+", default=[])
+
+
+def _add_settings(group: argparse._ArgumentGroup, models: Mapping[str, type[BaseModel]]) -> None:
+    """One option for each field of the settings; its help says which backends read it."""
+    for name in _names(models):
+        fields = {
+            backend: model.model_fields[name]
+            for backend, model in models.items()
+            if name in model.model_fields
+        }
+        field = next(iter(fields.values()))
+        readers = f"{', '.join(fields)}: " if len(models) > 1 else ""
+        default = f" (default {field.default})" if field.default not in (None, False) else ""
+        value = _value_of([field.annotation for field in fields.values()])
+        text = f"{readers}{field.description}{default}"
+        group.add_argument(_option_of(name), dest=name, help=text, **value)
+
+
+def _names(models: Mapping[str, type[BaseModel]]) -> list[str]:
+    """The settings of several backends, each once."""
+    names = dict.fromkeys(name for model in models.values() for name in model.model_fields)
+    return [name for name in names if name != "kind"]
+
+
+def _value_of(kinds: list[Any]) -> dict[str, Any]:
+    """How argparse reads a field of these types: choices, a switch, a number or a text."""
+    parts = [part for kind in kinds for part in _parts(kind)]
+    choices = list(dict.fromkeys(part for part in parts if isinstance(part, str)))
+    if choices:
+        return {"choices": choices + (["none"] if type(None) in parts else [])}
+    if bool in parts:
+        return {"action": "store_true"}
+    if int in parts:
+        return {"type": positive}
+    return {"type": float, "metavar": "X"} if float in parts else {"metavar": "TEXT"}
+
+
+def _parts(kind: Any) -> list[Any]:
+    """``Literal["a", "b"] | None`` gives ``"a"``, ``"b"`` and None's type."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [part for one in get_args(kind) for part in _parts(one)] or [kind]
+
+
+def _option_of(name: str) -> str:
+    return _OPTION.get(name, "--" + name.replace("_", "-"))
 
 
 def run(args: Namespace) -> int:
@@ -162,40 +211,36 @@ def _settings(args: Namespace, backend: str, may_read_less: bool = False) -> Any
 
     from forage.retrieval.index.index import BACKENDS
 
-    [own] = [models for models in BACKENDS.values() if backend in models]
+    own = next(models for models in BACKENDS.values() if backend in models)
     given: dict[str, Any] = {}
-    for models in BACKENDS.values():
-        names = dict.fromkeys(name for model in models.values() for name in model.model_fields)
-        for name in names:
-            value = getattr(args, name, None)
-            if value is None or value is False:
-                continue
-            if name in own[backend].model_fields:
-                given[name] = None if value == "none" else value
-            elif models is not own:
-                raise UserError(f"{option_of(name)} has no effect here: the backend is {backend}")
-            elif not may_read_less:
-                readers = [kind for kind, model in own.items() if name in model.model_fields]
-                raise UserError(
-                    f"{option_of(name)} is for {', '.join(readers)}; the backend is {backend}"
-                )
+    for name in _fields(*BACKENDS):
+        value, option = getattr(args, name), _option_of(name)
+        if value is None or value is False:
+            continue
+        readers = [kind for kind, model in own.items() if name in model.model_fields]
+        if backend in readers:
+            given[name] = None if value == "none" else value
+        elif not readers:
+            raise UserError(f"{option} has no effect here: the backend is {backend}")
+        elif not may_read_less:
+            raise UserError(f"{option} is for {', '.join(readers)}; the backend is {backend}")
     try:
         return own[backend](**given)
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise UserError(f"{option_of(str(wrong['loc'][0]))}: {wrong['msg']}") from error
+        raise UserError(f"{_option_of(str(wrong['loc'][0]))}: {wrong['msg']}") from error
 
 
 def _fields(*groups: str) -> list[str]:
     """The names of all settings in some groups of backends."""
     from forage.retrieval.index.index import BACKENDS
 
-    models = [model for group in groups for model in BACKENDS[group].values()]
-    return [name for model in models for name in model.model_fields if name != "kind"]
+    return [name for group in groups for name in _names(BACKENDS[group])]
 
 
 def _print_estimates(args: Namespace) -> None:
     """A table: one backend where one is named, else all that can be estimated."""
+    from rich import filesize
     from rich.console import Console
 
     from forage.retrieval.index.estimate import estimate_bm25, look_at_corpus
@@ -211,7 +256,9 @@ def _print_estimates(args: Namespace) -> None:
     if args.encoder is not None or args.backend not in (None, "bm25"):
         estimates += _dense_estimates(args, look)
     about = "" if look.is_exact else "about "
-    title = f"{about}{look.num_passages:,} passages, {about}{_size(look.num_bytes)} of text"
+    title = (
+        f"{about}{look.num_passages:,} passages, {about}{filesize.decimal(look.num_bytes)} of text"
+    )
     Console().print(_estimate_table(title, estimates))
 
 
@@ -237,6 +284,7 @@ def _dense_estimates(args: Namespace, look: CorpusLook) -> list[Estimate]:
 
 
 def _estimate_table(title: str, estimates: list[Estimate]) -> Any:
+    from rich import filesize
     from rich.table import Table
 
     from forage.retrieval.index.build_progress import format_duration
@@ -247,18 +295,8 @@ def _estimate_table(title: str, estimates: list[Estimate]) -> Any:
     for found in estimates:
         sizes = (found.memory, found.disk, found.build_memory, found.build_disk)
         duration = "" if found.seconds is None else format_duration(found.seconds)
-        table.add_row(found.backend, *(_size(value) for value in sizes), duration)
+        table.add_row(found.backend, *map(filesize.decimal, sizes), duration)
     return table
-
-
-def _size(num_bytes: int) -> str:
-    """``64.5 GB``, in powers of ten."""
-    value, unit = float(num_bytes), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def _refuse(args: Namespace, names: tuple[str, ...], reason: str) -> None:
@@ -267,4 +305,4 @@ def _refuse(args: Namespace, names: tuple[str, ...], reason: str) -> None:
         value = getattr(args, name)
         is_given = value is not None and value is not False and value != []
         if is_given or (name == "normalise" and value is False):
-            raise UserError(f"{option_of(name)} has no effect here: {reason}")
+            raise UserError(f"{_option_of(name)} has no effect here: {reason}")
