@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
-from forage.config.config_file import apply_override, read_tree
+from forage.config.config_file import read_tree
 from forage.config.run_config import RunConfig, build_config
 from forage.config.search_config import KEYS_OF_SERVERS
 from forage.environment.remembered import as_trained
@@ -90,10 +90,8 @@ class Run:
             section = dict(tree.get("search") or {}) | {"url": search}
             for_servers = KEYS_OF_SERVERS if callable(search) else ()
             tree["search"] = {k: v for k, v in section.items() if k not in for_servers}
-        for override in overrides:
-            tree = apply_override(tree, override, (RunConfig,))
         source = "the settings" if isinstance(config, RunConfig | Mapping) else str(config)
-        self.config = as_trained(build_config(tree, source))
+        self.config = as_trained(build_config(tree, source, overrides))
 
     def __iter__(self) -> Iterator[Step]:
         return self.steps()

@@ -10,7 +10,6 @@ done, 1 a bug (with its traceback) or a failed ``doctor``, 2 an error of the use
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import logging
 import os
@@ -24,7 +23,7 @@ from typing import Any, NoReturn
 
 from forage import __version__
 from forage.commands.arguments import count, not_negative, positive, seconds
-from forage.errors import UserError
+from forage.errors import UserError, did_you_mean
 from forage.hardware import quiet_openmp
 
 COMMANDS = {
@@ -205,7 +204,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         later = next((word for word in argv if word in COMMANDS), None)
         if later is not None:
             raise UserError(f"the command comes first: forage {later} {command} ...")
-        hint = _nearest(command, list(COMMANDS))
+        hint = did_you_mean(command, COMMANDS)
         raise UserError(f"unknown command {command!r}{hint} (see: forage --help)")
     args, extras = _build_parser(command).parse_known_args(argv)
     if command is None:
@@ -216,7 +215,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         if word.startswith("-") or not takes_overrides:
             name = word.partition("=")[0]
             usage: str = args.usage()
-            hint = _nearest(name, re.findall(r"--[a-z][a-z0-9-]*", usage))
+            hint = did_you_mean(name, re.findall(r"--[a-z][a-z0-9-]*", usage))
             if takes_overrides and (key := _key_of(name)):
                 hint = f"; a setting is written without dashes: {key}=VALUE"
             raise UserError(f"unknown argument {name!r}{hint} (see: forage {command} --help)")
@@ -230,11 +229,6 @@ def _key_of(option: str) -> str | None:
     from forage.config.run_config import RunConfig
 
     return nearest_key(RunConfig, option)
-
-
-def _nearest(word: str, valid: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _add_verbosity(parser: argparse.ArgumentParser, default: int | str) -> None:

@@ -6,7 +6,6 @@ writes a report.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import signal
 import time
@@ -14,21 +13,23 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import yaml
 from rich.console import Console
 
 from forage.commands.arguments import count, made_of, port, positive
 from forage.commands.new_command import ModelShape, make_model
-from forage.commands.run_report import figures_path, interrupt, with_model, write_run_report
+from forage.commands.run_report import (
+    as_sampled,
+    evaluate_as,
+    interrupt,
+    shipped_tree,
+    with_model,
+    write_run_report,
+)
 from forage.commands.sft_command import LOSSES_FILE, run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.errors import UserError
 from forage.retrieval.serve.child_server import ServerProcess
-
-if TYPE_CHECKING:
-    from forage.evaluation.result import EvaluationResult
 
 WORLD_SIZE = 40_000
 
@@ -106,20 +107,22 @@ def run_demo(settings: DemoSettings) -> None:
         else:
             _take_warm_start(config, console)
         warm = with_model(config, out / "models" / "warm")
-        before, sampled_before = _evaluate(warm, "before"), _evaluate_sampled(warm, "before")
+        before = evaluate_as("before", warm)
+        sampled_before = evaluate_as("before, sampled", as_sampled(warm))
         run_training(warm, resume=False)
         export_model(config.output_dir, out / "models" / "trained", step=None)
         trained = with_model(config, out / "models" / "trained")
-        after, sampled_after = _evaluate(trained, "after"), _evaluate_sampled(trained, "after")
+        num_steps = trained.trainer.num_steps
+        after = evaluate_as("after", trained, num_steps)
+        sampled_after = evaluate_as("after, sampled", as_sampled(trained), num_steps)
     seconds = time.perf_counter() - started
     report = write_run_report(trained, before, after, seconds, (sampled_before, sampled_after))
     recipe = out / "recipe.yaml"
     recipe.write_text(to_yaml(trained), encoding="utf-8")
-    table = before_after_table(before.summary, after.summary)
-    console.print(to_rich(table, console.width))
-    sampled = sampled_before.summary, sampled_after.summary
-    table = sampled_table((before.summary, after.summary), sampled)
-    console.print(to_rich(table, console.width))
+    greedy = before.summary, after.summary
+    drawn = sampled_before.summary, sampled_after.summary
+    for table in (before_after_table(*greedy), sampled_table(greedy, drawn)):
+        console.print(to_rich(table, console.width))
     _say_what_next(console, out, report, recipe, seconds)
 
 
@@ -156,43 +159,17 @@ def _choose_out(out: Path | None) -> Path:
 
 
 def _config(out: Path, settings: DemoSettings, url: str) -> RunConfig:
-    text = (resources.files("forage.commands") / "demo.yaml").read_text(encoding="utf-8")
-    tree: dict[str, Any] = yaml.safe_load(text)
-    tree |= {"seed": settings.seed, "output_dir": str(out), "model": {"path": ""}}
-    tree["data"] = {
-        "train": str(out / "world" / "train.jsonl"),
-        "test": str(out / "world" / "test.jsonl"),
-        "index": str(out / "index"),
-    }
-    tree["search"]["url"] = url
-    if settings.steps is not None:
-        tree["trainer"]["num_steps"] = settings.steps
-    if settings.num_questions is not None:
-        tree["evaluation"]["num_questions"] = settings.num_questions
-    if settings.warm_start_steps is not None:
-        tree["warm_start"]["num_steps"] = settings.warm_start_steps
+    tree = shipped_tree("demo.yaml", out, settings.seed, url)
+    tree["model"] = {"path": ""}
+    tree["data"] |= {name: str(out / "world" / f"{name}.jsonl") for name in ("train", "test")}
+    for section, key, value in (
+        ("trainer", "num_steps", settings.steps),
+        ("evaluation", "num_questions", settings.num_questions),
+        ("warm_start", "num_steps", settings.warm_start_steps),
+    ):
+        if value is not None:
+            tree[section][key] = value
     return build_config(tree, source="forage/commands/demo.yaml")
-
-
-def _evaluate_sampled(config: RunConfig, label: str) -> EvaluationResult:
-    """The normal arm once more, with four episodes of each question at temperature 1.
-
-    Greedy decoding asks for the policy's first choice, which is what training improves first; what
-    it does otherwise shows only here.
-    """
-    update = {"arms": ("normal",), "num_samples": 4, "temperature": 1.0}
-    evaluation = config.evaluation.model_copy(update=update)
-    return _evaluate(config.model_copy(update={"evaluation": evaluation}), f"{label}-sampled")
-
-
-def _evaluate(config: RunConfig, label: str) -> EvaluationResult:
-    from forage.evaluation.evaluate import Destination, evaluate_model
-    from forage.evaluation.subset import questions_to_evaluate
-
-    questions = questions_to_evaluate(config)
-    step = 0 if label.startswith("before") else config.trainer.num_steps
-    destination = Destination(figures_path(config, label), f"evaluation {label}", step)
-    return asyncio.run(evaluate_model(config, questions, destination))
 
 
 def _say_what_next(console: Console, out: Path, report: Path, recipe: Path, seconds: float) -> None:

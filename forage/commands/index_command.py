@@ -242,7 +242,9 @@ def _print_estimates(args: Namespace) -> None:
     """A table: one backend where one is named, else all that can be estimated."""
     from rich import filesize
     from rich.console import Console
+    from rich.table import Table
 
+    from forage.retrieval.index.build_progress import format_duration
     from forage.retrieval.index.estimate import estimate_bm25, look_at_corpus
 
     if args.backend == "bm25" or (args.backend is None and args.encoder is None):
@@ -255,11 +257,16 @@ def _print_estimates(args: Namespace) -> None:
         estimates.append(estimate_bm25(look, args.language or "auto"))
     if args.encoder is not None or args.backend not in (None, "bm25"):
         estimates += _dense_estimates(args, look)
-    about = "" if look.is_exact else "about "
-    title = (
-        f"{about}{look.num_passages:,} passages, {about}{filesize.decimal(look.num_bytes)} of text"
-    )
-    Console().print(_estimate_table(title, estimates))
+    about, size = "" if look.is_exact else "about ", filesize.decimal(look.num_bytes)
+    title = f"{about}{look.num_passages:,} passages, {about}{size} of text"
+    table = Table(title=title, title_justify="left")
+    for heading in ("backend", "memory", "disk", "memory to build", "disk to build", "time"):
+        table.add_column(heading, justify="left" if heading == "backend" else "right")
+    for found in estimates:
+        sizes = (found.memory, found.disk, found.build_memory, found.build_disk)
+        duration = "" if found.seconds is None else format_duration(found.seconds)
+        table.add_row(found.backend, *map(filesize.decimal, sizes), duration)
+    Console().print(table)
 
 
 def _dense_estimates(args: Namespace, look: CorpusLook) -> list[Estimate]:
@@ -281,22 +288,6 @@ def _dense_estimates(args: Namespace, look: CorpusLook) -> list[Estimate]:
         size = (look.num_passages, look.num_bytes, encoder.dimension)
         found.append(estimate_dense(*size, settings, rate, seconds))
     return found
-
-
-def _estimate_table(title: str, estimates: list[Estimate]) -> Any:
-    from rich import filesize
-    from rich.table import Table
-
-    from forage.retrieval.index.build_progress import format_duration
-
-    table = Table(title=title, title_justify="left")
-    for heading in ("backend", "memory", "disk", "memory to build", "disk to build", "time"):
-        table.add_column(heading, justify="left" if heading == "backend" else "right")
-    for found in estimates:
-        sizes = (found.memory, found.disk, found.build_memory, found.build_disk)
-        duration = "" if found.seconds is None else format_duration(found.seconds)
-        table.add_row(found.backend, *map(filesize.decimal, sizes), duration)
-    return table
 
 
 def _refuse(args: Namespace, names: tuple[str, ...], reason: str) -> None:

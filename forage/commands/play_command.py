@@ -15,14 +15,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
 from forage.commands.arguments import add_address, add_overrides, local_path
-from forage.config.config_file import apply_override
 from forage.config.run_config import RunConfig, build_config, load_config
 from forage.environment.remembered import as_trained
 from forage.episode_json import episode_to_json
@@ -83,10 +81,7 @@ def _config(path: Path, overrides: list[str]) -> RunConfig:
     if not path.is_dir():
         return load_config(path, overrides)
     if (path / "config.json").is_file():
-        tree: dict[str, Any] = {"model": {"path": str(path)}}
-        for override in overrides:
-            tree = apply_override(tree, override, (RunConfig,))
-        return build_config(tree, str(path))
+        return build_config({"model": {"path": str(path)}}, str(path), overrides)
     if not (path / "config.yaml").is_file():
         raise UserError(
             f"{path} holds neither the config.yaml of a run nor the config.json of a model; name a "

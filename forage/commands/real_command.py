@@ -7,18 +7,17 @@ questions fit the time is measured (``real_budget.py``).
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import shutil
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import yaml
 from rich.console import Console
 
 from forage.commands.arguments import add_overrides, count, made_of, minutes, port, positive
@@ -32,14 +31,17 @@ from forage.commands.real_budget import (
     rates_of,
 )
 from forage.commands.run_report import (
+    NUM_SAMPLES,
+    as_sampled,
+    evaluate_as,
     figures_path,
     interrupt,
+    shipped_tree,
     with_model,
     with_sampled,
     write_run_report,
 )
 from forage.commands.sft_command import run_sft
-from forage.config.config_file import apply_override
 from forage.config.run_config import RunConfig, build_config, to_yaml, with_overrides
 from forage.errors import UserError
 from forage.hardware import has_gpu
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from forage.evaluation.result import EvaluationResult
 
 FILES = ("corpus", "train", "dev")
-NUM_SAMPLES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +127,15 @@ def run_real(settings: RealSettings) -> None:
         console.print(f"search service at {server.url} (its log: {log})")
         config = _config(settings, base, server.url, notes)
         with notes.phase("warm start"):
-            _warm_start(config)
+            _made(out / "models" / "warm", lambda partial: run_sft(config, partial))
         warm, trained = (with_model(config, out / "models" / name) for name in ("warm", "trained"))
         before = _evaluate(warm, "before", notes)
-        sampled_before = _evaluate(_sampled(warm), "before, sampled", notes)
+        sampled_before = _evaluate(as_sampled(warm), "before, sampled", notes)
         warm = _with_steps(warm, settings.minutes, notes)
         with notes.phase("learning"):
-            _learn(warm)
+            _made(out / "models" / "trained", lambda partial: _learn(warm, partial))
         after = _evaluate(trained, "after", notes)
-        sampled_after = _evaluate(_sampled(trained), "after, sampled", notes)
+        sampled_after = _evaluate(as_sampled(trained), "after, sampled", notes)
     _finish(trained, notes, (before, after), (sampled_before, sampled_after), console)
 
 
@@ -181,15 +182,20 @@ def _base_model(settings: RealSettings) -> Path:
     given = Path(settings.model)
     if given.is_dir():
         return given.resolve()
-    base = settings.out / "models" / "base"
-    if not base.exists():
-        from forage.training.gguf_model import import_gguf
+    from forage.training.gguf_model import import_gguf
 
-        partial = base.with_name("base.partial")
+    base = settings.out / "models" / "base"
+    return _made(base, lambda partial: import_gguf(settings.model, partial))
+
+
+def _made(folder: Path, write: Callable[[Path], object]) -> Path:
+    """``folder``, which is written where it is not there; what was cut short is made anew."""
+    if not folder.exists():
+        partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        import_gguf(settings.model, partial)
-        partial.rename(base)
-    return base
+        write(partial)
+        partial.rename(folder)
+    return folder
 
 
 def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> RunConfig:
@@ -197,21 +203,15 @@ def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> Ru
     from forage.plan.fit_here import fit_here
 
     out = settings.out
-    text = (resources.files("forage.commands") / "real.yaml").read_text(encoding="utf-8")
-    tree: dict[str, Any] = yaml.safe_load(text)
-    tree |= {"seed": settings.seed, "output_dir": str(out), "model": {"path": str(base)}}
+    tree = shipped_tree("real.yaml", out, settings.seed, url)
+    tree["model"] = {"path": str(base)}
     put_on_device(tree, "cuda" if has_gpu() else "cpu")
     choose_arithmetic(tree, notes, base, settings.overrides)
-    tree["data"] = {
-        "train": str(out / "data" / "train.jsonl"),
-        "test": str(out / "data" / "dev.jsonl"),
-        "index": str(out / "index"),
-    }
-    tree["search"]["url"] = url
-    for override in settings.overrides:
-        tree = apply_override(tree, override, (RunConfig,))
+    for name, file in (("train", "train"), ("test", "dev")):
+        tree["data"][name] = str(out / "data" / f"{file}.jsonl")
     recipe = out / "config.yaml"
-    config = fit_here(build_config(tree, source="forage/commands/real.yaml"), earlier=recipe)
+    config = build_config(tree, "forage/commands/real.yaml", settings.overrides)
+    config = fit_here(config, earlier=recipe)
     if not recipe.exists():
         write_whole_text(recipe, to_yaml(config))
     names = ("warm_start_steps", "num_questions")
@@ -222,15 +222,6 @@ def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> Ru
     steps, num_questions = (notes.chosen[name] for name in names)
     numbers = [f"warm_start.num_steps={steps}", f"evaluation.num_questions={num_questions}"]
     return with_overrides(config, numbers)
-
-
-def _warm_start(config: RunConfig) -> None:
-    warm = config.output_dir / "models" / "warm"
-    if not warm.exists():
-        partial = warm.with_name("warm.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        run_sft(config, partial)
-        partial.rename(warm)
 
 
 def _with_steps(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig:
@@ -244,37 +235,21 @@ def _with_steps(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig
     return with_overrides(config, [f"trainer.num_steps={notes.chosen['steps']}"])
 
 
-def _learn(config: RunConfig) -> None:
+def _learn(config: RunConfig, out: Path) -> None:
     from forage.train import run_training
     from forage.training.checkpoint import has_run
     from forage.training.export import export_model
 
-    trained = config.output_dir / "models" / "trained"
-    if not trained.exists():
-        run_training(config, resume=has_run(config.output_dir))
-        partial = trained.with_name("trained.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        export_model(config.output_dir, partial, step=None)
-        partial.rename(trained)
-
-
-def _sampled(config: RunConfig) -> RunConfig:
-    """The normal arm at temperature 1, several times."""
-    update = {"arms": ("normal",), "num_samples": NUM_SAMPLES, "temperature": 1.0}
-    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=update)})
+    run_training(config, resume=has_run(config.output_dir))
+    export_model(config.output_dir, out, step=None)
 
 
 def _evaluate(config: RunConfig, label: str, notes: RunNotes) -> EvaluationResult:
-    from forage.evaluation.evaluate import Destination, evaluate_model
-    from forage.evaluation.subset import questions_to_evaluate
     from forage.viewer.evaluation_pages import write_evaluation_page
 
-    path = figures_path(config, label.replace(", ", "-"))
-    destination = Destination(path, f"evaluation {label}")
     with notes.phase(label):
-        work = evaluate_model(config, questions_to_evaluate(config), destination)
-        result = asyncio.run(work)
-    write_evaluation_page(path.with_suffix(".html"), result)
+        result = evaluate_as(label, config)
+    write_evaluation_page(figures_path(config, label).with_suffix(".html"), result)
     return result
 
 

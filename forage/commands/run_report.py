@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from forage.commands.sft_command import LOSSES_FILE
 from forage.config.run_config import RunConfig, to_yaml
@@ -18,18 +22,46 @@ if TYPE_CHECKING:
     from forage.evaluation.result import EvaluationResult
     from forage.evaluation.summary import EvaluationSummary
 
+NUM_SAMPLES = 4
 SAMPLED = "sampled"
 """The row of the report that is the normal arm sampled at temperature 1, not played greedily."""
 
 
 def with_model(config: RunConfig, path: Path) -> RunConfig:
-    """``config`` with another policy."""
     return config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})})
 
 
 def figures_path(config: RunConfig, label: str) -> Path:
     """The file of figures of an evaluation; its episodes lie beside it."""
-    return config.output_dir / "evaluation" / f"{label}.json"
+    return config.output_dir / "evaluation" / f"{label.replace(', ', '-')}.json"
+
+
+def as_sampled(config: RunConfig) -> RunConfig:
+    """The normal arm once more, with some episodes of each question at temperature 1.
+
+    Greedy decoding asks for the policy's first choice, which is what training improves first; what
+    it does otherwise shows only here.
+    """
+    update = {"arms": ("normal",), "num_samples": NUM_SAMPLES, "temperature": 1.0}
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=update)})
+
+
+def evaluate_as(label: str, config: RunConfig, step: int = 0) -> EvaluationResult:
+    """An evaluation whose files are called by its label."""
+    from forage.evaluation.evaluate import Destination, evaluate_model
+    from forage.evaluation.subset import questions_to_evaluate
+
+    destination = Destination(figures_path(config, label), f"evaluation {label}", step)
+    return asyncio.run(evaluate_model(config, questions_to_evaluate(config), destination))
+
+
+def shipped_tree(name: str, out: Path, seed: int, url: str) -> dict[str, Any]:
+    """The settings of a recipe beside this file, for a run in ``out`` that searches at ``url``."""
+    text = (resources.files("forage.commands") / name).read_text(encoding="utf-8")
+    tree: dict[str, Any] = yaml.safe_load(text)
+    tree |= {"seed": seed, "output_dir": str(out), "data": {"index": str(out / "index")}}
+    tree["search"]["url"] = url
+    return tree
 
 
 def with_sampled(greedy: EvaluationResult, sampled: EvaluationResult | None) -> EvaluationSummary:

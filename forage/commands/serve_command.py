@@ -112,7 +112,7 @@ def _add_rerank_arguments(group: _ArgumentGroup) -> None:
     add("--rerank-device", metavar="DEVICE", help=text)
     add("--rerank-dtype", choices=DTYPES, help="numbers that it computes in (default float32)")
     text = "pairs of query and passage in a batch (default 32)"
-    add("--rerank-batch", type=positive, help=text)
+    add("--rerank-batch", type=positive, dest="rerank_batch_size", help=text)
     text = "tokens of a pair that it reads (default: the model's limit)"
     add("--rerank-max-tokens", type=positive, help=text)
     text = "run Python code that comes with the model"
@@ -145,21 +145,13 @@ def run(args: Namespace) -> int:
 def _rerank(args: Namespace) -> RerankSettings | None:
     from forage.retrieval.sources.compose import RerankSettings
 
-    said = {
-        "depth": args.rerank_depth,
-        "revision": args.rerank_revision,
-        "device": args.rerank_device,
-        "dtype": args.rerank_dtype,
-        "batch_size": args.rerank_batch,
-        "max_tokens": args.rerank_max_tokens,
-        "trust_remote_code": args.rerank_trust_remote_code or None,
-    }
+    values = vars(args).items()
+    said = {n.removeprefix("rerank_"): v for n, v in values if n.startswith("rerank_") and v}
     if args.rerank is not None:
         return _given(RerankSettings, model=args.rerank, **said)
-    for name, value in said.items():
-        if value is not None:
-            option = "batch" if name == "batch_size" else name.replace("_", "-")
-            raise UserError(f"--rerank-{option} has no effect without --rerank")
+    for name in said:
+        option = "batch" if name == "batch_size" else name.replace("_", "-")
+        raise UserError(f"--rerank-{option} has no effect without --rerank")
     return None
 
 

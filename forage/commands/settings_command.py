@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from argparse import ArgumentParser, Namespace
 
 from forage.config.run_config import RunConfig
 from forage.config.settings_text import all_paths, keys_of
-from forage.errors import UserError
+from forage.errors import UserError, did_you_mean
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,9 +20,8 @@ def run(args: Namespace) -> int:
     if not keys:
         paths = all_paths(RunConfig)
         name = args.section.rpartition(".")[2]
-        close = [path for path in paths if path.rpartition(".")[2] == name]
-        close = close or difflib.get_close_matches(args.section, paths, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        same = [path for path in paths if path.rpartition(".")[2] == name]
+        hint = did_you_mean(same[0] if same else args.section, paths)
         raise UserError(f"there is no section or key {args.section!r} in the settings{hint}")
     sys.stdout.write("\n".join(map(str, keys)) + "\n")
     return 0

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from forage.config.settings_text import all_paths
+from forage.errors import did_you_mean
 from forage.settings import kinds_of, models_at
 
 _TYPE_NAME = re.compile(r"(function|lax|nullable)-.*|(tuple|list|dict)\[.*|str|int|float|bool|path")
@@ -54,8 +55,7 @@ def explain(root: type[BaseModel], detail: dict[str, Any]) -> str:
             return f"{path}.kind is missing; there are: {', '.join(kinds)}"
         case "union_tag_invalid":
             tag = str(detail["ctx"]["tag"])
-            close = difflib.get_close_matches(tag, kinds, n=1, cutoff=0.5)
-            nearest = f"; did you mean {close[0]}?" if close else "."
+            nearest = did_you_mean(tag, kinds) or "."
             there_are = f"There are: {', '.join(kinds)}{or_null}"
             return f"{path}: there is no kind {tag!r}{nearest} {there_are}"
         case "model_type" | "model_attributes_type" | "dict_type":
@@ -127,8 +127,7 @@ def _hint(root: type[BaseModel], place: _Place) -> str:
         f"{section}.{key}" if section else key
         for key in difflib.get_close_matches(name, own, n=1, cutoff=0.7)
     ]
-    close = close or difflib.get_close_matches(place.path, keys, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"; did you mean {close[0]}?" if close else did_you_mean(place.path, keys, cutoff=0.6)
 
 
 # Keys that recipes once had. Delete a line when nobody is left who could have such a recipe.

@@ -348,14 +348,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Where there is no file ``path``, it may name a recipe that ships with Forage.
     """
     path = find_recipe(path)
-    tree = read_tree(path, (RunConfig,))
+    return build_config(read_tree(path, (RunConfig,)), str(path), overrides)
+
+
+def build_config(
+    tree: dict[str, Any], source: str = "the settings", overrides: Sequence[str] = ()
+) -> RunConfig:
+    """Check a tree of settings and overrides; raises ``UserError`` that names each wrong key."""
     for override in overrides:
         tree = apply_override(tree, override, (RunConfig,))
-    return build_config(tree, source=str(path))
-
-
-def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfig:
-    """Check a tree of settings; raises ``UserError`` that names each wrong key."""
     if old := new_spellings(tree):
         raise UserError(
             f"{source}: some keys are spelt otherwise now; write (see forage settings):\n  "
@@ -371,9 +372,7 @@ def build_config(tree: dict[str, Any], source: str = "the settings") -> RunConfi
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """``config`` with ``key.sub=value`` overrides, checked as a whole; raises ``UserError``."""
     tree = _tree(config, "python")  # what is no text stays what it is
-    for override in overrides:
-        tree = apply_override(tree, override, (RunConfig,))
-    return build_config(tree)
+    return build_config(tree, overrides=overrides)
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -8,14 +8,13 @@ comments of a recipe may hold the commands that make what it reads.
 
 from __future__ import annotations
 
-import difflib
 import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from forage.config.config_file import BASE
-from forage.errors import UserError
+from forage.errors import UserError, did_you_mean
 
 FOLDERS = ("configs", "examples", "plugins")
 
@@ -47,11 +46,9 @@ def find_recipe(path: Path) -> Path:
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml").replace("_", "-")
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
     raise UserError(
-        f"cannot read the config {path}: there is no such file, and no recipe of that name{hint} "
-        "(see: forage recipes)"
+        f"cannot read the config {path}: there is no such file, and no recipe of that name"
+        f"{did_you_mean(name, known, cutoff=0.6)} (see: forage recipes)"
     )
 
 

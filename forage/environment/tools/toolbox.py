@@ -9,7 +9,6 @@ in a call is a typed failure of that call.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import re
@@ -25,7 +24,7 @@ from forage.environment.tools.mcp_tools import PREFIX, mcp_tools
 from forage.environment.tools.open_page import OPEN_PAGE, make_open_page
 from forage.environment.tools.search import make_search
 from forage.environment.tools.tool import Arguments, Tool, ToolReply
-from forage.errors import UserError
+from forage.errors import UserError, did_you_mean
 from forage.remote.own_code import TooManyHangError, run_beside
 from forage.settings import IMPORT_PATH, load_by_path, written
 from forage.types import SEARCH_TOOL, FailureKind, Retriever, Tag
@@ -69,11 +68,9 @@ def _built_in(config: EnvironmentConfig) -> dict[str, Tool]:
 def _known(name: str, built_in: dict[str, Tool]) -> Tool:
     if name in built_in:
         return built_in[name]
-    close = difflib.get_close_matches(name, built_in, n=1)
     raise UserError(
-        f"environment.tools: there is no tool {name!r}"
-        + (f"; did you mean {close[0]}?" if close else "")
-        + f" (built in: {', '.join(built_in)}; one of your own is written module:name, those of an "
+        f"environment.tools: there is no tool {name!r}{did_you_mean(name, built_in, cutoff=0.6)} "
+        f"(built in: {', '.join(built_in)}; one of your own is written module:name, those of an "
         "MCP server mcp:URL)"
     )
 

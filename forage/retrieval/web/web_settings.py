@@ -7,13 +7,12 @@ no settings: they come from a file or from the environment and are held apart.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import SecretStr, ValidationError
 
-from forage.errors import UserError
+from forage.errors import UserError, did_you_mean
 from forage.remote.secret import read_key
 from forage.retrieval.web.providers.brave import Brave
 from forage.retrieval.web.providers.google import GoogleCustomSearch
@@ -77,5 +76,4 @@ def _explain(provider: str, location: tuple[int | str, ...], kind: str, message:
         *PROVIDERS[provider].model_fields,
         *(f"pages.{key}" for key in PageSettings.model_fields),
     ]
-    close = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
-    return f"unknown setting {name}" + (f"; did you mean {close[0]}?" if close else "")
+    return f"unknown setting {name}{did_you_mean(name, keys)}"
