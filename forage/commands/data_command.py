@@ -130,7 +130,6 @@ def _squad(args: Namespace) -> int:
 
 
 def _say_written(out: Path, what: str) -> None:
-    """What was made, where, and what comes next."""
     next_command = f"forage index --corpus {out / 'corpus.jsonl'} --out {out / 'index'}"
     LOG.info("%s: %s; next: %s", out, what, next_command)
 

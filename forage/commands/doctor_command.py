@@ -24,7 +24,7 @@ from rich.console import Console
 from forage.commands.arguments import local_path
 from forage.commands.finding import Finding, Verdict, findings_table
 from forage.errors import UserError
-from forage.hardware import free_memory
+from forage.hardware import free_memory, num_cores
 from forage.retrieval.serve.port import bind_port
 
 DEMO_MEMORY_GB = 4.0
@@ -75,7 +75,7 @@ def check_recipes(
     if needed:  # the plan is made with these
         console.print(findings_table(needed, "each recipe"))
         return False
-    from forage.commands.recipe_check import overview
+    from forage.commands.finding import overview
     from forage.commands.recipe_doctor import RecipeDoctor
     from forage.config.shipped_recipes import recipes
 
@@ -100,12 +100,8 @@ def check_server(url: str, console: Console | None = None) -> bool:
 
     console = console or Console()
     faults = asyncio.run(find_faults(url, has_receiver=True))
-    findings = [
-        Finding(
-            url, fault.what, Verdict.FAILURE if fault.is_fatal else Verdict.WARNING, fault.remedy
-        )
-        for fault in faults
-    ]
+    verdicts = {True: Verdict.FAILURE, False: Verdict.WARNING}
+    findings = [Finding(url, each.what, verdicts[each.is_fatal], each.remedy) for each in faults]
     console.print(findings_table(findings or [Finding(url, "a vLLM server as it should be")]))
     return not any(fault.is_fatal for fault in faults)
 
@@ -158,8 +154,7 @@ def check_waiting(environment: dict[str, str]) -> Finding:
 
 
 def check_cores() -> Finding:
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if (count or 1) < 2:
+    if (count := num_cores()) < 2:
         return Finding("cores", "1", Verdict.WARNING, "the demo takes twice as long or more")
     return Finding("cores", str(count))
 
@@ -205,7 +200,8 @@ def check_packages() -> list[Finding]:
     counts = Counter(extra for extra, _ in wanted)
     there = {extra: counts[extra] - len(missing[extra]) for extra in extras}
     findings = [finding for extra in extras for finding in missing[extra]]
-    return findings + [Finding(_label(extra), f"{n} present") for extra, n in there.items() if n]
+    names = {extra: f"packages of [{extra}]" if extra else "packages" for extra in extras}
+    return findings + [Finding(names[extra], f"{n} present") for extra, n in there.items() if n]
 
 
 def lacking(extra: str) -> list[Finding]:
@@ -263,7 +259,3 @@ def _installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _label(extra: str) -> str:
-    return f"packages of [{extra}]" if extra else "packages"

@@ -12,7 +12,6 @@ from forage.errors import UserError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Everything ``forage mcp`` takes."""
     parser.epilog = (
         "example: forage mcp runs/demo/index. An agent starts this command itself and speaks over "
         "its standard input and output; with --port it is at http://127.0.0.1:PORT/mcp."
@@ -27,7 +26,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Serve until a stop, or until the agent hangs up; raises ``UserError``."""
     from forage.config.search_config import SearchConfig
     from forage.retrieval.client.mcp_server import serve_mcp
     from forage.retrieval.serve.child_server import ServerProcess

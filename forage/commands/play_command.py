@@ -182,7 +182,6 @@ class Telling:
         self._write(text, "bold" if is_closing else _STYLES.get(name, "bold"))
 
     def end(self, episode: Episode) -> None:
-        """Close the episode with what came of it."""
         self._sampled = ""
         self._write(f"\n{_footer(episode)}\n\n", "bold")
 

@@ -66,7 +66,6 @@ class RunNotes:
         return cls(path, told, row["chosen"], row["seconds"])
 
     def save(self) -> None:
-        """Write them in one move."""
         row = {"told": self.told, "chosen": self.chosen, "seconds": self.seconds}
         write_whole_text(self.path, json.dumps(row, indent=1) + "\n")
 

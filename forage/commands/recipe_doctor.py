@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forage.commands.finding import Finding, Verdict
-from forage.commands.recipe_check import RecipeCheck
+from forage.commands.finding import Finding, RecipeCheck, Verdict
 from forage.config.run_config import RunConfig, load_config
 from forage.config.shipped_recipes import commands_of, find_recipe, maker_of, recipes
 from forage.errors import UserError

@@ -120,7 +120,6 @@ def _add_rerank_arguments(group: _ArgumentGroup) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Serve until a stop; raises ``UserError``."""
     bound_kernel_caches()
     from forage.remote.secret import read_token
     from forage.retrieval.backend import OpenOptions

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The three kinds of ``forage shards``."""
     kinds = add_kinds(parser)
     add = add_kind(kinds, "cut", "an index of words into shards", _cut).add_argument
     add("index", type=Path, metavar="DIR", help="the index to cut")

@@ -103,7 +103,6 @@ class AlgorithmConfig(Frozen):
 
     @property
     def critic(self) -> CriticConfig | None:
-        """The critic of an estimator that reads one."""
         return self.advantage.critic if self.advantage.kind == "gae" else None
 
     @property

@@ -33,7 +33,6 @@ class _Place:
 
     @property
     def may_be_null(self) -> bool:
-        """Whether the key may be null."""
         field = self.section.model_fields.get(self.path.rpartition(".")[2])
         return field is not None and type(None) in get_args(field.annotation)
 

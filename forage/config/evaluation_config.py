@@ -56,7 +56,6 @@ class EvaluationConfig(Frozen):
 
     @property
     def searches(self) -> bool:
-        """Whether the method ever asks a retriever."""
         return self.method not in NEVER_SEARCH
 
     @model_validator(mode="after")

@@ -54,7 +54,6 @@ class RecordedSource(Frozen):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of ``episodes``."""
         return (self.episodes,) if isinstance(self.episodes, Path) else self.episodes
 
 

@@ -145,7 +145,6 @@ class CorpusStore:
         return parse_line(line.strip(), self._path, row + 1, row)
 
     def row_of(self, identity: str) -> int | None:
-        """The row of the passage with this id, or None."""
         bucket = _hash_id(identity) % len(self)
         start, end = int(self._bucket_starts[bucket]), int(self._bucket_starts[bucket + 1])
         for row in self._id_rows[start:end].tolist():
@@ -154,7 +153,6 @@ class CorpusStore:
         return None
 
     def by_id(self, identity: str) -> Passage | None:
-        """The passage with this id, or None."""
         row = self.row_of(identity)
         return None if row is None else self.passage(row)
 

@@ -61,7 +61,6 @@ class StepQuestions:
     seed: int
 
     def own(self, step: int) -> Sequence[Question]:
-        """The step's own questions."""
         return self.order.of_step(step, self.num_own)
 
     def spare(self, step: int) -> list[Question]:
@@ -183,14 +182,12 @@ class QuestionOrder:
         self._num_in_block = Counter(self._block)
 
     def at(self, position: int) -> Question:
-        """The question at a position, from 0 on."""
         block, place = divmod(position, len(self._block))
         source, drawn_in_block = _draw(self._block, f"{self._seed}/mix/{block}")[place]
         num_drawn = block * self._num_in_block[source] + drawn_in_block
         return self._pools[source].at(num_drawn)
 
     def of_step(self, step: int, size: int) -> list[Question]:
-        """The questions of a step of ``size`` questions."""
         return [self.at(position) for position in range(step * size, (step + 1) * size)]
 
 

@@ -79,7 +79,6 @@ def write_search_r1(path: Path, questions: Iterable[Question], split: str, templ
 
 
 def to_line(question: Question) -> str:
-    """A question as one line of JSON."""
     row: Row = {
         "id": question.id,
         "question": question.text,

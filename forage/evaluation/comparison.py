@@ -172,7 +172,6 @@ def _means(pairs: Sequence[Pair]) -> list[Means]:
 
 
 def _average(rows: Sequence[Sequence[Means]]) -> list[Means]:
-    """The plain mean over rows, for each metric."""
     columns = zip(*rows, strict=True)
     sums = [(sum(one for one, _ in c), sum(other for _, other in c)) for c in columns]
     return [(one / len(rows), other / len(rows)) for one, other in sums]

@@ -64,7 +64,6 @@ class Protocol:
 
     @property
     def searches(self) -> bool:
-        """Whether the method ever searches."""
         return self.max_turns > 0
 
     @classmethod

@@ -70,7 +70,6 @@ class Journal:
         return self._path.with_suffix(".fingerprint.json")
 
     def has(self, arm: str, job: Job) -> bool:
-        """Whether that episode has been played."""
         return (arm, job.question.id, job.member) in self._scores
 
     def add(self, arm: str, episode: Episode) -> None:

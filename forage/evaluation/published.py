@@ -32,7 +32,6 @@ class PublishedResult:
     average: float
 
     def average_over(self, sources: Sequence[str]) -> float:
-        """The plain mean over some of the sets."""
         return fmean(self.em[source] for source in sources)
 
 
@@ -79,7 +78,6 @@ class ProtocolRow:
 
 @cache
 def literature() -> Literature:
-    """The content of ``published.yaml``."""
     text = (resources.files("forage.evaluation") / "published.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.safe_load(text)
     for row in tree["results"]:

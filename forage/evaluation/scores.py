@@ -115,7 +115,6 @@ def digest_of(question: Question) -> str:
 
 
 def part_of(episode: Episode, name: str) -> float:
-    """One part of the episode's reward."""
     assert episode.reward is not None, f"the episode of {episode.question.id} has not been scored"
     assert name in episode.reward.parts, f"the reward of {episode.question.id} has no part {name}"
     return episode.reward.parts[name]

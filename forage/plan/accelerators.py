@@ -54,11 +54,9 @@ class Hardware:
 
     @property
     def gpu_bytes(self) -> int:
-        """The memory of one GPU."""
         return self.gpu.memory_gb * 10**9
 
     def describe(self) -> str:
-        """One line for people."""
         machines = f"{self.num_nodes} machines of " if self.num_nodes > 1 else ""
         gpu = f"{self.gpu.teraflops:,g} Tflop/s in bfloat16, {self.gpu.terabytes_per_s:g} TB/s"
         return f"{machines}{self.gpus_per_node} x {self.name}: {gpu}"

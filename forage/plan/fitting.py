@@ -144,10 +144,7 @@ def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, st
         yield from _cheaper_on_cpu(config, taken)
     if not config.model.gradient_checkpointing:
         yield "model.gradient_checkpointing", "true"
-    key = "trainer.max_tokens_per_micro_batch"
-    tokens = int(taken.get(key, config.trainer.max_tokens_per_micro_batch))
-    if tokens > config.environment.max_tokens:
-        yield key, str(max(tokens // 2, config.environment.max_tokens))
+    yield from _smaller_micro_batches(config, taken)
     if placement.has_server:
         if not placement.engine.offload:
             yield "placement.engine.offload", "true"
@@ -166,12 +163,16 @@ def _cheaper_on_cpu(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[
     key = "trainer.micro_batches_at_once"
     if int(taken.get(key, config.trainer.micro_batches_at_once or 0)) != 1:
         yield key, "1"
-    key = "trainer.max_tokens_per_micro_batch"
-    tokens = int(taken.get(key, config.trainer.max_tokens_per_micro_batch))
-    if tokens > config.environment.max_tokens:
-        yield key, str(max(tokens // 2, config.environment.max_tokens))
+    yield from _smaller_micro_batches(config, taken)
     engine = config.rollout.engine
     key = "rollout.engine.num_slots"
     num_slots = int(taken.get(key, engine.num_slots))
     if not config.placement.has_server and num_slots > engine.tile_rows:
         yield key, str(max(num_slots // 2, engine.tile_rows))
+
+
+def _smaller_micro_batches(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
+    key, longest = "trainer.max_tokens_per_micro_batch", config.environment.max_tokens
+    tokens = int(taken.get(key, config.trainer.max_tokens_per_micro_batch))
+    if tokens > longest:
+        yield key, str(max(tokens // 2, longest))

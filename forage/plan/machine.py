@@ -34,7 +34,6 @@ class Machine:
     packages: frozenset[str] = frozenset()
 
     def describe(self) -> str:
-        """One line for people."""
         gpus = f"{len(self.gpu_bytes)} x {self.gpu_name}" if self.gpu_bytes else "no GPU"
         gb = f"{self.memory_bytes / 1e9:.1f} GB of memory, {self.disk_bytes / 1e9:.1f} GB of disk"
         return f"{self.num_cores} cores, {gb}, {gpus}"

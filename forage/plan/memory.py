@@ -101,23 +101,17 @@ def plan_memory(config: RunConfig, model: ModelSize, beside: BesideSizes, num_co
 
     A reference of unknown size is taken to be as large as the policy, whose family it is of.
     """
-    trainer = _trainer_states(config, model, beside)
+    on_cpu = config.model.device == "cpu"
+    num_at_once = (config.trainer.micro_batches_at_once or num_cores) if on_cpu else 1
     parts = [
-        *trainer,
-        *_learning_parts(config, model, _num_at_once(config, num_cores)),
+        *_trainer_states(config, model, beside),
+        *_learning_parts(config, model, num_at_once),
         *_engine_parts(config, model),
     ]
     resting = sum(part.num_bytes for part in parts if part.rests_in_host)
     placement = config.placement
     learners = min(placement.num_ranks or 1, placement.gpus_per_node)
     return Memory(tuple(parts), resting * learners)
-
-
-def _num_at_once(config: RunConfig, num_cores: int) -> int:
-    """Micro-batches that are learnt at a time."""
-    if config.model.device != "cpu":
-        return 1
-    return config.trainer.micro_batches_at_once or num_cores
 
 
 def bytes_of(config: RunConfig) -> int:

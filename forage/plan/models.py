@@ -61,50 +61,32 @@ class ModelSize:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
-def _qwen(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
-    is_small = hidden <= 2048
+def _shape(
+    family: str, vocabulary: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int
+) -> dict[str, Any]:
+    """A published ``config.json``; small models have one matrix for embeddings and logits."""
     return {
-        "model_type": "qwen2",
-        "vocab_size": 151_936 if is_small else 152_064,
+        "model_type": family,
+        "vocab_size": vocabulary,
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "tie_word_embeddings": is_small,
+        "tie_word_embeddings": hidden < 3500,
     }
 
 
 _PUBLISHED: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B": _qwen(896, 4864, 24, 14, 2),
-    "Qwen/Qwen2.5-1.5B": _qwen(1536, 8960, 28, 12, 2),
-    "Qwen/Qwen2.5-3B": _qwen(2048, 11_008, 36, 16, 2),
-    "Qwen/Qwen2.5-7B": _qwen(3584, 18_944, 28, 28, 4),
-    "Qwen/Qwen2.5-14B": _qwen(5120, 13_824, 48, 40, 8),
-    "Qwen/Qwen2.5-32B": _qwen(5120, 27_648, 64, 40, 8),
-    "Qwen/Qwen2.5-72B": _qwen(8192, 29_568, 80, 64, 8),
-    "Qwen/Qwen3-8B": {
-        "model_type": "qwen3",
-        "vocab_size": 151_936,
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": False,
-    },
-    "meta-llama/Llama-3.2-3B": {
-        "model_type": "llama",
-        "vocab_size": 128_256,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-    },
+    "Qwen/Qwen2.5-0.5B": _shape("qwen2", 151_936, 896, 4864, 24, 14, 2),
+    "Qwen/Qwen2.5-1.5B": _shape("qwen2", 151_936, 1536, 8960, 28, 12, 2),
+    "Qwen/Qwen2.5-3B": _shape("qwen2", 151_936, 2048, 11_008, 36, 16, 2),
+    "Qwen/Qwen2.5-7B": _shape("qwen2", 152_064, 3584, 18_944, 28, 28, 4),
+    "Qwen/Qwen2.5-14B": _shape("qwen2", 152_064, 5120, 13_824, 48, 40, 8),
+    "Qwen/Qwen2.5-32B": _shape("qwen2", 152_064, 5120, 27_648, 64, 40, 8),
+    "Qwen/Qwen2.5-72B": _shape("qwen2", 152_064, 8192, 29_568, 80, 64, 8),
+    "Qwen/Qwen3-8B": _shape("qwen3", 151_936, 4096, 12_288, 36, 32, 8),
+    "meta-llama/Llama-3.2-3B": _shape("llama", 128_256, 3072, 8192, 28, 24, 8),
 }
 """The ``config.json`` of published models, as far as sizes need it; instruct models share it."""
 

@@ -49,7 +49,6 @@ class Work:
 
     @property
     def num_updates(self) -> int:
-        """Optimizer steps of the run."""
         return self.num_steps * self.updates_per_step
 
     @property

@@ -12,7 +12,6 @@ from forage.plan.plan import Plan
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Write the plan to stdout, or to ``console``."""
     console = console or Console()
     sections = {
         "plan": _head(plan),
@@ -126,7 +125,6 @@ def _needs(plan: Plan) -> Iterator[str]:
 
 
 def _on_hardware(plan: Plan) -> Iterator[str]:
-    """The verdict on named hardware, and what to change."""
     verdict = plan.verdict
     if verdict is None:
         return

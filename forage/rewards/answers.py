@@ -31,7 +31,6 @@ def exact_match(prediction: str, golden_answers: Sequence[str]) -> bool:
     A golden answer that normalises to nothing ("The", "...") matches by raw equality alone;
     otherwise an empty prediction would win. Raises ``TypeError`` for a bare string.
     """
-    _refuse_bare_string(golden_answers)
     normal = normalize_answer(prediction)
     return any(
         normal == golden if golden else prediction == raw
@@ -45,7 +44,6 @@ def cover_match(prediction: str, golden_answers: Sequence[str]) -> bool:
     Golden answers that normalise to nothing match as in ``exact_match``. Raises ``TypeError``
     for a bare string.
     """
-    _refuse_bare_string(golden_answers)
     normal = normalize_answer(prediction)
     return any(
         golden in normal if golden else prediction == raw
@@ -61,7 +59,6 @@ def f1_score(prediction: str, golden_answers: Sequence[str]) -> float:
     (HotpotQA's evaluation script, https://arxiv.org/abs/1809.09600). Golden answers that normalise
     to nothing give 1 by raw equality, else 0. Raises ``TypeError`` for a bare string.
     """
-    _refuse_bare_string(golden_answers)
     normal = normalize_answer(prediction)
     return max(
         (
@@ -84,14 +81,11 @@ def _overlap(predicted: str, golden: str) -> float:
 
 
 def _normalised(golden_answers: Sequence[str]) -> list[tuple[str, str]]:
-    """Each golden answer as given and as normalised."""
-    return [(raw, normalize_answer(raw)) for raw in golden_answers]
-
-
-def _refuse_bare_string(golden_answers: Sequence[str]) -> None:
+    """Each golden answer as given and as normalised; raises ``TypeError``."""
     # A str is a Sequence[str] to the type checker, and would be compared letter by letter.
     if isinstance(golden_answers, str):
         raise TypeError(
             f"golden_answers is the string {golden_answers!r}; give a sequence of answers, "
             f"for example [{golden_answers!r}]"
         )
+    return [(raw, normalize_answer(raw)) for raw in golden_answers]

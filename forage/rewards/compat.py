@@ -80,7 +80,6 @@ def settings_read_by(rule: Rule) -> tuple[str, ...]:
 def score_text(
     text: str, golden_answers: Golden, rule: Rule, settings: OriginalSettings | None = None
 ) -> float:
-    """The score of ``text`` by the original system behind ``rule``."""
     settings = settings or OriginalSettings()
     match rule:
         case "search-r1-em" | "search-r1-subem":

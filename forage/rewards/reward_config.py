@@ -9,7 +9,7 @@ formula reads what the policy wrote, and no prompt and no observation but throug
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -35,19 +35,14 @@ class Term:
     is_on_demand: bool = False
 
 
-def _em(episode: Episode, _: ProtocolName) -> float:
-    answer = episode.answer
-    return float(answer is not None and exact_match(answer, episode.question.golden_answers))
+def _matched(match: Callable[[str, Sequence[str]], float]) -> Term:
+    """How well the answer matches the golden ones; 0 without an answer."""
 
+    def formula(episode: Episode, _: ProtocolName) -> float:
+        answer = episode.answer
+        return 0.0 if answer is None else float(match(answer, episode.question.golden_answers))
 
-def _cover_em(episode: Episode, _: ProtocolName) -> float:
-    answer = episode.answer
-    return float(answer is not None and cover_match(answer, episode.question.golden_answers))
-
-
-def _f1(episode: Episode, _: ProtocolName) -> float:
-    answer = episode.answer
-    return 0.0 if answer is None else f1_score(answer, episode.question.golden_answers)
+    return Term(formula)
 
 
 def _format_valid(episode: Episode, protocol: ProtocolName) -> float:
@@ -67,11 +62,11 @@ class RewardWeights(Frozen):
 
     table: Weight = 1.0
     """The factor of the published table."""
-    em: Annotated[Weight, Term(_em)] = 0.0
+    em: Annotated[Weight, _matched(exact_match)] = 0.0
     """The factor of the exact match."""
-    cover_em: Annotated[Weight, Term(_cover_em)] = 0.0
+    cover_em: Annotated[Weight, _matched(cover_match)] = 0.0
     """The factor of a golden answer within the answer."""
-    f1: Annotated[Weight, Term(_f1)] = 0.0
+    f1: Annotated[Weight, _matched(f1_score)] = 0.0
     """The factor of the overlap of words."""
     format_valid: Annotated[Weight, Term(_format_valid)] = 0.0
     """The factor of a valid format."""

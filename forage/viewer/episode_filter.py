@@ -94,7 +94,6 @@ class EpisodeFilter:
         return next((EpisodeRow(*row) for row in index.select(sql, (offset,))), None)
 
     def count(self, index: EpisodeIndex) -> int:
-        """How many rows it accepts."""
         where, values = self._where()
         return index.select(f"SELECT count(*) FROM episodes {where}", values)[0][0]
 

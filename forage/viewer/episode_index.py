@@ -96,7 +96,6 @@ class EpisodeIndex:
                     return Standing(end, file.seek(0, 2), has_more=end > start)
 
     def select(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a query."""
         with closing(self._connect()) as connection:
             return connection.execute(sql, values).fetchall()
 

@@ -52,8 +52,6 @@ class Neighbours:
 
 
 class EpisodePages:
-    """The pages of the episodes of a library."""
-
     def __init__(self, library: Library, indexes: IndexStore, decoders: Decoders) -> None:
         self._library = library
         self._indexes = indexes

@@ -115,8 +115,6 @@ class PairRow:
 
 
 class EvaluationBrowser:
-    """The pages of the evaluations of a library."""
-
     def __init__(self, library: Library, indexes: IndexStore) -> None:
         self._library = library
         self._indexes = indexes

@@ -70,7 +70,6 @@ def write_evaluation_page(path: Path, result: EvaluationResult) -> None:
 
 
 def render_evaluation_page(result: EvaluationResult) -> str:
-    """The page as a text."""
     published = published_table(result)
     return render_page(
         "evaluation.html",
@@ -91,7 +90,6 @@ def write_comparison_page(path: Path, comparison: Comparison) -> None:
 
 
 def render_comparison_page(comparison: Comparison) -> str:
-    """The page as a text."""
     arms = [
         ShownArm(
             compared_arm_name(arm, comparison),

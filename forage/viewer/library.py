@@ -76,7 +76,6 @@ class Library:
                 )
 
     def runs(self) -> list[ShownRun]:
-        """The runs that are there now, by name."""
         with self._lock:
             if time.monotonic() - self._walked_at > _SECONDS_BETWEEN_WALKS or not self._runs:
                 self._runs = {run.key: run for run in self._walk()}

@@ -35,7 +35,6 @@ _ENOUGH = 0.15
 
 
 def ends(one: Series) -> tuple[float, float]:
-    """The first and the last value of a curve."""
     finite = [y for y in one.y_T if math.isfinite(y)]
     return finite[0], finite[-1]
 

@@ -53,8 +53,6 @@ class ReportInput:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One headline figure."""
-
     label: str
     value: str
     detail: str
@@ -83,7 +81,6 @@ def write_report(path: Path, run: ReportInput) -> None:
 
 
 def render_report(run: ReportInput) -> str:
-    """The page as a text."""
     rows = _slice_rows(run.before, run.after)
     warm_start = _warm_start_chart(run.warm_start)
     health, level = health_charts(run.metrics)

@@ -39,8 +39,6 @@ class MetricChart:
 
 
 class RunPages:
-    """The pages of the runs of a library."""
-
     def __init__(self, library: Library) -> None:
         self._library = library
 

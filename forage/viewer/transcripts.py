@@ -89,7 +89,6 @@ class QuestionView:
 
 
 def view_question(labelled: Sequence[tuple[str, Episode]], decode: Decode | None) -> QuestionView:
-    """Views of the episodes of one question, each under its label."""
     views = [view_episode(label, episode, decode) for label, episode in labelled]
     return question_view(labelled[0][1].question, views)
 

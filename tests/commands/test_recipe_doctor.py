@@ -10,8 +10,7 @@ from rich.console import Console
 
 from forage.commands import doctor_command as doctor
 from forage.commands.cli import main
-from forage.commands.finding import Finding, Verdict
-from forage.commands.recipe_check import RecipeCheck
+from forage.commands.finding import Finding, RecipeCheck, Verdict
 from forage.commands.recipe_doctor import RecipeDoctor
 from forage.config.shipped_recipes import recipes, shipped
 from tests.retrieval.web_servers import serving

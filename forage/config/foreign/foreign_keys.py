@@ -81,7 +81,6 @@ class Given:
         return next((str(value) for value in values if value is not None), None)
 
     def flag(self, name: str) -> bool:
-        """Whether a switch is on."""
         return str(self.values.get(name, False)).lower() in ("true", "1", "yes")
 
     def first_files(self, train: str, test: str) -> Recipe:
@@ -118,7 +117,6 @@ class Translated:
     unknown: list[str] = field(default_factory=list)
 
     def tree(self) -> dict[str, Any]:
-        """The recipe as sections."""
         tree: dict[str, Any] = {}
         for path, value in self.recipe.items():
             *sections, name = path.split(".")
@@ -130,7 +128,6 @@ class Translated:
 
 
 def translate(trainer: ForeignTrainer, values: Mapping[str, Any]) -> Translated:
-    """The recipe that these settings are."""
     known = {key.theirs: key for key in trainer.keys}
     translated = Translated(dict(trainer.start))
     for name, value in values.items():

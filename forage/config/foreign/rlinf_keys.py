@@ -108,7 +108,6 @@ _START = {
 
 
 def derive(given: Given) -> Recipe:
-    """What stands in several keys."""
     ours: Recipe = {"algorithm.loss.kind": "clipped"}
     for side in ("low", "high"):
         bound = given.number(f"algorithm.clip_ratio_{side}", "algorithm.ratio_clip_eps")

@@ -128,7 +128,6 @@ _START = {
 
 
 def derive(given: Given) -> Recipe:
-    """What stands in several keys."""
     ours = _leash(given) | _loss(given)
     style = given.text("lr-decay-style") or "constant"
     ours |= fall(style, None, given.number("min-lr"), given.number("lr"))

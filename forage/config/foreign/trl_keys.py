@@ -106,7 +106,6 @@ _START = {
 
 
 def derive(given: Given) -> Recipe:
-    """What stands in several keys."""
     ours = _loss(given) | _engine(given)
     size = given.number("num_generations") or 8
     ours["trainer.group_size"] = int(size)

@@ -70,7 +70,6 @@ def read_table(path: Path, columns: NamedColumns) -> Iterator[OwnDocument]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each row with its place."""
     name = path.name.lower()
     if name.endswith(".parquet"):
         yield from parquet_rows(path)

@@ -85,5 +85,4 @@ def require_file(path: Path, sets: Sequence[str], split: Literal["train", "test"
 
 
 def prepare_command(path: Path, sets: Sequence[str], split: Literal["train", "test"]) -> str:
-    """The command that makes a file of published sets."""
     return f"forage data prepare {','.join(sets)} --split {split} --out {path}"

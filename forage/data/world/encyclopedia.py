@@ -96,7 +96,6 @@ def make_world(size: int, seed: int, num_hops: int | None = None) -> World:
 
 
 def write_world(out: Path, size: int, seed: int, num_hops: int | None = None) -> World:
-    """Write ``corpus.jsonl``, ``train.jsonl`` and ``test.jsonl`` into ``out``."""
     return write_files(out, make_world(size, seed, num_hops))
 
 

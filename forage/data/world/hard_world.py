@@ -86,7 +86,6 @@ def make_hard_world(size: int, seed: int, skills: Iterable[Skill] = SKILLS) -> W
 
 
 def write_hard_world(out: Path, size: int, seed: int, skills: Iterable[Skill] = SKILLS) -> World:
-    """Write ``corpus.jsonl``, ``train.jsonl`` and ``test.jsonl`` into ``out``."""
     return write_files(out, make_hard_world(size, seed, skills))
 
 

@@ -52,15 +52,12 @@ _BARE = Frame((), (), ())
 
 
 def read_template(name: str) -> str:
-    """A prompt of the baselines, by name."""
     folder = resources.files("forage.evaluation.methods") / "prompts"
     return (folder / f"{name}.txt").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a question is asked with."""
-
     environment: EnvironmentConfig
     codec: Codec
     episode: EpisodeSetting
@@ -135,7 +132,6 @@ class Context:
         self.transcript.append_observation(observation.token_ids)
 
     def close(self) -> None:
-        """Let the engine forget this context."""
         self._asking.engine.release(self._key)
 
 
@@ -224,7 +220,6 @@ class Asking:
         return has_failed and self.seconds_left() <= 0
 
     def close(self) -> None:
-        """Let the engine forget every context."""
         for context in self._contexts:
             context.close()
 

@@ -58,7 +58,6 @@ async def interleave(asking: Asking) -> Status:
 
 
 async def _next_sentence(asking: Asking, hits: dict[str, Hit], sentences: list[str]) -> Written:
-    """Sample the next sentence of the chain."""
     so_far = {"reasoning": " ".join(sentences)}
     context = asking.open(_prompt(asking, CHAIN_TEMPLATE, hits, so_far))
     written = await context.write((), MAX_SENTENCE_TOKENS)

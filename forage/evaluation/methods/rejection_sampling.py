@@ -54,5 +54,4 @@ class RejectionSampler:
 
 
 def num_candidates(config: RunConfig) -> int:
-    """How many episodes are played of a question."""
     return config.evaluation.num_candidates or _NUM_CANDIDATES

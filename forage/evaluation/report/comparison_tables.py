@@ -84,7 +84,6 @@ def left_out_text(arm: ComparedArm, comparison: Comparison) -> str:
 
 
 def write_comparison_markdown(path: Path, comparison: Comparison) -> None:
-    """Write the tables as Markdown; raises ``OSError``."""
     parts = [f"# {escaped(comparison.second)} against {escaped(comparison.first)}"]
     parts.append("\n".join(f"- {escaped(line)}" for line in played_lines(comparison)))
     for arm in comparison.arms:

@@ -193,7 +193,6 @@ def protocol_table(result: EvaluationResult) -> FigureTable:
 
 
 def render_markdown(result: EvaluationResult) -> str:
-    """The whole report."""
     searches = result.protocol.searches
     parts = [f"# Evaluation: {escaped(result.name)}"]
     parts.append(escaped(how_played(result.protocol)))
