@@ -72,12 +72,6 @@ def local_path(text: str) -> Path:
     return Path(text)
 
 
-def add_recipe(parser: ArgumentParser) -> None:
-    """A recipe alone."""
-    text = "the recipe: a file, or the name of one that ships with Forage (see: forage recipes)"
-    parser.add_argument("config", type=local_path, metavar="CONFIG.yaml", help=text)
-
-
 def add_overrides(parser: ArgumentParser) -> None:
     """Settings given as ``key.sub=value``; ``cli`` also collects those that follow an option."""
     text = "settings that replace the recipe's, for example trainer.learning_rate=1e-5"
@@ -86,7 +80,8 @@ def add_overrides(parser: ArgumentParser) -> None:
 
 def add_config(parser: ArgumentParser) -> None:
     """A recipe, and the settings that replace some of it."""
-    add_recipe(parser)
+    text = "the recipe: a file, or the name of one that ships with Forage (see: forage recipes)"
+    parser.add_argument("config", type=local_path, metavar="CONFIG.yaml", help=text)
     add_overrides(parser)
 
 

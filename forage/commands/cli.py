@@ -97,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"forage: {error}\n")
         return 2
     except ModuleNotFoundError as error:
-        command = _how_to_install(error)
+        from forage.commands.doctor_command import how_to_install
+
+        command = how_to_install((error.name or "").partition(".")[0])
         if command is None:
             raise
         sys.stderr.write(f"forage: the package {error.name} is missing; run: {command}\n")
@@ -148,13 +150,6 @@ def _log_handler(shows_path: bool) -> logging.Handler:
     text = f"%(asctime)s %(levelname)-8s %(message)s{place}"
     handler.setFormatter(logging.Formatter(text, "%H:%M:%S"))
     return handler
-
-
-def _how_to_install(error: ModuleNotFoundError) -> str | None:
-    """The command that installs the missing package; None if no requirement provides it."""
-    from forage.commands.doctor_command import how_to_install
-
-    return how_to_install((error.name or "").partition(".")[0])
 
 
 def _is_stdout_closed() -> bool:

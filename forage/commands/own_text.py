@@ -59,7 +59,12 @@ def corpus_of(args: Namespace) -> Iterator[Path]:
     path: Path = args.corpus
     columns = (args.text_column, args.title_column, args.id_column)
     if _is_corpus(path, has_columns=any(columns)):
-        _refuse_own_text(args, path)
+        for name in OWN_TEXT:
+            if getattr(args, name) is not None:
+                raise UserError(
+                    f"--{name.replace('_', '-')} has no effect here: the lines of {path} are "
+                    "passages already; --text-column has them read as rows and cut"
+                )
         yield path
         return
     from forage.data.corpus import write_corpus
@@ -137,12 +142,3 @@ def _place(out: Path | None) -> Path:
         with tempfile.NamedTemporaryFile(suffix=".jsonl", delete=False) as file:
             return Path(file.name)
     return out.absolute().with_name(f".{out.name}.passages.jsonl")
-
-
-def _refuse_own_text(args: Namespace, path: Path) -> None:
-    for name in OWN_TEXT:
-        if getattr(args, name) is not None:
-            raise UserError(
-                f"--{name.replace('_', '-')} has no effect here: the lines of {path} are passages "
-                "already; --text-column has them read as rows and cut"
-            )

@@ -67,13 +67,8 @@ def run(args: Namespace) -> int:
             with bind_port(args.host, args.port) as listener:
                 asyncio.run(_play_in_browser(config, listener))
         else:
-            asyncio.run(_play(config, question, args.json))
+            asyncio.run(play(config, question, args.json))
     return 0
-
-
-def play_one(config: RunConfig, question: str) -> None:
-    """Play ``question`` with the policy and the retriever at ``search.url``; show it."""
-    asyncio.run(_play(config, question, is_json=False))
 
 
 def _config(path: Path, overrides: list[str]) -> RunConfig:
@@ -117,7 +112,8 @@ async def _play_in_browser(config: RunConfig, listener: socket.socket) -> None:
         await serve_pages(app, listener, "chat")
 
 
-async def _play(config: RunConfig, question: str | None, is_json: bool) -> None:
+async def play(config: RunConfig, question: str | None, is_json: bool = False) -> None:
+    """Play the question, or those that are asked for, and show each episode."""
     from forage.evaluation.asked import open_asking
 
     console = Console()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from forage.algorithms.credit.grpo import Grpo
 from forage.config.run_config import RunConfig
-from forage.data.order import training_questions
+from forage.data.order import questions_of_run
 from forage.environment.template import PromptTemplate
 from forage.environment.tools.search import MAX_QUERIES
 from forage.errors import UserError
@@ -136,12 +136,7 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
     ]
     questions = None
     if config.data.train is not None and config.data.train.exists():
-        questions, _ = training_questions(config.data, config.seed)
-        if len(questions) < config.trainer.questions_per_step:
-            raise UserError(
-                f"{config.data.train} holds {len(questions)} questions, fewer than "
-                f"trainer.questions_per_step ({config.trainer.questions_per_step})"
-            )
+        questions, _ = questions_of_run(config)
         checks.append(f"questions: {len(questions):,} read from {config.data.train}")
     if Path(config.model.path).is_dir():
         tokenizer = load_tokenizer(config.model)

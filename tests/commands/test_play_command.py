@@ -1,5 +1,6 @@
 """One question in the terminal: what the policy wrote, what it was shown, and how it ended."""
 
+import asyncio
 import io
 import json
 import re
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from forage.commands import play_command
 from forage.commands.cli import main
-from forage.commands.play_command import Telling, episode_panel, play_one
+from forage.commands.play_command import Telling, episode_panel
 from forage.errors import UserError
 from forage.types import ActionKind, Episode, Origin, Status, Turn
 from tests.fakes import make_question
@@ -66,9 +67,9 @@ def test_a_question_is_played_greedily_with_the_real_retriever(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     config = make_config(tmp_path / "run")
-    play_one(config, "Who founded it")
+    asyncio.run(play_command.play(config, "Who founded it"))
     first = without_seconds(capsys.readouterr().out)
-    play_one(config, "Who founded it")
+    asyncio.run(play_command.play(config, "Who founded it"))
     assert without_seconds(capsys.readouterr().out) == first
     assert "Who founded it" in first
     assert " searches" in first
@@ -78,11 +79,11 @@ def test_a_question_is_played_greedily_with_the_real_retriever(
 def test_a_question_that_cannot_be_played_is_an_error(tmp_path: Path):
     config = make_config(tmp_path)
     with pytest.raises(UserError, match="prompt of question asked has .* tokens"):
-        play_one(config, "why " * 500)
+        asyncio.run(play_command.play(config, "why " * 500))
     away = {"url": "http://127.0.0.1:9", "startup_timeout_s": 0.1}
     index = f"`forage serve {make_config(tmp_path).data.index} --port 9`"
     with pytest.raises(UserError, match=f"no search server answers .*{index}"):
-        play_one(make_config(tmp_path, search=away), "why?")
+        asyncio.run(play_command.play(make_config(tmp_path, search=away), "why?"))
 
 
 def test_an_episode_is_told_while_it_is_played_each_part_in_its_style():

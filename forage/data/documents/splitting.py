@@ -82,16 +82,12 @@ def passages_of(documents: Iterable[OwnDocument], window: Window) -> Iterator[Pa
         for number, (start, end) in enumerate(pieces, start=1):
             marks = {mark.name: mark.value for mark in document.marks if mark.start <= start}
             fields = {**document.fields, **marks, "start": start, "end": end}
-            fields.setdefault("url", _address(document, marks))
+            # Where a reader finds the passage; browsers open a PDF at ``#page=3``.
+            page = f"#page={marks['page']}" if "page" in marks else ""
+            fields.setdefault("url", f"{document.fields['file']}{page}")
             is_whole = len(pieces) == 1 and "row" in document.fields
             identity = document.id if is_whole else f"{document.id}#{number}"
             yield Passage(identity, title, text[start:end], fields)
-
-
-def _address(document: OwnDocument, marks: dict[str, str | int]) -> str:
-    """Where a reader finds the passage; browsers open a PDF at ``#page=3``."""
-    page = f"#page={marks['page']}" if "page" in marks else ""
-    return f"{document.fields['file']}{page}"
 
 
 def _windows(spans: Spans, window: Window) -> list[tuple[int, int]]:

@@ -149,7 +149,8 @@ def _receive(piece: Piece, num_there: int) -> Iterator[bytes]:
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             has_range = reply.status == 206
-            if has_range and not _starts_at(reply.headers.get("Content-Range"), num_there):
+            sent = reply.headers.get("Content-Range") or ""
+            if has_range and not sent.startswith(f"bytes {num_there}-"):
                 raise _Interrupted("the server sent another range than the one asked for")
             # A server without ranges sends everything; the bytes already here are skipped.
             num_to_skip = 0 if has_range else num_there
@@ -168,10 +169,6 @@ def _receive(piece: Piece, num_there: int) -> Iterator[bytes]:
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise _Interrupted(str(reason) or type(error).__name__) from error
-
-
-def _starts_at(content_range: str | None, num_there: int) -> bool:
-    return (content_range or "").startswith(f"bytes {num_there}-")
 
 
 def _check_room(partial: Path, num_bytes: int) -> None:

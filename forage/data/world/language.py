@@ -28,6 +28,7 @@ SECOND_WORDS = {
     "work": ("Song", "Letters", "Garden", "Night"),
     "event": ("Fair", "Council", "Games", "Parade"),
 }
+_PERSON_POOLS = ("given", "surname")
 NAMESAKE_SHARE = 0.35
 """Share of names that repeat a word of an earlier name of their kind."""
 
@@ -46,7 +47,7 @@ class NameMaker:
         match kind:
             case "person":
                 return self._unique(
-                    lambda: f"{self._person_word('given')} {self._person_word('surname')}"
+                    lambda: " ".join(self._word(pool, self._of_person) for pool in _PERSON_POOLS)
                 )
             case "town":
                 return self._unique(self._fresh)
@@ -57,9 +58,6 @@ class NameMaker:
                 return self._unique(
                     lambda: f"{self._word(kind, self._fresh)} {self._rng.choice(words)}"
                 )
-
-    def _person_word(self, pool: str) -> str:
-        return self._word(pool, lambda: self._joined(PERSON_ENDINGS))
 
     def _word(self, pool: str, draw: Callable[[], str]) -> str:
         words = self._words.setdefault(pool, [])
@@ -82,8 +80,8 @@ class NameMaker:
                 return word
         return self._longer(middle + self._rng.choice(ENDINGS), endings)
 
-    def _joined(self, endings: tuple[str, ...]) -> str:
-        return self._rng.choice(BEGINNINGS).capitalize() + self._rng.choice(endings)
+    def _of_person(self) -> str:
+        return self._rng.choice(BEGINNINGS).capitalize() + self._rng.choice(PERSON_ENDINGS)
 
     def _unique(self, draw: Callable[[], str]) -> str:
         for _ in range(1000):
