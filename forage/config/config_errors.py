@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from forage.config.config_file import leaves
 from forage.config.settings_text import all_paths
 from forage.errors import did_you_mean
 from forage.settings import kinds_of, models_at
@@ -79,16 +79,12 @@ def _place(root: type[BaseModel], location: tuple[str | int, ...]) -> _Place:
             inner = [siblings[str(part)]]
         elif isinstance(part, int):
             names.append(str(part))
-        elif part in _fields(inner) or not _TYPE_NAME.fullmatch(part):
+        elif any(part in model.model_fields for model in inner) or not _TYPE_NAME.fullmatch(part):
             section, kinds = (inner[0], siblings) if len(inner) == 1 else (section, {})
             siblings = {}
             names.append(part)
             inner = models_at([section], part)
     return _Place(".".join(names), section, kinds, inner)
-
-
-def _fields(models: list[type[BaseModel]]) -> set[str]:
-    return {name for model in models for name in model.model_fields}
 
 
 # What other trainers call the keys that are looked for first.
@@ -179,12 +175,11 @@ _LEVELS = ("token", "sequence", "geometric")
 
 def new_spellings(tree: dict[str, Any]) -> list[str]:
     """``old: value -> new: value`` for each key of ``tree`` that is spelt otherwise now."""
-    lines: list[str] = []
-    for path, value in _leaves(tree, ""):
-        new = _new_spelling(path, value)
-        if new is not None:
-            lines.append(f"{path}: {_shown(value)}  ->  {new}")
-    return lines
+    return [
+        f"{path}: {_shown(value)}  ->  {new}"
+        for path, value in leaves(tree)
+        if (new := _new_spelling(path, value)) is not None
+    ]
 
 
 def _new_spelling(path: str, value: Any) -> str | None:
@@ -202,14 +197,6 @@ def _new_spelling(path: str, value: Any) -> str | None:
         if path == old or path.startswith(f"{old}."):
             return f"{new}{path.removeprefix(old)}: {_shown(value)}"
     return None
-
-
-def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _shown(value: Any) -> str:

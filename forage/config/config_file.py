@@ -9,7 +9,7 @@ all. Where a section changes its kind, the keys of the old kind go.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,15 @@ def merge(below: Tree, above: Tree, models: Models = (), path: str = "") -> Tree
         else:
             merged[key] = value
     return merged
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value of a tree under its dotted name; an empty section is a value."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _written_out(value: Any, models: Models) -> Any:

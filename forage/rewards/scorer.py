@@ -117,16 +117,13 @@ class LoadedFunction:
                 value = Reward(float(value))
         except Exception as error:
             raise self._error(episode, f"raised {type(error).__name__}: {error}") from error
-        if isinstance(value, Reward):
-            reward = value
-        else:
-            raise self._error(
-                episode, f"gave {value!r}; a float or a forage.types.Reward is needed"
-            )
-        for number in (reward.value, *reward.parts.values()):
+        if not isinstance(value, Reward):
+            needed = "a float or a forage.types.Reward is needed"
+            raise self._error(episode, f"gave {value!r}; {needed}")
+        for number in (value.value, *value.parts.values()):
             if not math.isfinite(number):
                 raise self._error(episode, f"gave {number}; a finite number is needed")
-        return reward
+        return value
 
     def _error(self, episode: Episode, what: str) -> RewardFunctionError:
         question = episode.question

@@ -30,6 +30,7 @@ _LEVEL_SHARE = 0.02
 """... and where its axis has both ends, what varies by less of it is seen as a level line."""
 _LAST_COLOUR = 4
 """Lines beyond have the last colour, too; their names stand at their ends."""
+_FLOAT32 = 1e-5
 _ENOUGH = 0.15
 """Searches by which a question may miss its hops on average and count as searched enough."""
 
@@ -41,11 +42,11 @@ def ends(one: Series) -> tuple[float, float]:
 
 def from_to(series: Sequence[Series]) -> str:
     """Where each curve began and ended: "From 0.34 to 0.11"."""
-    parts = [" to ".join(map(number_text, ends(one))) for one in series if _has_values(one)]
+    shown = [one for one in series if _has_values(one)]
+    parts = [" to ".join(map(number_text, ends(one))) for one in shown]
     if len(parts) == 1:
         return f"From {parts[0]}."
-    names = [one.name for one in series if _has_values(one)]
-    return "; ".join(f"{name}: {part}" for name, part in zip(names, parts, strict=True)) + "."
+    return "; ".join(f"{one.name}: {part}" for one, part in zip(shown, parts, strict=True)) + "."
 
 
 def searches_told(series: Sequence[Series]) -> str:
@@ -77,9 +78,6 @@ def float32_told(series: Sequence[Series]) -> str:
 
 def _has_values(one: Series) -> bool:
     return any(math.isfinite(y) for y in one.y_T)
-
-
-_FLOAT32 = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +122,20 @@ class Panel:
         lines = [replace(s, y_T=smoothed(s.y_T)) for s in series] if self.smooth else series
         note = f"{self.note} {self.told(lines)}" if len(rows) > 1 else self.note
         metrics = tuple(key for key in self.lines if any(key in row for row in rows))
-        chart = self._drawn(series, note)
-        return None if chart is None else replace(chart, metrics=metrics)
+        if self.is_stacked:
+            chart = stacked_chart(self.title, note, series, y_label=self.y_label)
+        else:
+            chart = line_chart(
+                self.title,
+                note,
+                series,
+                y_label=self.y_label,
+                y_range=self.y_range,
+                is_log=self.is_log,
+                reference=self.reference,
+                smooth=self.smooth,
+            )
+        return chart and replace(chart, metrics=metrics)
 
     def _series(self, rows: Sequence[MetricRow]) -> list[Series]:
         # A line alone has the colour s0, several have s1, s2, ...; areas have p1, p2, ...
@@ -139,20 +149,6 @@ class Panel:
                 values = tuple(row.get(key, math.nan) for row in rows)
                 series.append(Series(name, style, steps, values))
         return series
-
-    def _drawn(self, series: Sequence[Series], note: str) -> Chart | None:
-        if self.is_stacked:
-            return stacked_chart(self.title, note, series, y_label=self.y_label)
-        return line_chart(
-            self.title,
-            note,
-            series,
-            y_label=self.y_label,
-            y_range=self.y_range,
-            is_log=self.is_log,
-            reference=self.reference,
-            smooth=self.smooth,
-        )
 
 
 REWARD = Panel(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from forage.config.config_file import leaves
 from forage.config.sentinel_config import SentinelConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.records import METRICS_FILE, ROLLBACKS_FILE
@@ -69,7 +70,7 @@ def facts_of(run: ShownRun, library: Library) -> RunFacts:
 
 def differing_settings(runs: Sequence[ShownRun]) -> dict[str, list[str]]:
     """The settings in which runs differ, by dotted name: one text for each run, "–" for none."""
-    trees = [dict(_flat(run.config())) for run in runs]
+    trees = [{name: str(value) for name, value in leaves(run.config())} for run in runs]
     names = dict.fromkeys(name for tree in trees for name in tree)
     columns = {name: [tree.get(name, "–") for tree in trees] for name in names}
     return {
@@ -120,11 +121,3 @@ def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
 def _setting(tree: Mapping[str, Any], section: str, key: str) -> Any:
     part = tree.get(section)
     return part.get(key) if isinstance(part, dict) else None
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)

@@ -135,11 +135,14 @@ def view_episode(
     reward = episode.reward
     versions = sorted({v for s in episode.segments for v in s.versions_T})
     advantages = record.advantages_T if record is not None else ()
+    verdict = "unscored"
+    if reward is not None:
+        verdict = "right" if reward.parts.get("em", reward.value) else "wrong"
     return EpisodeView(
         label=label,
         status=episode.status.value.replace("_", " "),
         answer=episode.answer,
-        verdict="unscored" if reward is None else "right" if _em(episode) else "wrong",
+        verdict=verdict,
         reward=None if reward is None else reward.value,
         parts=() if reward is None else tuple(sorted(reward.parts.items())),
         num_searches=episode.num_searches,
@@ -180,11 +183,6 @@ def _decision_text(view: EpisodeView, turn: int) -> str:
     return f"{verb[kind]} “{argument[:_MAX_ARGUMENTS_CHARS]}”"
 
 
-def _em(episode: Episode) -> float:
-    assert episode.reward is not None, "only a scored episode is right or wrong"
-    return episode.reward.parts.get("em", episode.reward.value)
-
-
 def _token_blocks(
     episode: Episode, decode: Decode, record: EpisodeRecord | None
 ) -> tuple[BlockView, ...]:
@@ -198,14 +196,15 @@ def _token_blocks(
         if segment.origin.is_policys:
             number, turn = next(turns, (number + 1, None))
         heading, detail = _heading(segment.origin, number, turn)
-        count = len(segment.token_ids_T)
+        num_tokens = len(segment.token_ids_T)
+        count = f"{num_tokens} token{'' if num_tokens == 1 else 's'}"
         learnt = learnt_of(record, num_sampled, segment)
         num_sampled += len(segment.logprobs_T)
         blocks.append(
             BlockView(
                 origin=segment.origin.value,
                 heading=heading,
-                detail=" · ".join(part for part in (detail, _count_text(count)) if part),
+                detail=" · ".join(part for part in (detail, count) if part),
                 tokens=view_tokens(segment, decode, golden, learnt),
                 text="",
                 is_open=segment.origin not in (Origin.PROMPT, Origin.FOLDED),
@@ -293,10 +292,6 @@ def _range_text(versions: Sequence[int]) -> str:
     if not versions:
         return "–"
     return str(versions[0]) if len(versions) == 1 else f"{versions[0]}–{versions[-1]}"
-
-
-def _count_text(num_tokens: int) -> str:
-    return "1 token" if num_tokens == 1 else f"{num_tokens} tokens"
 
 
 def _seconds_text(seconds: float) -> str:

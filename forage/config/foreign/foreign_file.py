@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from forage.config.config_file import parse_yaml
+from forage.config.config_file import leaves, parse_yaml
 from forage.errors import UserError
 
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)")
@@ -52,17 +52,18 @@ def _of_yaml(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path} is no YAML: {error}") from error
     if not isinstance(tree, dict):
         raise UserError(f"{path} holds no keys")
-    flat = dict(_flat(tree, ""))
+    flat = _flat(tree)
     for name, value in flat.items():
         yield name, _resolved(value, flat)
 
 
-def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", _number(value) if isinstance(value, str) else value
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Its values by their dotted names, without empty sections."""
+    return {
+        name: _number(value) if isinstance(value, str) else value
+        for name, value in leaves(tree)
+        if value != {}
+    }
 
 
 def _resolved(value: Any, flat: Mapping[str, Any]) -> Any:
@@ -100,7 +101,7 @@ def _literal(name: str, written: ast.expr) -> dict[str, Any]:
     except (ValueError, TypeError):
         return {f"{name} (computed)": ast.unparse(written)}
     value = list(value) if isinstance(value, tuple) else value
-    return dict(_flat(value, f"{name}.")) if isinstance(value, dict) else {name: value}
+    return _flat({name: value}) if isinstance(value, dict) else {name: value}
 
 
 def _of_shell(path: Path, text: str) -> Iterator[tuple[str, Any]]:
