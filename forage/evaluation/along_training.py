@@ -70,15 +70,12 @@ class TrainingEvaluation:
         return metrics
 
     async def at_end(self, model: PreTrainedModel, step: int) -> None:
-        """``play_all`` after the last step, where ``evaluation.at_end`` asks for it."""
-        if self._config.evaluation.at_end:
-            LOG.info("final evaluation: %s", await self.play_all(model, step))
-
-    async def play_all(self, model: PreTrainedModel, step: int) -> Path:
-        """All questions with the weights as they are; gives the file of figures.
+        """Play all questions after the last step, where ``evaluation.at_end`` asks for it.
 
         Cut and resumed like any evaluation: what is on the disk is not played again.
         """
+        if not self._config.evaluation.at_end:
+            return
         assert self._evaluator is not None, "opened before the first step"
         destination = Destination(final_figures(self._config), "final evaluation", step)
         await evaluate(
@@ -89,7 +86,7 @@ class TrainingEvaluation:
             await self._search.what_is_served(),
             self._digest,
         )
-        return destination.out
+        LOG.info("final evaluation: %s", destination.out)
 
 
 def final_figures(config: RunConfig) -> Path:

@@ -26,7 +26,7 @@ from forage.errors import UserError
 from forage.evaluation.arms import Arm, Passages, Searches
 from forage.evaluation.fingerprint import Protocol, facts_of_policy, fingerprint_of
 from forage.evaluation.journal import Journal
-from forage.evaluation.methods.methods import Plays, make_player
+from forage.evaluation.methods.methods import AnyPlayer, make_player
 from forage.evaluation.report.figure_table import to_rich
 from forage.evaluation.report.labels import how_played
 from forage.evaluation.report.tables import render_markdown, summary_tables
@@ -57,7 +57,7 @@ class Evaluator:
     """Plays arms with whatever engine and retrievers it is given."""
 
     config: RunConfig
-    player: Plays
+    player: AnyPlayer
     engine: Generate
     search: Retriever
     passages: Passages | None

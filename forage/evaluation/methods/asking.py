@@ -57,13 +57,6 @@ def read_template(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    environment: EnvironmentConfig
-    codec: Codec
-    episode: EpisodeSetting
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
     """What the policy wrote in one go; ``said`` is the text less the token that ends a turn."""
 
@@ -105,13 +98,13 @@ class Context:
     async def write(self, stop: tuple[str, ...], max_tokens: int | None = None) -> Written:
         """Sample one turn; raises ``EngineError``, or ``ContextOverflow`` where none fits."""
         asking = self._asking
-        setting, environment = asking.setting, asking.setting.environment
+        environment, codec = asking.environment, asking.codec
         wanted = environment.max_turn_tokens
         wanted = min(wanted, max_tokens) if max_tokens is not None else wanted
         room = min(wanted, environment.max_tokens - len(self.transcript))
         if room < 1:
             raise ContextOverflow(f"the prompt leaves no room in {environment.max_tokens} tokens")
-        sampling = setting.episode.sampling(room, stop, setting.codec.eos_ids, self._key)
+        sampling = asking.setting.sampling(room, stop, codec.eos_ids, self._key)
         seconds_left = asking.seconds_left()
         if seconds_left <= 0:
             raise TimeoutError("the episode's deadline passed")
@@ -120,13 +113,13 @@ class Context:
             completion = await asking.engine.generate(self.transcript.token_ids, sampling)
         self.transcript.append_sampled(completion)
         seconds = time.monotonic() - started
-        ids, codec = completion.token_ids_T, setting.codec
+        ids = completion.token_ids_T
         said = codec.decode(ids[:-1] if ids and ids[-1] in codec.eos_ids else ids)
         return Written(codec.decode(ids), said, completion.finish_reason, seconds)
 
     def read(self, observation: Observation) -> None:
         """Append an observation for the policy; raises ``ContextOverflow`` without room."""
-        left = self._asking.setting.environment.max_tokens - len(self.transcript)
+        left = self._asking.environment.max_tokens - len(self.transcript)
         if len(observation.token_ids) >= left:
             raise ContextOverflow("what was found does not fit")
         self.transcript.append_observation(observation.token_ids)
@@ -138,8 +131,16 @@ class Context:
 class Asking:
     """The state of one question; a method drives it, ``episode`` is what comes of it."""
 
-    def __init__(self, setting: Setting, job: Job, engine: Generate, search: Retriever) -> None:
-        self.setting = setting
+    def __init__(
+        self,
+        environment: EnvironmentConfig,
+        codec: Codec,
+        setting: EpisodeSetting,
+        job: Job,
+        engine: Generate,
+        search: Retriever,
+    ) -> None:
+        self.environment, self.codec, self.setting = environment, codec, setting
         self.job = job
         self.engine = engine
         self.turns: list[Turn] = []
@@ -157,24 +158,23 @@ class Asking:
 
     def prompt(self, template: str, fillings: Mapping[str, Filling]) -> list[int]:
         """A template filled in, as tokens."""
-        return fill(template, fillings, self.setting.codec)
+        return fill(template, fillings, self.codec)
 
     def room_beside(self, prompt_ids: Sequence[int]) -> int:
         """Tokens that may be added to a prompt so that a turn still fits after it."""
-        environment = self.setting.environment
-        return max(environment.max_tokens - environment.max_turn_tokens - len(prompt_ids), 0)
+        longest = self.environment.max_tokens - self.environment.max_turn_tokens
+        return max(longest - len(prompt_ids), 0)
 
     def show(self, found: Found, max_tokens: int) -> Observation:
         """The passages as they stand in a prompt, within the budget of an observation."""
-        codec = self.setting.codec
-        budget = min(max_tokens, self.setting.environment.max_observation_tokens)
+        budget = min(max_tokens, self.environment.max_observation_tokens)
         if found.failure is not None:
-            return fixed_observation(SEARCH_FAILED, codec, budget, _BARE)
+            return fixed_observation(SEARCH_FAILED, self.codec, budget, _BARE)
         return self.gather(found.hits_K, budget)
 
     def gather(self, hits: Sequence[Hit], max_tokens: int) -> Observation:
         """The first of these passages, as many as fit into ``max_tokens``."""
-        return build_observation(hits, self.setting.codec, max_tokens, _BARE)
+        return build_observation(hits, self.codec, max_tokens, _BARE)
 
     async def search(self, query: str) -> Found:
         """Ask the retriever; what fails, or takes too long, is a typed failure."""
@@ -211,7 +211,7 @@ class Asking:
         return status
 
     def seconds_left(self) -> float:
-        return self.setting.episode.deadline_s - (time.monotonic() - self._started)
+        return self.setting.deadline_s - (time.monotonic() - self._started)
 
     @property
     def was_late_for_a_search(self) -> bool:

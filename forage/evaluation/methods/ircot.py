@@ -39,7 +39,7 @@ async def interleave(asking: Asking) -> Status:
     asking.note_own_search(found, _shown(asking, found))
     hits = {hit.passage.id: hit for hit in found.hits_K}
     sentences: list[str] = []
-    max_searches = asking.setting.environment.max_turns
+    max_searches = asking.environment.max_turns
     while len(sentences) < max_searches:
         written = await _next_sentence(asking, hits, sentences)
         sentence = first_sentence(written.said)
@@ -77,7 +77,7 @@ def _prompt(
 
 def _shown(asking: Asking, found: Found) -> Observation:
     """The passages of one search, for the record: each prompt gathers those of all searches."""
-    return asking.show(found, asking.setting.environment.max_observation_tokens)
+    return asking.show(found, asking.environment.max_observation_tokens)
 
 
 def first_sentence(text: str) -> str:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Protocol
 
 from transformers import PreTrainedTokenizerFast
 
@@ -20,7 +19,7 @@ from forage.environment.codec import Codec
 from forage.environment.prompt import asked, check_length, fill
 from forage.errors import UserError
 from forage.evaluation.methods import ircot, search_o1, single_prompt
-from forage.evaluation.methods.asking import Asking, Setting
+from forage.evaluation.methods.asking import Asking
 from forage.evaluation.methods.rejection_sampling import RejectionSampler, num_candidates
 from forage.rollout.play.player import Job, Player
 from forage.types import (
@@ -56,28 +55,9 @@ _ASKS: dict[Method, Ask] = {
 }
 
 
-class Plays(Protocol):
-    """What an evaluation needs of whatever turns a job into an episode."""
-
-    @property
-    def codec(self) -> Codec:
-        """The tokenizer that its transcripts are written with."""
-        ...
-
-    def check_prompts(self, questions: Iterable[Question]) -> None:
-        """Raises ``UserError`` for the first question whose prompt is too long."""
-        ...
-
-    async def play(
-        self, job: Job, engine: Generate, search: Retriever, temperature: float | None = None
-    ) -> Episode:
-        """Play one job; ``temperature`` overrides the config's (0 for a greedy evaluation)."""
-        ...
-
-
 def make_player(
     config: RunConfig, tokenizer: PreTrainedTokenizerFast, score: Score | None
-) -> Plays:
+) -> AnyPlayer:
     """The player of ``evaluation.method``; raises ``UserError``.
 
     ``score`` is what rejection sampling chooses by: None where questions have no golden answers.
@@ -139,8 +119,7 @@ class BaselinePlayer:
         """Play one job; failures of the engine or of searches end up in the status."""
         config = self._config
         episode = job.setting(config.rollout, config.seed, temperature)
-        setting = Setting(config.environment, self.codec, episode)
-        asking = Asking(setting, job, engine, search)
+        asking = Asking(config.environment, self.codec, episode, job, engine, search)
         async with AsyncExitStack() as stack:
             if self._room is not None:
                 await stack.enter_async_context(self._room)
@@ -154,6 +133,10 @@ class BaselinePlayer:
             finally:
                 asking.close()
         return asking.episode(status)
+
+
+AnyPlayer = Player | RejectionSampler | BaselinePlayer
+"""What turns a job into an episode, and says with ``codec`` how its transcripts are written."""
 
 
 def _half_of_the_slots(num_slots: int) -> asyncio.Semaphore:

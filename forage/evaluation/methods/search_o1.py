@@ -31,7 +31,7 @@ MARK = "Final information:"
 
 async def reason_with_searches(asking: Asking) -> Status:
     """Reason until an answer, with a condensed note after each search."""
-    max_searches = asking.setting.environment.max_turns
+    max_searches = asking.environment.max_turns
     template = TEMPLATE.replace("{searches}", str(max_searches))
     question = asked(asking.job.question.text)
     chain = asking.open(asking.prompt(template, {"question": question}))
@@ -63,8 +63,8 @@ async def _condense(
 
     Nothing is read where nothing was found: the chain is told so in the fixed words.
     """
-    codec = asking.setting.codec
-    budget = asking.setting.environment.max_observation_tokens
+    codec = asking.codec
+    budget = asking.environment.max_observation_tokens
     if found.failure is not None or not found.hits_K:
         note = SEARCH_FAILED if found.failure is not None else NOTHING_FOUND
         fixed = fixed_observation(note, codec, budget)
