@@ -134,10 +134,9 @@ async def _ask_all(
     # and the first request of the load would be sent into that connection.
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         await _check_address(session, url)
+    connector = aiohttp.TCPConnector(limit=settings.num_clients)
     async with aiohttp.ClientSession(
-        headers=headers,
-        connector=aiohttp.TCPConnector(limit=settings.num_clients),
-        timeout=timeout,
+        headers=headers, connector=connector, timeout=timeout
     ) as session:
         started = time.perf_counter()
         clients = range(settings.num_clients)

@@ -209,21 +209,16 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     for word in extras:
         if word.startswith("-") or not takes_overrides:
             name = word.partition("=")[0]
+            from forage.config.config_errors import nearest_key
+            from forage.config.run_config import RunConfig
+
             usage: str = args.usage()
             hint = did_you_mean(name, re.findall(r"--[a-z][a-z0-9-]*", usage))
-            if takes_overrides and (key := _key_of(name)):
+            if takes_overrides and (key := nearest_key(RunConfig, name)):
                 hint = f"; a setting is written without dashes: {key}=VALUE"
             raise UserError(f"unknown argument {name!r}{hint} (see: forage {command} --help)")
         args.overrides.append(word)
     return args
-
-
-def _key_of(option: str) -> str | None:
-    """The key of a recipe that was written as an option."""
-    from forage.config.config_errors import nearest_key
-    from forage.config.run_config import RunConfig
-
-    return nearest_key(RunConfig, option)
 
 
 def _add_verbosity(parser: argparse.ArgumentParser, default: int | str) -> None:

@@ -48,7 +48,10 @@ class RecipeDoctor:
         try:
             config = load_config(path)
             config.check_trainable()
-            plan = make_plan(config) if _is_model_findable(config) else None
+            # ``model.path`` is a directory here, or may be an id of the hub.
+            model = config.model.path
+            is_findable = Path(model).is_dir() or _HUB_ID.fullmatch(model)
+            plan = make_plan(config) if is_findable else None
         except UserError as error:
             return RecipeCheck(str(recipe), (Finding("settings", str(error), Verdict.FAILURE),))
         makers = list(commands_of(path))
@@ -118,11 +121,6 @@ class RecipeDoctor:
         if problem is None:
             return Finding(subject, "answers")
         return Finding(subject, problem, Verdict.FAILURE, remedy)
-
-
-def _is_model_findable(config: RunConfig) -> bool:
-    """Whether ``model.path`` is a directory here, or may be an id of the hub."""
-    return Path(config.model.path).is_dir() or bool(_HUB_ID.fullmatch(config.model.path))
 
 
 def _models(needed: Sequence[Need], makers: list[str]) -> Iterator[Finding]:

@@ -36,9 +36,7 @@ class EpisodeScore:
     @classmethod
     def of(cls, episode: Episode) -> EpisodeScore:
         return cls(
-            em=part_of(episode, "em"),
-            cover_em=part_of(episode, "cover_em"),
-            f1=part_of(episode, "f1"),
+            **{name: part_of(episode, name) for name in ("em", "cover_em", "f1")},
             searches=episode.num_searches,
             sampled_tokens=episode.num_sampled_tokens,
             seconds=episode.seconds,

@@ -11,10 +11,12 @@ gradients fill the caches. Between them is what many cores want.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -81,7 +83,8 @@ def fit_here(
     is_open = {key: not _is_set(config, key) for key in CHOSEN}
     if earlier is not None and earlier.is_file():
         before = load_config(earlier)
-        overrides = [f"{key}={_text(_value(before, key))}" for key in CHOSEN if is_open[key]]
+        earlier_values = {key: attrgetter(key)(before) for key in CHOSEN if is_open[key]}
+        overrides = [f"{key}={json.dumps(value)}" for key, value in earlier_values.items()]
         return with_overrides(config, overrides)
     machine = machine or look_at_machine(Path.cwd())
     on_cpu = config.model.device == "cpu"
@@ -186,17 +189,6 @@ def _is_set(config: RunConfig, key: str) -> bool:
             return False
         holder = getattr(holder, name)
     return rest[-1] in holder.model_fields_set
-
-
-def _value(config: RunConfig, key: str) -> object:
-    holder: object = config
-    for name in key.split("."):
-        holder = getattr(holder, name)
-    return holder
-
-
-def _text(value: object) -> str:
-    return "null" if value is None else str(value).lower()
 
 
 def choose_at_once(config: ModelConfig) -> int:

@@ -12,9 +12,10 @@ from forage.plan.plan import Plan
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    console = console or Console()
+    console, config = console or Console(), plan.config
+    head = f"{config.name}: {config.model.path}, into {config.output_dir}"
     sections = {
-        "plan": _head(plan),
+        "plan": filter(None, [head, config.note]),
         "checked": iter(plan.checks),
         "work": _work(plan),
         "memory of each device": _memory(plan),
@@ -31,13 +32,6 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
             console.print(f"[bold]{title}[/bold]")
         for text in texts:
             console.print(f"  {escape(text)}", highlight=False, soft_wrap=True)
-
-
-def _head(plan: Plan) -> Iterator[str]:
-    config = plan.config
-    yield f"{config.name}: {config.model.path}, into {config.output_dir}"
-    if config.note:
-        yield config.note
 
 
 def _work(plan: Plan) -> Iterator[str]:

@@ -134,7 +134,8 @@ class Judge:
         """Whether ``answer`` means the same as a golden answer, or why nobody knows."""
         prompt = self._prompt(question, golden_answers, answer)
         config = self._config
-        key = _cache_key(self._url, config.model, config.max_tokens, prompt)
+        depends_on = json.dumps([self._url, config.model, config.max_tokens, prompt])
+        key = hashlib.sha256(depends_on.encode("utf-8")).hexdigest()
         cached = self._cache.get(key) if self._cache else None
         if cached is not None:
             return _find_verdict(cached) == "yes"
@@ -195,12 +196,6 @@ def _read_reply(document: dict[str, Any]) -> str:
         # Asked again at temperature 0 it would say the same.
         raise BadReply(f"neither yes nor no: {text}", may_pass=False)
     return text
-
-
-def _cache_key(url: str, model: str, max_tokens: int, prompt: str) -> str:
-    """A name for everything that the reply depends on."""
-    text = json.dumps([url, model, max_tokens, prompt])
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def _find_verdict(reply: str) -> str | None:

@@ -271,9 +271,10 @@ HEALTH = (
 
 def learning_charts(rows: Sequence[MetricRow]) -> list[Chart]:
     """What the policy learnt: reward, exact match, searches, length, entropy."""
-    reward = replace(REWARD, y_range=(0.0, 1.0)) if _fits_unit(rows, "reward/mean") else REWARD
+    rewards = [row.get("reward/mean", math.nan) for row in rows]
+    fits_unit = all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward))
     panels = (
-        reward,
+        replace(REWARD, y_range=(0.0, 1.0)) if fits_unit else REWARD,
         _by_hops(EXACT_MATCH, "em", rows),
         _by_hops(SEARCHES, "searches", rows),
         RESPONSE_LENGTH,
@@ -302,7 +303,3 @@ def _by_hops(panel: Panel, metric: str, rows: Sequence[MetricRow]) -> Panel:
     hops = sorted(int(name) for name in names if name.isdecimal())
     lines = {f"{metric}/hops_{n}": hops_text(n) for n in hops}
     return replace(panel, lines=lines or panel.lines)
-
-
-def _fits_unit(rows: Sequence[MetricRow], name: str) -> bool:
-    return all(0 <= row[name] <= 1 for row in rows if math.isfinite(row.get(name, math.nan)))

@@ -20,7 +20,7 @@ from forage.viewer.charts import Chart, Series, line_chart
 from forage.viewer.pages import render_page
 from forage.viewer.panels import from_to, health_charts, learning_charts
 from forage.viewer.token_views import Decode
-from forage.viewer.transcripts import QuestionView, view_question
+from forage.viewer.transcripts import view_question
 from forage.viewer.whiskers import IntervalChart, IntervalRow, interval_chart
 
 _MOST_POINTS = 400
@@ -84,6 +84,9 @@ def render_report(run: ReportInput) -> str:
     rows = _slice_rows(run.before, run.after)
     warm_start = _warm_start_chart(run.warm_start)
     health, level = health_charts(run.metrics)
+    by_id: dict[str, list[tuple[str, Episode]]] = {}
+    for label, episode in run.episodes:
+        by_id.setdefault(episode.question.id, []).append((label, episode))
     return render_page(
         "report.html",
         run=run,
@@ -94,7 +97,7 @@ def render_report(run: ReportInput) -> str:
         learning=([warm_start] if warm_start else []) + learning_charts(run.metrics),
         health=health,
         level=level,
-        questions=_questions(run),
+        questions=[view_question(labelled, run.decode) for labelled in by_id.values()],
     )
 
 
@@ -230,11 +233,3 @@ def _interval_chart(rows: Sequence[SliceRow]) -> IntervalChart:
         before, after = (part.em if part else None for part in (row.before, row.after))
         shown.append(IntervalRow(row.label, before, after, row.is_head))
     return interval_chart(shown, x_label="exact match")
-
-
-def _questions(run: ReportInput) -> list[QuestionView]:
-    """The shown episodes by question, in the order of first appearance."""
-    by_id: dict[str, list[tuple[str, Episode]]] = {}
-    for label, episode in run.episodes:
-        by_id.setdefault(episode.question.id, []).append((label, episode))
-    return [view_question(labelled, run.decode) for labelled in by_id.values()]

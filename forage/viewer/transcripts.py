@@ -148,7 +148,7 @@ def view_episode(
         num_searches=episode.num_searches,
         num_sampled_tokens=episode.num_sampled_tokens,
         seconds=episode.seconds,
-        versions=_range_text(versions),
+        versions="–".join(str(v) for v in dict.fromkeys((*versions[:1], *versions[-1:]))) or "–",
         blocks=_token_blocks(episode, decode, record) if decode else _text_blocks(episode),
         decisions=tuple((turn.kind.value, turn.argument) for turn in episode.turns),
         advantage=advantages[0] if advantages and len(set(advantages)) == 1 else None,
@@ -286,12 +286,6 @@ def _passages(origin: Origin, turn: Turn | None, question: Question) -> tuple[Pa
         for call in turn.calls
         for place, name in enumerate(call.result_ids_K)
     )
-
-
-def _range_text(versions: Sequence[int]) -> str:
-    if not versions:
-        return "–"
-    return str(versions[0]) if len(versions) == 1 else f"{versions[0]}–{versions[-1]}"
 
 
 def _seconds_text(seconds: float) -> str:

@@ -104,10 +104,6 @@ def _document(file: Path, name: str) -> OwnDocument:
     return OwnDocument(name, found.title or file.stem, found.text, found.marks, {"file": name})
 
 
-def _read_plain(path: Path) -> _Read:
-    return _Read("", _decoded(path))
-
-
 def _read_markdown(path: Path) -> _Read:
     """The text as it stands; the first heading is the title, each heading begins a section."""
     text = _decoded(path)
@@ -188,7 +184,7 @@ def _decoded(path: Path) -> str:
 
 
 READERS: Mapping[str, Callable[[Path], _Read]] = {
-    ".txt": _read_plain,
+    ".txt": lambda path: _Read("", _decoded(path)),
     ".md": _read_markdown,
     ".markdown": _read_markdown,
     ".html": _read_html,

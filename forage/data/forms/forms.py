@@ -148,7 +148,9 @@ def _squad_questions(place: str, tree: Row, file_stem: str) -> Iterator[tuple[st
         for number, row in enumerate(objects(where, paragraph.get("qas"), "qas")):
             here = f"{where}, question {number}"
             record = Record(here, row, f"{passage.id}-{number}", file_stem)
-            answers = _texts(row.get("answers"))
+            found = row.get("answers")
+            listed = found if isinstance(found, list) else []
+            answers = [each.get("text") if isinstance(each, dict) else each for each in listed]
             question = record.question(row.get("question"), answers, '"answers"')
             yield here, replace(question, gold_passage_ids=(passage.id,))
 
@@ -167,12 +169,6 @@ def _paragraphs(place: str, tree: Row, file_stem: str) -> Iterator[tuple[Passage
             title = title or " ".join(context.split()[:_TITLE_WORDS])
             yield Passage(id=f"{file_stem}-{number}", title=title, text=context), paragraph
             number += 1
-
-
-def _texts(value: object) -> list[object]:
-    """The texts of ``[{"text", "answer_start"}]``; none for anything else."""
-    answers = value if isinstance(value, list) else []
-    return [answer.get("text") if isinstance(answer, dict) else answer for answer in answers]
 
 
 def _as_list(value: object) -> list[object]:

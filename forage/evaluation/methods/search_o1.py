@@ -78,9 +78,5 @@ async def _condense(
     reader = asking.open(asking.prompt(READER_TEMPLATE, {**texts, "reasoning": latest}))
     written = await reader.write(())
     reader.close()
-    return shown, note_observation(_conclusion(written.said), codec, budget)
-
-
-def _conclusion(text: str) -> str:
-    """What follows the mark, or all of it where the mark is missing."""
-    return f"{text.rpartition(MARK)[2].strip()}\n"
+    conclusion = written.said.rpartition(MARK)[2].strip()  # all of it where the mark is missing
+    return shown, note_observation(f"{conclusion}\n", codec, budget)
