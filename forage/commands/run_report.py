@@ -64,10 +64,8 @@ def shipped_tree(name: str, out: Path, seed: int, url: str) -> dict[str, Any]:
     return tree
 
 
-def with_sampled(greedy: EvaluationResult, sampled: EvaluationResult | None) -> EvaluationSummary:
+def with_sampled(greedy: EvaluationResult, sampled: EvaluationResult) -> EvaluationSummary:
     """The arms of a greedy evaluation, and the normal arm of a sampled one behind the first."""
-    if sampled is None:
-        return greedy.summary
     arms = dict(greedy.summary.arms)
     first = {"normal": arms.pop("normal"), SAMPLED: sampled.summary.arms["normal"]}
     return replace(greedy.summary, arms=first | arms)
@@ -78,7 +76,7 @@ def write_run_report(
     before: EvaluationResult,
     after: EvaluationResult,
     seconds: float,
-    sampled: tuple[EvaluationResult, EvaluationResult] | None = None,
+    sampled: tuple[EvaluationResult, EvaluationResult],
 ) -> Path:
     """Write ``report.html`` of a finished run; ``config`` names the trained model.
 
@@ -100,7 +98,6 @@ def write_run_report(
         played_episodes(figures_path(config, label).with_suffix(".jsonl"), "normal", questions)
         for label in ("before", "after")
     )
-    then, now = sampled or (None, None)
     bootstrap = config.evaluation.num_bootstrap
     write_report(
         out / "report.html",
@@ -112,8 +109,8 @@ def write_run_report(
             environment=f"{os.cpu_count()} cores ({platform.machine()}), "
             f"Python {platform.python_version()}, torch {torch.__version__}",
             total_seconds=seconds,
-            before=with_sampled(before, then),
-            after=with_sampled(after, now),
+            before=with_sampled(before, sampled[0]),
+            after=with_sampled(after, sampled[1]),
             em_gain=em_gain(
                 before.scores["normal"], after.scores["normal"], bootstrap, config.seed
             ),

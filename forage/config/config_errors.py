@@ -126,38 +126,30 @@ def _hint(root: type[BaseModel], place: _Place) -> str:
 
 
 # Keys that recipes once had. Delete a line when nobody is left who could have such a recipe.
+def _moved(section: str, into: str, keys: str) -> dict[str, str]:
+    return {f"{section}.{key}": f"{section}.{into}.{key}" for key in keys.split()}
+
+
 _RENAMED = {
-    "algorithm.normalise_by_std": "algorithm.advantage.normalise_by_std",
+    **_moved("algorithm", "advantage", "normalise_by_std discount gae_lambda whiten critic"),
     "algorithm.baseline": "algorithm.advantage.baseline.kind",
     "algorithm.baseline_decay": "algorithm.advantage.baseline.decay",
     "algorithm.pass_k": "algorithm.advantage.k",
-    "algorithm.discount": "algorithm.advantage.discount",
-    "algorithm.gae_lambda": "algorithm.advantage.gae_lambda",
-    "algorithm.whiten": "algorithm.advantage.whiten",
     "algorithm.turns.discount": "algorithm.advantage.turn_discount",
     "algorithm.turns.retrieval_bonus": "algorithm.advantage.retrieval_bonus",
     "algorithm.turns.search_cost": "algorithm.advantage.search_cost",
-    "algorithm.critic": "algorithm.advantage.critic",
     "algorithm.clip_low": "algorithm.loss.low",
     "algorithm.clip_high": "algorithm.loss.high",
-    "algorithm.dual_clip": "algorithm.loss.dual_clip",
+    **_moved("algorithm", "loss", "dual_clip"),
     "algorithm.constant_tokens": "algorithm.aggregate.tokens",
-    "algorithm.kl.target": "algorithm.kl.adaptive.target",
-    "algorithm.kl.horizon": "algorithm.kl.adaptive.horizon",
-    "algorithm.correction.level": "algorithm.correction.weights.level",
-    "algorithm.correction.low": "algorithm.correction.weights.low",
-    "algorithm.correction.high": "algorithm.correction.weights.high",
-    "algorithm.correction.normalise": "algorithm.correction.weights.normalise",
+    **_moved("algorithm.kl", "adaptive", "target horizon"),
+    **_moved("algorithm.correction", "weights", "level low high normalise"),
     "algorithm.correction.reject_low": "algorithm.correction.reject.low",
     "algorithm.correction.reject_high": "algorithm.correction.reject.high",
     "sentinel.action": "sentinel.kind",
-    "warm_start.episodes": "warm_start.source.episodes",
-    "warm_start.select": "warm_start.source.select",
-    "warm_start.poor_share": "warm_start.source.poor_share",
-    "warm_start.single_passage_share": "warm_start.source.single_passage_share",
-    "warm_start.matrix_learning_rate": "warm_start.optimizer.matrix_learning_rate",
-    "placement.tensor_parallel": "placement.engine.tensor_parallel",
-    "placement.offload": "placement.engine.offload",
+    **_moved("warm_start", "source", "episodes select poor_share single_passage_share"),
+    **_moved("warm_start", "optimizer", "matrix_learning_rate"),
+    **_moved("placement", "engine", "tensor_parallel offload"),
 }
 _OFF = {
     ("algorithm.kl.coefficient", 0): "algorithm.kl",

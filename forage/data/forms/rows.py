@@ -123,24 +123,20 @@ def _search_r1_schema() -> pyarrow.Schema:
     """The columns of the published files, and ``metadata``, which carries hops and gold ids."""
     import pyarrow
 
-    text = pyarrow.string()
-    texts = pyarrow.list_(text)
-    struct = pyarrow.struct
+    text, struct, list_ = pyarrow.string(), pyarrow.struct, pyarrow.list_
     hop = struct([(name, text) for name in ("subject", "relation", "value", "passage_id")])
-    truth = struct([("target", texts)])
+    truth = struct([("target", list_(text))])
+    extra = [("split", text), ("index", pyarrow.int64()), ("question_id", text)]
     return pyarrow.schema(
         [
             ("id", text),
             ("question", text),
-            ("golden_answers", texts),
+            ("golden_answers", list_(text)),
             ("data_source", text),
-            ("prompt", pyarrow.list_(struct([("role", text), ("content", text)]))),
+            ("prompt", list_(struct([("role", text), ("content", text)]))),
             ("ability", text),
             ("reward_model", struct([("style", text), ("ground_truth", truth)])),
-            (
-                "extra_info",
-                struct([("split", text), ("index", pyarrow.int64()), ("question_id", text)]),
-            ),
-            ("metadata", struct([("gold_passage_ids", texts), ("hops", pyarrow.list_(hop))])),
+            ("extra_info", struct(extra)),
+            ("metadata", struct([("gold_passage_ids", list_(text)), ("hops", list_(hop))])),
         ]
     )
