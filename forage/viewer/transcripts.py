@@ -134,6 +134,7 @@ def view_episode(
     """The view of one episode; ``record`` brings what training noted of it."""
     reward = episode.reward
     versions = sorted({v for s in episode.segments for v in s.versions_T})
+    first_and_last = dict.fromkeys([*versions[:1], *versions[-1:]])  # one, where they are the same
     advantages = record.advantages_T if record is not None else ()
     verdict = "unscored"
     if reward is not None:
@@ -148,7 +149,7 @@ def view_episode(
         num_searches=episode.num_searches,
         num_sampled_tokens=episode.num_sampled_tokens,
         seconds=episode.seconds,
-        versions="–".join(str(v) for v in dict.fromkeys((*versions[:1], *versions[-1:]))) or "–",
+        versions="–".join(map(str, first_and_last)) or "–",
         blocks=_token_blocks(episode, decode, record) if decode else _text_blocks(episode),
         decisions=tuple((turn.kind.value, turn.argument) for turn in episode.turns),
         advantage=advantages[0] if advantages and len(set(advantages)) == 1 else None,
