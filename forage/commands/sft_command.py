@@ -226,10 +226,7 @@ async def demonstrate(
 
 
 def _demonstrators(
-    source: ScriptedSource | ReadingSource,
-    player: Player,
-    questions: Sequence[Question],
-    seed: int,
+    source: ScriptedSource | ReadingSource, player: Player, questions: Sequence[Question], seed: int
 ) -> Callable[[Job], Generate]:
     """What plays the demonstration of a job."""
     from forage.retrieval.words.languages import stop_words

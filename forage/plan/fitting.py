@@ -51,18 +51,15 @@ def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit
     def peak_of(changed: RunConfig) -> int:
         return memory_of(changed).peak_bytes
 
-    changes = changes_that_fit(placed, peak_of, room)
-    if changes:
-        peak = memory_of(with_overrides(placed, changes)).peak_bytes
-        return Fit(placed, hardware, memory, tuple(changes), peak)
-    num_nodes = hardware.num_nodes
-    while (num_nodes := 2 * num_nodes) <= _MOST_NODES:
+    num_nodes, spread = hardware.num_nodes, placed
+    while (changes := changes_that_fit(spread, peak_of, room)) is None:
+        num_nodes *= 2
+        if num_nodes > _MOST_NODES:
+            return Fit(placed, hardware, memory)
         spread = with_overrides(config, _placement(config, hardware, num_nodes))
-        changes = changes_that_fit(spread, peak_of, room)
-        if changes is not None:
-            peak = memory_of(with_overrides(spread, changes)).peak_bytes
-            return Fit(placed, hardware, memory, tuple(changes), peak, num_nodes)
-    return Fit(placed, hardware, memory)
+    more_nodes = None if num_nodes == hardware.num_nodes else num_nodes
+    peak = peak_of(with_overrides(spread, changes))
+    return Fit(placed, hardware, memory, tuple(changes), peak, more_nodes)
 
 
 def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:
