@@ -6,13 +6,17 @@ suffixes: ``_N`` tokens laid end to end, ``_M`` the sampled ones among them, ``_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from forage.types import Episode
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+Metrics = dict[str, "Tensor"]
+"""What is measured of tokens, by name: a number each [M]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +58,50 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """A micro-batch: packed episodes, whole, and what the loss needs to know about each token.
+class Tokens:
+    """What is known of the M tokens of a micro-batch that are learnt, in their order, each [M].
 
-    At index i the fields describe token i itself (which is predicted at i - 1). ``is_sampled_N``
-    is true where the policy chose the token and no correction has rejected it; the others are 0
-    elsewhere. ``logprobs_N`` are the sampler's, ``turns_N`` number the turns of the whole row, and
-    the rest is ``Weighed``'s.
+    ``turn_of_M`` and ``sequence_of_M`` number the turns and the sequences of the micro-batch,
+    ``trainer_version`` is the policy version that learns, and the rest is the engine's word or
+    ``Weighed``'s.
+    """
+
+    sampler_logprobs_M: Tensor
+    old_logprobs_M: Tensor
+    reference_logprobs_M: Tensor
+    weights_M: Tensor
+    values_M: Tensor
+    returns_M: Tensor
+    advantages_M: Tensor
+    versions_M: Tensor
+    turn_of_M: Tensor
+    sequence_of_M: Tensor
+    num_sequences: int
+    trainer_version: int = 0
+
+    @property
+    def staleness_M(self) -> Tensor:
+        """The trainer's version less the one that sampled the token."""
+        return self.trainer_version - self.versions_M.float()
+
+    def moved(self, device: torch.device, trainer_version: int = 0) -> Tokens:
+        """The same on ``device``, to be learnt by this policy version."""
+        names = [each.name for each in fields(self) if each.name.endswith("_M")]
+        tensors = {name: getattr(self, name).to(device) for name in names}
+        return replace(self, **tensors, trainer_version=trainer_version)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A micro-batch: packed episodes, whole, and what the loss needs to know about their tokens.
+
+    ``is_sampled_N`` is true where the policy chose the token and no correction has rejected it;
+    ``tokens`` are those. Token i is predicted at i - 1.
     """
 
     packed: Packed
     is_sampled_N: Tensor
-    logprobs_N: Tensor
-    old_logprobs_N: Tensor
-    reference_logprobs_N: Tensor
-    weights_N: Tensor
-    values_N: Tensor
-    returns_N: Tensor
-    advantages_N: Tensor
-    versions_N: Tensor
-    turns_N: Tensor
+    tokens: Tokens
 
 
 @dataclass(frozen=True, slots=True)

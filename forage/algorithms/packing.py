@@ -20,11 +20,16 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from forage.batch import Batch, Packed, Rows, Weighed
+from forage.batch import Batch, Packed, Rows, Tokens, Weighed
 from forage.types import Episode, Origin
 
 CostOf = Callable[[int], float]
 """What a sequence of so many tokens costs to learn, in any unit."""
+_COLUMNS = (
+    *("old_logprobs_M", "reference_logprobs_M", "weights_M"),
+    *("values_M", "returns_M", "advantages_M"),
+)
+"""What ``Weighed`` tells the loss of each token, under the names of ``Tokens``."""
 
 
 def unweighed(episode: Episode) -> Weighed:
@@ -172,56 +177,34 @@ def sequence_numbers(packed: Packed) -> Tensor:
 
 
 def lay(weighed: Sequence[Weighed]) -> Rows:
-    """One micro-batch of these episodes, in their order."""
-    was_sampled: list[bool] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    turns: list[int] = []
-    num_turns = 0
-    for segment in (segment for each in weighed for segment in each.episode.segments):
-        size = len(segment.token_ids_T)
-        is_turn = segment.origin is Origin.SAMPLED
-        was_sampled.extend([is_turn] * size)
-        logprobs.extend(segment.logprobs_T)
-        versions.extend(segment.versions_T)
-        turns.extend([num_turns] * size if is_turn else [])
-        num_turns += is_turn
-    was_sampled_N = torch.tensor(was_sampled, dtype=torch.bool)
+    """One micro-batch of these episodes, in their order; what is rejected counts as not sampled."""
+    segments = [segment for each in weighed for segment in each.episode.segments]
+    turns = [segment for segment in segments if segment.origin is Origin.SAMPLED]
+    logprobs = [logprob for turn in turns for logprob in turn.logprobs_T]
+    versions = [version for turn in turns for version in turn.versions_T]
+    turn_of = [number for number, turn in enumerate(turns) for _ in turn.token_ids_T]
+    was_sampled = [s.origin is Origin.SAMPLED for s in segments for _ in s.token_ids_T]
+    packed = lay_end_to_end([each.episode.token_ids_T for each in weighed])
     is_kept_M = torch.cat([each.is_kept_M for each in weighed])
-
-    def spread(values_M: Tensor) -> Tensor:
-        values_N = torch.zeros(len(was_sampled), dtype=values_M.dtype)
-        values_N[was_sampled_N] = torch.where(is_kept_M, values_M, torch.zeros_like(values_M))
-        return values_N
-
-    return Rows(
-        packed=lay_end_to_end([each.episode.token_ids_T for each in weighed]),
-        is_sampled_N=spread(is_kept_M),
-        logprobs_N=spread(torch.tensor(logprobs, dtype=torch.float32)),
-        old_logprobs_N=spread(torch.cat([each.old_logprobs_M for each in weighed])),
-        reference_logprobs_N=spread(torch.cat([each.reference_logprobs_M for each in weighed])),
-        weights_N=spread(torch.cat([each.weights_M for each in weighed])),
-        values_N=spread(torch.cat([each.values_M for each in weighed])),
-        returns_N=spread(torch.cat([each.returns_M for each in weighed])),
-        advantages_N=spread(torch.cat([each.advantages_M for each in weighed])),
-        versions_N=spread(torch.tensor(versions, dtype=torch.int64)),
-        turns_N=spread(torch.tensor(turns, dtype=torch.int64)),
+    is_sampled_N = torch.tensor(was_sampled, dtype=torch.bool)
+    is_sampled_N[is_sampled_N.clone()] = is_kept_M
+    columns = {
+        name: torch.cat([getattr(each, name) for each in weighed])[is_kept_M] for name in _COLUMNS
+    }
+    tokens = Tokens(
+        sampler_logprobs_M=torch.tensor(logprobs, dtype=torch.float32)[is_kept_M],
+        versions_M=torch.tensor(versions, dtype=torch.int64)[is_kept_M],
+        turn_of_M=torch.tensor(turn_of, dtype=torch.int64)[is_kept_M],
+        sequence_of_M=sequence_numbers(packed)[is_sampled_N],
+        num_sequences=len(weighed),
+        trainer_version=0,
+        **columns,
     )
+    return Rows(packed, is_sampled_N, tokens)
 
 
 def empty_rows() -> Rows:
     """A micro-batch of one token that nobody learns, for a rank that has none of its own."""
-    zeros_N, no_N = torch.zeros(1), torch.zeros(1, dtype=torch.int64)
-    return Rows(
-        packed=lay_end_to_end([[0]]),
-        is_sampled_N=torch.zeros(1, dtype=torch.bool),
-        logprobs_N=zeros_N,
-        old_logprobs_N=zeros_N,
-        reference_logprobs_N=zeros_N,
-        weights_N=zeros_N,
-        values_N=zeros_N,
-        returns_N=zeros_N,
-        advantages_N=zeros_N,
-        versions_N=no_N,
-        turns_N=no_N,
-    )
+    nothing, numbers = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+    tokens = Tokens(*[nothing] * 7, *[numbers] * 3, num_sequences=1)
+    return Rows(lay_end_to_end([[0]]), torch.tensor([False]), tokens)

@@ -92,8 +92,8 @@ class CriticTrainer:
         self.num_updates += 1
         explained = 0.0  # how well the values from before the step predicted the returns
         if batch.rows:
-            values = [rows.values_N[rows.is_sampled_N] for rows in batch.rows]
-            returns = [rows.returns_N[rows.is_sampled_N] for rows in batch.rows]
+            tokens = [rows.tokens for rows in batch.rows]
+            values, returns = [each.values_M for each in tokens], [t.returns_M for t in tokens]
             explained = explained_variance(torch.cat(values), torch.cat(returns))
         return {
             "critic/loss": sum(loss for loss, _ in shares),
@@ -104,9 +104,7 @@ class CriticTrainer:
         }
 
     def _loss(self, rows: Rows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        chosen = rows.is_sampled_N
-        values_M = self.critic(rows.packed, chosen)
-        old_values_M = rows.values_N[chosen].to(values_M.device)
-        returns_M = rows.returns_N[chosen].to(values_M.device)
-        loss_M, metrics = value_loss(values_M, old_values_M, returns_M, self.config.value_clip)
+        values_M = self.critic(rows.packed, rows.is_sampled_N)
+        old = rows.tokens.moved(values_M.device)
+        loss_M, metrics = value_loss(values_M, old.values_M, old.returns_M, self.config.value_clip)
         return token_mean(loss_M, batch.num_sampled_tokens), metrics

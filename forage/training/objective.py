@@ -15,8 +15,7 @@ from torch import Tensor
 
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.kl import bounded
-from forage.algorithms.loss.tokens import Metrics, Tokens
-from forage.batch import Batch, Rows
+from forage.batch import Batch, Metrics, Rows, Tokens
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.logprobs import TokenLogprobs
 
@@ -39,7 +38,7 @@ class Objective:
             self.temperature,
             has_entropy_gradient=self.algorithm.entropy_coefficient > 0,
         )
-        tokens = Tokens.of(rows, logprobs_M.device, self.version)
+        tokens = rows.tokens.moved(logprobs_M.device, self.version)
         loss_M, metrics = token_losses(
             self.algorithm, logprobs_M, entropy_M, tokens, self.kl_coefficient
         )
@@ -82,7 +81,7 @@ def compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
     """How the trainer's log-probabilities differ from the sampler's, over the whole batch."""
     if not batch.rows:
         return _NO_MISMATCH
-    tokens = [Tokens.of(rows, logprobs[0].device) for rows in batch.rows]
+    tokens = [rows.tokens.moved(logprobs[0].device) for rows in batch.rows]
     sequences: list[Tensor] = []
     num_sequences = 0
     for each in tokens:

@@ -15,6 +15,7 @@ from forage.algorithms.packing import (
     balanced_bins,
     estimated_flops,
     first_fit,
+    lay,
     lay_end_to_end,
     pack,
     pack_mini_batches,
@@ -39,6 +40,13 @@ def pack_lines(*lines: str, advantage: float = 0.5, max_tokens: int = 100) -> Ba
     return pack_group(group.episodes_G, [advantage] * len(lines), max_tokens)
 
 
+def at_their_tokens(rows: Rows, values_M: Tensor) -> Tensor:
+    """What is known of the tokens that are learnt, each at its place in the row; 0 elsewhere."""
+    values_N = torch.zeros(len(rows.is_sampled_N), dtype=values_M.dtype)
+    values_N[rows.is_sampled_N] = values_M
+    return values_N
+
+
 def number_line(numbers: Tensor) -> str:
     return " ".join(f"{number:g}" for number in numbers.tolist())
 
@@ -51,9 +59,10 @@ def test_only_sampled_tokens_are_marked():
     assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5 6"
     assert number_line(rows.packed.positions_N) == "0 1 2 3 4 5"
     assert number_line(rows.is_sampled_N.int()) == "0 0 1 1 0 1"
-    assert number_line(rows.advantages_N) == "0 0 0.5 0.5 0 0.5"
-    assert number_line(rows.logprobs_N * 8) == "0 0 -3 -4 0 -6"
-    assert number_line(rows.versions_N) == "0 0 4 4 0 4"
+    tokens = rows.tokens
+    assert number_line(at_their_tokens(rows, tokens.advantages_M)) == "0 0 0.5 0.5 0 0.5"
+    assert number_line(at_their_tokens(rows, tokens.sampler_logprobs_M * 8)) == "0 0 -3 -4 0 -6"
+    assert number_line(at_their_tokens(rows, tokens.versions_M)) == "0 0 4 4 0 4"
     assert rows.packed.starts_S1 == (0, 6)
 
 
@@ -64,7 +73,9 @@ def test_episodes_lie_end_to_end_each_with_its_own_positions_and_advantage():
     assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5 6 1 2 7"
     assert number_line(rows.packed.positions_N) == "0 1 2 3 4 5 0 1 2"
     assert number_line(rows.is_sampled_N.int()) == "0 0 1 0 0 1 0 0 1"
-    assert number_line(rows.advantages_N) == "0 0 1 0 0 1 0 0 -1"
+    advantages_N = at_their_tokens(rows, rows.tokens.advantages_M)
+    assert number_line(advantages_N) == "0 0 1 0 0 1 0 0 -1"
+    assert number_line(rows.tokens.sequence_of_M) == "0 0 1"
     assert rows.packed.starts_S1 == (0, 6, 9)
     assert (batch.num_sampled_tokens, batch.num_sequences) == (3, 2)
 
@@ -93,6 +104,14 @@ def test_an_episode_in_which_nothing_was_sampled_is_left_out_and_not_counted():
     assert (batch.num_sampled_tokens, batch.num_sequences) == (1, 1)
 
 
+def test_a_context_that_ended_before_its_first_turn_has_no_tokens_to_learn():
+    """A deadline may come just after an episode was folded; forward passes lay it all the same."""
+    (episode,) = line_group("P 1 2").episodes_G
+    rows = lay([unweighed(episode)])
+    assert number_line(rows.is_sampled_N.int()) == "0 0"
+    assert rows.tokens.advantages_M.shape == rows.tokens.versions_M.shape == (0,)
+
+
 def test_a_batch_of_nothing_has_no_rows():
     assert pack([], 100) == Batch((), 0, 0)
     assert pack_lines("P 1 2").rows == ()
@@ -102,8 +121,9 @@ def test_the_types_are_what_the_trainer_reads():
     (rows,) = pack_lines("P 1  S 2").rows
     assert rows.packed.token_ids_N.dtype == rows.packed.positions_N.dtype == torch.int64
     assert rows.is_sampled_N.dtype == torch.bool
-    assert rows.logprobs_N.dtype == rows.advantages_N.dtype == torch.float32
-    assert rows.versions_N.dtype == torch.int64
+    tokens = rows.tokens
+    assert tokens.sampler_logprobs_M.dtype == tokens.advantages_M.dtype == torch.float32
+    assert tokens.versions_M.dtype == tokens.turn_of_M.dtype == torch.int64
 
 
 def test_positions_are_whole_numbers_also_where_there_is_no_sequence():
@@ -204,10 +224,10 @@ def test_every_column_stands_at_its_token():
     (rows,) = columns("P 1 2  S 3 4  O 5  S 6", "P 1  S 7")
     assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5 6 1 7"
     for place, name in enumerate(NAMES, start=1):
-        field = getattr(rows, name.removesuffix("_M") + "_N")
+        field_N = at_their_tokens(rows, getattr(rows.tokens, name))
         a, b, c = (10 * place + i for i in range(3))
-        assert number_line(field) == f"0 0 {a} {b} 0 {c} 0 {a}", name
-    assert number_line(rows.turns_N) == "0 0 0 0 0 1 0 2"
+        assert number_line(field_N) == f"0 0 {a} {b} 0 {c} 0 {a}", name
+    assert number_line(at_their_tokens(rows, rows.tokens.turn_of_M)) == "0 0 0 0 0 1 0 2"
 
 
 def test_an_episode_of_which_nothing_is_known_has_full_weight_and_the_samplers_word():
@@ -229,7 +249,7 @@ def test_a_rejected_token_is_seen_by_the_others_and_neither_trained_nor_counted(
     (rows,) = batch.rows
     assert number_line(rows.packed.token_ids_N) == "1 2 3 4 5"
     assert number_line(rows.is_sampled_N.int()) == "0 1 0 0 1"
-    assert number_line(rows.advantages_N) == "0 0.5 0 0 0.5"
+    assert number_line(at_their_tokens(rows, rows.tokens.advantages_M)) == "0 0.5 0 0 0.5"
     assert (batch.num_sampled_tokens, batch.num_sequences) == (2, 1)
 
 
@@ -297,7 +317,9 @@ def what_is_trained(batch: Batch) -> list[list[tuple[float, ...]]]:
     """Each sequence's sampled tokens with all that the loss knows of them, in a fixed order."""
     sequences: list[list[tuple[float, ...]]] = []
     for rows in batch.rows:
-        fields = (rows.packed.token_ids_N, rows.logprobs_N, rows.advantages_N, rows.versions_N)
+        told = rows.tokens
+        told = (told.sampler_logprobs_M, told.advantages_M, told.versions_M)
+        fields = (rows.packed.token_ids_N, *(at_their_tokens(rows, each) for each in told))
         starts = rows.packed.starts_S1
         for start, end in pairwise(starts):
             is_sampled = rows.is_sampled_N[start:end]
@@ -312,7 +334,7 @@ def losses_of(batch: Batch) -> tuple[float, float]:
     for rows in batch.rows:
         chosen = rows.is_sampled_N
         logprobs_M = -((rows.packed.token_ids_N[chosen] % 5) + 1).double() / 8
-        sampler_M, advantages_M = rows.logprobs_N[chosen], rows.advantages_N[chosen]
+        sampler_M, advantages_M = rows.tokens.sampler_logprobs_M, rows.tokens.advantages_M
         loss_M, _ = clipped_loss(logprobs_M, sampler_M.double(), advantages_M.double(), 0.2, 0.3)
         starts = torch.tensor(rows.packed.starts_S1)
         sequence_of_M = torch.repeat_interleave(starts.diff())[chosen]

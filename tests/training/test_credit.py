@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.credit.turn_credit import TurnRewards
-from forage.algorithms.loss.tokens import Tokens
 from forage.algorithms.packing import pack
 from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig
@@ -334,7 +333,7 @@ def learn(
     batch = pack([weighed[i] for i in order if i < len(weighed)], max_tokens)
     total = 0.0
     for rows in batch.rows:
-        tokens = Tokens.of(rows, torch.device("cpu"), version=3)
+        tokens = rows.tokens.moved(torch.device("cpu"), trainer_version=3)
         ids_M = rows.packed.token_ids_N[rows.is_sampled_N]
         logprobs_M = tokens.sampler_logprobs_M - 0.4 + made_up(ids_M, 2)
         loss_M, _ = token_losses(

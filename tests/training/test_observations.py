@@ -57,8 +57,8 @@ def test_an_observation_takes_after_the_sampled_token_before_it():
     rows = lay([replace(wide, is_kept_M=torch.ones(5, dtype=torch.bool))])
     assert rows.packed.token_ids_N.tolist() == [1, 2, 3, 4, 5, 5, 6]
     assert rows.is_sampled_N.tolist() == [False, False, True, True, True, True, True]
-    assert rows.logprobs_N.tolist() == [0, 0, -0.5, -0.25, -2.0, -3.0, -1.0]
-    assert rows.versions_N.tolist() == [0, 0, 6, 7, 7, 7, 8]
+    assert rows.tokens.sampler_logprobs_M.tolist() == [-0.5, -0.25, -2.0, -3.0, -1.0]
+    assert rows.tokens.versions_M.tolist() == [6, 7, 7, 7, 8]
 
 
 def test_the_prompt_is_never_trained_and_neither_is_what_precedes_the_first_sampled_token():

@@ -16,8 +16,7 @@ from forage.settings import Frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forage.algorithms.loss.tokens import Tokens
-    from forage.batch import Batch
+    from forage.batch import Batch, Tokens
 
 
 class TokenMean(Frozen):

@@ -14,7 +14,7 @@ from forage.settings import Frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forage.algorithms.loss.tokens import Metrics, Tokens
+    from forage.batch import Metrics, Tokens
 
 
 class GspoLoss(Frozen):

@@ -12,7 +12,7 @@ from forage.settings import Frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forage.algorithms.loss.tokens import Metrics, Tokens
+    from forage.batch import Metrics, Tokens
 
 
 class LikelihoodProtectionConfig(Frozen):

@@ -1,4 +1,10 @@
-"""REINFORCE, weighted by the ratio to the policy that sampled."""
+"""REINFORCE, weighted by the ratio to the policy that sampled.
+
+The file to copy for another loss: its settings, its formula as a pure tensor function that gives
+(loss a token, metrics a token), and ``policy_loss``, which calls that with the policy's
+log-probabilities as they are now. Suffix ``_M``: the M tokens of a micro-batch that are learnt. The
+union in ``config/algorithm_config.py`` gets a line.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ from forage.settings import Frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forage.algorithms.loss.tokens import Metrics, Tokens
+    from forage.batch import Metrics, Tokens
 
 
 class ReinforceLoss(Frozen):

@@ -12,7 +12,6 @@ from forage.algorithms.loss.kl_cov_loss import KlCovLoss
 from forage.algorithms.loss.protection import likelihood_protection
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss, reinforce_loss
 from forage.algorithms.loss.sapo_loss import SapoLoss
-from forage.algorithms.loss.tokens import Tokens
 from forage.algorithms.packing import empty_rows
 
 
@@ -97,8 +96,7 @@ def test_at_staleness_zero_both_losses_have_the_same_gradient():
 )
 def test_a_micro_batch_without_tokens_has_a_loss_of_none(loss):
     """A rank that has no episodes of its own computes one; ``kl_cov`` wanted a token to hold."""
-    tokens = Tokens.of(empty_rows(), torch.device("cpu"))
-    loss_M, _ = loss.policy_loss(column().requires_grad_(), tokens)
+    loss_M, _ = loss.policy_loss(column().requires_grad_(), empty_rows().tokens)
     assert loss_M.shape == (0,)
 
 
