@@ -43,6 +43,12 @@ class Weighed:
     advantages_M: Tensor
     gains_T: Tensor
 
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """What is known of each token, by the name of the field."""
+        names = [each.name for each in fields(self) if each.name.endswith("_M")]
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:

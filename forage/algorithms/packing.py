@@ -14,7 +14,7 @@ A worked example: prompt 1 2, sampled 3 4, observation 5, sampled 6, with advant
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import chain, pairwise
 
 import torch
@@ -62,10 +62,9 @@ def contexts(each: Weighed) -> list[Weighed]:
     if len(parts) == 1:
         return [each]
     lengths = [sum(len(s.logprobs_T) for s in part.segments) for part in parts]
-    names = [field.name for field in fields(Weighed) if field.name.endswith("_M")]
-    numbers = {name: getattr(each, name).split(lengths) for name in names}
+    columns = {name: column.split(lengths) for name, column in each.columns.items()}
     return [
-        replace(each, episode=part, **{name: numbers[name][i] for name in names})
+        replace(each, episode=part, **{name: pieces[i] for name, pieces in columns.items()})
         for i, part in enumerate(parts)
     ]
 

@@ -61,31 +61,19 @@ class ForwardPasses:
             logprobs = self._policys_logprobs(filled)
             filled, metrics = correct(filled, logprobs, self.algorithm)
         if self.algorithm.advantage.reads_energies:
-            energies = self._run(filled, self._energies)
-            filled = [
-                replace(each, energies_M=energies_M)
-                for each, energies_M in zip(filled, energies, strict=True)
-            ]
+            filled = _with(filled, "energies_M", self._run(filled, self._energies))
         if self.reference is not None:
             reference = self.reference
             logprobs = self._run(filled, lambda rows: self._logprobs(reference, rows))
-            filled = [
-                replace(each, reference_logprobs_M=logprobs_M)
-                for each, logprobs_M in zip(filled, logprobs, strict=True)
-            ]
+            filled = _with(filled, "reference_logprobs_M", logprobs)
         if self.critic is not None:
             critic = self.critic
             values = self._run(filled, lambda rows: critic(rows.packed, rows.is_sampled_N))
-            filled = [
-                replace(each, values_M=values_M)
-                for each, values_M in zip(filled, values, strict=True)
-            ]
+            filled = _with(filled, "values_M", values)
         if self.golden is not None:
             episodes = [each.episode for each in filled]
             gains = self.golden.gains(episodes, self._policys_logprobs)
-            filled = [
-                replace(each, gains_T=gains_T) for each, gains_T in zip(filled, gains, strict=True)
-            ]
+            filled = _with(filled, "gains_T", gains)
             gained_T = torch.cat([*gains, torch.zeros(0)])
             metrics["return/information_gain"] = gained_T.sum().item() / max(len(gains), 1)
         return filled, metrics
@@ -140,6 +128,11 @@ class ForwardPasses:
             by_sequence |= zip(bin_, values.split(lengths), strict=True)
         in_order = (by_sequence[i] for i in range(len(everything)))
         return [torch.cat([next(in_order) for _ in each.episode.contexts]) for each in weighed]
+
+
+def _with(weighed: Sequence[Weighed], name: str, values: Sequence[Tensor]) -> list[Weighed]:
+    """The episodes with this field filled in."""
+    return [replace(each, **{name: value}) for each, value in zip(weighed, values, strict=True)]
 
 
 def correct(
@@ -209,19 +202,11 @@ def unmask(each: Weighed) -> Unmasked:
         segments.append(segment)
     from_M = torch.tensor(taken_from, dtype=torch.int64)
     was_observed_M = torch.tensor(was_observed, dtype=torch.bool)
-    weighed = Weighed(
-        episode=replace(each.episode, segments=tuple(segments)),
-        old_logprobs_M=each.old_logprobs_M[from_M].masked_fill(was_observed_M, 0.0),
-        reference_logprobs_M=each.reference_logprobs_M[from_M].masked_fill(was_observed_M, 0.0),
-        weights_M=each.weights_M[from_M].masked_fill(was_observed_M, 1.0),
-        is_kept_M=each.is_kept_M[from_M],
-        values_M=each.values_M[from_M],
-        returns_M=each.returns_M[from_M],
-        energies_M=each.energies_M[from_M],
-        advantages_M=each.advantages_M[from_M],
-        gains_T=each.gains_T,
-    )
-    return Unmasked(weighed, was_observed_M)
+    columns = {name: column[from_M] for name, column in each.columns.items()}
+    for name, own in {"old_logprobs_M": 0.0, "reference_logprobs_M": 0.0, "weights_M": 1.0}.items():
+        columns[name] = columns[name].masked_fill(was_observed_M, own)
+    episode = replace(each.episode, segments=tuple(segments))
+    return Unmasked(replace(each, episode=episode, **columns), was_observed_M)
 
 
 def fill_in_observed(
