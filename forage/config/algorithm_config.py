@@ -17,8 +17,7 @@ from forage.algorithms.credit.grpo import DrGrpo, Grpo
 from forage.algorithms.credit.information_gain import GainBefore, GainOverOthers
 from forage.algorithms.credit.optimal_token import OptimalToken
 from forage.algorithms.credit.pass_at_k import PassAtK
-from forage.algorithms.credit.reinforce import Reinforce
-from forage.algorithms.credit.reinforce_plus_plus import ReinforcePlusPlus
+from forage.algorithms.credit.reinforce import Reinforce, ReinforcePlusPlus
 from forage.algorithms.credit.remax import Remax
 from forage.algorithms.credit.rloo import Rloo
 from forage.algorithms.credit.turn_credit import TurnRewards
@@ -26,14 +25,13 @@ from forage.algorithms.credit.turn_level import TurnLevel
 from forage.algorithms.dapo import DynamicSamplingConfig, OverlongConfig
 from forage.algorithms.loss.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
 from forage.algorithms.loss.cispo_loss import CispoLoss
-from forage.algorithms.loss.clip_cov_loss import ClipCovLoss
 from forage.algorithms.loss.clipped_loss import ClippedLoss
 from forage.algorithms.loss.corrections import CorrectionConfig
+from forage.algorithms.loss.covariance_losses import ClipCovLoss, KlCovLoss
 from forage.algorithms.loss.gmpo_loss import GmpoLoss
 from forage.algorithms.loss.gspo_loss import GspoLoss
 from forage.algorithms.loss.interpolated_loss import InterpolatedLoss
 from forage.algorithms.loss.kl import KlConfig
-from forage.algorithms.loss.kl_cov_loss import KlCovLoss
 from forage.algorithms.loss.protection import LikelihoodProtectionConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.loss.sapo_loss import SapoLoss

@@ -14,8 +14,8 @@ from statistics import fmean
 
 import torch
 
-from forage.algorithms.credit.baselines import next_baseline, whiten
 from forage.algorithms.credit.estimator import Earned, EarnedByGroup
+from forage.algorithms.credit.reinforce import next_baseline, whiten
 from forage.algorithms.credit.turn_credit import TurnRewards, turn_lengths, turn_rewards
 from forage.algorithms.dapo import is_flat
 from forage.algorithms.packing import unweighed

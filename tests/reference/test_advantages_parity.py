@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.credit.baselines import next_baseline, whiten
 from forage.algorithms.credit.estimator import EarnedByGroup
 from forage.algorithms.credit.gae import discounted_returns, gae
 from forage.algorithms.credit.grpo import grpo_advantages
 from forage.algorithms.credit.optimal_token import optimal_token_advantages
 from forage.algorithms.credit.pass_at_k import pass_at_k_advantages
+from forage.algorithms.credit.reinforce import next_baseline, whiten
 from forage.algorithms.credit.remax import Remax
 from forage.algorithms.credit.rloo import rloo_advantages
 from forage.algorithms.credit.turn_level import turn_level_advantages

@@ -13,13 +13,16 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from forage.algorithms.loss.aggregation import sequence_mean
-from forage.algorithms.loss.clip_cov_loss import clip_cov_loss, token_covariances
 from forage.algorithms.loss.clipped_loss import clipped_loss
 from forage.algorithms.loss.corrections import CorrectionConfig, reject_by_divergence
+from forage.algorithms.loss.covariance_losses import (
+    clip_cov_loss,
+    kl_cov_loss,
+    token_covariances,
+)
 from forage.algorithms.loss.gmpo_loss import gmpo_loss
 from forage.algorithms.loss.interpolated_loss import interpolated_loss
 from forage.algorithms.loss.kl import KlConfig, KlForm, kl_estimate, weighted_kl
-from forage.algorithms.loss.kl_cov_loss import kl_cov_loss
 from forage.algorithms.loss.sapo_loss import sapo_loss
 from forage.config.algorithm_config import AlgorithmConfig
 

@@ -1,13 +1,68 @@
-"""REINFORCE: an episode's reward against a baseline of one's choice."""
+"""REINFORCE and REINFORCE++: rewards, or returns, against a baseline of one's choice.
+
+With the two functions of a whole step that they brought: the running baseline, and whitening.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from math import fsum, sqrt
+from statistics import fmean
+from typing import Annotated, Literal
 
-from forage.algorithms.credit.baselines import BaselineChoice
-from forage.algorithms.credit.estimator import EarnedByGroup
+from pydantic import Field
+
+from forage.algorithms.credit.estimator import EarnedByGroup, Estimator, TokenCredit
+from forage.algorithms.credit.gae import discounted_returns
 from forage.algorithms.credit.grpo import grpo_advantages
+from forage.algorithms.credit.turn_credit import TurnRewards, token_rewards
+from forage.settings import Frozen, kind_or
+
+WHITEN_EPSILON = 1e-8
+
+
+class GroupBaseline(Frozen):
+    """The mean of the group."""
+
+    kind: Literal["group"] = "group"
+
+
+class RunningBaseline(Frozen):
+    """The mean reward of the steps before, in the first step the mean of the group."""
+
+    kind: Literal["running"] = "running"
+    decay: float = Field(default=0.9, ge=0, lt=1)
+    """How much of the baseline each step leaves."""
+
+
+class NoBaseline(Frozen):
+    """No baseline: 0."""
+
+    kind: Literal["none"] = "none"
+
+
+class BaselineChoice(Estimator):
+    """The setting of estimators that let one choose their baseline."""
+
+    baseline: Annotated[
+        GroupBaseline | RunningBaseline | NoBaseline, Field(discriminator="kind"), kind_or("group")
+    ] = GroupBaseline()
+    """What is taken off the reward of an episode, or off the return of each token."""
+
+    @property
+    def needs_groups(self) -> bool:
+        return self.baseline.kind == "group"
+
+    @property
+    def baseline_decay(self) -> float | None:
+        return self.baseline.decay if self.baseline.kind == "running" else None
+
+    def baseline_of(self, rewards_G: Sequence[float], group: EarnedByGroup) -> float:
+        """The group's baseline: its mean, or in its place the running one, once there is one."""
+        if self.baseline.kind == "none" or not rewards_G:
+            return 0.0
+        running = group.running_baseline if self.baseline.kind == "running" else None
+        return fmean(rewards_G) if running is None else running
 
 
 class Reinforce(BaselineChoice):
@@ -20,3 +75,46 @@ class Reinforce(BaselineChoice):
             return grpo_advantages(rewards_G, normalise_by_std=False)
         baseline = self.baseline_of(rewards_G, group)
         return [reward - baseline for reward in rewards_G]
+
+
+class ReinforcePlusPlus(BaselineChoice, TurnRewards):
+    """The discounted return of each token less a baseline (https://arxiv.org/abs/2501.03262)."""
+
+    kind: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """What a reward is worth one token earlier."""
+
+    @property
+    def is_whitened(self) -> bool:
+        return True
+
+    def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
+        baseline = self.baseline_of([member.total for member in group.members_G], group)
+        returns_GM = [discounted_returns(token_rewards(m), self.discount) for m in group.members_G]
+        return [TokenCredit([value - baseline for value in returns_M]) for returns_M in returns_GM]
+
+
+def next_baseline(baseline: float | None, rewards: Sequence[float], decay: float) -> float | None:
+    """The running baseline after a step: ``decay`` of the old one and the rest of the step's mean.
+
+    None before the first step, which starts it; a step of which nothing is kept leaves it.
+    """
+    if not rewards:
+        return baseline
+    mean = fmean(rewards)
+    return mean if baseline is None else decay * baseline + (1.0 - decay) * mean
+
+
+def whiten(values_BM: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Values with mean 0 and standard deviation 1 over all the sampled tokens of all episodes.
+
+    The batch's own mean and population deviation, as REINFORCE++ has it
+    (https://arxiv.org/abs/2501.03262); a single token becomes 0.
+    """
+    flat = [value for values_M in values_BM for value in values_M]
+    if not flat:
+        return [[] for _ in values_BM]
+    mean = fsum(flat) / len(flat)
+    std = sqrt(fsum((value - mean) ** 2 for value in flat) / len(flat))
+    scale = 1.0 / (std + WHITEN_EPSILON)
+    return [[(value - mean) * scale for value in values_M] for values_M in values_BM]

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.algorithms.credit.baselines import next_baseline, whiten
 from forage.algorithms.credit.estimator import EarnedByGroup
 from forage.algorithms.credit.grpo import STD_EPSILON, grpo_advantages
+from forage.algorithms.credit.reinforce import next_baseline, whiten
 from forage.algorithms.credit.remax import Remax
 from forage.algorithms.credit.rloo import rloo_advantages
 

@@ -3,12 +3,11 @@ import torch
 from torch import Tensor
 
 from forage.algorithms.loss.cispo_loss import CispoLoss, cispo_loss
-from forage.algorithms.loss.clip_cov_loss import ClipCovLoss
 from forage.algorithms.loss.clipped_loss import ClippedLoss, clipped_loss
+from forage.algorithms.loss.covariance_losses import ClipCovLoss, KlCovLoss
 from forage.algorithms.loss.gmpo_loss import GmpoLoss
 from forage.algorithms.loss.gspo_loss import GspoLoss, gspo_loss
 from forage.algorithms.loss.interpolated_loss import InterpolatedLoss
-from forage.algorithms.loss.kl_cov_loss import KlCovLoss
 from forage.algorithms.loss.protection import likelihood_protection
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss, reinforce_loss
 from forage.algorithms.loss.sapo_loss import SapoLoss

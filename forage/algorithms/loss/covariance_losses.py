@@ -1,4 +1,5 @@
-"""Clip-Cov: a few tokens that would take much of the entropy get no gradient, drawn by chance."""
+"""Clip-Cov and KL-Cov: the few tokens that would take most of the entropy lose their gradient by
+chance, or are held by a divergence."""
 
 from __future__ import annotations
 
@@ -58,6 +59,20 @@ class ClipCovLoss(Frozen):
         )
 
 
+class KlCovLoss(Frozen):
+    """No clip; a divergence for the tokens of highest covariance (2505.22617)."""
+
+    kind: Literal["kl_cov"] = "kl_cov"
+    share: float = Field(default=2e-4, gt=0, le=1)
+    """The share of a micro-batch's tokens that are held, at least one token."""
+    coefficient: float = Field(default=1.0, gt=0)
+    """The factor of the divergence."""
+
+    def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
+        old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
+        return kl_cov_loss(logprobs_M, old_M, advantages_M, self.share, self.coefficient)
+
+
 def token_covariances(logprobs_M: Tensor, advantages_M: Tensor) -> Tensor:
     """(log p - mean log p) (A - mean A) of each token, the means over the micro-batch.
 
@@ -96,3 +111,25 @@ def clip_cov_loss(
     kept_M[candidates[order.to(candidates.device)]] = 0.0
     metrics = {"loss/clip_fraction": is_clipped_M.float(), "loss/covariance_fraction": 1 - kept_M}
     return -gain_M * kept_M, metrics
+
+
+def kl_cov_loss(
+    logprobs_M: Tensor,
+    old_logprobs_M: Tensor,
+    advantages_M: Tensor,
+    share: float,
+    coefficient: float,
+) -> tuple[Tensor, Metrics]:
+    """-r A, and ``coefficient`` |log r| more where the covariance is among the highest.
+
+    Source: https://arxiv.org/abs/2505.22617, section 4.2.
+    """
+    log_ratio_M = bounded(logprobs_M - old_logprobs_M)
+    loss_M = -log_ratio_M.exp() * advantages_M
+    # A rank without episodes of its own has no token to hold.
+    num_held = min(max(1, int(share * len(loss_M))), len(loss_M))
+    held = token_covariances(logprobs_M, advantages_M).topk(num_held).indices
+    is_held_M = loss_M.new_zeros(loss_M.shape)
+    is_held_M[held] = 1.0
+    metrics = {"loss/covariance_fraction": is_held_M}
+    return loss_M + is_held_M * coefficient * log_ratio_M.abs(), metrics
