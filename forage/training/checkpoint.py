@@ -265,17 +265,6 @@ def has_run(run_dir: Path) -> bool:
     return latest_checkpoint(run_dir) is not None or has_rows
 
 
-def check_run_dir(run_dir: Path, resume: bool) -> None:
-    """Refuse to begin a run where one is, or to resume one where none is; raises ``UserError``."""
-    is_there = has_run(run_dir)
-    if is_there and not resume:
-        raise UserError(
-            f"{run_dir} already holds a run; go on with --resume, or set another output_dir"
-        )
-    if resume and not is_there:
-        raise UserError(f"{run_dir} holds no run to resume; leave --resume out")
-
-
 def latest_checkpoint(run_dir: Path) -> Path | None:
     """The newest complete checkpoint of a run, or None."""
     return next(reversed(checkpoints(run_dir).values()), None)

@@ -13,7 +13,6 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -155,7 +154,7 @@ def _write(
         if generation.is_file():
             shutil.copy(generation, directory)
         pass_on(trained, directory)
-        _compare(directory, weights)
+        _compare(stored_safetensors(directory), weights, directory)
     LOG.info("wrote %s (%d tensors, read back and compared)", out, len(weights))
     return out
 
@@ -167,10 +166,11 @@ def _write_adapters(source: Path, out: Path) -> Path:
         for name in (lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS):
             shutil.copy(source / name, directory)
         pass_on(source, directory)
-        written, held = (lora.read_adapters(each).weights for each in (directory, source))
-        _compare_all(written.keys(), held.keys(), directory)
-        for name, tensor in held.items():
-            _compare_one(name, written[name], tensor, directory)
+        written, held = (
+            {name: _held(tensor) for name, tensor in lora.read_adapters(each).weights.items()}
+            for each in (directory, source)
+        )
+        _compare(written, held, directory)
     LOG.info("wrote %s (%d tensors, read back and compared)", out, len(held))
     return out
 
@@ -216,25 +216,17 @@ def _write_index(directory: Path, files: Mapping[str, list[str]], weights: Weigh
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
-def _compare(directory: Path, weights: Weights) -> None:
-    """Read back what was written; raises ``UserError`` where it is not what it came from."""
-    written = stored_safetensors(directory)
-    _compare_all(written.keys(), weights.keys(), directory)
-    for name, stored in weights.items():
-        _compare_one(name, written[name].read(), stored.read(), directory)
-
-
-def _compare_all(written: object, held: object, directory: Path) -> None:
-    if written != held:
+def _compare(written: Weights, held: Weights, directory: Path) -> None:
+    """Raise ``UserError`` where what was written reads back as other than it came from."""
+    if written.keys() != held.keys():
         raise UserError(f"{directory} does not read back with the names that were written")
-
-
-def _compare_one(name: str, written: Tensor, held: Tensor, directory: Path) -> None:
-    same = written.shape == held.shape and written.dtype == held.dtype
-    if not same or not torch.equal(_bytes_of(written), _bytes_of(held)):
-        raise UserError(
-            f"{directory}: {name} reads back otherwise than it was; the disk may be failing"
-        )
+    for name in held:
+        mine, theirs = written[name].read(), held[name].read()
+        same = mine.shape == theirs.shape and mine.dtype == theirs.dtype
+        if not same or not torch.equal(_bytes_of(mine), _bytes_of(theirs)):
+            raise UserError(
+                f"{directory}: {name} reads back otherwise than it was; the disk may be failing"
+            )
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
@@ -255,11 +247,7 @@ def _held(tensor: Tensor) -> Stored:
 def _as(stored: Stored, dtype: torch.dtype | None) -> Stored:
     if dtype is None or not stored.dtype.is_floating_point:
         return stored
-    return Stored(stored.shape, dtype, partial(_read_as, stored, dtype))
-
-
-def _read_as(stored: Stored, dtype: torch.dtype, first: int, end: int) -> Tensor:
-    return stored.read_rows(first, end).to(dtype)
+    return Stored(stored.shape, dtype, lambda *rows: stored.read_rows(*rows).to(dtype))
 
 
 def _refuse_contents(out: Path) -> None:

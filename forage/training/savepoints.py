@@ -21,8 +21,8 @@ from forage.records import RunRecords, write_whole_text
 from forage.training.checkpoint import (
     RunState,
     begin_checkpoint,
-    check_run_dir,
     checkpoints,
+    has_run,
     latest_checkpoint,
     load_checkpoint,
     read_ahead,
@@ -51,7 +51,13 @@ def check_run(config: RunConfig, resume: bool) -> None:
                 f"trainer.checkpoint_url already holds a run ({config.trainer.checkpoint_url}); go "
                 "on with --resume, or set another address"
             )
-    check_run_dir(config.output_dir, resume)
+    out = config.output_dir
+    if has_run(out) and not resume:
+        raise UserError(
+            f"{out} already holds a run; go on with --resume, or set another output_dir"
+        )
+    if resume and not has_run(out):
+        raise UserError(f"{out} holds no run to resume; leave --resume out")
 
 
 class Savepoints:
