@@ -65,7 +65,7 @@ class RankPlace:
 
 
 class RankProcesses:
-    """Processes that form torch's default process group; ``with`` it, or ``close`` it."""
+    """Processes that form torch's default process group; close them."""
 
     def __init__(
         self, num_ranks: int, make: Callable[[], object], device_type: str, timeout_s: float
@@ -117,12 +117,6 @@ class RankProcesses:
                 process.kill()
                 process.join()
         self._connections, self._processes = [], []
-
-    def __enter__(self) -> RankProcesses:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     _is_stuck = False
 

@@ -118,11 +118,10 @@ class Ranks:
                 mp_policy=precision,
                 offload_policy=offload,
             )
-        for module in _sharded(
-            root
-        ):  # each has its own factor: setting the root's reaches no block
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+        for module in root.modules():
+            if isinstance(module, FSDPModule):  # each has a factor: the root's reaches no block
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
 
     def accumulate(
         self,
@@ -187,7 +186,10 @@ class Ranks:
         return all(place[i] == 0 for i in copies) and (is_first or not is_whole)
 
     def _deal(self, rows: Sequence[Rows]) -> list[int | None]:
-        costs = [sum(self.cost_of(size) for size in _lengths(each)) for each in rows]
+        costs = [
+            sum(self.cost_of(end - start) for start, end in pairwise(each.packed.starts_S1))
+            for each in rows
+        ]
         return deal(costs, self.data_rank, self.num_data_ranks)
 
     def _gather(self, results: dict[int, T]) -> list[T]:
@@ -251,11 +253,3 @@ def part_of(value: Tensor, weight: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor that may be cut over ranks; they must all ask for it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _sharded(root: nn.Module) -> Iterator[FSDPModule]:
-    return (module for module in root.modules() if isinstance(module, FSDPModule))
-
-
-def _lengths(rows: Rows) -> Iterator[int]:
-    return (end - start for start, end in pairwise(rows.packed.starts_S1))

@@ -7,6 +7,7 @@ a wrong factor.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 
@@ -76,19 +77,19 @@ FOUR = (
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[RankProcesses]:
-    with RankProcesses(1, Rank, "cpu", timeout_s=60) as ranks:
+    with closing(RankProcesses(1, Rank, "cpu", timeout_s=60)) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RankProcesses]:
-    with RankProcesses(2, Rank, "cpu", timeout_s=60) as ranks:
+    with closing(RankProcesses(2, Rank, "cpu", timeout_s=60)) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[RankProcesses]:
-    with RankProcesses(4, Rank, "cpu", timeout_s=60) as ranks:
+    with closing(RankProcesses(4, Rank, "cpu", timeout_s=60)) as ranks:
         yield ranks
 
 
@@ -187,7 +188,7 @@ def test_ranks_meet_where_no_other_machine_reaches_them(one: RankProcesses):
 
 def test_a_rank_that_fails_ends_the_others_at_once():
     """Rank 1 raises while rank 0 waits for it in a sum, which would last for minutes."""
-    with RankProcesses(2, Unlucky, "cpu", timeout_s=300) as ranks:
+    with closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks:
         with pytest.raises(UserError, match="rank 1 has no luck"):
             ranks.call("sum")
         with pytest.raises(RankDiedError, match="have ended"):
@@ -196,7 +197,7 @@ def test_a_rank_that_fails_ends_the_others_at_once():
 
 def test_a_rank_that_is_killed_ends_the_others_at_once():
     with (
-        RankProcesses(2, Unlucky, "cpu", timeout_s=300) as ranks,
+        closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks,
         pytest.raises(RankDiedError, match="rank 1 has died"),
     ):
         ranks.call("die")
