@@ -62,6 +62,10 @@ class Glue:
     after_end: Frame
     after_cut: Frame
 
+    @property
+    def frames(self) -> list[Frame]:
+        return [self.after_end, self.after_cut]
+
     def frame(self, last_id: int) -> Frame:
         """The frame behind a turn whose last token is ``last_id``."""
         return self.after_end if last_id in self.end_ids else self.after_cut

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from forage.environment import actions
 from forage.environment.actions import Action, Answer, Invalid
-from forage.environment.chat import Glue, ToolSchema, derive_glue
+from forage.environment.chat import ToolSchema, derive_glue
 from forage.environment.codec import Codec
 from forage.environment.dialects import Dialect
 from forage.environment.native_calls import derive_calls
@@ -90,7 +90,7 @@ class TagsProtocol:
 
     def frames(self) -> list[Frame]:
         """Every frame that may be needed, to check a budget against."""
-        return [self._results, *(_both(self._user) if self._user else [])]
+        return [self._results, *(self._user.frames if self._user else [])]
 
 
 class ToolsProtocol:
@@ -118,7 +118,7 @@ class ToolsProtocol:
         self.invalid_message: str | None = _no_action(hows)
         if dialect is not None:
             ends = (dialect.opening, dialect.closing, codec)
-            after_end, after_cut = (inside(frame, *ends) for frame in _both(self._results))
+            after_end, after_cut = (inside(frame, *ends) for frame in self._results.frames)
             self._results = replace(self._results, after_end=after_end, after_cut=after_cut)
             self.invalid_message = dialect.invalid_message
 
@@ -148,7 +148,7 @@ class ToolsProtocol:
 
     def frames(self) -> list[Frame]:
         """Every frame that may be needed, to check a budget against."""
-        return [*_both(self._results), *_both(self._user)]
+        return [*self._results.frames, *self._user.frames]
 
     def _example(self, tool: Tool) -> str:
         if tool.name == SEARCH_TOOL:
@@ -185,7 +185,3 @@ def _check_searches(names: Collection[str]) -> None:
             "the scripted demonstrations of a warm start search, and environment.tools "
             f"({', '.join(names)}) has no search; add it, or start from recorded episodes"
         )
-
-
-def _both(glue: Glue) -> list[Frame]:
-    return [glue.after_end, glue.after_cut]

@@ -19,6 +19,7 @@ from forage.environment.tools.tool import Arguments, Tool, ToolReply
 from forage.types import SEARCH_TOOL, Hit, Retriever, SearchReply
 
 MAX_QUERIES = 4
+_NO_QUERIES = Invalid("query_list must be a list of texts.")
 
 
 def make_search(has_addresses: bool = False, dialect: Dialect | None = None) -> Tool:
@@ -54,9 +55,9 @@ def make_search(has_addresses: bool = False, dialect: Dialect | None = None) -> 
 
 
 def _read(arguments: object) -> Search | Invalid:
-    queries = arguments.get("query_list") if isinstance(arguments, dict) else None
-    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-        return Invalid("query_list must be a list of texts.")
+    queries = _queries(arguments)
+    if queries is None:
+        return _NO_QUERIES
     stripped = [query.strip() for query in queries]
     if not stripped or not all(stripped):
         return Invalid("The search query is empty.")
@@ -67,10 +68,14 @@ def _read(arguments: object) -> Search | Invalid:
 
 def _read_leniently(arguments: object) -> Search | Invalid:
     """Any list of texts, empty ones and many of them included."""
+    queries = _queries(arguments)
+    return Search(queries[0], tuple(queries[1:])) if queries else _NO_QUERIES
+
+
+def _queries(arguments: object) -> list[str] | None:
     queries = arguments.get("query_list") if isinstance(arguments, dict) else None
-    if not isinstance(queries, list) or not queries or not all(isinstance(q, str) for q in queries):
-        return Invalid("query_list must be a list of texts.")
-    return Search(queries[0], tuple(queries[1:]))
+    is_right = isinstance(queries, list) and all(isinstance(query, str) for query in queries)
+    return queries if is_right else None
 
 
 async def _run_in_dialect(dialect: Dialect, arguments: Arguments, search: Retriever) -> ToolReply:
