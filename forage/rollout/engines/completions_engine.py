@@ -88,18 +88,12 @@ class CompletionsEngine:
         return {
             "model": self._client.settings.served_model,
             "prompt": token_ids,
+            **common_knobs(sampling),
             "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
             "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
             "seed": request_seed(sampling, len(token_ids)),
-            "stop": list(sampling.stop),
-            "stop_token_ids": list(sampling.stop_ids),
             "include_stop_str_in_output": True,
             "no_stop_trim": True,
-            "skip_special_tokens": False,
             "logprobs": 1,
             "return_token_ids": True,
             **self._client.settings.extra,
@@ -109,6 +103,19 @@ class CompletionsEngine:
 def reads_alike(mine: str, theirs: str) -> bool:
     """Whether two tokenizers read the same; an end within a character each shows in its own way."""
     return mine.rstrip("\ufffd").strip() == theirs.rstrip("\ufffd").strip()
+
+
+def common_knobs(sampling: Sampling) -> dict[str, Any]:
+    """What a turn is sampled with, where all servers spell it alike."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_ids),
+        "skip_special_tokens": False,
+    }
 
 
 def request_seed(sampling: Sampling, position: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from forage.rollout.engines.completions_engine import request_seed
+from forage.rollout.engines.completions_engine import common_knobs, request_seed
 from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
 from forage.rollout.engines.engine_server import Part, ServerFailed
 from forage.types import Completion, Sampling
@@ -113,19 +113,13 @@ class SglangServer:
 def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
     """Every knob of the distribution: one left out would have the server's default."""
     return {
+        **common_knobs(sampling),
         "max_new_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
         "top_k": -1,
-        "min_p": 0.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
         "sampling_seed": request_seed(sampling, position),
-        "stop": list(sampling.stop),
-        "stop_token_ids": list(sampling.stop_ids),
         "no_stop_trim": True,
-        "skip_special_tokens": False,
         "ignore_eos": False,
     }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from forage.rollout.engines.completions_engine import request_seed
+from forage.rollout.engines.completions_engine import common_knobs, request_seed
 from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
 from forage.rollout.engines.engine_server import Bucket, JoinInfo, Part, ServerFailed, Tensors
 from forage.types import Alternatives, Completion, FailureKind, Sampling
@@ -166,19 +166,13 @@ class VllmServer:
 def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
     """Every knob of the distribution: one left out would have the server's default."""
     return {
+        **common_knobs(sampling),
         "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
         "top_k": 0,
-        "min_p": 0.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
         "seed": request_seed(sampling, position),
-        "stop": list(sampling.stop),
-        "stop_token_ids": list(sampling.stop_ids),
         "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
         "ignore_eos": False,
         # The sampled token comes first, and counts: as many others as asked for need one more.
         "logprobs": sampling.num_alternatives + bool(sampling.num_alternatives),
