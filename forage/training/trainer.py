@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -114,9 +115,8 @@ class Trainer:
         self, weighed_P: Sequence[Sequence[Weighed]]
     ) -> tuple[list[list[Weighed]], dict[str, float]]:
         """A step's episodes with what its forward passes fill in, and the correction's metrics."""
-        flat = [each for weighed in weighed_P for each in weighed]
         needs_logprobs = self._algorithm.needs_recomputed_logprobs or self._is_critic_alone
-        filled, metrics = self._forward_passes.fill_in(flat, needs_logprobs)
+        filled, metrics = self._forward_passes.fill_in(list(chain(*weighed_P)), needs_logprobs)
         return _regrouped(filled, weighed_P), metrics
 
     def unmask_observations(
@@ -126,10 +126,9 @@ class Trainer:
 
         By default they come back as they are.
         """
-        flat = [each for weighed in weighed_P for each in weighed]
         if not self._algorithm.train_observations:
-            return _regrouped(flat, weighed_P), {}
-        unmasked, metrics = self._forward_passes.unmask(flat)
+            return [list(weighed) for weighed in weighed_P], {}
+        unmasked, metrics = self._forward_passes.unmask(list(chain(*weighed_P)))
         return _regrouped(unmasked, weighed_P), metrics
 
     def pack(self, weighed_P: Sequence[Sequence[Weighed]]) -> tuple[list[Batch], dict[str, float]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from forage.batch import Weighed
@@ -80,7 +81,7 @@ class AfterStep:
 
         Raises what the guard raises, and ``UserError`` for a checkpoint that cannot be written.
         """
-        config, episodes = self.config, groups.episodes
+        config = self.config
         metrics |= self.report.of(groups, self.search.counts, self.engine.counters, clock)
         self.report.warn_of_flat_groups(step, metrics)
         alarms, watched = self.guard.see(step, metrics)
@@ -90,13 +91,12 @@ class AfterStep:
                 metrics |= await self.evaluate()
                 clock.lap("evaluate")
         finally:  # the weights have taken the step: it is recorded, also when a stop comes here
-            weighed = [each for weighed in weighed_P for each in weighed]
             # Rejection alone computes the trainer's, and the ratio's old policy is the sampler.
-            is_trainers = config.algorithm.decoupled
-            self.records.write_groups(step, groups.played, groups.chosen, weighed, is_trainers)
+            learnt = (list(chain(*weighed_P)), config.algorithm.decoupled)
+            self.records.write_groups(step, groups.played, groups.chosen, *learnt)
             clock.lap("record")
             self.records.write_metrics(step, metrics | clock.metrics())
-        await self.trackers.log(step, metrics | clock.metrics(), episodes)
+        await self.trackers.log(step, metrics | clock.metrics(), groups.episodes)
         self.board.show(step, metrics, clock.seconds, alarms)
         self.savepoints.check()
         if alarms:

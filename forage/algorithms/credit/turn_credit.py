@@ -58,7 +58,6 @@ def turn_rewards(
 
 def over_tokens(values_T: Sequence[float], lengths_T: Sequence[int]) -> list[float]:
     """A turn's value for each token that it sampled."""
-    assert len(values_T) == len(lengths_T), "a turn is one stretch of sampled tokens"
     return [value for value, n in zip(values_T, lengths_T, strict=True) for _ in range(n)]
 
 
@@ -67,7 +66,6 @@ def at_turn_ends(rewards_T: Sequence[float], lengths_T: Sequence[int]) -> list[f
 
     What a turn without a token earned goes to the token before it, so that nothing is lost.
     """
-    assert len(rewards_T) == len(lengths_T), "a turn is one stretch of sampled tokens"
     rewards_M = [0.0] * sum(lengths_T)
     end = 0
     for reward, length in zip(rewards_T, lengths_T, strict=True):
