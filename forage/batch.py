@@ -64,12 +64,27 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
+class Sequences:
+    """Which of ``count`` sequences, or turns, each of M tokens is of; all are whole here."""
+
+    number_of_M: Tensor
+    count: int
+
+    def sums(self, values_M: Tensor) -> Tensor:
+        """The sum of each sequence's tokens [S]."""
+        return values_M.new_zeros(self.count).index_add(0, self.number_of_M, values_M)
+
+    def means(self, values_M: Tensor) -> Tensor:
+        """The mean of each sequence's tokens [S]; 0 where it has none."""
+        return self.sums(values_M) / self.sums(values_M.new_ones(values_M.shape)).clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """What is known of the M tokens of a micro-batch that are learnt, in their order, each [M].
 
-    ``turn_of_M`` and ``sequence_of_M`` number the turns and the sequences of the micro-batch,
-    ``trainer_version`` is the policy version that learns, and the rest is the engine's word or
-    ``Weighed``'s.
+    ``turn_of_M`` numbers the turns of the micro-batch, ``trainer_version`` is the policy version
+    that learns, and the rest is the engine's word or ``Weighed``'s.
     """
 
     sampler_logprobs_M: Tensor
@@ -81,8 +96,7 @@ class Tokens:
     advantages_M: Tensor
     versions_M: Tensor
     turn_of_M: Tensor
-    sequence_of_M: Tensor
-    num_sequences: int
+    sequences: Sequences
     trainer_version: int = 0
 
     @property
@@ -94,7 +108,8 @@ class Tokens:
         """The same on ``device``, to be learnt by this policy version."""
         names = [each.name for each in fields(self) if each.name.endswith("_M")]
         tensors = {name: getattr(self, name).to(device) for name in names}
-        return replace(self, **tensors, trainer_version=trainer_version)
+        numbers = replace(self.sequences, number_of_M=self.sequences.number_of_M.to(device))
+        return replace(self, **tensors, sequences=numbers, trainer_version=trainer_version)
 
 
 @dataclass(frozen=True, slots=True)

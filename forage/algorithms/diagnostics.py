@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forage.algorithms.loss.aggregation import sequence_means, sequence_sums
 from forage.algorithms.loss.corrections import effective_share
 from forage.algorithms.loss.kl import bounded
+from forage.batch import Sequences
 
 
 def mismatch(
-    logprobs_M: Tensor, sampler_logprobs_M: Tensor, sequence_of_M: Tensor, num_sequences: int
+    logprobs_M: Tensor, sampler_logprobs_M: Tensor, sequences: Sequences
 ) -> dict[str, float]:
     """Divergences between trainer and sampler, estimated on tokens that the sampler chose.
 
@@ -43,8 +43,8 @@ def mismatch(
     ratio_M = bounded_M.exp()
     # expm1, because exp(x) - 1 of a tiny difference is rounding and nothing else.
     grown_M = torch.expm1(bounded_M)
-    d_S = bounded(sequence_sums(d_M, sequence_of_M, num_sequences))
-    mean_d_S = sequence_means(d_M, sequence_of_M, num_sequences)
+    d_S = bounded(sequences.sums(d_M))
+    mean_d_S = sequences.means(d_M)
     return {
         "policy/logprob_diff_max": d_M.abs().max().item(),
         "policy/logprob_diff_mean": d_M.abs().mean().item(),

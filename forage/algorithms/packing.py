@@ -20,7 +20,7 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from forage.batch import Batch, Packed, Rows, Tokens, Weighed
+from forage.batch import Batch, Packed, Rows, Sequences, Tokens, Weighed
 from forage.types import Episode, Origin
 
 CostOf = Callable[[int], float]
@@ -194,8 +194,7 @@ def lay(weighed: Sequence[Weighed]) -> Rows:
         sampler_logprobs_M=torch.tensor(logprobs, dtype=torch.float32)[is_kept_M],
         versions_M=torch.tensor(versions, dtype=torch.int64)[is_kept_M],
         turn_of_M=torch.tensor(turn_of, dtype=torch.int64)[is_kept_M],
-        sequence_of_M=sequence_numbers(packed)[is_sampled_N],
-        num_sequences=len(weighed),
+        sequences=Sequences(sequence_numbers(packed)[is_sampled_N], len(weighed)),
         trainer_version=0,
         **columns,
     )
@@ -205,5 +204,5 @@ def lay(weighed: Sequence[Weighed]) -> Rows:
 def empty_rows() -> Rows:
     """A micro-batch of one token that nobody learns, for a rank that has none of its own."""
     nothing, numbers = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
-    tokens = Tokens(*[nothing] * 7, *[numbers] * 3, num_sequences=1)
+    tokens = Tokens(*[nothing] * 7, *[numbers] * 2, sequences=Sequences(numbers, 1))
     return Rows(lay_end_to_end([[0]]), torch.tensor([False]), tokens)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.packing import CostOf, balanced_bins, contexts, lay
-from forage.batch import Rows, Weighed
+from forage.batch import Rows, Sequences, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.critic import Critic
 from forage.training.golden_beliefs import GoldenBeliefs
@@ -144,14 +144,11 @@ def correct(
     far trainer and sampler differ, and what the correction cut.
     """
     lengths = [len(logprobs_M) for logprobs_M in logprobs]
-    sequence_of_M = torch.repeat_interleave(torch.tensor(lengths))
+    sequences = Sequences(torch.repeat_interleave(torch.tensor(lengths)), len(lengths))
     trainer_M = torch.cat(list(logprobs))
     sampler_M = torch.cat([each.old_logprobs_M for each in weighed])
-    metrics = mismatch(trainer_M, sampler_M, sequence_of_M, len(lengths))
-    log_ratio_M = trainer_M - sampler_M
-    weights_M, is_kept_M, cuts = algorithm.correction.bound(
-        log_ratio_M, sequence_of_M, len(lengths)
-    )
+    metrics = mismatch(trainer_M, sampler_M, sequences)
+    weights_M, is_kept_M, cuts = algorithm.correction.bound(trainer_M - sampler_M, sequences)
     corrected = [
         replace(
             each,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.kl import bounded
-from forage.batch import Batch, Metrics, Rows, Tokens
+from forage.batch import Batch, Metrics, Rows, Sequences, Tokens
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.training.logprobs import TokenLogprobs
 
@@ -74,7 +75,7 @@ def token_losses(
     return loss_M, metrics
 
 
-_NO_MISMATCH = mismatch(torch.zeros(0), torch.zeros(0), torch.zeros(0).long(), 0)
+_NO_MISMATCH = mismatch(torch.zeros(0), torch.zeros(0), Sequences(torch.zeros(0).long(), 0))
 
 
 def compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
@@ -82,13 +83,11 @@ def compare(batch: Batch, logprobs: Sequence[Tensor]) -> dict[str, float]:
     if not batch.rows:
         return _NO_MISMATCH
     tokens = [rows.tokens.moved(logprobs[0].device) for rows in batch.rows]
-    sequences: list[Tensor] = []
-    num_sequences = 0
-    for each in tokens:
-        sequences.append(each.sequence_of_M + num_sequences)
-        num_sequences += each.num_sequences
+    firsts = list(accumulate((each.sequences.count for each in tokens), initial=0))
+    numbers = [t.sequences.number_of_M + first for t, first in zip(tokens, firsts, strict=False)]
     sampler_M = torch.cat([each.sampler_logprobs_M for each in tokens])
-    return mismatch(torch.cat(list(logprobs)), sampler_M, torch.cat(sequences), num_sequences)
+    sequences = Sequences(torch.cat(numbers), firsts[-1])
+    return mismatch(torch.cat(list(logprobs)), sampler_M, sequences)
 
 
 def merge(updates: Sequence[dict[str, float]]) -> dict[str, float]:

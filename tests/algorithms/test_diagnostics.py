@@ -6,6 +6,7 @@ from torch import Tensor
 
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.corrections import effective_share
+from forage.batch import Sequences
 
 
 def column(*numbers: float) -> Tensor:
@@ -13,7 +14,7 @@ def column(*numbers: float) -> Tensor:
 
 
 def one_sequence(trainer: Tensor, sampler: Tensor) -> dict[str, float]:
-    return mismatch(trainer, sampler, torch.zeros(len(trainer), dtype=torch.int64), 1)
+    return mismatch(trainer, sampler, Sequences(torch.zeros(len(trainer), dtype=torch.int64), 1))
 
 
 def test_equal_policies_show_no_mismatch():
@@ -64,7 +65,7 @@ def test_the_measures_are_the_divergences_of_the_distributions():
 def test_sequences_are_measured_by_their_products_and_their_perplexities():
     """Log ratios: 0.1 and 0.3 in one sequence, -0.2 in the other."""
     sampler, trainer = column(-1.0, -1.0, -1.0), column(-0.9, -0.7, -1.2)
-    measures = mismatch(trainer, sampler, torch.tensor([0, 0, 1]), 2)
+    measures = mismatch(trainer, sampler, Sequences(torch.tensor([0, 0, 1]), 2))
     products = column(0.4, -0.2).exp()
     assert measures["policy/chi2_sequence"] == pytest.approx((products**2 - 1).mean().item())
     assert measures["policy/ess_sequence"] == pytest.approx(effective_share(products).item())

@@ -21,7 +21,7 @@ from forage.algorithms.packing import (
     pack_mini_batches,
     unweighed,
 )
-from forage.batch import Batch, Rows
+from forage.batch import Batch, Rows, Sequences
 from forage.types import Episode, Origin, Segment
 from tests.fakes import line_episode, line_group
 from tests.training.sequences import weighed
@@ -75,7 +75,7 @@ def test_episodes_lie_end_to_end_each_with_its_own_positions_and_advantage():
     assert number_line(rows.is_sampled_N.int()) == "0 0 1 0 0 1 0 0 1"
     advantages_N = at_their_tokens(rows, rows.tokens.advantages_M)
     assert number_line(advantages_N) == "0 0 1 0 0 1 0 0 -1"
-    assert number_line(rows.tokens.sequence_of_M) == "0 0 1"
+    assert number_line(rows.tokens.sequences.number_of_M) == "0 0 1"
     assert rows.packed.starts_S1 == (0, 6, 9)
     assert (batch.num_sampled_tokens, batch.num_sequences) == (3, 2)
 
@@ -337,10 +337,9 @@ def losses_of(batch: Batch) -> tuple[float, float]:
         sampler_M, advantages_M = rows.tokens.sampler_logprobs_M, rows.tokens.advantages_M
         loss_M, _ = clipped_loss(logprobs_M, sampler_M.double(), advantages_M.double(), 0.2, 0.3)
         starts = torch.tensor(rows.packed.starts_S1)
-        sequence_of_M = torch.repeat_interleave(starts.diff())[chosen]
-        num_here = len(starts) - 1
+        here = Sequences(torch.repeat_interleave(starts.diff())[chosen], len(starts) - 1)
         by_token += token_mean(loss_M, batch.num_sampled_tokens).item()
-        by_sequence += sequence_mean(loss_M, sequence_of_M, num_here, batch.num_sequences).item()
+        by_sequence += sequence_mean(loss_M, here, batch.num_sequences).item()
     return by_token, by_sequence
 
 

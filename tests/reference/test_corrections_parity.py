@@ -12,6 +12,7 @@ from torch import Tensor
 
 from forage.algorithms.diagnostics import mismatch
 from forage.algorithms.loss.corrections import Level, importance_weights, mean_weight, reject, veto
+from forage.batch import Sequences
 
 LEVELS: tuple[Level, ...] = ("token", "sequence", "geometric")
 pairs = st.tuples(st.floats(-6, 0), st.floats(-6, 0)).map(
@@ -20,11 +21,11 @@ pairs = st.tuples(st.floats(-6, 0), st.floats(-6, 0)).map(
 batches = st.lists(st.lists(pairs, min_size=1, max_size=5), min_size=1, max_size=5)
 
 
-def flat(batch: list[list[tuple[float, float]]]) -> tuple[Tensor, Tensor, Tensor]:
+def flat(batch: list[list[tuple[float, float]]]) -> tuple[Tensor, Tensor, Sequences]:
     trainer = torch.tensor([t for sequence in batch for t, _ in sequence], dtype=torch.float64)
     sampler = torch.tensor([s for sequence in batch for _, s in sequence], dtype=torch.float64)
     lengths = torch.tensor([len(sequence) for sequence in batch])
-    return trainer, sampler, torch.repeat_interleave(lengths)
+    return trainer, sampler, Sequences(torch.repeat_interleave(lengths), len(batch))
 
 
 def slow_ratios(batch: list[list[tuple[float, float]]], level: Level) -> list[list[float]]:
@@ -57,8 +58,8 @@ def test_weights_are_the_loops(batch: Any, level: Level, bound: Any):
     ratios = slow_ratios(batch, level)
     if not far_from_edges(ratios, low, high):
         return
-    trainer, sampler, sequence_of = flat(batch)
-    found = importance_weights(trainer - sampler, sequence_of, len(batch), level, bound, low, high)
+    trainer, sampler, sequences = flat(batch)
+    found = importance_weights(trainer - sampler, sequences, level, bound, low, high)
     slow = [BOUNDS[bound](ratio, low, high) for sequence in ratios for ratio in sequence]
     assert found.weights_M.tolist() == pytest.approx(slow, rel=1e-9)
     raw = [ratio for sequence in ratios for ratio in sequence]
@@ -71,13 +72,13 @@ def test_rejection_and_veto_are_the_loops(batch: Any, level: Level, threshold: f
     ratios, by_token = slow_ratios(batch, level), slow_ratios(batch, "token")
     if not far_from_edges(ratios, 0.5, 2.0) or not far_from_edges(by_token, threshold):
         return
-    trainer, sampler, sequence_of = flat(batch)
-    rejected = reject(trainer - sampler, sequence_of, len(batch), level, 0.5, 2.0)
+    trainer, sampler, sequences = flat(batch)
+    rejected = reject(trainer - sampler, sequences, level, 0.5, 2.0)
     slow = [[0.5 <= ratio <= 2.0 for ratio in sequence] for sequence in ratios]
     assert rejected.is_kept_M.tolist() == [kept for sequence in slow for kept in sequence]
     gone = sum(not any(sequence) for sequence in slow)
     assert rejected.sequence_fraction == pytest.approx(gone / len(batch))
-    vetoed = veto(trainer - sampler, sequence_of, len(batch), threshold)
+    vetoed = veto(trainer - sampler, sequences, threshold)
     bad = [min(sequence) < threshold for sequence in by_token]
     expected = [not bad[i] for i, sequence in enumerate(by_token) for _ in sequence]
     assert vetoed.is_kept_M.tolist() == expected
@@ -88,15 +89,15 @@ def test_rejection_and_veto_are_the_loops(batch: Any, level: Level, threshold: f
 def test_the_mean_weight_is_the_loops(batch: Any, level: Level):
     weights = slow_ratios(batch, level)
     counted = [w for s in weights for w in s] if level == "token" else [s[0] for s in weights]
-    _, _, sequence_of = flat(batch)
+    _, _, sequences = flat(batch)
     flat_weights = torch.tensor([w for s in weights for w in s], dtype=torch.float64)
-    found = mean_weight(flat_weights, sequence_of, len(batch), level)
+    found = mean_weight(flat_weights, sequences, level)
     assert found.item() == pytest.approx(math.fsum(counted) / len(counted), rel=1e-9)
 
 
 @given(batches)
 def test_the_measures_of_mismatch_are_the_loops(batch: Any):
-    trainer, sampler, sequence_of = flat(batch)
+    trainer, sampler, sequences = flat(batch)
     gaps = [t - s for sequence in batch for t, s in sequence]
     sums = [math.fsum(t - s for t, s in sequence) for sequence in batch]
     means = [total / len(sequence) for total, sequence in zip(sums, batch, strict=True)]
@@ -119,6 +120,4 @@ def test_the_measures_of_mismatch_are_the_loops(batch: Any):
         "policy/ess": share([math.exp(gap) for gap in gaps]),
         "policy/ess_sequence": share([math.exp(total) for total in bounded]),
     }
-    assert mismatch(trainer, sampler, sequence_of, len(batch)) == pytest.approx(
-        slow, rel=1e-6, abs=1e-9
-    )
+    assert mismatch(trainer, sampler, sequences) == pytest.approx(slow, rel=1e-6, abs=1e-9)

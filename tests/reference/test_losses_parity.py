@@ -19,6 +19,7 @@ from forage.algorithms.loss.gspo_loss import gspo_loss
 from forage.algorithms.loss.kl import kl_estimate
 from forage.algorithms.loss.protection import likelihood_protection
 from forage.algorithms.loss.reinforce_loss import reinforce_loss
+from forage.batch import Sequences
 
 Token = tuple[float, float, float]
 """New log-probability, old one, advantage."""
@@ -47,8 +48,9 @@ def columns(tokens_S: list[list[Token]]) -> tuple[Tensor, Tensor, Tensor]:
     return new_M, old_M, advantages_M
 
 
-def numbering(lengths: list[int]) -> Tensor:
-    return torch.tensor([i for i, length in enumerate(lengths) for _ in range(length)])
+def numbering(lengths: list[int]) -> Sequences:
+    numbers = [i for i, length in enumerate(lengths) for _ in range(length)]
+    return Sequences(torch.tensor(numbers), len(lengths))
 
 
 @given(sequences, bounds)
@@ -62,8 +64,8 @@ def test_the_clipped_loss_and_both_means_are_the_loops(tokens_S, bounds):
     by_token = sum(sum(losses) for losses in slow_S) / num_tokens
     assert token_mean(fast_M, num_tokens).item() == pytest.approx(by_token, rel=1e-9, abs=1e-9)
     by_sequence = sum(sum(losses) / len(losses) for losses in slow_S) / len(slow_S)
-    sequence_of_M = numbering([len(sequence) for sequence in tokens_S])
-    fast = sequence_mean(fast_M, sequence_of_M, len(slow_S), len(slow_S)).item()
+    sequences = numbering([len(sequence) for sequence in tokens_S])
+    fast = sequence_mean(fast_M, sequences, len(slow_S)).item()
     assert fast == pytest.approx(by_sequence, rel=1e-9, abs=1e-9)
     clipped = [
         (a > 0 and math.exp(new - old) > 1 + high) or (a < 0 and math.exp(new - old) < 1 - low)
@@ -100,10 +102,10 @@ def test_gspo_is_the_loop_over_sequences(tokens_S, bounds):
         ratio = product ** (1 / len(sequence))
         clipped = min(max(ratio, 1 - low), 1 + high)
         total -= min(ratio * advantage, clipped * advantage) / len(tokens_S)
-    sequence_of_M = numbering([len(sequence) for sequence in tokens_S])
+    sequences = numbering([len(sequence) for sequence in tokens_S])
     size = len(tokens_S)
-    fast_M, _ = gspo_loss(*columns(tokens_S), sequence_of_M, size, low, high)
-    fast = sequence_mean(fast_M, sequence_of_M, size, size).item()
+    fast_M, _ = gspo_loss(*columns(tokens_S), sequences, low, high)
+    fast = sequence_mean(fast_M, sequences, size).item()
     assert fast == pytest.approx(total, rel=1e-9, abs=1e-12)
 
 
@@ -117,10 +119,10 @@ def test_the_gradient_of_gspo_is_the_finite_difference_of_the_sequences_loss(tok
     news = [new for new, _, _ in tokens_M]
     olds = torch.tensor([old for _, old, _ in tokens_M], dtype=torch.float64)
     logprobs = torch.tensor(news, dtype=torch.float64, requires_grad=True)
-    number = torch.zeros(len(news), dtype=torch.int64)
+    one = Sequences(torch.zeros(len(news), dtype=torch.int64), 1)
     advantages = torch.full_like(olds, advantage)
-    loss_M, _ = gspo_loss(logprobs, olds, advantages, number, 1, 1.0, 1e9)
-    (gradient,) = torch.autograd.grad(sequence_mean(loss_M, number, 1, 1), logprobs)
+    loss_M, _ = gspo_loss(logprobs, olds, advantages, one, 1.0, 1e9)
+    (gradient,) = torch.autograd.grad(sequence_mean(loss_M, one, 1), logprobs)
     for index, slope in enumerate(gradient.tolist()):
         above, below = (
             loss_of([*news[:index], news[index] + d, *news[index + 1 :]]) for d in (1e-6, -1e-6)
@@ -157,7 +159,7 @@ def test_the_protection_is_the_loop_over_its_parts(tokens_S):
         for new, old, advantage in part:
             is_held = has_lost and advantage >= 0
             expected.append(max(0.0, old - new) if is_held else 0.0)
-    part_of_M = numbering([len(part) for part in tokens_S])
+    part_of_M = numbering([len(part) for part in tokens_S]).number_of_M
     gaps = [math.fsum(old - new for new, old, a in part if a >= 0) for part in tokens_S]
     if any(0 < abs(gap) < 1e-9 for gap in gaps):
         return  # which side of 0 a sum of rounding lies on is not the formula's to say
@@ -213,9 +215,9 @@ def test_a_batch_cut_into_micro_batches_has_the_loss_of_the_loop_over_all(tokens
     for start, end in pairwise(edges):
         here = tokens_S[start:end]
         loss_M, _ = clipped_loss(*columns(here), 0.2, 0.2)
-        sequence_of_M = numbering([len(sequence) for sequence in here])
+        sequences = numbering([len(sequence) for sequence in here])
         token_total += token_mean(loss_M, num_tokens).item()
-        sequence_total += sequence_mean(loss_M, sequence_of_M, len(here), len(tokens_S)).item()
+        sequence_total += sequence_mean(loss_M, sequences, len(tokens_S)).item()
     slow_S = [[slow_clipped(token, 0.2, 0.2) for token in seq] for seq in tokens_S]
     expected_token = sum(sum(losses) for losses in slow_S) / num_tokens
     expected_sequence = sum(sum(losses) / len(losses) for losses in slow_S) / len(slow_S)

@@ -24,6 +24,7 @@ from forage.algorithms.loss.gmpo_loss import gmpo_loss
 from forage.algorithms.loss.interpolated_loss import interpolated_loss
 from forage.algorithms.loss.kl import KlConfig, KlForm, kl_estimate, weighted_kl
 from forage.algorithms.loss.sapo_loss import sapo_loss
+from forage.batch import Sequences
 from forage.config.algorithm_config import AlgorithmConfig
 
 
@@ -116,8 +117,10 @@ def test_gmpo_is_the_geometric_mean_of_the_clipped_ratios(rows_S, bound):
     """2507.20673: (product of |min(r^s A, clip(r^s) A)| / |A|)^(1/T), with one A a sequence."""
     rows_S = [[(new, old, rows[0][2]) for new, old, _ in rows] for rows in rows_S]
     new_M, old_M, advantages_M = columns([row for rows in rows_S for row in rows])
-    numbers_of = torch.tensor([i for i, rows in enumerate(rows_S) for _ in rows])
-    loss_M, _ = gmpo_loss(new_M, old_M, advantages_M, numbers_of, len(rows_S), bound)
+    sequences = Sequences(
+        torch.tensor([i for i, rows in enumerate(rows_S) for _ in rows]), len(rows_S)
+    )
+    loss_M, _ = gmpo_loss(new_M, old_M, advantages_M, sequences, bound)
     expected = 0.0
     for rows in rows_S:
         advantage = rows[0][2]
@@ -126,14 +129,14 @@ def test_gmpo_is_the_geometric_mean_of_the_clipped_ratios(rows_S, bound):
         for new, old, _ in rows:
             product *= min(math.exp(new - old) ** sign, math.exp(bound)) ** sign
         expected -= advantage * product ** (1 / len(rows)) / len(rows_S)
-    mean = sequence_mean(loss_M, numbers_of, len(rows_S), len(rows_S))
+    mean = sequence_mean(loss_M, sequences, len(rows_S))
     assert mean.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_a_clipped_token_of_gmpo_has_no_gradient_and_the_others_share_the_mean():
     new = column(0.0, -1.0).requires_grad_()  # the first is far above its old self
     loss, metrics = gmpo_loss(
-        new, column(-2.0, -1.0), column(1.0, 1.0), torch.zeros(2).long(), 1, 0.4
+        new, column(-2.0, -1.0), column(1.0, 1.0), Sequences(torch.zeros(2).long(), 1), 0.4
     )
     ratio = math.exp(0.4 / 2)
     assert loss.tolist() == pytest.approx([-ratio, -ratio])
@@ -199,13 +202,15 @@ def test_rejection_by_divergence_is_the_loop(form, level, rows_S):
         whole = {"sum": sum(found), "mean": sum(found) / len(found), "max": max(found)}
         expected += [(value if level == "token" else whole[level]) <= high for value in found]
     d_M = column(*(d for rows in rows_S for d in rows))
-    sequence_of_M = torch.tensor([i for i, rows in enumerate(rows_S) for _ in rows])
-    kept = reject_by_divergence(d_M, sequence_of_M, len(rows_S), form, level, high)
+    sequences = Sequences(
+        torch.tensor([i for i, rows in enumerate(rows_S) for _ in rows]), len(rows_S)
+    )
+    kept = reject_by_divergence(d_M, sequences, form, level, high)
     assert kept.is_kept_M.tolist() == expected
     config = CorrectionConfig.model_validate(
         {"reject": {"kind": form, "level": level, "high": high}}
     )
-    _, is_kept_M, metrics = config.bound(d_M, sequence_of_M, len(rows_S))
+    _, is_kept_M, metrics = config.bound(d_M, sequences)
     assert is_kept_M.tolist() == expected
     assert metrics["correction/rejected_tokens"] == pytest.approx(1 - sum(expected) / len(expected))
 

@@ -2,7 +2,6 @@
 
 Each function gives a micro-batch's share: its sum over the count of the whole batch, so that the
 shares of all micro-batches, on however many ranks, add up to the same loss. Pure tensor functions.
-``sequence_of_M`` numbers the sequences of a micro-batch, whose sequences are always whole.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from forage.settings import Frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forage.batch import Batch, Tokens
+    from forage.batch import Batch, Sequences, Tokens
 
 
 class TokenMean(Frozen):
@@ -35,8 +34,7 @@ class SequenceMean(Frozen):
     kind: Literal["sequence_mean"] = "sequence_mean"
 
     def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
-        num_here = tokens.num_sequences
-        return sequence_mean(loss_M, tokens.sequence_of_M, num_here, batch.num_sequences)
+        return sequence_mean(loss_M, tokens.sequences, batch.num_sequences)
 
 
 class SequenceSum(Frozen):
@@ -68,14 +66,12 @@ def token_mean(loss_M: Tensor, num_sampled_tokens: int) -> Tensor:
     return loss_M.sum() / num_sampled_tokens
 
 
-def sequence_mean(
-    loss_M: Tensor, sequence_of_M: Tensor, num_sequences_here: int, num_sequences: int
-) -> Tensor:
+def sequence_mean(loss_M: Tensor, here: Sequences, num_sequences: int) -> Tensor:
     """The share of the mean over sequences of their mean over sampled tokens.
 
     Source: GRPO's 1/|o_i|, https://arxiv.org/abs/2402.03300, equation 3.
     """
-    return sequence_means(loss_M, sequence_of_M, num_sequences_here).sum() / num_sequences
+    return here.means(loss_M).sum() / num_sequences
 
 
 def sequence_sum(loss_M: Tensor, num_sequences: int) -> Tensor:
@@ -92,16 +88,3 @@ def constant(loss_M: Tensor, num_sequences: int, constant_tokens: int) -> Tensor
     Source: Dr. GRPO, https://arxiv.org/abs/2503.20783, section 3.2.
     """
     return loss_M.sum() / (num_sequences * constant_tokens)
-
-
-def sequence_sums(values_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Tensor:
-    """The sum of each sequence's tokens [S]."""
-    zeros_S = values_M.new_zeros(num_sequences)
-    return zeros_S.index_add(0, sequence_of_M, values_M)
-
-
-def sequence_means(values_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Tensor:
-    """The mean of each sequence's tokens [S]; 0 where it has none."""
-    sums_S = sequence_sums(values_M, sequence_of_M, num_sequences)
-    counts_S = sequence_sums(values_M.new_ones(values_M.shape), sequence_of_M, num_sequences)
-    return sums_S / counts_S.clamp(min=1)

@@ -7,7 +7,7 @@ truncation is https://fengyao.notion.site/off-policy-rl (TIS), the mask IcePop's
 (https://arxiv.org/abs/2510.18855).
 
 Weights are computed once a step, over the whole batch, and are constants of the loss. Pure tensor
-functions; suffix ``_M``: the sampled tokens of the batch, ``sequence_of_M`` the sequence of each.
+functions; suffix ``_M``: the sampled tokens of the batch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from forage.algorithms.loss.aggregation import sequence_means, sequence_sums
 from forage.algorithms.loss.kl import bounded
 from forage.settings import Frozen, kind_or
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from forage.batch import Sequences
 
 Level = Literal["token", "sequence", "geometric"]
 Bound = Literal["truncate", "clip", "mask"]
@@ -95,9 +96,8 @@ class RejectConfig(Frozen):
     high: float = Field(default=2.0, ge=1)
     """The highest ratio that stays."""
 
-    def rejected(self, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Rejection:
-        bounds = (self.level, self.low, self.high)
-        return reject(log_ratio_M, sequence_of_M, num_sequences, *bounds)
+    def rejected(self, log_ratio_M: Tensor, sequences: Sequences) -> Rejection:
+        return reject(log_ratio_M, sequences, self.level, self.low, self.high)
 
 
 class RejectByDivergence(Frozen):
@@ -109,9 +109,8 @@ class RejectByDivergence(Frozen):
     high: float = Field(default=0.5, gt=0)
     """The largest divergence that stays."""
 
-    def rejected(self, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Rejection:
-        sequences = (sequence_of_M, num_sequences)
-        return reject_by_divergence(log_ratio_M, *sequences, self.kind, self.level, self.high)
+    def rejected(self, log_ratio_M: Tensor, sequences: Sequences) -> Rejection:
+        return reject_by_divergence(log_ratio_M, sequences, self.kind, self.level, self.high)
 
 
 RejectionConfig = Annotated[
@@ -135,29 +134,27 @@ class CorrectionConfig(Frozen):
         return self.weights is not None or self.reject is not None or self.veto is not None
 
     def bound(
-        self, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int
+        self, log_ratio_M: Tensor, sequences: Sequences
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The weights and what is kept [M], over all sampled tokens of a step, and metrics."""
         weights_M = log_ratio_M.new_ones(log_ratio_M.shape)
         is_kept_M = weights_M.bool()
         metrics: dict[str, float] = {}
         if (by := self.reject) is not None:
-            rejected = by.rejected(log_ratio_M, sequence_of_M, num_sequences)
+            rejected = by.rejected(log_ratio_M, sequences)
             is_kept_M = is_kept_M & rejected.is_kept_M
             metrics["correction/rejected_tokens"] = rejected.token_fraction
             metrics["correction/rejected_sequences"] = rejected.sequence_fraction
         if self.veto is not None:
-            vetoed = veto(log_ratio_M, sequence_of_M, num_sequences, self.veto)
+            vetoed = veto(log_ratio_M, sequences, self.veto)
             is_kept_M = is_kept_M & vetoed.is_kept_M
             metrics["correction/vetoed_sequences"] = vetoed.sequence_fraction
         if (by := self.weights) is not None:
-            found = importance_weights(
-                log_ratio_M, sequence_of_M, num_sequences, by.level, by.kind, by.low, by.high
-            )
+            found = importance_weights(log_ratio_M, sequences, by.level, by.kind, by.low, by.high)
             weights_M = found.weights_M
             metrics["correction/cut_fraction"] = found.cut_fraction
             if by.normalise:
-                mean = mean_weight(found.counted_M, sequence_of_M, num_sequences, by.level)
+                mean = mean_weight(found.counted_M, sequences, by.level)
                 weights_M = weights_M / mean if mean > 0 else weights_M
             kept_M = weights_M[is_kept_M]
             metrics["correction/weight_mean"] = kept_M.mean().item() if len(kept_M) else 0.0
@@ -167,31 +164,28 @@ class CorrectionConfig(Frozen):
         return weights_M, is_kept_M, metrics
 
 
-def log_ratio_at(
-    level: Level, log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int
-) -> Tensor:
+def log_ratio_at(level: Level, log_ratio_M: Tensor, sequences: Sequences) -> Tensor:
     """The log ratio of each token [M]: its own, its sequence's sum, or its sequence's mean."""
     match level:
         case "token":
             at_level_M = log_ratio_M
         case "sequence":
-            at_level_M = sequence_sums(log_ratio_M, sequence_of_M, num_sequences)[sequence_of_M]
+            at_level_M = sequences.sums(log_ratio_M)[sequences.number_of_M]
         case "geometric":
-            at_level_M = sequence_means(log_ratio_M, sequence_of_M, num_sequences)[sequence_of_M]
+            at_level_M = sequences.means(log_ratio_M)[sequences.number_of_M]
     return bounded(at_level_M)
 
 
 def importance_weights(
     log_ratio_M: Tensor,
-    sequence_of_M: Tensor,
-    num_sequences: int,
+    sequences: Sequences,
     level: Level,
     bound: Bound,
     low: float,
     high: float,
 ) -> Weights:
     """Ratios at ``level``: truncated above ``high``, clipped to both bounds, or 0 outside."""
-    ratio_M = log_ratio_at(level, log_ratio_M, sequence_of_M, num_sequences).exp()
+    ratio_M = log_ratio_at(level, log_ratio_M, sequences).exp()
     is_above_M, is_below_M = ratio_M > high, ratio_M < low
     match bound:
         case "truncate":
@@ -205,37 +199,33 @@ def importance_weights(
             return Weights(ratio_M.masked_fill(is_cut_M, 0.0), ratio_M, _share(is_cut_M))
 
 
-def mean_weight(
-    weights_M: Tensor, sequence_of_M: Tensor, num_sequences: int, level: Level
-) -> Tensor:
+def mean_weight(weights_M: Tensor, sequences: Sequences, level: Level) -> Tensor:
     """The mean weight of a step: over all its sampled tokens, or over its sequences where each has
     one weight. What is rejected counts too, as in veRL and slime; without tokens it is 0."""
     if not len(weights_M):
         return weights_M.new_zeros(())
     if level == "token":
         return weights_M.mean()
-    return sequence_means(weights_M, sequence_of_M, num_sequences).mean()
+    return sequences.means(weights_M).mean()
 
 
 def reject(
     log_ratio_M: Tensor,
-    sequence_of_M: Tensor,
-    num_sequences: int,
+    sequences: Sequences,
     level: Level,
     low: float,
     high: float,
 ) -> Rejection:
     """Leave out what has a ratio outside of the bounds at ``level``: tokens, or whole sequences."""
-    at_level_M = log_ratio_at(level, log_ratio_M, sequence_of_M, num_sequences)
+    at_level_M = log_ratio_at(level, log_ratio_M, sequences)
     log_low = math.log(low) if low > 0 else -math.inf
     is_kept_M = (at_level_M >= log_low) & (at_level_M <= math.log(high))
-    return _rejection(is_kept_M, sequence_of_M, num_sequences)
+    return _rejection(is_kept_M, sequences)
 
 
 def reject_by_divergence(
     log_ratio_M: Tensor,
-    sequence_of_M: Tensor,
-    num_sequences: int,
+    sequences: Sequences,
     form: Literal["k2", "k3"],
     level: Literal["token", "sum", "mean", "max"],
     high: float,
@@ -249,24 +239,22 @@ def reject_by_divergence(
     divergence_M = 0.5 * d_M.square() if form == "k2" else d_M.expm1() - d_M
     match level:
         case "token":
-            return _rejection(divergence_M <= high, sequence_of_M, num_sequences)
+            return _rejection(divergence_M <= high, sequences)
         case "sum":
-            by_S = sequence_sums(divergence_M, sequence_of_M, num_sequences)
+            by_S = sequences.sums(divergence_M)
         case "mean":
-            by_S = sequence_means(divergence_M, sequence_of_M, num_sequences)
+            by_S = sequences.means(divergence_M)
         case "max":
-            zeros_S = divergence_M.new_zeros(num_sequences)
-            by_S = zeros_S.scatter_reduce(0, sequence_of_M, divergence_M, "amax")
-    return _rejection((by_S <= high)[sequence_of_M], sequence_of_M, num_sequences)
+            zeros_S = divergence_M.new_zeros(sequences.count)
+            by_S = zeros_S.scatter_reduce(0, sequences.number_of_M, divergence_M, "amax")
+    return _rejection((by_S <= high)[sequences.number_of_M], sequences)
 
 
-def veto(
-    log_ratio_M: Tensor, sequence_of_M: Tensor, num_sequences: int, threshold: float
-) -> Rejection:
+def veto(log_ratio_M: Tensor, sequences: Sequences, threshold: float) -> Rejection:
     """Leave out every sequence in which some token's ratio is below ``threshold``."""
     is_bad_M = log_ratio_M < math.log(threshold)
-    num_bad_S = sequence_sums(is_bad_M.to(log_ratio_M.dtype), sequence_of_M, num_sequences)
-    return _rejection((num_bad_S == 0)[sequence_of_M], sequence_of_M, num_sequences)
+    num_bad_S = sequences.sums(is_bad_M.to(log_ratio_M.dtype))
+    return _rejection((num_bad_S == 0)[sequences.number_of_M], sequences)
 
 
 def effective_share(weights_M: Tensor) -> Tensor:
@@ -274,8 +262,8 @@ def effective_share(weights_M: Tensor) -> Tensor:
     return weights_M.sum().square() / (len(weights_M) * weights_M.square().sum())
 
 
-def _rejection(is_kept_M: Tensor, sequence_of_M: Tensor, num_sequences: int) -> Rejection:
-    num_kept_S = sequence_sums(is_kept_M.double(), sequence_of_M, num_sequences)
+def _rejection(is_kept_M: Tensor, sequences: Sequences) -> Rejection:
+    num_kept_S = sequences.sums(is_kept_M.double())
     return Rejection(is_kept_M, _share(~is_kept_M), _share(num_kept_S == 0))
 
 

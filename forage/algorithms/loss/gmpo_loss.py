@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forage.algorithms.loss.aggregation import sequence_means
 from forage.algorithms.loss.kl import bounded
 from forage.settings import Frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forage.batch import Metrics, Tokens
+    from forage.batch import Metrics, Sequences, Tokens
 
 
 class GmpoLoss(Frozen):
@@ -25,16 +24,14 @@ class GmpoLoss(Frozen):
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
-        sequences = (tokens.sequence_of_M, tokens.num_sequences)
-        return gmpo_loss(logprobs_M, old_M, advantages_M, *sequences, self.bound)
+        return gmpo_loss(logprobs_M, old_M, advantages_M, tokens.sequences, self.bound)
 
 
 def gmpo_loss(
     logprobs_M: Tensor,
     old_logprobs_M: Tensor,
     advantages_M: Tensor,
-    sequence_of_M: Tensor,
-    num_sequences_here: int,
+    sequences: Sequences,
     bound: float,
 ) -> tuple[Tensor, Metrics]:
     """-A times the geometric mean of a sequence's ratios, each clipped at exp(``bound``).
@@ -47,6 +44,6 @@ def gmpo_loss(
     pulled_M = sign_M * bounded(logprobs_M - old_logprobs_M)
     is_clipped_M = pulled_M > bound
     log_ratio_M = sign_M * pulled_M.clamp(max=bound)
-    ratio_S = sequence_means(log_ratio_M, sequence_of_M, num_sequences_here).exp()
-    loss_M = -ratio_S[sequence_of_M] * advantages_M
+    ratio_S = sequences.means(log_ratio_M).exp()
+    loss_M = -ratio_S[sequences.number_of_M] * advantages_M
     return loss_M, {"loss/clip_fraction": is_clipped_M.float()}

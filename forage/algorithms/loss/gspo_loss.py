@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forage.algorithms.loss.aggregation import sequence_means
 from forage.algorithms.loss.clipped_loss import clipped_gain
 from forage.algorithms.loss.kl import bounded
 from forage.settings import Frozen
@@ -14,7 +13,7 @@ from forage.settings import Frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forage.batch import Metrics, Tokens
+    from forage.batch import Metrics, Sequences, Tokens
 
 
 class GspoLoss(Frozen):
@@ -28,16 +27,14 @@ class GspoLoss(Frozen):
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
-        sequences = (tokens.sequence_of_M, tokens.num_sequences)
-        return gspo_loss(logprobs_M, old_M, advantages_M, *sequences, self.low, self.high)
+        return gspo_loss(logprobs_M, old_M, advantages_M, tokens.sequences, self.low, self.high)
 
 
 def gspo_loss(
     logprobs_M: Tensor,
     old_logprobs_M: Tensor,
     advantages_M: Tensor,
-    sequence_of_M: Tensor,
-    num_sequences_here: int,
+    sequences: Sequences,
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Metrics]:
@@ -48,8 +45,8 @@ def gspo_loss(
     equations 5, 7 and 13.
     """
     log_ratio_M = logprobs_M - old_logprobs_M
-    means_S = sequence_means(log_ratio_M.detach(), sequence_of_M, num_sequences_here)
+    means_S = sequences.means(log_ratio_M.detach())
     # The value is the sequence's ratio, the gradient the token's own.
-    ratio_M = (bounded(means_S)[sequence_of_M] + logprobs_M - logprobs_M.detach()).exp()
+    ratio_M = (bounded(means_S)[sequences.number_of_M] + logprobs_M - logprobs_M.detach()).exp()
     gain_M, is_clipped_M = clipped_gain(ratio_M, advantages_M, clip_low, clip_high)
     return -gain_M, {"loss/clip_fraction": is_clipped_M.float()}

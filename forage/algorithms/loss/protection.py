@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forage.algorithms.loss.aggregation import sequence_sums
+from forage.batch import Sequences
 from forage.settings import Frozen
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class LikelihoodProtectionConfig(Frozen):
 
     def protect(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
         """The likelihood lost at each token, before the coefficient."""
-        part_of_M = tokens.turn_of_M if self.gate == "turn" else tokens.sequence_of_M
+        part_of_M = tokens.turn_of_M if self.gate == "turn" else tokens.sequences.number_of_M
         old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
         return likelihood_protection(logprobs_M, old_M, advantages_M, part_of_M)
 
@@ -43,7 +43,7 @@ def likelihood_protection(
     is_good_M = advantages_M >= 0
     lost_M = (old_logprobs_M - logprobs_M).where(is_good_M, 0.0)
     num_parts = int(part_of_M.max()) + 1 if len(part_of_M) else 0
-    lost_by_part = sequence_sums(lost_M.detach(), part_of_M, num_parts)
+    lost_by_part = Sequences(part_of_M, num_parts).sums(lost_M.detach())
     is_gated_M = (lost_by_part > 0)[part_of_M] & (lost_M.detach() > 0)
     loss_M = lost_M.where(is_gated_M, 0.0)
     return loss_M, {

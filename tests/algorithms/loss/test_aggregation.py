@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forage.algorithms.loss.aggregation import constant, sequence_mean, sequence_sum, token_mean
+from forage.batch import Sequences
 
 
 def column(*numbers: float) -> Tensor:
@@ -13,9 +14,9 @@ def column(*numbers: float) -> Tensor:
 
 def test_each_mean_weighs_a_long_sequence_differently():
     """Sequence 0 has one token, sequence 1 has three."""
-    loss_M, sequence_of_M = column(4.0, 1.0, 1.0, 1.0), torch.tensor([0, 1, 1, 1])
+    loss_M, sequences = column(4.0, 1.0, 1.0, 1.0), Sequences(torch.tensor([0, 1, 1, 1]), 2)
     assert token_mean(loss_M, 4).item() == pytest.approx(7 / 4)
-    assert sequence_mean(loss_M, sequence_of_M, 2, 2).item() == pytest.approx((4 + 1) / 2)
+    assert sequence_mean(loss_M, sequences, 2).item() == pytest.approx((4 + 1) / 2)
     assert sequence_sum(loss_M, 2).item() == pytest.approx((4 + 3) / 2)
     assert constant(loss_M, 2, constant_tokens=10).item() == pytest.approx((4 + 3) / 20)
 
@@ -36,9 +37,10 @@ def test_the_aggregates_do_not_depend_on_the_micro_batches(losses_S, data):
         here = [losses for losses, b in zip(losses_S, bins, strict=True) if b == bin_]
         here = data.draw(st.permutations(here))
         loss_M = column(*(loss for losses in here for loss in losses))
-        sequence_of_M = torch.tensor([i for i, losses in enumerate(here) for _ in losses])
+        numbers = torch.tensor([i for i, losses in enumerate(here) for _ in losses])
+        sequences = Sequences(numbers, len(here))
         shares["token"] += token_mean(loss_M, num_tokens).item()
-        shares["mean"] += sequence_mean(loss_M, sequence_of_M, len(here), num_sequences).item()
+        shares["mean"] += sequence_mean(loss_M, sequences, num_sequences).item()
         shares["sum"] += sequence_sum(loss_M, num_sequences).item()
         shares["constant"] += constant(loss_M, num_sequences, 7).item()
     sums = [sum(losses) for losses in losses_S]
@@ -55,7 +57,7 @@ def test_the_aggregates_do_not_depend_on_the_micro_batches(losses_S, data):
 
 
 def test_a_micro_batch_with_nothing_in_it_adds_nothing():
-    empty, no_sequence = column(), torch.tensor([], dtype=torch.int64)
+    empty, nothing = column(), Sequences(torch.tensor([], dtype=torch.int64), 0)
     assert token_mean(empty, 5).item() == 0.0
-    assert sequence_mean(empty, no_sequence, 0, 5).item() == 0.0
+    assert sequence_mean(empty, nothing, 5).item() == 0.0
     assert sequence_sum(empty, 5).item() == constant(empty, 5, 9).item() == 0.0

@@ -16,10 +16,11 @@ from forage.algorithms.loss.corrections import (
     reject,
     veto,
 )
+from forage.batch import Sequences
 
 # Two sequences: ratios 4, 1/4 and 1; then 3.
 RATIOS = (4.0, 0.25, 1.0, 3.0)
-SEQUENCES = torch.tensor([0, 0, 0, 1])
+SEQUENCES = Sequences(torch.tensor([0, 0, 0, 1]), 2)
 
 
 def logs(*ratios: float) -> Tensor:
@@ -29,7 +30,7 @@ def logs(*ratios: float) -> Tensor:
 def weights(
     bound: Bound, level: Level = "token", low: float = 0.5, high: float = 2.0
 ) -> tuple[list[float], float]:
-    found = importance_weights(logs(*RATIOS), SEQUENCES, 2, level, bound, low, high)
+    found = importance_weights(logs(*RATIOS), SEQUENCES, level, bound, low, high)
     return found.weights_M.tolist(), found.cut_fraction
 
 
@@ -41,7 +42,7 @@ def test_the_three_levels_of_a_ratio():
         "geometric": [2.0, 2.0, 2.0, 3.0],
     }
     for level, expected in ratios.items():
-        at_level = log_ratio_at(level, log_ratio_M, SEQUENCES, 2)
+        at_level = log_ratio_at(level, log_ratio_M, SEQUENCES)
         assert at_level.exp().tolist() == pytest.approx(expected), level
 
 
@@ -62,45 +63,47 @@ def test_each_bound_does_something():
 
 
 def test_rejection_leaves_out_tokens_or_whole_sequences():
-    by_token = reject(logs(*RATIOS), SEQUENCES, 2, "token", 0.5, 2.0)
+    by_token = reject(logs(*RATIOS), SEQUENCES, "token", 0.5, 2.0)
     assert by_token.is_kept_M.tolist() == [False, False, True, False]
     assert (by_token.token_fraction, by_token.sequence_fraction) == (0.75, 0.5)
-    by_sequence = reject(logs(*RATIOS), SEQUENCES, 2, "geometric", 0.5, 2.0)
+    by_sequence = reject(logs(*RATIOS), SEQUENCES, "geometric", 0.5, 2.0)
     assert by_sequence.is_kept_M.tolist() == [True, True, True, False]
     assert (by_sequence.token_fraction, by_sequence.sequence_fraction) == (0.25, 0.5)
 
 
 def test_a_lower_bound_of_nothing_rejects_nothing_below():
-    kept = reject(logs(1e-8, 1.0), torch.tensor([0, 0]), 1, "token", 0.0, 2.0).is_kept_M
+    kept = reject(logs(1e-8, 1.0), Sequences(torch.tensor([0, 0]), 1), "token", 0.0, 2.0).is_kept_M
     assert kept.tolist() == [True, True]
 
 
 def test_one_impossible_token_vetoes_its_sequence():
     log_ratio_M = logs(1.0, 9e-5, 1.0, 1.0)
-    found = veto(log_ratio_M, SEQUENCES, 2, threshold=1e-4)
+    found = veto(log_ratio_M, SEQUENCES, threshold=1e-4)
     assert found.is_kept_M.tolist() == [False, False, False, True]
     assert (found.token_fraction, found.sequence_fraction) == (0.75, 0.5)
-    assert veto(log_ratio_M, SEQUENCES, 2, threshold=1e-5).is_kept_M.all()
+    assert veto(log_ratio_M, SEQUENCES, threshold=1e-5).is_kept_M.all()
 
 
 def test_ratios_are_kept_where_their_squares_are_finite():
     found = importance_weights(
-        torch.tensor([900.0]), torch.tensor([0]), 1, "token", "truncate", 0.5, math.inf
+        torch.tensor([900.0]), Sequences(torch.tensor([0]), 1), "token", "truncate", 0.5, math.inf
     )
     assert found.weights_M.item() == pytest.approx(math.exp(20))
 
 
 def test_the_mean_weight_is_over_all_tokens_or_over_sequences_however_long():
     weights_M = torch.tensor([1.0, 1.0, 1.0, 3.0])
-    assert mean_weight(weights_M, SEQUENCES, 2, "token").item() == 1.5
-    assert mean_weight(weights_M, SEQUENCES, 2, "geometric").item() == 2.0
-    assert mean_weight(weights_M[:0], SEQUENCES[:0], 0, "token").item() == 0.0
+    assert mean_weight(weights_M, SEQUENCES, "token").item() == 1.5
+    assert mean_weight(weights_M, SEQUENCES, "geometric").item() == 2.0
+    assert (
+        mean_weight(weights_M[:0], Sequences(SEQUENCES.number_of_M[:0], 0), "token").item() == 0.0
+    )
 
 
 def corrected(kind: str, **keys: object) -> list[float]:
     weights = {"kind": kind, "normalise": True, **keys}
     config = CorrectionConfig.model_validate({"weights": weights, "reject": {"high": 3.5}})
-    return config.bound(logs(*RATIOS), SEQUENCES, 2)[0].tolist()
+    return config.bound(logs(*RATIOS), SEQUENCES)[0].tolist()
 
 
 def test_what_is_rejected_counts_in_the_mean_that_weights_are_divided_by():
@@ -124,11 +127,11 @@ def test_the_order_of_sequences_changes_no_weight_and_no_rejection(log_ratios_S,
     def found(order):
         log_ratio_M = torch.tensor([x for i in order for x in log_ratios_S[i]]).double()
         lengths = [len(log_ratios_S[i]) for i in order]
-        sequence_of_M = torch.repeat_interleave(torch.tensor(lengths))
         num = len(lengths)
-        kept = reject(log_ratio_M, sequence_of_M, num, level, 0.5, 2.0).is_kept_M
-        raw = importance_weights(log_ratio_M, sequence_of_M, num, level, "clip", 0.3, 3.0)
-        scaled = raw.weights_M / mean_weight(raw.counted_M, sequence_of_M, num, level)
+        sequences = Sequences(torch.repeat_interleave(torch.tensor(lengths)), num)
+        kept = reject(log_ratio_M, sequences, level, 0.5, 2.0).is_kept_M
+        raw = importance_weights(log_ratio_M, sequences, level, "clip", 0.3, 3.0)
+        scaled = raw.weights_M / mean_weight(raw.counted_M, sequences, level)
         parts = zip(scaled.split(lengths), kept.split(lengths), strict=True)
         by_sequence = dict(zip(order, parts, strict=True))
         return [by_sequence[i] for i in range(num)]

@@ -12,6 +12,7 @@ from forage.algorithms.loss.protection import likelihood_protection
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss, reinforce_loss
 from forage.algorithms.loss.sapo_loss import SapoLoss
 from forage.algorithms.packing import empty_rows
+from forage.batch import Sequences
 
 
 def column(*numbers: float) -> Tensor:
@@ -129,8 +130,8 @@ def test_gspo_clips_whole_sequences_by_the_geometric_mean_of_their_ratios():
     """Sequence 0 has ratios 1.5 and 1/1.5, mean 1; sequence 1 has 1.2 and 1.3."""
     old, advantages = column(-2.0, -2.0, -2.0, -2.0), column(1.0, 1.0, 1.0, 1.0)
     logprobs = (old + column(1.5, 1 / 1.5, 1.2, 1.3).log()).requires_grad_()
-    sequence_of = torch.tensor([0, 0, 1, 1])
-    loss, metrics = gspo_loss(logprobs, old, advantages, sequence_of, 2, 0.1, 0.1)
+    sequences = Sequences(torch.tensor([0, 0, 1, 1]), 2)
+    loss, metrics = gspo_loss(logprobs, old, advantages, sequences, 0.1, 0.1)
     assert loss.tolist() == pytest.approx([-1.0, -1.0, -1.1, -1.1])
     assert metrics["loss/clip_fraction"].tolist() == [0.0, 0.0, 1.0, 1.0]
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
@@ -140,8 +141,8 @@ def test_gspo_clips_whole_sequences_by_the_geometric_mean_of_their_ratios():
 def test_a_sequence_of_one_token_has_the_clipped_loss_under_gspo():
     old, advantages = column(-1.0, -0.5), column(0.7, -0.3)
     logprobs = column(-0.8, -0.9)
-    sequence_of = torch.tensor([0, 1])
-    by_sequence, _ = gspo_loss(logprobs, old, advantages, sequence_of, 2, 0.2, 0.3)
+    sequences = Sequences(torch.tensor([0, 1]), 2)
+    by_sequence, _ = gspo_loss(logprobs, old, advantages, sequences, 0.2, 0.3)
     by_token, _ = clipped_loss(logprobs, old, advantages, 0.2, 0.3)
     torch.testing.assert_close(by_sequence, by_token)
 
@@ -217,12 +218,12 @@ def test_protection_of_nothing_is_nothing():
 def test_a_ratio_beyond_every_float_at_advantage_zero_is_no_loss_and_no_nan():
     """0 times infinity made a NaN of the whole step."""
     old, advantages = torch.tensor([-200.0]), torch.tensor([0.0])
-    one_sequence = (torch.tensor([0]), 1)
+    one_sequence = Sequences(torch.tensor([0]), 1)
     for loss in (
         lambda logprobs: clipped_loss(logprobs, old, advantages, 0.2, 0.2),
         lambda logprobs: reinforce_loss(logprobs, old, advantages),
         lambda logprobs: cispo_loss(logprobs, old, advantages, 0.2, 0.2),
-        lambda logprobs: gspo_loss(logprobs, old, advantages, *one_sequence, 0.2, 0.2),
+        lambda logprobs: gspo_loss(logprobs, old, advantages, one_sequence, 0.2, 0.2),
     ):
         logprobs = torch.tensor([-1.0], requires_grad=True)
         loss_M = loss(logprobs)[0]
