@@ -131,16 +131,14 @@ def script(question: Question, questions: Sequence[Question], player: Player, se
         # The writer stops one hop before the end: with these two, after the first search.
         question = replace(question, hops=(question.hops[0], question.hops[-1]))
     poor_share = float(choice is not Choice.GOOD)
-    writer = ScriptWriter(questions, poor_share, player.environment.protocol.write_search)
+    writer = ScriptWriter(questions, poor_share, player.write_search)
     while (written := writer.write(question, rng)).choice is not choice:
         pass  # it draws its poor choices itself
     return written
 
 
 def whole_chain(question: Question, player: Player) -> Script:
-    return ScriptWriter([question], 0.0, player.environment.protocol.write_search).write(
-        question, random.Random(0)
-    )
+    return ScriptWriter([question], 0.0, player.write_search).write(question, random.Random(0))
 
 
 async def play_scripts(

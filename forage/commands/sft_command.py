@@ -239,9 +239,7 @@ def _demonstrators(
     )
 
     if isinstance(source, ScriptedSource):
-        writer = ScriptWriter(
-            questions, source.poor_share, player.environment.protocol.write_search
-        )
+        writer = ScriptWriter(questions, source.poor_share, player.write_search)
 
         def script(job: Job) -> Generate:
             written = writer.write(job.question, random.Random(f"{seed}/{job.key}"))
@@ -254,7 +252,7 @@ def _demonstrators(
     def read(job: Job) -> Generate:
         rng = random.Random(f"{seed}/{job.key}")
         plan = plan_reading(job.question, questions, *shares, key_words, rng)
-        return Reader(job.question, plan, player.codec, player.environment.protocol.write_search)
+        return Reader(job.question, plan, player.codec, player.write_search)
 
     return read
 

@@ -72,6 +72,10 @@ class Player:
         self._prompts: dict[str, list[int]] = {}
         check_template(self.template, protocol)
 
+    def write_search(self, query: str) -> str:
+        """A search as a policy writes it under the protocol."""
+        return self.environment.protocol.write_search(query)
+
     def check_prompts(self, questions: Iterable[Question]) -> None:
         """Encode every prompt; raises ``UserError`` for the first that is too long."""
         for question in questions:
