@@ -37,7 +37,7 @@ class RecipeDoctor:
     def __init__(self, packages_of: Callable[[str], list[Finding]]) -> None:
         """``packages_of``: what an extra of Forage lacks here."""
         self._packages_of = packages_of
-        self._probed: dict[tuple[str, ...], str | None] = {}
+        self._probed: dict[tuple[object, ...], str | None] = {}
 
     def check(self, recipe: Path) -> RecipeCheck:
         """Everything that ``recipe`` needs, faults of its settings too.
@@ -92,8 +92,9 @@ class RecipeDoctor:
         engine = config.placement.engine
         if engine.kind == "vllm" and engine.urls:
             for url in engine.urls:
-                probe = _probe_vllm(url, engine.transfer != "disk")
-                yield self._asked(("vllm", url), probe, f"forage doctor --server {url}")
+                wanted = (engine.transfer != "disk", config.rollout.num_alternatives)
+                probe = _probe_vllm(url, *wanted)
+                yield self._asked(("vllm", url), probe, f"forage doctor --server {url}", wanted)
         elif engine.kind == "sglang":
             for url in engine.urls:
                 probe = _probe_http(url, "/health")
@@ -110,14 +111,19 @@ class RecipeDoctor:
             yield self._asked(("judge", judge.url), probe, "start it, or set reward.judge.url")
 
     def _asked(
-        self, key: tuple[str, ...], probe: Coroutine[Any, Any, str | None], remedy: str
+        self,
+        names: tuple[str, ...],
+        probe: Coroutine[Any, Any, str | None],
+        remedy: str,
+        wanted: object = None,
     ) -> Finding:
-        """What a server answered, asked now or before."""
+        """What a server answered, asked now or before; another recipe may want more of it."""
+        key = (names, wanted)
         if key in self._probed:
             probe.close()
         else:
             self._probed[key] = asyncio.run(probe)
-        subject, problem = f"{key[0]} {', '.join(key[1:])}", self._probed[key]
+        subject, problem = f"{names[0]} {', '.join(names[1:])}", self._probed[key]
         if problem is None:
             return Finding(subject, "answers")
         return Finding(subject, problem, Verdict.FAILURE, remedy)
@@ -204,12 +210,12 @@ async def _probe_search(config: RunConfig) -> str | None:
     return None
 
 
-async def _probe_vllm(url: str, has_receiver: bool) -> str | None:
+async def _probe_vllm(url: str, has_receiver: bool, num_alternatives: int) -> str | None:
     from forage.rollout.engines.vllm_probe import find_faults
 
     try:
         async with asyncio.timeout(10 * _PROBE_S):  # its account of itself takes seconds
-            faults = await find_faults(url, has_receiver)
+            faults = await find_faults(url, has_receiver, num_alternatives=num_alternatives)
     except TimeoutError:
         return f"does not answer within {10 * _PROBE_S:g} s"
     return "; ".join(fault.what for fault in faults if fault.is_fatal) or None

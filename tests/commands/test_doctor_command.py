@@ -145,6 +145,15 @@ def test_a_server_as_training_needs_it_has_no_fault() -> None:
     assert "its version is 0.99.1" in text
 
 
+def test_a_server_that_gives_too_few_alternatives_for_some_recipe_is_a_warning() -> None:
+    """Whoever started vLLM as it is by default learnt it at the first turn of such a recipe."""
+    with policy_serving(PolicyServer(max_logprobs=20)) as server:
+        is_fit, text = server_report(server.url)
+    assert is_fit
+    assert "it does not give 20 alternatives beside a token" in text
+    assert "--max-logprobs 21" in text
+
+
 @pytest.mark.parametrize(
     ("server", "said"),
     [

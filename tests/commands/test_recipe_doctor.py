@@ -91,15 +91,20 @@ def test_published_recipes_name_their_fetches_and_the_smallest_hardware():
 def test_the_servers_that_a_recipe_names_are_asked(tmp_path: Path):
     recipe = tmp_path / "recipe.yaml"
 
-    def check_with(url: str) -> RecipeCheck:
+    def check_with(url: str, **rollout: int) -> RecipeCheck:
         tree = {"model": {"path": str(random_model())}, "search": AWAY, "output_dir": "run"}
         tree |= {"data": {"train": "away"}, "placement": {"engine": {"kind": "vllm"}}}
         tree["placement"]["engine"] |= {"transfer": "disk", "urls": [url]}
-        recipe.write_text(yaml.safe_dump(tree))
-        return RecipeDoctor(doctor.lacking).check(recipe)
+        recipe.write_text(yaml.safe_dump(tree | {"rollout": rollout}))
+        return looks.check(recipe)
 
-    with policy_serving(PolicyServer()) as server:
+    looks = RecipeDoctor(doctor.lacking)
+    with policy_serving(PolicyServer(max_logprobs=20)) as server:
         assert of(check_with(server.url), "vllm").found == "answers"
+        assert of(check_with(server.url, num_alternatives=19), "vllm").found == "answers"
+        lacking = of(check_with(server.url, num_alternatives=20), "vllm")
+    assert lacking.verdict is Verdict.FAILURE
+    assert "does not give 20 alternatives beside a token" in lacking.found
     check = check_with(AWAY["url"])
     assert of(check, "vllm").verdict is Verdict.FAILURE
     assert of(check, "vllm").remedy == "forage doctor --server http://127.0.0.1:9"

@@ -40,6 +40,7 @@ class PolicyServer:
     )
     transfer: dict[str, Any] = field(default_factory=lambda: {"backend": "forage"})
     scheduler: dict[str, Any] = field(default_factory=dict)
+    max_logprobs: int = 100
     about: str = "0.32.0"
     without: frozenset[str] = frozenset()
     """Routes that it does not have."""
@@ -131,6 +132,8 @@ class PolicyServer:
             self.num_waiting -= 1
         if self.faults:
             return self.faults.popleft()
+        if body["sampling_params"]["logprobs"] > self.max_logprobs:
+            return JSONResponse({"error": "more logprobs than max_logprobs"}, 400)
         last, number = body["token_ids"][-1], body["sampling_params"]["max_tokens"]
         ids = [(last + 1 + index) % VOCABULARY for index in range(number)]
         choice = {

@@ -104,7 +104,8 @@ async def _check(url: str, settings: VllmPlacement, config: RunConfig, codec: Co
     lora = config.model.lora
     lora_rank = lora.rank if lora is not None and settings.transfer == "adapters" else 0
     max_tokens, has_receiver = config.environment.max_tokens, settings.transfer != "disk"
-    faults = await find_faults(url, has_receiver, max_tokens, codec, lora_rank)
+    alternatives = config.rollout.num_alternatives
+    faults = await find_faults(url, has_receiver, max_tokens, codec, lora_rank, alternatives)
     for fault in faults:
         if not fault.is_fatal:
             LOG.warning("the server %s: %s", url, fault)

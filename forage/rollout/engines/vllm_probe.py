@@ -31,6 +31,8 @@ _ROUTES = {
     "/pause": _DEV_MODE,
     "/resume": _DEV_MODE,
 }
+_MOST_ALTERNATIVES = 20
+"""The most that ``rollout.num_alternatives`` may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,14 @@ async def find_faults(
     max_tokens: int = 0,
     codec: Codec | None = None,
     lora_rank: int = 0,
+    num_alternatives: int | None = 0,
 ) -> list[Fault]:
     """What is wrong with the server at ``url``.
 
     ``has_receiver``: whether it should have Forage's. ``max_tokens`` is the budget of an episode,
     ``codec`` has the recipe's tokenizer; without them they are not compared. ``lora_rank`` is that
-    of adapters which it should hold beside its model.
+    of adapters which it should hold beside its model, ``num_alternatives`` that of the recipe's
+    rollout: None where no recipe is known, so that too few for some recipe are no fatal fault.
     """
     http = JsonServer(url, max_connections=4)
     try:
@@ -70,6 +74,8 @@ async def find_faults(
         faults += await _wrong_settings(http, has_receiver, max_tokens, lora_rank)
         if codec is not None:
             faults += await _other_tokenizer(http, codec)
+        if num_alternatives != 0:
+            faults += await _too_few_alternatives(http, num_alternatives)
         return faults
     finally:
         await http.close()
@@ -158,3 +164,18 @@ async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:
         return []
     remedy = "name the served model's own tokenizer with model.path"
     return [Fault(f"its tokens read {text!r} there and {mine!r} with model.path", remedy)]
+
+
+async def _too_few_alternatives(http: JsonServer, number: int | None) -> list[Fault]:
+    """Whether it gives as many alternatives beside a token as recipes ask for."""
+    most = _MOST_ALTERNATIVES if number is None else number
+    # The sampled token comes first, and counts.
+    params = {"max_tokens": 1, "temperature": 0.0, "logprobs": most + 1}
+    body = {"token_ids": [0, 1], "sampling_params": params}
+    reply = await http.post("/inference/v1/generate", body, _TIMEOUT_S)
+    if not isinstance(reply, RemoteFailure):
+        return []
+    recipe = f"recipes with rollout.num_alternatives: {most}" if number is None else "this recipe"
+    remedy = f"start it with --max-logprobs {most + 1}, which {recipe} needs"
+    what = f"it does not give {most} alternatives beside a token: {reply.detail}"
+    return [Fault(what, remedy, is_fatal=number is not None)]
