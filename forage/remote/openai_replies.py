@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from forage.remote.request import BadReply, first_wrong
+from forage.remote.request import BadReply, Shape, first_wrong
 from forage.types import FailureKind, FinishReason
 
 _ENDS: dict[str, FinishReason] = {
@@ -28,15 +28,11 @@ _ENDS: dict[str, FinishReason] = {
 _FINAL_ENDS = ("content_filter", "tool_calls", "function_call")
 
 
-class _OpenAIShape(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _TokenLogprobs(_OpenAIShape):
+class _TokenLogprobs(Shape):
     token_logprobs: list[float | None]
 
 
-class _Choice(_OpenAIShape):
+class _Choice(Shape):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     matched_stop: int | str | None = None
@@ -68,12 +64,12 @@ class CompletionChoice(_Choice):
     logprobs: _TokenLogprobs | None = None
 
 
-class _TextPart(_OpenAIShape):
+class _TextPart(Shape):
     type: str
     text: str = ""
 
 
-class _Message(_OpenAIShape):
+class _Message(Shape):
     content: str | list[_TextPart] | None = None
     refusal: str | None = None
 
@@ -96,23 +92,23 @@ class ChatChoice(_Choice):
         return content or ""
 
 
-class _CompletionReply(_OpenAIShape):
+class _CompletionReply(Shape):
     choices: list[CompletionChoice] = Field(min_length=1)
 
 
-class _ChatReply(_OpenAIShape):
+class _ChatReply(Shape):
     choices: list[ChatChoice] = Field(min_length=1)
 
 
-class _PromptDetails(_OpenAIShape):
+class _PromptDetails(Shape):
     cached_tokens: int | None = None
 
 
-class _CompletionDetails(_OpenAIShape):
+class _CompletionDetails(Shape):
     reasoning_tokens: int | None = None
 
 
-class _UsageReply(_OpenAIShape):
+class _UsageReply(Shape):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: _PromptDetails | None = None
@@ -135,12 +131,12 @@ class Usage:
         return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
-class _ModelCard(_OpenAIShape):
+class _ModelCard(Shape):
     id: str
     max_model_len: int | None = None
 
 
-class ModelList(_OpenAIShape):
+class ModelList(Shape):
     """The reply of ``/models``."""
 
     object: Literal["list"] = "list"
@@ -155,7 +151,7 @@ class ModelList(_OpenAIShape):
         return next((card.max_model_len for card in self.data if card.id == name), None)
 
 
-R = TypeVar("R", bound=_OpenAIShape)
+R = TypeVar("R", bound=Shape)
 
 
 def read_completion(document: dict[str, Any]) -> CompletionChoice:

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import aiohttp
-from pydantic import SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from forage.types import FailureKind
 
@@ -83,6 +83,20 @@ class BadReply(ValueError):
         self.status = status
 
 
+class Shape(BaseModel):
+    """A part of what travels; a field that is not read is ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @classmethod
+    def check(cls, document: Any) -> Self:
+        """A document as this shape; raises ``BadReply``."""
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise BadReply(first_wrong(error)) from None
+
+
 def first_wrong(error: ValidationError) -> str:
     """What is wrong first in a document, and where: ``choices.0.text: Field required``."""
     first = error.errors(include_input=False, include_url=False)[0]
@@ -125,7 +139,7 @@ class HttpSender:
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,
             ) as response:
-                body = await _read_up_to(response, self._max_reply_bytes)
+                body = await read_up_to(response, self._max_reply_bytes)
         except TimeoutError:
             return RemoteFailure(FailureKind.TIMEOUT, f"no reply within {timeout_s:.3g} s")
         except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
@@ -173,7 +187,6 @@ class HttpSender:
         return text
 
     async def close(self) -> None:
-        """End the session."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -229,7 +242,7 @@ def retry_after_seconds(retry_after: str | None) -> float:
     return min(seconds, MAX_RETRY_AFTER_S) if seconds > 0 else 0.0  # "nan" is 0.0 too
 
 
-async def _read_up_to(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+async def read_up_to(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     """The body, or a little more than ``max_bytes`` of it."""
     body = bytearray()
     async for piece in response.content.iter_chunked(2**16):

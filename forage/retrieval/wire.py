@@ -19,8 +19,6 @@ from unicodedata import combining
 from urllib.parse import quote
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     StrictStr,
@@ -30,7 +28,7 @@ from pydantic import (
 )
 
 from forage.data.corpus import format_contents, parse_contents, replace_surrogates
-from forage.remote.request import BadReply, first_wrong
+from forage.remote.request import BadReply, Shape, first_wrong
 from forage.types import Hit, PageText, Passage
 
 WIKIPEDIA_PAGE = "https://en.wikipedia.org/w/index.php?title={title}"
@@ -45,13 +43,7 @@ _SURPLUS_MARKS = re.compile(rb"(?<=\x01{30})\x01+")
 _HIDDEN_MARKS = "\u0f73\u0f75\u0f81\uff9e\uff9f"
 
 
-class Wire(BaseModel):
-    """A model that travels: unknown fields are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-W = TypeVar("W", bound=Wire)
+S = TypeVar("S", bound=Shape)
 
 PIECE_BYTES = 2**17
 _HITS_AT_ONCE = 64
@@ -59,7 +51,7 @@ _HITS_AT_ONCE = 64
 _FRAME_BYTES = 100
 
 
-class RetrieveRequest(Wire):
+class RetrieveRequest(Shape):
     """``POST /retrieve``: any number of queries, none included; ``topk`` 0 or null: the default.
 
     SkyRL's ``query``, one text, is read as ``queries`` of one where there is no ``queries``.
@@ -77,7 +69,7 @@ class RetrieveRequest(Wire):
         return body
 
 
-class Document(Wire):
+class Document(Shape):
     """A passage as it travels; ``contents`` is ``'"Title"\\ntext'``.
 
     Ours also hold every other field of the corpus line, and ``url``, made of the title where the
@@ -89,26 +81,26 @@ class Document(Wire):
     url: Any = None
 
 
-class ScoredDocument(Wire):
+class ScoredDocument(Shape):
     """A passage with its score."""
 
     document: Document
     score: FiniteFloat
 
 
-class ScoredReply(Wire):
+class ScoredReply(Shape):
     """The reply to ``return_scores: true``: for each query its documents, best first."""
 
     result: list[list[ScoredDocument]]
 
 
-class PlainReply(Wire):
+class PlainReply(Shape):
     """The reply to ``return_scores: false``."""
 
     result: list[list[Document]]
 
 
-class AccessRequest(Wire):
+class AccessRequest(Shape):
     """``POST /access``: the pages behind these addresses, whole unless ``max_chars`` is given.
 
     With it, ``contents`` is characters ``chunk * max_chars`` to ``(chunk + 1) * max_chars``, and
@@ -126,7 +118,7 @@ class AccessRequest(Wire):
         return self
 
 
-class Page(Wire):
+class Page(Shape):
     """One page as it travels."""
 
     url: str
@@ -140,13 +132,13 @@ class PageChunk(Page):
     num_chunks: int
 
 
-class AccessReply(Wire):
+class AccessReply(Shape):
     """For each address its page (or the chunk asked for), or null where there is none."""
 
     result: list[PageChunk | Page | None]
 
 
-class Problem(Wire):
+class Problem(Shape):
     """Why a request was not answered."""
 
     detail: str
@@ -229,7 +221,7 @@ def read_page(payload: bytes) -> PageText | None:
     return PageText(page.url, page.contents)
 
 
-def _parse(model: type[W], payload: bytes) -> W:
+def _parse(model: type[S], payload: bytes) -> S:
     try:
         return model.model_validate_json(payload)
     except ValidationError as error:
@@ -264,7 +256,7 @@ def _shorten_runs_of_marks(text: str) -> str:
     return "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
 
 
-class _AnyReply(Wire):
+class _AnyReply(Shape):
     result: list[list[Annotated[ScoredDocument | Document, Field(union_mode="left_to_right")]]]
 
 

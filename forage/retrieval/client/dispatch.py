@@ -22,11 +22,11 @@ from typing import TypeVar
 from forage.config.search_config import SearchConfig
 from forage.data.corpus import replace_surrogates
 from forage.errors import UserError
-from forage.remote.request import BadReply, HttpReply, HttpRequest, HttpSender, RemoteFailure
+from forage.remote.request import BadReply, HttpReply, HttpRequest, HttpSender, RemoteFailure, Shape
 from forage.remote.retry import Patience, retry
 from forage.remote.secret import read_token
 from forage.retrieval.client.servers import Served, Server, Servers
-from forage.retrieval.wire import AccessRequest, RetrieveRequest, Wire, read_page, read_reply
+from forage.retrieval.wire import AccessRequest, RetrieveRequest, read_page, read_reply
 from forage.types import FailureKind, Hit, PageText
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Dispatcher:
         return await self._ask("/access", request, read_page, deadline)
 
     async def _ask(
-        self, path: str, request: Wire, read: Callable[[bytes], T], deadline: float
+        self, path: str, request: Shape, read: Callable[[bytes], T], deadline: float
     ) -> T | RemoteFailure:
         """What one of the servers replies, tried as often as settings and time allow."""
         loop = asyncio.get_running_loop()
@@ -170,7 +170,6 @@ class Dispatcher:
         return None
 
     async def close(self) -> None:
-        """End the session."""
         await self._sender.close()
 
     async def _next_server(
@@ -193,7 +192,12 @@ class Dispatcher:
             await self._servers.wait_for_news(wait_s)
 
     async def _send(
-        self, server: Server, path: str, request: Wire, read: Callable[[bytes], T], timeout_s: float
+        self,
+        server: Server,
+        path: str,
+        request: Shape,
+        read: Callable[[bytes], T],
+        timeout_s: float,
     ) -> tuple[T | RemoteFailure, Blame | None]:
         """One request, and where the reason lies if it failed; the server's circuit is told."""
         self.num_requests += 1
@@ -213,7 +217,12 @@ class Dispatcher:
         return outcome, blame
 
     async def _post(
-        self, server: Server, path: str, request: Wire, read: Callable[[bytes], T], timeout_s: float
+        self,
+        server: Server,
+        path: str,
+        request: Shape,
+        read: Callable[[bytes], T],
+        timeout_s: float,
     ) -> T | RemoteFailure:
         """Send once: what ``read`` makes of the reply, or why there is none."""
         body = request.model_dump(exclude_none=True)

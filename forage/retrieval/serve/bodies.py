@@ -17,11 +17,11 @@ from weakref import WeakValueDictionary
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from forage.remote.request import Shape
 from forage.retrieval.serve.batcher import WorkThread
-from forage.retrieval.wire import Wire
 
 T = TypeVar("T")
-W = TypeVar("W", bound=Wire)
+S = TypeVar("S", bound=Shape)
 
 _LARGE = 2**16
 # Of a large body: 16 MB of questions have half as many. What is checked and freed at once stays
@@ -50,7 +50,7 @@ class BodyReader:
         await self._thread.close(timeout_s=0)
 
 
-def read_json(model: type[W], body: bytes) -> W:
+def read_json(model: type[S], body: bytes) -> S:
     """The request in a body; raises ``HTTPException`` (413, 422) that says what is wrong with it.
 
     The request's own text is not sent back.

@@ -16,6 +16,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from forage import __version__
+from forage.remote.request import read_up_to
 from forage.retrieval.web.page_text import Fetched
 from forage.retrieval.web.public_addresses import AddressGuard, RefusedAddressError
 
@@ -115,18 +116,10 @@ class Fetcher:
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
             raise FetchError(f"a page in the encoding {encoding[:20]!r}")
-        body = await self._read_packed(response)
+        body = (await read_up_to(response, self._max_bytes))[: self._max_bytes]
         if encoding != "identity":
             body = _unpack(body, self._max_bytes)
         return Fetched(str(response.url), body, kind in _HTML, response.charset)
-
-    async def _read_packed(self, response: aiohttp.ClientResponse) -> bytes:
-        body = bytearray()
-        async for piece in response.content.iter_chunked(2**14):
-            body += piece
-            if len(body) >= self._max_bytes:
-                break
-        return bytes(body[: self._max_bytes])
 
 
 def _unpack(packed: bytes, max_bytes: int) -> bytes:

@@ -6,10 +6,9 @@ import re
 from html import unescape
 from typing import Any, ClassVar
 
-from forage.remote.request import BadReply, HttpRequest
+from forage.remote.request import BadReply, HttpRequest, Shape
 from forage.retrieval.web.providers.provider import (
     Item,
-    ProviderJson,
     ProviderPlan,
     WebResult,
     WebSettings,
@@ -48,7 +47,7 @@ class Brave(WebSettings):
         return results_of([item.as_item() for item in items])
 
 
-class _BraveItem(ProviderJson):
+class _BraveItem(Shape):
     title: str | None = None
     url: str | None = None
     description: str | None = None
@@ -59,17 +58,17 @@ class _BraveItem(ProviderJson):
         return Item(title=_plain(self.title), link=self.url, snippet=snippet)
 
 
-class _BraveError(ProviderJson):
+class _BraveError(Shape):
     detail: str = ""
     code: str = ""
     status: int | None = None
 
 
-class _BraveWeb(ProviderJson):
+class _BraveWeb(Shape):
     results: tuple[_BraveItem, ...] = ()
 
 
-class _BraveReply(ProviderJson):
+class _BraveReply(Shape):
     type: str = ""
     web: _BraveWeb | None = None
     error: _BraveError | None = None

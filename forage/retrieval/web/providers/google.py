@@ -6,10 +6,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from forage.remote.request import BadReply, HttpRequest
+from forage.remote.request import BadReply, HttpRequest, Shape
 from forage.retrieval.web.providers.provider import (
     Item,
-    ProviderJson,
     ProviderPlan,
     WebResult,
     WebSettings,
@@ -45,12 +44,12 @@ class GoogleCustomSearch(WebSettings):
         return results_of(checked.items or [])
 
 
-class _GoogleError(ProviderJson):
+class _GoogleError(Shape):
     message: str = ""
     code: int | None = None
 
 
-class _GoogleReply(ProviderJson):
+class _GoogleReply(Shape):
     kind: str = ""
     items: list[Item] | None = None
     error: _GoogleError | None = None

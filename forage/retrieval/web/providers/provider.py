@@ -13,12 +13,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 from urllib.parse import quote_plus
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from forage.remote.request import BadReply, first_wrong
+from forage.remote.request import Shape
 from forage.settings import Frozen
 
 # Brave refuses more than 400 characters or 50 words; Google reads 32 words, and takes requests of
@@ -102,7 +102,6 @@ class WebSettings(Frozen):
 
     @property
     def address(self) -> str:
-        """Where requests go."""
         return self.url or self.plan.url
 
     @property
@@ -119,7 +118,6 @@ class WebSettings(Frozen):
 
     @property
     def price_usd(self) -> float:
-        """What one request costs."""
         price = self.usd_per_request
         return self.plan.usd_per_request if price is None else price
 
@@ -142,21 +140,7 @@ def fit_query(query: str) -> str:
     return text.strip()
 
 
-class ProviderJson(BaseModel):
-    """A part of a provider's reply; what is not read of it is ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    @classmethod
-    def check(cls, reply: Any) -> Self:
-        """The reply as this shape; raises ``BadReply``."""
-        try:
-            return cls.model_validate(reply)
-        except ValidationError as error:
-            raise BadReply(first_wrong(error)) from None
-
-
-class Item(ProviderJson):
+class Item(Shape):
     """A result as Google and those who ask it write one."""
 
     title: str | None = None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from forage.remote.request import BadReply, HttpRequest
+from forage.remote.request import BadReply, HttpRequest, Shape
 from forage.retrieval.web.providers.provider import (
     Item,
-    ProviderJson,
     ProviderPlan,
     WebResult,
     WebSettings,
@@ -57,11 +56,11 @@ class SerpApi(WebSettings):
         return results_of(checked.organic_results or [])[: self.num_results]
 
 
-class _SerpApiMetadata(ProviderJson):
+class _SerpApiMetadata(Shape):
     status: str = ""
 
 
-class _SerpApiReply(ProviderJson):
+class _SerpApiReply(Shape):
     search_metadata: _SerpApiMetadata | None = None
     organic_results: list[Item] | None = None
     error: str = ""

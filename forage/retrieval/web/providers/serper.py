@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from forage.remote.request import BadReply, HttpRequest
+from forage.remote.request import BadReply, HttpRequest, Shape
 from forage.retrieval.web.providers.provider import (
     Item,
-    ProviderJson,
     ProviderPlan,
     WebResult,
     WebSettings,
@@ -45,7 +44,7 @@ class Serper(WebSettings):
         return results_of(checked.organic or [])
 
 
-class _SerperReply(ProviderJson):
+class _SerperReply(Shape):
     organic: list[Item] | None = None
     searchParameters: dict[str, Any] | None = None
     message: str = ""
