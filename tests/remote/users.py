@@ -15,7 +15,7 @@ from forage.remote.request import RemoteFailure
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.source import SourceError
 from forage.retrieval.web.web_settings import read_web_settings
-from forage.retrieval.web.web_source import open_web_source
+from forage.retrieval.web.web_source import WebSource
 from forage.rewards.judge import Judge
 from forage.rewards.reward_config import JudgeConfig
 from forage.rollout.engines.endpoint_client import EndpointClient, EndpointFailure
@@ -86,7 +86,7 @@ async def web_source(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SERPER_API_KEY", "from-the-environment")
         patch.setattr("forage.retrieval.web.web_source._FIRST_BACKOFF_S", FIRST_PAUSE_S)
-        source = open_web_source(read_web_settings("serper", texts))
+        source = WebSource(read_web_settings("serper", texts))
     try:
         await asyncio.to_thread(source.search, ["ada"], 3)
     except SourceError as error:

@@ -28,7 +28,7 @@ from forage.retrieval.sources.stored_pages import PageStore, open_pages
 from forage.retrieval.vectors.encoder import Dtype
 from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import read_web_settings
-from forage.retrieval.web.web_source import open_web_source
+from forage.retrieval.web.web_source import WebSource
 from forage.retrieval.wire import WIKIPEDIA_PAGE
 from forage.retrieval.words.bm25_index import BM25Manifest
 from forage.settings import Strict
@@ -142,16 +142,13 @@ def open_page_store(settings: ServeSettings) -> PageStore | WebPages | None:
     )
 
 
-def _open_lucene(name: str, settings: ServeSettings) -> Source:
-    lucene = settings.lucene or LuceneSettings()
-    return Lucene(Path(name), lucene.k1, lucene.b)
-
-
 # What stands before the colon in ``web:serper``; a name without one of these is an index.
 _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
-    "web": lambda name, settings: open_web_source(read_web_settings(name, settings.web)),
+    "web": lambda name, settings: WebSource(read_web_settings(name, settings.web)),
     "replay": lambda name, settings: Replay(Path(name)),
-    "lucene": _open_lucene,
+    "lucene": lambda name, settings: Lucene(
+        Path(name), **(settings.lucene or LuceneSettings()).model_dump()
+    ),
     "ray": lambda name, settings: Sharded(
         name, settings.ray_address or "auto", min(settings.limits.deadline_s, _SHARDS_S)
     ),

@@ -24,7 +24,6 @@ class LoopThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not been closed."""
         return self._thread.is_alive()
 
     def close(self) -> None:

@@ -50,13 +50,18 @@ class PageReader:
         self._room = asyncio.Semaphore(settings.max_concurrent)
         self._texts: LruCache[str, str] = LruCache(_PAGES_KEPT)
 
-    async def start(self) -> None:
-        """Have what finds texts ready; raises ``UserError`` where it does not start."""
+    @classmethod
+    async def open(
+        cls, settings: PageSettings, guard: AddressGuard | None, resolver: AbstractResolver | None
+    ) -> Self:
+        """A reader that is ready; raises ``UserError`` where what finds texts does not start."""
+        reader = cls(settings, guard, resolver)
         try:
-            await self._extraction.start()
+            await reader._extraction.start()
         except ExtractionError as error:
-            await self.close()
+            await reader.close()
             raise UserError(f"pages of the web cannot be read: {error}") from error
+        return reader
 
     async def read_all(self, urls: Sequence[str]) -> dict[str, str | FetchError]:
         """Each address with its page's text, or why there is none, within the settings' deadline.
@@ -115,7 +120,7 @@ class WebPages:
         self._thread = LoopThread("web-pages")
         self._is_closed = False
         try:
-            reader = start_reader(settings or PageSettings(), guard, resolver)
+            reader = PageReader.open(settings or PageSettings(), guard, resolver)
             self._reader = self._thread.run(reader)
         except BaseException:
             self._thread.close()
@@ -154,15 +159,6 @@ class WebPages:
             self._is_closed = True
             self._thread.run(self._reader.close())
             self._thread.close()
-
-
-async def start_reader(
-    settings: PageSettings, guard: AddressGuard | None, resolver: AbstractResolver | None
-) -> PageReader:
-    """A reader that is ready, on this event loop; raises ``UserError``."""
-    reader = PageReader(settings, guard, resolver)
-    await reader.start()
-    return reader
 
 
 def passage_around(snippet: str, text: str, max_chars: int) -> str:

@@ -1,6 +1,6 @@
 """The web as a source: a paid search provider, asked with care, and if wanted the pages it names.
 
-``open_web_source`` makes one from settings. The queries of a batch go out together, within a rate,
+The queries of a batch go out together, within a rate,
 a spend cap and a deadline; an answer that was paid for is kept. What a provider is asked, its own
 file says; how a request is sent, ``forage.remote``; how pages are read, ``web_pages``.
 """
@@ -24,7 +24,7 @@ from forage.retrieval.web.budget import Budget, RateLimit
 from forage.retrieval.web.loop_thread import LoopThread
 from forage.retrieval.web.providers.provider import WebResult, fit_query
 from forage.retrieval.web.public_addresses import AddressGuard
-from forage.retrieval.web.web_pages import PageReader, passage_around, start_reader
+from forage.retrieval.web.web_pages import PageReader, passage_around
 from forage.retrieval.web.web_settings import Provider, read_provider_key
 from forage.types import FailureKind, Hit, Passage
 
@@ -33,18 +33,6 @@ logger = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.5
 _REFUSED_FOR_S = 60.0
 _MAX_REPLY_BYTES = 8 * 2**20
-
-
-def open_web_source(
-    settings: Provider,
-    guard: AddressGuard | None = None,
-    resolver: AbstractResolver | None = None,
-) -> WebSource:
-    """The web through one provider; raises ``UserError`` where its key or ledger is missing.
-
-    ``guard`` and ``resolver`` are for pages: what may be fetched, and how names are looked up.
-    """
-    return WebSource(settings, read_provider_key(settings).get_secret_value(), guard, resolver)
 
 
 class WebSource:
@@ -60,13 +48,16 @@ class WebSource:
     def __init__(
         self,
         settings: Provider,
-        key: str,
         guard: AddressGuard | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
-        """Start the thread that asks; raises ``UserError`` where the ledger is damaged."""
+        """Start the thread that asks; raises ``UserError`` where its key or ledger is missing.
+
+        ``guard`` and ``resolver`` are for pages: what may be fetched, and how names are looked up.
+        """
         self._settings = settings
-        self._key = key
+        self._key = key = read_provider_key(settings).get_secret_value()
+        self.name, self.id, self.num_passages = settings.provider, _identity(settings), None
         self._budget = Budget(settings.provider, settings.max_spend_usd, settings.ledger)
         self._rate = RateLimit(settings.rate_per_s)
         self._room = asyncio.Semaphore(settings.max_concurrent)
@@ -84,25 +75,6 @@ class WebSource:
         except BaseException:
             self._thread.close()
             raise
-
-    @property
-    def name(self) -> str:
-        return self._settings.provider
-
-    @property
-    def id(self) -> str:
-        """Names what decides the answers; the web itself changes under it all the same."""
-        settings = self._settings
-        parts = [*settings.answers_depend_on, settings.mode]
-        if settings.mode == "pages":
-            # What a hostile page may cost decides no answer, and recordings are older than it.
-            bounds = {"extraction_s", "extraction_mb"}
-            parts.append(settings.pages.model_dump_json(exclude=bounds))
-        return f"{self.name}-{sha256(repr(parts).encode()).hexdigest()[:16]}"
-
-    @property
-    def num_passages(self) -> int | None:
-        return None
 
     @property
     def spent_usd(self) -> float:
@@ -132,7 +104,7 @@ class WebSource:
     ) -> PageReader | None:
         if self._settings.mode == "snippets":
             return None
-        return await start_reader(self._settings.pages, guard, resolver)
+        return await PageReader.open(self._settings.pages, guard, resolver)
 
     async def _disconnect(self) -> None:
         await self._sender.close()
@@ -269,3 +241,13 @@ class WebSource:
                 level, "%d of %d pages gave no text; snippets stand in", num_failed, len(pages)
             )
         return passages
+
+
+def _identity(settings: Provider) -> str:
+    """Names what decides the answers; the web itself changes under it all the same."""
+    parts = [*settings.answers_depend_on, settings.mode]
+    if settings.mode == "pages":
+        # What a hostile page may cost decides no answer, and recordings are older than it.
+        bounds = {"extraction_s", "extraction_mb"}
+        parts.append(settings.pages.model_dump_json(exclude=bounds))
+    return f"{settings.provider}-{sha256(repr(parts).encode()).hexdigest()[:16]}"

@@ -14,7 +14,7 @@ from forage.retrieval.web.fetch import FetchError
 from forage.retrieval.web.page_text import ExtractionError, Fetched
 from forage.retrieval.web.providers.provider import PageSettings
 from forage.retrieval.web.public_addresses import AddressGuard
-from forage.retrieval.web.web_pages import start_reader
+from forage.retrieval.web.web_pages import PageReader
 from tests.retrieval.web.test_page_text import ARTICLE
 from tests.retrieval.web_servers import replies, serving
 
@@ -137,7 +137,7 @@ async def test_the_process_ends_by_itself_where_the_one_who_asked_has_gone():
 async def test_the_bounds_are_those_of_the_settings_and_others_are_read_meanwhile():
     guard = AddressGuard(["127.0.0.0/8"], allowed_ports=None)
     settings = PageSettings(deadline_s=60, extraction_s=0.5, extraction_mb=600)
-    reader = await start_reader(settings, guard, None)
+    reader = await PageReader.open(settings, guard, None)
     with (
         serving(replies(HOSTILE, Content_Type="text/html")) as bad,
         serving(replies("plain words", Content_Type="text/plain")) as good,

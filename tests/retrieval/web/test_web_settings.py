@@ -6,7 +6,7 @@ import pytest
 from forage.errors import UserError
 from forage.retrieval.web.providers.serpapi import SerpApi
 from forage.retrieval.web.web_settings import PROVIDERS, read_provider_key, read_web_settings
-from forage.retrieval.web.web_source import open_web_source
+from forage.retrieval.web.web_source import WebSource
 
 
 def test_settings_are_read_from_texts():
@@ -74,9 +74,9 @@ def test_a_missing_key_is_told_before_anything_starts(
     monkeypatch.delenv(variable, raising=False)
     overrides = ["engine_id=x"] if provider == "google" else []
     with pytest.raises(UserError, match=f"{variable}, which is not set: export {variable}"):
-        open_web_source(read_web_settings(provider, overrides))
+        WebSource(read_web_settings(provider, overrides))
     with pytest.raises(UserError, match="cannot read web:.*key_file /nowhere/key"):
-        open_web_source(read_web_settings(provider, [*overrides, "key_file=/nowhere/key"]))
+        WebSource(read_web_settings(provider, [*overrides, "key_file=/nowhere/key"]))
 
 
 def test_a_key_that_is_none_is_refused_without_being_said(

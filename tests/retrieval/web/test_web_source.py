@@ -15,7 +15,7 @@ from forage.retrieval.web.providers.provider import PageSettings
 from forage.retrieval.web.public_addresses import AddressGuard
 from forage.retrieval.web.web_pages import WebPages
 from forage.retrieval.web.web_settings import PROVIDERS, read_web_settings
-from forage.retrieval.web.web_source import WebSource, open_web_source
+from forage.retrieval.web.web_source import WebSource
 from forage.retrieval.wire import Page
 from forage.types import Passage
 from tests.retrieval.web.test_page_text import ARTICLE
@@ -56,7 +56,7 @@ def open_source(provider: WebServer, monkeypatch: pytest.MonkeyPatch) -> Iterato
             overrides = ("engine_id=cx", *overrides)
         defaults = [f"url={provider.url}/search", "requests_per_s=10000", "max_retries=0"]
         settings = read_web_settings(name, [*defaults, *overrides])
-        opened.append(open_web_source(settings, guard=LOOPBACK))
+        opened.append(WebSource(settings, guard=LOOPBACK))
         return opened[-1]
 
     yield open_one
@@ -259,7 +259,7 @@ def test_a_provider_that_is_away_for_a_while_costs_no_search(
     monkeypatch.setenv(PROVIDERS["serper"].plan.key_variable, KEY)
     provider.behaviour = fails_first(12, replies("", 503))
     texts_of_it = [f"url={provider.url}/search", "requests_per_s=10000"]
-    source = open_web_source(read_web_settings("serper", texts_of_it), guard=LOOPBACK)
+    source = WebSource(read_web_settings("serper", texts_of_it), guard=LOOPBACK)
     assert texts(source, "a", "b", topk=1) == [["About a (0)."], ["About b (0)."]]
     source.close()
 
@@ -469,7 +469,7 @@ def test_pages_of_this_machine_are_not_read_unless_a_test_says_so(
 ):
     monkeypatch.setenv("SERPER_API_KEY", KEY)
     settings = read_web_settings("serper", [f"url={provider.url}", "mode=pages"])
-    source = open_web_source(settings)
+    source = WebSource(settings)
     assert texts(source, "ada", topk=1) == [["About ada (0)."]]
     assert pages.seen == []
     source.close()
