@@ -45,7 +45,6 @@ _ROWS_PER_SHARD = 16_384
 # The store beside every index: an offset, a bucket and a row of 8 bytes for each passage.
 _STORE_BYTES = 24
 _CALIBRATION_ROWS, _CALIBRATION_SHARDS = 4096, 8
-_STORAGE_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +143,17 @@ def index_bytes(num_passages: int, dimension: int, settings: FaissSettings) -> i
     """The size of the FAISS file, but for headers of some hundred bytes; settings are fitted."""
     match settings:
         case FlatSettings(storage=storage):
-            per_row, fixed = dimension * _STORAGE_BYTES[storage], 0
+            per_row, fixed = dimension * np.dtype(storage).itemsize, 0
         case Sq8Settings():
             per_row, fixed = dimension, 8 * dimension
         case HnswSettings(links=links, storage=storage):
             # 2 M links of 4 bytes on the ground level, M on each above it (one row in M^level),
             # an offset of 8 and a level of 4.
             upper = links / (links - 1)
-            per_row = dimension * _STORAGE_BYTES[storage] + 4 * (2 * links + upper) + 12
+            per_row = dimension * np.dtype(storage).itemsize + 4 * (2 * links + upper) + 12
             fixed = 0
         case IvfSettings(lists=lists, storage=storage):
-            per_row = dimension * _STORAGE_BYTES[storage] + 8
+            per_row = dimension * np.dtype(storage).itemsize + 8
             fixed = (lists or 1) * (4 * dimension + 8)
         case PqSettings(code_bytes=code_bytes):
             per_row, fixed = code_bytes or 1, 256 * dimension * 4

@@ -8,6 +8,7 @@ share ``forage.retrieval.vectors.dense``.) This is where rows become passages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Self
@@ -105,22 +106,15 @@ def open_index(
     """
     manifest = read_manifest(directory)
     check_files(directory, manifest, is_verified)
-    store = _open_store(directory, manifest)
-    try:
-        backend = open_backend(directory, manifest, store, options or OpenOptions())
-    except BaseException:
-        store.close()
-        raise
+    with ExitStack() as opened:
+        store = opened.enter_context(_open_store(directory, manifest))
+        backend = _open_backend(directory, manifest, store, options or OpenOptions())
+        opened.callback(backend.close)
+        stated = manifest.num_passages
+        require_same(directory, "passages", stated, "its backend holds", len(backend))
+        opened.pop_all()
     identity = f"{backend.name}-{manifest.digest()}"
-    index = Index(identity, manifest, store, backend, OpenFiles(directory.rglob("*")))
-    try:
-        require_same(
-            directory, "passages", manifest.num_passages, "its backend holds", len(backend)
-        )
-    except UserError:
-        index.close()
-        raise
-    return index
+    return Index(identity, manifest, store, backend, OpenFiles(directory.rglob("*")))
 
 
 def open_corpus(directory: Path) -> CorpusStore:
@@ -155,10 +149,9 @@ def build_backend(corpus: Path, out: Path, settings: BaseModel, vectors: DenseBu
         build_dense_index(corpus, out, replace(vectors, faiss=settings))
 
 
-def open_backend(
+def _open_backend(
     directory: Path, manifest: AnyManifest, store: CorpusStore, options: OpenOptions
 ) -> Backend:
-    """The backend of an index directory; raises ``UserError`` where its parts do not fit."""
     match manifest:
         case BM25Manifest():
             return open_bm25(directory, manifest)

@@ -45,8 +45,15 @@ def sum_file(path: Path) -> FileSum:
     return FileSum(num_bytes=num_bytes, whole=whole, sampled=sampled)
 
 
-def check_file_sum(path: Path, stated: FileSum, is_whole: bool, remedy: str) -> None:
-    """Raise ``UserError`` unless a file is what its sums say; ``remedy``: what the user can do."""
+def check_file_sums(
+    directory: Path, stated: Mapping[str, FileSum], is_whole: bool, remedy: str
+) -> None:
+    """Raise ``UserError`` unless files are what their sums say; ``remedy`` is what helps."""
+    for name, file_sum in stated.items():
+        _check_file_sum(directory / name, file_sum, is_whole, remedy)
+
+
+def _check_file_sum(path: Path, stated: FileSum, is_whole: bool, remedy: str) -> None:
     try:
         num_bytes = path.stat().st_size
         if num_bytes != stated.num_bytes:
@@ -61,14 +68,6 @@ def check_file_sum(path: Path, stated: FileSum, is_whole: bool, remedy: str) -> 
             )
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; {remedy}") from error
-
-
-def check_file_sums(
-    directory: Path, stated: Mapping[str, FileSum], is_whole: bool, remedy: str
-) -> None:
-    """``check_file_sum`` of each file, by its path in ``directory``."""
-    for name, file_sum in stated.items():
-        check_file_sum(directory / name, file_sum, is_whole, remedy)
 
 
 def _digest(path: Path, num_bytes: int, is_whole: bool) -> str:

@@ -54,7 +54,6 @@ class CommonManifest(Strict):
 
 
 def write_manifest(directory: Path, manifest: CommonManifest) -> None:
-    """Write it into the directory of its index."""
     text = manifest.model_dump_json(indent=2) + "\n"
     (directory / MANIFEST_FILE).write_text(text, encoding="utf-8")
 

@@ -18,12 +18,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from forage.errors import UserError
-from forage.retrieval.index.index_files import (
-    DamagedFileError,
-    OpenFiles,
-    check_file_sum,
-    check_file_sums,
-)
+from forage.retrieval.index.index_files import DamagedFileError, OpenFiles, check_file_sums
 from forage.retrieval.source import SourceError
 from forage.retrieval.sources.page_index import (
     COPY_FILE,
@@ -114,7 +109,8 @@ def _check(lines: Path, index_dir: Path, manifest: PagesManifest, is_verified: b
     remedy = f"remove {index_dir}, and it is made again"
     check_file_sums(index_dir, manifest.files, is_verified, remedy)
     if manifest.lines is not None:
-        check_file_sum(lines, manifest.lines, is_verified, "put the file back")
+        of_lines = {lines.name: manifest.lines}
+        check_file_sums(lines.parent, of_lines, is_verified, "put the file back")
 
 
 class PageStore:

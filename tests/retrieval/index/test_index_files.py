@@ -13,7 +13,7 @@ from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.index import index_files
 from forage.retrieval.index.index import build_index, open_corpus, open_index
-from forage.retrieval.index.index_files import DamagedFileError, check_file_sum, sum_file
+from forage.retrieval.index.index_files import DamagedFileError, check_file_sums, sum_file
 from forage.retrieval.index.shards import cut_index
 from forage.retrieval.source import SourceError
 from forage.retrieval.sources.stored_pages import open_pages
@@ -113,7 +113,7 @@ def test_of_a_large_file_samples_are_read_and_all_of_it_if_asked(
     def is_seen(place: int, is_whole: bool) -> bool:
         path.write_bytes(data[:place] + b"?" + data[place + 1 :])
         try:
-            check_file_sum(path, stated, is_whole, "")
+            check_file_sums(path.parent, {path.name: stated}, is_whole, "")
         except UserError:
             return True
         return False
