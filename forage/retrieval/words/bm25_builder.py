@@ -118,7 +118,8 @@ class BM25Builder:
         while self._blocks:  # each goes when it is written
             block = self._blocks.pop(0)
             block_norms = norms[first_row : first_row + len(block.ends_D)]
-            score_pairs(block, first_row, block_norms, idf, heads, (rows, scores))
+            pairs = block.ends_D, block.terms_P, block.counts_P
+            score_pairs(*pairs, first_row, block_norms, idf, heads, rows, scores)
             first_row += len(block.ends_D)
         np.save(directory / VALUES_FILE, scores)
         np.save(directory / ROWS_FILE, rows)

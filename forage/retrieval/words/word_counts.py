@@ -60,23 +60,6 @@ def count_words(texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int
     return WordCounts(lengths_D, pair_ends_D, terms_P, counts_P.astype(smallest))
 
 
-def score_pairs(
-    block: WordCounts,
-    first_row: int,
-    norms_D: np.ndarray,
-    idf_V: np.ndarray,
-    heads_V: np.ndarray,
-    columns: tuple[np.ndarray, np.ndarray],
-) -> None:
-    """Write each pair of a block behind those of its term: its row, and its score in float32.
-
-    ``columns`` are rows and scores; ``heads_V`` is the next free place of each term's column.
-    """
-    _score(
-        block.ends_D, block.terms_P, block.counts_P, first_row, norms_D, idf_V, heads_V, *columns
-    )
-
-
 def _bytes_of(text: str, analyzer: Analyzer) -> bytes:
     if not analyzer.cuts_as_ascii(text):
         text = " ".join(analyzer.cut(text))
@@ -191,7 +174,7 @@ def _pair(word_ids: Any, word_ends_D: Any, terms: Any, num_terms: Any) -> Any:
 
 
 @compiled
-def _score(
+def score_pairs(
     ends_D: Any,
     terms_P: Any,
     counts_P: Any,
@@ -202,6 +185,10 @@ def _score(
     rows: Any,
     scores: Any,
 ) -> None:
+    """Write each pair of a block behind those of its term: its row, and its score in float32.
+
+    ``heads_V`` is the next free place of each term's column.
+    """
     at = 0
     for row in range(len(ends_D)):
         while at < ends_D[row]:
