@@ -59,33 +59,33 @@ def describe_api(limits: Limits, has_token: bool) -> dict[str, Any]:
     )
     schemas: dict[str, Any] = definitions["$defs"]
     _set_limits(schemas, limits)
-    retrieve = _post(
-        "retrieve",
-        "Passages for queries",
-        "For each query its passages, best first: with scores if `return_scores` is true. "
-        "An empty query has none.",
-        "RetrieveRequest",
+    retrieve = _operation(
+        *("retrieve", "Passages for queries"),
         {"anyOf": [_ref("ScoredReply"), _ref("PlainReply")]},
-        (400, 403, 413, 415, 422, 429, 500, 502, 503, 504),
+        problems=(400, 403, 413, 415, 422, 429, 500, 502, 503, 504),
+        description="For each query its passages, best first: with scores if `return_scores` is "
+        "true. An empty query has none.",
+        requestBody={"required": True, "content": _content(_ref("RetrieveRequest"))},
     )
-    access = _post(
-        "access",
-        "Pages behind addresses",
-        "For each address its page (a part of it, if `max_chars` is given), or null where there "
-        "is none.",
-        "AccessRequest",
-        _ref("AccessReply"),
-        (403, 404, 413, 415, 422, 429, 500, 502, 503, 504),
+    access = _operation(
+        *("access", "Pages behind addresses", _ref("AccessReply")),
+        problems=(403, 404, 413, 415, 422, 429, 500, 502, 503, 504),
+        description="For each address its page (a part of it, if `max_chars` is given), or null "
+        "where there is none.",
+        requestBody={"required": True, "content": _content(_ref("AccessRequest"))},
     )
-    metrics = _get("metrics", "Figures in Prometheus' text format", "text/plain")
+    summary = "Figures in Prometheus' text format"
+    metrics = _operation("metrics", summary, {"type": "string"}, media_type="text/plain")
+    healthz = _operation("healthz", "The process answers", {"type": "object"})
+    readyz = _operation("readyz", "Searches are answered", {"type": "object"}, problems=(503,))
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Forage search", "version": __version__},
         "paths": {
             "/retrieve": {"post": retrieve},
             "/access": {"post": access},
-            "/healthz": {"get": _get("healthz", "The process answers", "application/json")},
-            "/readyz": {"get": _get("readyz", "Searches are answered", "application/json", (503,))},
+            "/healthz": {"get": healthz},
+            "/readyz": {"get": readyz},
             "/metrics": {"get": metrics},
         },
         "components": {"schemas": schemas},
@@ -98,40 +98,19 @@ def describe_api(limits: Limits, has_token: bool) -> dict[str, Any]:
     return document
 
 
-def _post(
+def _operation(
     name: str,
     summary: str,
-    description: str,
-    request: str,
     reply: dict[str, Any],
-    problems: tuple[int, ...],
+    media_type: str = "application/json",
+    problems: tuple[int, ...] = (),
+    **asked: Any,
 ) -> dict[str, Any]:
-    return {
-        "operationId": name,
-        "summary": summary,
-        "description": description,
-        "requestBody": {"required": True, "content": _content(_ref(request))},
-        "responses": _responses("Answered", _content(reply), problems),
-    }
-
-
-def _get(
-    name: str, summary: str, media_type: str, problems: tuple[int, ...] = ()
-) -> dict[str, Any]:
-    schema = {"type": "object"} if media_type == "application/json" else {"type": "string"}
-    content = _content(schema, media_type)
-    return {
-        "operationId": name,
-        "summary": summary,
-        "responses": _responses(summary, content, problems),
-    }
-
-
-def _responses(
-    description: str, content: dict[str, Any], problems: tuple[int, ...]
-) -> dict[str, Any]:
-    answered = {"200": {"description": description, "content": content}}
-    return answered | {str(status): _problem(status) for status in problems}
+    """What one path does; ``asked`` is what is said of the request."""
+    description = "Answered" if "requestBody" in asked else summary
+    answered = {"description": description, "content": _content(reply, media_type)}
+    responses = {"200": answered} | {str(status): _problem(status) for status in problems}
+    return {"operationId": name, "summary": summary, **asked, "responses": responses}
 
 
 def _problem(status: int) -> dict[str, Any]:
@@ -164,7 +143,6 @@ def _set_limits(schemas: dict[str, Any], limits: Limits) -> None:
 
 @functools.cache
 def search_page() -> str:
-    """The page with the search box."""
     return _environment().get_template("search.html").render()
 
 
@@ -175,16 +153,13 @@ def docs_page(description: dict[str, Any], url: str) -> str:
         for path, methods in description["paths"].items()
         for method, operation in methods.items()
     ]
-    return (
-        _environment()
-        .get_template("docs.html")
-        .render(
-            url=url.rstrip("/"),
-            info=description["info"],
-            operations=operations,
-            schemas=description["components"]["schemas"],
-            has_token="securitySchemes" in description["components"],
-        )
+    template = _environment().get_template("docs.html")
+    return template.render(
+        url=url.rstrip("/"),
+        info=description["info"],
+        operations=operations,
+        schemas=description["components"]["schemas"],
+        has_token="securitySchemes" in description["components"],
     )
 
 

@@ -50,7 +50,6 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where the server answers."""
         return f"http://{_HOST}:{self.port}"
 
     @property

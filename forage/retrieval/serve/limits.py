@@ -101,7 +101,6 @@ class Room:
         return True
 
     def give(self, address: str, amount: int = 1) -> None:
-        """Give back what was taken."""
         self.total -= amount
         self._taken[address] -= amount
         if not self._taken[address]:

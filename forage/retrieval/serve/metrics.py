@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import Enum
 from itertools import accumulate, product
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -48,11 +48,9 @@ class Figures:
         self.retrieve_seconds = 0.0
 
     def add(self, figure: Figure, amount: float = 1.0) -> None:
-        """Count ``amount`` more."""
         self.row[figure] += amount
 
     def count_request(self, path: str, status: int) -> None:
-        """Count a request as answered."""
         path, status = path if path in PATHS else "other", status if status in STATUSES else 0
         self.requests[path, status] += 1
 
@@ -64,9 +62,7 @@ class Figures:
 
 def prometheus_text(figures: Figures, source: Source, in_flight: int) -> bytes:
     """The figures, and the requests in flight, in Prometheus' text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(figures, source, in_flight))
-    return generate_latest(registry)
+    return generate_latest(_Families(figures, source, in_flight))
 
 
 class _Families(Collector):
