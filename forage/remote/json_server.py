@@ -42,7 +42,6 @@ class JsonServer:
         return reply if isinstance(reply, RemoteFailure) else None
 
     async def close(self) -> None:
-        """End the session."""
         await self._sender.close()
 
     async def _ask(self, request: HttpRequest, timeout_s: float) -> dict[str, Any] | RemoteFailure:

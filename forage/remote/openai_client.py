@@ -84,7 +84,6 @@ class OpenAIClient:
 
     @property
     def counts(self) -> RequestCounts:
-        """A snapshot of the counters."""
         failures = dict(sorted(self._failures.items()))
         return RequestCounts(self._num_requests, self._num_retries, failures, self._usage)
 
@@ -130,7 +129,6 @@ class OpenAIClient:
         return not isinstance(outcome, RemoteFailure) or outcome.status != 0
 
     async def close(self) -> None:
-        """End the session."""
         await self._sender.close()
 
     async def _send(self, request: HttpRequest, deadline: float) -> dict[str, Any] | RemoteFailure:

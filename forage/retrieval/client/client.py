@@ -102,7 +102,6 @@ class SearchClient:
 
     @property
     def counts(self) -> SearchCounts:
-        """A snapshot of the counters."""
         dispatcher = self._dispatcher
         return SearchCounts(
             queries=self._num_queries,

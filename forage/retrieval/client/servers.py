@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from yarl import URL
@@ -51,12 +51,11 @@ class Breaker:
 
     @property
     def is_closed(self) -> bool:
-        """Requests pass freely."""
         return not self._is_open
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent: always when closed, one at a time when half open."""
-        return not self._is_open or (now >= self._open_until and not self._is_probed)
+        return self.wait_s(now) == 0
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until a request may be sent; None where that depends on the probe's outcome."""
@@ -155,11 +154,8 @@ class Servers:
 
     async def wait_for_news(self, timeout_s: float) -> None:
         """Return when a request has ended, or after ``timeout_s``."""
-        waiting = asyncio.ensure_future(self._changed.wait())
-        try:
-            await asyncio.wait([waiting], timeout=timeout_s)
-        finally:
-            waiting.cancel()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
 
     @contextmanager
     def request_to(self, server: Server) -> Iterator[bool]:

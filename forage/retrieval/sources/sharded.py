@@ -128,8 +128,17 @@ class Sharded:
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """All shards search all queries at the same time; raises ``SourceError``."""
-        with _typed_failures():
+        from ray.exceptions import RayActorError
+        from ray.serve.exceptions import RayServeException
+
+        try:
             return self._app.search.remote(list(queries), topk).result(timeout_s=self._timeout_s)
+        except SourceError as error:  # a shard's own, wrapped by Ray
+            raise SourceError(error.reason, error.is_temporary) from error
+        except TimeoutError as error:
+            raise SourceError("the shards did not answer in time") from error
+        except (RayActorError, RayServeException) as error:
+            raise SourceError("a shard has ended; Ray Serve starts it again") from error
 
     def close(self) -> None:
         """Leave the cluster; the shards go on."""
@@ -187,10 +196,8 @@ def _require_resources(
 
 def _why_not(application: Any) -> str:
     """The last line of the first deployment's traceback, where Ray Serve kept one."""
-    for deployment in application.deployments.values():
-        if deployment.message:
-            return deployment.message.strip().splitlines()[-1]
-    return ""
+    messages = (deployment.message for deployment in application.deployments.values())
+    return next((message.strip().splitlines()[-1] for message in messages if message), "")
 
 
 @contextmanager
@@ -211,19 +218,3 @@ def _connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _typed_failures() -> Iterator[None]:
-    """What Ray raises as ``SourceError``; a bug in a shard stays what it is."""
-    from ray.exceptions import RayActorError
-    from ray.serve.exceptions import RayServeException
-
-    try:
-        yield
-    except SourceError as error:  # a shard's own, wrapped by Ray
-        raise SourceError(error.reason, error.is_temporary) from error
-    except TimeoutError as error:
-        raise SourceError("the shards did not answer in time") from error
-    except (RayActorError, RayServeException) as error:
-        raise SourceError("a shard has ended; Ray Serve starts it again") from error
