@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryFile
 
 
 class UserError(ValueError):
@@ -14,3 +16,22 @@ def did_you_mean(word: str, valid: Iterable[str], cutoff: float = 0.5) -> str:
     """``; did you mean rloo?`` for what is nearest to ``word``, "" where nothing is near."""
     close = difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def refuse_unwritable(path: Path, setting: str = "--out") -> None:
+    """Raise ``UserError`` where ``path``, a file or a directory, could not be written.
+
+    Asked before the work whose result goes there. It need not exist yet, and nothing is left.
+    """
+    place = path.absolute()
+    try:
+        if place.is_file():
+            place.open("ab").close()
+            return
+        while not place.exists():
+            place = place.parent
+        TemporaryFile(dir=place).close()  # of a directory that a file stands in for, an error
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; choose another {setting}"
+        ) from error

@@ -28,7 +28,7 @@ from forage.commands.run_report import (
 )
 from forage.commands.sft_command import LOSSES_FILE, run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
-from forage.errors import UserError
+from forage.errors import UserError, refuse_unwritable
 from forage.retrieval.serve.child_server import ServerProcess
 
 WORLD_SIZE = 40_000
@@ -155,6 +155,7 @@ def _choose_out(out: Path | None) -> Path:
         return next(path for path in names if not path.exists())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty directory; choose another --out")
+    refuse_unwritable(out)
     return out
 
 

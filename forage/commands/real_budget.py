@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from forage.config.run_config import RunConfig
-from forage.errors import UserError
+from forage.errors import UserError, refuse_unwritable
 from forage.hardware import WORTH_BFLOAT16, bfloat16_gain
 from forage.records import write_whole_text
 
@@ -50,6 +50,7 @@ class RunNotes:
     def open(cls, path: Path, told: dict[str, str]) -> Self:
         """The notes of a run that is begun, or that goes on; raises ``UserError``."""
         folder = path.parent
+        refuse_unwritable(path)
         if not path.exists():
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise UserError(f"{folder} exists and holds no run of this command; choose --out")

@@ -24,7 +24,7 @@ from forage.config.warm_start_config import ReadingSource, RecordedSource, Scrip
 from forage.data.questions import read_questions
 from forage.data.selection import select
 from forage.episode_json import EpisodeRecord
-from forage.errors import UserError
+from forage.errors import UserError, refuse_unwritable
 from forage.hardware import choose_matmul_kernel
 from forage.progress import progress_bar
 from forage.rewards.reward_config import RewardConfig
@@ -81,6 +81,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
         raise UserError("without model.lora there is no adapter to write; leave --adapter out")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a directory for the model")
+    refuse_unwritable(out)
     config = fit_here(config, is_supervised=True)
     choose_matmul_kernel()
     tokenizer = load_tokenizer(config.model)

@@ -22,7 +22,7 @@ from forage.cluster.places import LocalPlaces
 from forage.config.run_config import RunConfig
 from forage.config.search_config import SearchConfig
 from forage.data.corpus_store import CorpusStore
-from forage.errors import UserError
+from forage.errors import UserError, refuse_unwritable
 from forage.evaluation.arms import Arm, Passages, Searches
 from forage.evaluation.fingerprint import Protocol, facts_of_policy, fingerprint_of
 from forage.evaluation.journal import Journal
@@ -191,11 +191,13 @@ def run_evaluation(
     config: RunConfig, out: Path | None, is_fresh: bool = False, retries_failed: bool = False
 ) -> tuple[EvaluationResult, Path]:
     """``forage eval``: play, print tables, write the files beside ``out``; gives its path too."""
-    questions = questions_to_evaluate(config)
     out = out or config.output_dir / "evaluation" / "eval.json"
     destination = Destination(out, config.name, is_fresh=is_fresh, retries_failed=retries_failed)
-    if out.suffix != ".json":
+    if out.suffix != ".json" or out.is_dir():
         raise UserError(f"--out is {out}; name a .json file, the other files lie beside it")
+    for path in (out, destination.episodes):
+        refuse_unwritable(path)
+    questions = questions_to_evaluate(config)
     try:
         result = asyncio.run(evaluate_model(config, questions, destination))
     except KeyboardInterrupt:

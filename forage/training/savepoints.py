@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from forage.config.run_config import RunConfig, to_yaml
 from forage.environment.remembered import memory_of
-from forage.errors import UserError
+from forage.errors import UserError, refuse_unwritable
 from forage.records import RunRecords, write_whole_text
 from forage.training.checkpoint import (
     RunState,
@@ -38,9 +38,10 @@ LOG = logging.getLogger(__name__)
 
 
 def check_run(config: RunConfig, resume: bool) -> None:
-    """Refuse to begin a run where one is, or to resume one where none is; raises ``UserError``.
+    """Refuse to begin a run where one is or none can be written, or to resume none.
 
-    A newer checkpoint at ``trainer.checkpoint_url`` is fetched before a run is resumed.
+    Raises ``UserError``. A newer checkpoint at ``trainer.checkpoint_url`` is fetched before a run
+    is resumed.
     """
     if config.trainer.checkpoint_url is not None:
         elsewhere = CheckpointsElsewhere(config.trainer.checkpoint_url)
@@ -58,6 +59,7 @@ def check_run(config: RunConfig, resume: bool) -> None:
         )
     if resume and not has_run(out):
         raise UserError(f"{out} holds no run to resume; leave --resume out")
+    refuse_unwritable(out, "output_dir")
 
 
 class Savepoints:

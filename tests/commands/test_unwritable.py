@@ -1,0 +1,52 @@
+"""A place that cannot be written is refused before the work whose result goes there."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from forage.commands.cli import main
+from forage.errors import UserError, refuse_unwritable
+from tests.commands.test_sft_command import NOWHERE, SHORT, config_of
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "demo --out FILE/x",
+        "real --out FILE/x",
+        "export RUN --out FILE/x",
+        "import-gguf RUN --out FILE",
+        "sft RECIPE --out FILE/x",
+        "eval RECIPE --out FILE/eval.json",
+        "eval RECIPE output_dir=FILE/x",
+        "train RECIPE output_dir=FILE/x",
+    ],
+)
+def test_a_place_under_a_file_is_refused_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str
+):
+    """Some ended in a traceback, and others after the work: no server is asked before."""
+    (tmp_path / "file").touch()
+    config = config_of(tmp_path / "run", search=NOWHERE, warm_start=SHORT)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+    places = {"FILE": str(tmp_path / "file"), "RUN": str(tmp_path), "RECIPE": str(recipe)}
+    for name, place in places.items():
+        command = command.replace(name, place)
+    assert main(command.split()) == 2
+    said = capfd.readouterr().err
+    assert "cannot write" in said
+    assert "choose another" in said
+    assert "Traceback" not in said
+
+
+def test_asking_whether_a_place_can_be_written_leaves_nothing_there(tmp_path: Path):
+    there = tmp_path / "there.json"
+    there.write_text("kept")
+    for path in (there, tmp_path, tmp_path / "new" / "deep.json"):
+        refuse_unwritable(path)
+    assert list(tmp_path.iterdir()) == [there]
+    assert there.read_text() == "kept"
+    with pytest.raises(UserError, match="another output_dir"):
+        refuse_unwritable(there / "below", "output_dir")
