@@ -122,9 +122,15 @@ class OpenRecipe:
             turn = Turn(_key(name, arguments), ActionKind.INVALID, action.reason, action.reason)
             made.append(turn)
             return action.reason
-        call, observation = await self.environment.call(action, self._search, self._frame)
+        turn = Turn(_key(name, arguments), _kind(action), action.text)
+        made.append(turn)  # it counts while it runs: the other program may run several at once
+        try:
+            call, observation = await self.environment.call(action, self._search, self._frame)
+        except BaseException:
+            del made[_place(turn, made)]
+            raise
         text = observation.text.removesuffix("\n")
-        made.append(Turn(_key(name, arguments), _kind(action), action.text, text, (call,)))
+        made[_place(turn, made)] = replace(turn, observation=text, calls=(call,))
         return text
 
     async def score(
@@ -237,8 +243,17 @@ def _kind(action: Search | Call | Invalid) -> ActionKind:
 
 
 def _key(name: str, arguments: Mapping[str, Any]) -> str:
-    """What a call is recognised by when its message is read."""
-    return f"{name} {sorted(arguments.items(), key=lambda item: item[0])!r}"
+    """What a call is recognised by when its message is read.
+
+    An argument that is null counts as left out: a door may leave it out, or fill it in.
+    """
+    said = {key: value for key, value in arguments.items() if value is not None}
+    return f"{name} {sorted(said.items(), key=lambda item: item[0])!r}"
+
+
+def _place(turn: Turn, made: Sequence[Turn]) -> int:
+    """Where this very turn stands, not one that is equal to it."""
+    return next(place for place, other in enumerate(made) if other is turn)
 
 
 def _up_to_the_answer(text: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from forage.doors.open_recipe import Message, OpenRecipe
+from forage.doors.open_recipe import SPENT, Message, OpenRecipe
 from forage.types import ActionKind, Episode, Origin, Question, Status, Turn
 from tests.doors.guests import THOUGHT, qwen3, recipe
 from tests.environment.families import QWEN3, family_tokenizer
@@ -119,3 +120,29 @@ async def test_an_episode_with_a_failed_search_counts_where_the_recipe_says_so(l
     assert said == ["The search failed."]
     assert episode.status is Status.SEARCH_FAILED
     assert opened(rollout=rollout).counts(episode) is learns
+
+
+async def test_calls_that_run_at_once_share_the_budget_of_calls():
+    """Each looked at what had come back so far: all of one message ran, however many they were."""
+    made: list[Turn] = []
+    environment = {"max_turns": 2, "protocol": "tools"}
+    queries = ("Rome", "Tiber", "Arno")
+    calls = tuple(("search", {"query_list": [query]}) for query in queries)
+    async with opened(environment=environment) as door:
+        most = door.environment.config.max_turns + door.environment.config.has_final_turn - 1
+        said = await asyncio.gather(*(door.call(*call, made) for call in calls))
+    assert most == 2
+    assert [text == SPENT for text in said] == [False, False, True]
+    assert [turn.argument for turn in made] == ["Rome", "Tiber"]
+    assert all(turn.observation for turn in made)
+
+
+async def test_an_argument_that_is_null_in_the_message_may_have_been_left_out_of_the_call():
+    """Such a call was taken for one that never ran, and its episode ended there."""
+    made: list[Turn] = []
+    async with opened() as door:
+        await door.call(*SEARCHED, made)
+        message = Message(THOUGHT, (("search", {**SEARCHED[1], "topk": None}),), 1)
+        episode = await door.score(QUESTION, [message, Message(ANSWER)], made)
+    assert episode.status is Status.ANSWERED
+    assert episode.turns[0].passage_ids_K == ("p1",)
