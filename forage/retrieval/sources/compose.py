@@ -142,13 +142,16 @@ def open_page_store(settings: ServeSettings) -> PageStore | WebPages | None:
     )
 
 
+def _open_lucene(name: str, settings: ServeSettings) -> Source:
+    lucene = settings.lucene or LuceneSettings()
+    return Lucene(Path(name), lucene.k1, lucene.b)
+
+
 # What stands before the colon in ``web:serper``; a name without one of these is an index.
 _OPENERS: Mapping[str, Callable[[str, ServeSettings], Source]] = {
     "web": lambda name, settings: WebSource(read_web_settings(name, settings.web)),
     "replay": lambda name, settings: Replay(Path(name)),
-    "lucene": lambda name, settings: Lucene(
-        Path(name), **(settings.lucene or LuceneSettings()).model_dump()
-    ),
+    "lucene": _open_lucene,
     "ray": lambda name, settings: Sharded(
         name, settings.ray_address or "auto", min(settings.limits.deadline_s, _SHARDS_S)
     ),
