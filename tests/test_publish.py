@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from forage.publish import Publisher
-from forage.rollout.engines.engine import Engine
 from forage.training.trainer import Trainer
 from forage.types import EngineError
 
@@ -32,7 +31,7 @@ class Versioned:
 
 def publisher() -> tuple[NotingEngine, Any, Publisher]:
     engine, trainer = NotingEngine(), Versioned()
-    return engine, trainer, Publisher(cast(Engine, engine), cast(Trainer, trainer))
+    return engine, trainer, Publisher(engine, cast(Trainer, trainer))
 
 
 async def test_several_updates_of_a_step_are_one_update_of_the_engine():
@@ -77,7 +76,7 @@ async def test_an_engine_that_has_closed_says_so_to_the_trainers_thread():
             raise EngineError("the engine is closed")
             yield
 
-    weights = Publisher(cast(Engine, ClosedEngine()), cast(Trainer, Versioned()))
+    weights = Publisher(ClosedEngine(), cast(Trainer, Versioned()))
 
     def learn() -> None:
         with weights:
