@@ -79,11 +79,11 @@ def test_a_run_resumed_at_its_end_finishes_the_last_evaluation(
 ):
     config = config_of(tmp_path / "run", two_sources, at_end=True, num_questions=6)
 
-    async def power_cut(*_: object) -> Path:
+    async def power_cut(*_: object) -> None:
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("forage.evaluation.along_training.TrainingEvaluation.play_all", power_cut)
+        patch.setattr("forage.evaluation.along_training.TrainingEvaluation.at_end", power_cut)
         with pytest.raises(ZeroDivisionError):
             run_training(config, resume=False)
     assert not final_figures(config).exists()
