@@ -24,11 +24,12 @@ class Weighed:
     """An episode on its way into the loss: what is known of each of its M sampled tokens, in order.
 
     It starts neutral (``packing.unweighed``) and each stage fills in its part. All float32 [M] but
-    ``is_kept_M`` (bool): ``old_logprobs_M`` of the policy that the loss's ratio is taken to,
+    what ``is_`` begins (bool): ``old_logprobs_M`` of the policy that the loss's ratio is taken to,
     ``reference_logprobs_M`` of the reference model (the old ones where there is none),
     ``weights_M`` that correct for the sampler (1), ``is_kept_M`` false where the correction
     rejects (true), ``values_M`` of the critic before the update (0), ``returns_M`` that it learns
-    (0), ``energies_M`` that the optimal token baseline reads (0), ``advantages_M`` (0).
+    (0), ``energies_M`` that the optimal token baseline reads (0), ``advantages_M`` (0),
+    ``is_picked_M`` (bool) true where a loss by covariance picks the token of its step (false).
     ``gains_T`` are what each turn added to the belief in the golden answer (0).
     """
 
@@ -41,6 +42,7 @@ class Weighed:
     returns_M: Tensor
     energies_M: Tensor
     advantages_M: Tensor
+    is_picked_M: Tensor
     gains_T: Tensor
 
     @property
@@ -94,6 +96,7 @@ class Tokens:
     values_M: Tensor
     returns_M: Tensor
     advantages_M: Tensor
+    is_picked_M: Tensor
     versions_M: Tensor
     turn_of_M: Tensor
     sequences: Sequences

@@ -27,7 +27,7 @@ CostOf = Callable[[int], float]
 """What a sequence of so many tokens costs to learn, in any unit."""
 _COLUMNS = (
     *("old_logprobs_M", "reference_logprobs_M", "weights_M"),
-    *("values_M", "returns_M", "advantages_M"),
+    *("values_M", "returns_M", "advantages_M", "is_picked_M"),
 )
 """What ``Weighed`` tells the loss of each token, under the names of ``Tokens``."""
 
@@ -49,6 +49,7 @@ def unweighed(episode: Episode) -> Weighed:
         returns_M=zeros_M,
         energies_M=zeros_M,
         advantages_M=zeros_M,
+        is_picked_M=torch.zeros_like(logprobs_M, dtype=torch.bool),
         gains_T=torch.zeros(len(episode.turns)),
     )
 
@@ -91,15 +92,19 @@ def pack(
 
 def pack_mini_batches(
     weighed_P: Sequence[Sequence[Weighed]],
+    picked: Callable[[Sequence[Weighed]], list[Weighed]],
     num_mini_batches: int,
     max_tokens: int,
     cost_of: CostOf = float,
     num_at_once: int = 1,
 ) -> list[Batch]:
-    """One batch an optimizer step: consecutive groups, as many to each as can be, none split."""
+    """One batch an optimizer step: consecutive groups, as many to each as can be, none split.
+
+    ``picked`` marks the tokens of an optimizer step that a loss by covariance picks.
+    """
     edges = [len(weighed_P) * i // num_mini_batches for i in range(num_mini_batches + 1)]
-    mini_batches = [chain.from_iterable(weighed_P[i:j]) for i, j in pairwise(edges)]
-    return [pack(list(each), max_tokens, cost_of, num_at_once) for each in mini_batches]
+    mini_batches = [list(chain.from_iterable(weighed_P[i:j])) for i, j in pairwise(edges)]
+    return [pack(picked(each), max_tokens, cost_of, num_at_once) for each in mini_batches]
 
 
 def balanced_bins(
@@ -204,5 +209,7 @@ def lay(weighed: Sequence[Weighed]) -> Rows:
 def empty_rows() -> Rows:
     """A micro-batch of one token that nobody learns, for a rank that has none of its own."""
     nothing, numbers = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
-    tokens = Tokens(*[nothing] * 7, *[numbers] * 2, sequences=Sequences(numbers, 1))
+    sequences = Sequences(numbers, 1)
+    others = [numbers.bool(), numbers, numbers]
+    tokens = Tokens(*[nothing] * 7, *others, sequences=sequences)
     return Rows(lay_end_to_end([[0]]), torch.tensor([False]), tokens)

@@ -15,6 +15,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,6 +108,8 @@ def run(args: Namespace) -> int:
 
 def run_real(settings: RealSettings) -> None:
     """Index, warm start, learn, evaluate, report; always stops the search service at the end."""
+    if settings.encoder is not None and find_spec("sentence_transformers") is None:
+        raise ModuleNotFoundError("--encoder needs it", name="sentence_transformers")
     console = Console()
     out = settings.out
     notes = RunNotes.open(out / "real.json", settings.told())

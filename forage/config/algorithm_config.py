@@ -7,7 +7,8 @@ checks that span other sections. docs/algorithms.md has each option's formula, p
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -36,6 +37,9 @@ from forage.algorithms.loss.protection import LikelihoodProtectionConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.loss.sapo_loss import SapoLoss
 from forage.settings import Frozen, kind_or
+
+if TYPE_CHECKING:
+    from forage.batch import Weighed
 
 Advantage = Annotated[
     Grpo
@@ -113,6 +117,12 @@ class AlgorithmConfig(Frozen):
     def needs_recomputed_logprobs(self) -> bool:
         """Whether the trainer's log-probabilities are needed before the first update."""
         return self.decoupled or self.correction.is_on
+
+    def picked(self, weighed: Sequence[Weighed]) -> list[Weighed]:
+        """An optimizer step's episodes with the tokens marked that a loss by covariance picks."""
+        if weighed and isinstance(self.loss, ClipCovLoss | KlCovLoss):
+            return self.loss.picked(weighed)
+        return list(weighed)
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:

@@ -136,7 +136,8 @@ class Trainer:
         weighed_P, metrics = self.unmask_observations(weighed_P)
         sizes = (self._config.num_mini_batches, self._config.max_tokens_per_micro_batch)
         num_at_once = self._ranks.num_data_ranks if self._ranks is not None else 1
-        return pack_mini_batches(weighed_P, *sizes, self._cost_of, num_at_once), metrics
+        picked = self._algorithm.picked
+        return pack_mini_batches(weighed_P, picked, *sizes, self._cost_of, num_at_once), metrics
 
     def learn(
         self, batches: Sequence[Batch], changing: AbstractContextManager[object]

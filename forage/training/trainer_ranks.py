@@ -126,6 +126,7 @@ class TrainerRanks:
         sizes = self._config.trainer
         batches = pack_mini_batches(
             weighed_P,
+            self._config.algorithm.picked,
             sizes.num_mini_batches,
             sizes.max_tokens_per_micro_batch,
             cost_of(self.model),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forage.commands import real_budget
+from forage.commands import real_budget, real_command
+from forage.commands.cli import main
 from forage.commands.real_budget import (
     Rates,
     RunNotes,
@@ -138,3 +139,15 @@ def test_a_run_from_before_there_was_a_choice_stays_in_float32(
     tree: dict[str, dict[str, str]] = {"model": {"device": "cpu"}}
     choose_arithmetic(tree, notes, weights(tmp_path, 538_060_032), ())
     assert "arithmetic" not in tree["model"]
+
+
+def test_an_encoder_without_the_packages_for_it_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(real_command, "find_spec", lambda name: None)
+    out = tmp_path / "run"
+    assert main(["real", "--encoder", "some-encoder", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "the package sentence_transformers is missing; run: pip install" in said
+    assert "[dense]" in said
+    assert not out.exists()

@@ -4,6 +4,7 @@ Written from the papers' formulas and not from the code under test.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,16 +17,22 @@ from forage.algorithms.loss.aggregation import sequence_mean
 from forage.algorithms.loss.clipped_loss import clipped_loss
 from forage.algorithms.loss.corrections import CorrectionConfig, reject_by_divergence
 from forage.algorithms.loss.covariance_losses import (
+    ClipCovLoss,
+    KlCovLoss,
     clip_cov_loss,
+    covariances,
     kl_cov_loss,
-    token_covariances,
 )
 from forage.algorithms.loss.gmpo_loss import gmpo_loss
 from forage.algorithms.loss.interpolated_loss import interpolated_loss
 from forage.algorithms.loss.kl import KlConfig, KlForm, kl_estimate, weighted_kl
 from forage.algorithms.loss.sapo_loss import sapo_loss
-from forage.batch import Sequences
+from forage.algorithms.packing import unweighed
+from forage.batch import Sequences, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
+from forage.types import Episode, Origin, Question, Segment, Status
+
+QUESTION = Question("q", "Who?", ("a",), "test")
 
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:
@@ -63,46 +70,103 @@ def test_sapo_is_its_formula_and_its_gradient_the_papers_weight(rows, good, bad)
     assert gradient(loss_M, new_M) == pytest.approx(weights, abs=1e-9)
 
 
-def covariances(rows: list[tuple[float, float, float]]) -> list[float]:
-    mean_new = sum(new for new, _, _ in rows) / len(rows)
+def step_of(rows: list[tuple[float, float, float]], is_kept: list[bool]) -> list[Weighed]:
+    """An optimizer step of two episodes that wrote these tokens, of which some are rejected."""
+    halves = (slice(0, len(rows) // 2), slice(len(rows) // 2, len(rows)))
+    weighed = []
+    for half in halves:
+        logprobs = tuple(old for _, old, _ in rows[half])
+        ids = tuple(range(len(logprobs)))
+        segment = Segment(Origin.SAMPLED, ids, logprobs, (3,) * len(ids))
+        neutral = unweighed(Episode(QUESTION, 0, (segment,), (), Status.ANSWERED))
+        advantages_M = torch.tensor([advantage for _, _, advantage in rows[half]])
+        columns = {"advantages_M": advantages_M, "is_kept_M": torch.tensor(is_kept[half]).bool()}
+        weighed.append(replace(neutral, **columns))
+    return weighed
+
+
+def picked_by(loss: KlCovLoss | ClipCovLoss, weighed: list[Weighed]) -> list[bool]:
+    picked = torch.cat([each.is_picked_M for each in loss.picked(weighed)]).tolist()
+    again = torch.cat([each.is_picked_M for each in loss.picked(weighed)]).tolist()
+    assert picked == again, "a resumed run picks the same"
+    return picked
+
+
+def covariances_of(rows: list[tuple[float, float, float]]) -> list[float]:
+    """Equation 10 of 2505.22617, of all tokens of a step."""
+    mean_old = sum(old for _, old, _ in rows) / len(rows)
     mean_advantage = sum(advantage for _, _, advantage in rows) / len(rows)
-    return [(new - mean_new) * (advantage - mean_advantage) for new, _, advantage in rows]
+    return [(old - mean_old) * (advantage - mean_advantage) for _, old, advantage in rows]
 
 
-@given(tokens, numbers(0.01, 1), numbers(0.1, 3))
-def test_kl_cov_holds_the_tokens_of_the_largest_covariance_and_clips_none(rows, share, coefficient):
-    new_M, old_M, advantages_M = columns(rows)
-    loss_M, metrics = kl_cov_loss(new_M, old_M, advantages_M, share, coefficient)
-    num_held = max(1, int(share * len(rows)))
-    held = metrics["loss/covariance_fraction"].tolist()
-    ranked = covariances(rows)
-    assert sum(held) == num_held
-    chosen = [c for c, is_held in zip(ranked, held, strict=True) if is_held]
-    others = [c for c, is_held in zip(ranked, held, strict=True) if not is_held]
-    assert not others or min(chosen) >= max(others) - 1e-9
-    for loss, (new, old, advantage), is_held in zip(loss_M.tolist(), rows, held, strict=True):
+kept = st.lists(st.booleans(), min_size=8, max_size=8)
+
+
+@given(tokens, kept, numbers(0.01, 1))
+def test_kl_cov_picks_the_tokens_of_the_largest_covariance_of_the_whole_step(rows, is_kept, share):
+    learnt = [row for row, is_learnt in zip(rows, is_kept, strict=False) if is_learnt]
+    picked = picked_by(KlCovLoss(share=share), step_of(rows, is_kept[: len(rows)]))
+    assert not any(p for p, is_learnt in zip(picked, is_kept, strict=False) if not is_learnt)
+    assert sum(picked) == (max(1, int(share * len(learnt))) if learnt else 0)
+    if learnt:
+        mine = [p for p, is_learnt in zip(picked, is_kept, strict=False) if is_learnt]
+        ranked = list(zip(covariances_of(learnt), mine, strict=True))
+        others = [c for c, is_picked in ranked if not is_picked]
+        chosen = [c for c, is_picked in ranked if is_picked]
+        assert not others or min(chosen) >= max(others) - 1e-5
+
+
+@given(tokens, kept, numbers(0.01, 1), numbers(-2, 0), numbers(0.1, 4))
+def test_clip_cov_draws_its_share_between_the_bounds(rows, is_kept, share, low, high):
+    weighed = step_of(rows, is_kept[: len(rows)])
+    learnt = [row for row, is_learnt in zip(rows, is_kept, strict=False) if is_learnt]
+    ours = covariances(weighed)
+    if learnt:
+        assert ours.tolist() == pytest.approx(covariances_of(learnt), abs=1e-5)
+    may = ((ours > low) & (ours < high)).tolist()
+    loss = ClipCovLoss(share=share, min_covariance=low, max_covariance=high)
+    picked = picked_by(loss, weighed)
+    mine = [p for p, is_learnt in zip(picked, is_kept, strict=False) if is_learnt]
+    assert sum(picked) == sum(mine) == min(sum(may), max(1, int(share * len(learnt))))
+    assert all(m for m, is_picked in zip(may, mine, strict=True) if is_picked)
+
+
+def test_clip_cov_draws_others_at_another_policy_version():
+    rows = [(0.0, -1.0, 1.0), (0.0, -2.0, -1.0)] * 4
+    loss = ClipCovLoss(share=0.3, min_covariance=0.0, max_covariance=9.0)
+    drawn = set()
+    for version in range(8):
+        weighed = step_of(rows, [True] * 8)
+        for index, each in enumerate(weighed):
+            (segment,) = each.episode.segments
+            segment = replace(segment, versions_T=(version,) * len(segment.versions_T))
+            weighed[index] = replace(each, episode=replace(each.episode, segments=(segment,)))
+        drawn.add(tuple(picked_by(loss, weighed)))
+    assert len(drawn) > 2
+
+
+picks = st.lists(st.booleans(), min_size=8, max_size=8)
+
+
+@given(tokens, picks, numbers(0.1, 3))
+def test_kl_cov_holds_the_picked_tokens_and_clips_none(rows, is_picked, coefficient):
+    is_picked = is_picked[: len(rows)]
+    loss_M, metrics = kl_cov_loss(*columns(rows), torch.tensor(is_picked), coefficient)
+    assert metrics["loss/covariance_fraction"].tolist() == is_picked
+    for loss, (new, old, advantage), is_held in zip(loss_M.tolist(), rows, is_picked, strict=True):
         expected = -math.exp(new - old) * advantage + is_held * coefficient * abs(new - old)
         assert loss == pytest.approx(expected, abs=1e-9)
 
 
-@given(tokens, numbers(0.01, 1), numbers(-2, 0), numbers(0.1, 4), st.integers(0, 9))
-def test_clip_cov_draws_its_share_among_unclipped_tokens_between_the_bounds(
-    rows, share, low, high, seed
-):
-    new_M, old_M, advantages_M = columns(rows)
-    drawn_from = token_covariances(new_M, advantages_M)
-    assert drawn_from.tolist() == pytest.approx(covariances(rows), abs=1e-9)
-    ratio_M = (new_M - old_M).exp()
-    arguments = (ratio_M, advantages_M, drawn_from, 0.2, 0.3, share, (low, high), seed)
-    loss_M, metrics = clip_cov_loss(*arguments)
-    plain_M, plain = clipped_loss(new_M, old_M, advantages_M, 0.2, 0.3)
-    drawn_M = metrics["loss/covariance_fraction"] > 0
-    may_M = (drawn_from > low) & (drawn_from < high) & (plain["loss/clip_fraction"] == 0)
-    assert drawn_M.sum() == min(int(may_M.sum()), max(1, int(share * len(rows))))
-    assert not (drawn_M & ~may_M).any()
-    assert torch.equal(loss_M[~drawn_M], plain_M[~drawn_M])
-    assert (loss_M[drawn_M] == 0).all()
-    assert torch.equal(clip_cov_loss(*arguments)[0], loss_M), "a resumed run draws the same"
+@given(tokens, picks)
+def test_clip_cov_is_the_clipped_surrogate_and_nothing_for_the_picked_tokens(rows, is_picked):
+    is_picked_M = torch.tensor(is_picked[: len(rows)])
+    loss_M, metrics = clip_cov_loss(*columns(rows), is_picked_M, 0.2, 0.3)
+    plain_M, plain = clipped_loss(*columns(rows), 0.2, 0.3)
+    assert torch.equal(loss_M[~is_picked_M], plain_M[~is_picked_M])
+    assert (loss_M[is_picked_M] == 0).all()
+    assert torch.equal(metrics["loss/clip_fraction"], plain["loss/clip_fraction"])
+    assert torch.equal(metrics["loss/covariance_fraction"], is_picked_M.float())
 
 
 def test_sapo_at_ratio_one_is_the_policy_gradient_whatever_the_temperature():

@@ -270,6 +270,10 @@ EVERYTHING = {
     "gae": estimator("gae", discount=0.95, gae_lambda=0.8, **TURNS),
     "gspo": algorithm_of(loss="gspo", aggregate="sequence_mean"),
     "cispo": algorithm_of(loss="cispo", aggregate="sequence_sum"),
+    "clip_cov": algorithm_of(
+        loss={"kind": "clip_cov", "share": 0.3, "min_covariance": -9.0, "max_covariance": 9.0}
+    ),
+    "kl_cov": algorithm_of(loss={"kind": "kl_cov", "share": 0.3, "coefficient": 0.5}),
     "dual clip and entropy": algorithm_of(loss={"dual_clip": 2.0}, entropy_coefficient=0.1),
     "kl": algorithm_of(kl={"coefficient": 0.2, "form": "absolute"}),
     "protection by turns": algorithm_of(likelihood_protection={"coefficient": 0.5}),
@@ -329,7 +333,7 @@ def learn(
         seen = iter(correct(flat, trainer, algorithm)[0])
         views_P = [[next(seen) for _ in views] for views in views_P]
     weighed_P, _ = credit.weigh(groups, views_P, kl_coefficient(algorithm))
-    weighed = [each for group in weighed_P for each in group]
+    weighed = algorithm.picked([each for group in weighed_P for each in group])
     batch = pack([weighed[i] for i in order if i < len(weighed)], max_tokens)
     total = 0.0
     for rows in batch.rows:
@@ -466,7 +470,7 @@ KL = {"kl": {"coefficient": 0.1}}
 PROTECTED = {"aggregate": "sequence_mean", "likelihood_protection": {"coefficient": 0.5}}
 GSPO = {"loss": "gspo", "aggregate": "sequence_mean", "advantage": NO_BASELINE}
 CLIP_COV = {
-    "loss": {"kind": "clip_cov", "share": 0.3, "min_covariance": -9.0, "max_covariance": 9.0}
+    "loss": {"kind": "clip_cov", "share": 0.1, "min_covariance": -9.0, "max_covariance": 9.0}
 }
 KL_COV = {"loss": {"kind": "kl_cov", "share": 0.3}}
 ALL_LOSE = {"overlong": {"max_tokens": 1, "buffer_tokens": 1, "penalty": 3.0}}

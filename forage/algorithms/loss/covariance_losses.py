@@ -1,8 +1,14 @@
 """Clip-Cov and KL-Cov: the few tokens that would take most of the entropy lose their gradient by
-chance, or are held by a divergence."""
+chance, or are held by a divergence.
+
+Which these are is told once for all tokens of an optimizer step, with the log-probabilities of the
+policy before it, so that it does not depend on how they are packed into micro-batches.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,7 +20,7 @@ from forage.settings import Frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forage.batch import Metrics, Tokens
+    from forage.batch import Metrics, Tokens, Weighed
 
 
 class ClipCovLoss(Frozen):
@@ -26,7 +32,7 @@ class ClipCovLoss(Frozen):
     high: float = Field(default=0.2, gt=0)
     """How far a token's ratio may rise above 1."""
     share: float = Field(default=2e-4, gt=0, le=1)
-    """The share of a micro-batch's tokens that lose their gradient, at least one token."""
+    """The share of an optimizer step's tokens that lose their gradient, at least one token."""
     min_covariance: float = 1.0
     """Tokens are drawn among those whose covariance is above this."""
     max_covariance: float = 5.0
@@ -41,22 +47,25 @@ class ClipCovLoss(Frozen):
             )
         return self
 
+    def picked(self, weighed: Sequence[Weighed]) -> list[Weighed]:
+        """An optimizer step's episodes with the tokens marked that lose their gradient.
+
+        Drawn alike when a resumed run learns from the same episodes again. Source:
+        https://arxiv.org/abs/2505.22617, section 4.2.
+        """
+        import torch  # the settings are read without it
+
+        covariances_M = covariances(weighed)
+        is_between_M = (covariances_M > self.min_covariance) & (covariances_M < self.max_covariance)
+        numbers = is_between_M.nonzero()[:, 0]
+        versions = [v for each in weighed for s in each.episode.segments for v in s.versions_T]
+        generator = torch.Generator().manual_seed(sum(versions) * 2**20 + len(versions))
+        order = torch.randperm(len(numbers), generator=generator)
+        return _marked(weighed, numbers[order[: _num_of(self.share, covariances_M)]])
+
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
-        covariances_M = token_covariances(logprobs_M, tokens.advantages_M)
-        bounds = (self.min_covariance, self.max_covariance)
-        # Drawn alike when a resumed run learns from the same tokens again.
-        seed = int(tokens.versions_M.sum()) * 2**20 + len(logprobs_M)
-        ratio_M = bounded(logprobs_M - tokens.old_logprobs_M).exp()
-        return clip_cov_loss(
-            ratio_M,
-            tokens.advantages_M,
-            covariances_M,
-            self.low,
-            self.high,
-            self.share,
-            bounds,
-            seed,
-        )
+        columns = logprobs_M, tokens.old_logprobs_M, tokens.advantages_M, tokens.is_picked_M
+        return clip_cov_loss(*columns, self.low, self.high)
 
 
 class KlCovLoss(Frozen):
@@ -64,72 +73,80 @@ class KlCovLoss(Frozen):
 
     kind: Literal["kl_cov"] = "kl_cov"
     share: float = Field(default=2e-4, gt=0, le=1)
-    """The share of a micro-batch's tokens that are held, at least one token."""
+    """The share of an optimizer step's tokens that are held, at least one token."""
     coefficient: float = Field(default=1.0, gt=0)
     """The factor of the divergence."""
 
+    def picked(self, weighed: Sequence[Weighed]) -> list[Weighed]:
+        """An optimizer step's episodes with the tokens marked that are held: the highest."""
+        covariances_M = covariances(weighed)
+        order = covariances_M.argsort(descending=True, stable=True)
+        return _marked(weighed, order[: _num_of(self.share, covariances_M)])
+
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
-        old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
-        return kl_cov_loss(logprobs_M, old_M, advantages_M, self.share, self.coefficient)
+        columns = logprobs_M, tokens.old_logprobs_M, tokens.advantages_M, tokens.is_picked_M
+        return kl_cov_loss(*columns, self.coefficient)
 
 
-def token_covariances(logprobs_M: Tensor, advantages_M: Tensor) -> Tensor:
-    """(log p - mean log p) (A - mean A) of each token, the means over the micro-batch.
+def covariances(weighed: Sequence[Weighed]) -> Tensor:
+    """(log p - mean log p) (A - mean A) of each token that is learnt [M], means over all of them.
 
-    Their mean is the covariance that the entropy falls by. Source:
+    p is the policy before the step. Their mean is the covariance that the entropy falls by. Source:
     https://arxiv.org/abs/2505.22617, equation 10.
-    """
-    logprobs_M = logprobs_M.detach()
-    return (logprobs_M - logprobs_M.mean()) * (advantages_M - advantages_M.mean())
-
-
-def clip_cov_loss(
-    ratio_M: Tensor,
-    advantages_M: Tensor,
-    covariances_M: Tensor,
-    clip_low: float,
-    clip_high: float,
-    share: float,
-    bounds: tuple[float, float],
-    seed: int,
-) -> tuple[Tensor, Metrics]:
-    """The clipped surrogate; ``share`` of the tokens between the bounds, by chance, give 0.
-
-    Tokens that the clip has taken already are not drawn. Source: https://arxiv.org/abs/2505.22617,
-    section 4.2.
     """
     import torch  # the settings are read without it
 
+    logprobs_M = torch.cat([each.old_logprobs_M[each.is_kept_M] for each in weighed])
+    advantages_M = torch.cat([each.advantages_M[each.is_kept_M] for each in weighed])
+    return (logprobs_M - logprobs_M.mean()) * (advantages_M - advantages_M.mean())
+
+
+def _num_of(share: float, values_M: Tensor) -> int:
+    return max(1, int(share * len(values_M)))
+
+
+def _marked(weighed: Sequence[Weighed], numbers: Tensor) -> list[Weighed]:
+    """The episodes with ``is_picked_M`` true for these of all their tokens that are learnt."""
+    import torch  # the settings are read without it
+
+    is_kept_M = torch.cat([each.is_kept_M for each in weighed])
+    is_picked_M = torch.zeros_like(is_kept_M)
+    is_picked_M[is_kept_M.nonzero()[:, 0][numbers]] = True
+    pieces = is_picked_M.split([len(each.is_kept_M) for each in weighed])
+    return [replace(each, is_picked_M=mine) for each, mine in zip(weighed, pieces, strict=True)]
+
+
+def clip_cov_loss(
+    logprobs_M: Tensor,
+    old_logprobs_M: Tensor,
+    advantages_M: Tensor,
+    is_picked_M: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Metrics]:
+    """The clipped surrogate; the tokens that were picked give 0.
+
+    Source: https://arxiv.org/abs/2505.22617, section 4.2.
+    """
+    ratio_M = bounded(logprobs_M - old_logprobs_M).exp()
     gain_M, is_clipped_M = clipped_gain(ratio_M, advantages_M, clip_low, clip_high)
-    low, high = bounds
-    may_M = (covariances_M > low) & (covariances_M < high) & ~is_clipped_M
-    candidates = may_M.nonzero()[:, 0]
-    generator = torch.Generator().manual_seed(seed)
-    num_drawn = max(1, int(share * len(ratio_M)))
-    order = torch.randperm(len(candidates), generator=generator)[:num_drawn]
-    kept_M = torch.ones_like(gain_M)
-    kept_M[candidates[order.to(candidates.device)]] = 0.0
-    metrics = {"loss/clip_fraction": is_clipped_M.float(), "loss/covariance_fraction": 1 - kept_M}
-    return -gain_M * kept_M, metrics
+    metrics = {"loss/clip_fraction": is_clipped_M.float()}
+    metrics["loss/covariance_fraction"] = is_picked_M.float()
+    return -gain_M * ~is_picked_M, metrics
 
 
 def kl_cov_loss(
     logprobs_M: Tensor,
     old_logprobs_M: Tensor,
     advantages_M: Tensor,
-    share: float,
+    is_picked_M: Tensor,
     coefficient: float,
 ) -> tuple[Tensor, Metrics]:
-    """-r A, and ``coefficient`` |log r| more where the covariance is among the highest.
+    """-r A, and ``coefficient`` |log r| more for the tokens that were picked.
 
     Source: https://arxiv.org/abs/2505.22617, section 4.2.
     """
     log_ratio_M = bounded(logprobs_M - old_logprobs_M)
     loss_M = -log_ratio_M.exp() * advantages_M
-    # A rank without episodes of its own has no token to hold.
-    num_held = min(max(1, int(share * len(loss_M))), len(loss_M))
-    held = token_covariances(logprobs_M, advantages_M).topk(num_held).indices
-    is_held_M = loss_M.new_zeros(loss_M.shape)
-    is_held_M[held] = 1.0
-    metrics = {"loss/covariance_fraction": is_held_M}
-    return loss_M + is_held_M * coefficient * log_ratio_M.abs(), metrics
+    held_M = coefficient * log_ratio_M.abs() * is_picked_M
+    return loss_M + held_M, {"loss/covariance_fraction": is_picked_M.float()}
