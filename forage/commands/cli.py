@@ -87,8 +87,9 @@ _PLACE_IS_WRONG = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; a bug's exception passes through."""
     quiet_openmp()
+    argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        args = _parse(sys.argv[1:] if argv is None else list(argv))
+        args = _parse(argv)
         _set_up_logging(args.verbose - args.quiet)
         code: int = args.run(args)
         sys.stdout.flush()
@@ -99,7 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         from forage.commands.doctor_command import how_to_install
 
-        command = how_to_install((error.name or "").partition(".")[0])
+        used = next((word for word in argv if word in COMMANDS), "")
+        command = how_to_install((error.name or "").partition(".")[0], used)
         if command is None:
             raise
         sys.stderr.write(f"forage: the package {error.name} is missing; run: {command}\n")

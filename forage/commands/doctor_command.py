@@ -31,6 +31,8 @@ DEMO_MEMORY_GB = 4.0
 DEMO_DISK_GB = 1.0
 SERVE_PORT = 8000
 
+_MISSING = "missing"
+
 # Modules whose package has another name on the index (underscores count as hyphens).
 _DISTRIBUTIONS = {
     "yaml": "pyyaml",
@@ -41,6 +43,15 @@ _DISTRIBUTIONS = {
 
 # What the retriever needs, and what learning needs besides.
 _OF_THE_DEMO = ("", "train")
+
+# For those who change Forage's own code, in a checkout.
+_OF_A_CHECKOUT = ("docs", "dev")
+
+# Where packages of one extra are wanted for what another one brings: an index needs no training.
+_INSTEAD = {
+    "index": {"train": "dense", "web": "documents", "data": "documents"},
+    "serve": {"train": "dense"},
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -187,21 +198,30 @@ def check_port(port: int) -> Finding:
 
 
 def check_packages() -> list[Finding]:
-    """A finding for each requirement that is missing or too old, and one that counts the others.
+    """What the demo needs, a failure for each package that is missing or too old; then each extra.
 
-    A missing package of an extra is a warning, one that the demo needs a failure.
+    A package of an extra that is missing is a warning.
     """
     wanted = list(_requirements())
     if not wanted:
         remedy = "pip install -e . in Forage's own directory"
         return [Finding("forage", "not installed as a package", Verdict.FAILURE, remedy)]
-    extras = list(dict.fromkeys(extra for extra, _ in wanted))
-    missing = {extra: lacking(extra) for extra in extras}
-    counts = Counter(extra for extra, _ in wanted)
-    there = {extra: counts[extra] - len(missing[extra]) for extra in extras}
-    findings = [finding for extra in extras for finding in missing[extra]]
-    names = {extra: f"packages of [{extra}]" if extra else "packages" for extra in extras}
-    return findings + [Finding(names[extra], f"{n} present") for extra, n in there.items() if n]
+    findings: list[Finding] = []
+    for extra, number in Counter(extra for extra, _ in wanted).items():
+        if extra in _OF_A_CHECKOUT and not _is_checkout():
+            continue
+        name = f"packages of [{extra}]" if extra else "packages"
+        missing = lacking(extra)
+        if not missing or extra in _OF_THE_DEMO:
+            findings += [*missing, Finding(name, f"{number - len(missing)} present")]
+        else:
+            found = ", ".join(
+                each.subject if each.found == _MISSING else f"{each.subject} {each.found}"
+                for each in missing
+            )
+            remedy = install_command(extra)
+            findings.append(Finding(name, f"{_MISSING}: {found}", Verdict.WARNING, remedy))
+    return findings
 
 
 def lacking(extra: str) -> list[Finding]:
@@ -213,28 +233,35 @@ def lacking(extra: str) -> list[Finding]:
         if own != extra or is_well:
             continue
         verdict = Verdict.FAILURE if extra in _OF_THE_DEMO else Verdict.WARNING
-        text = "missing" if found is None else f"{found}, but {requirement.specifier} is needed"
+        text = _MISSING if found is None else f"{found}, but {requirement.specifier} is needed"
         findings.append(Finding(requirement.name, text, verdict, install_command(extra)))
     return findings
 
 
-def how_to_install(module: str) -> str | None:
-    """The command that installs ``module``; None if no requirement of Forage provides it."""
+def how_to_install(module: str, command: str = "") -> str | None:
+    """The command that installs ``module``, which ``forage COMMAND`` lacks.
+
+    None if no requirement of Forage provides it.
+    """
     if module == "forage":
         return None  # the extra ``dev`` requires it, with its other extras
     name = _DISTRIBUTIONS.get(module, module).replace("_", "-").lower()
     for extra, requirement in _requirements():
         if requirement.name.replace("_", "-").lower() == name:
-            return install_command(extra)
+            return install_command(_INSTEAD.get(command, {}).get(extra, extra))
     return None
 
 
 def install_command(extra: str) -> str:
     """The command that installs the packages of an extra, or of the runtime ("")."""
     of_extra = f"[{extra}]" if extra else ""
-    if not (Path(__file__).parents[2] / "pyproject.toml").is_file():  # not a checkout
+    if not _is_checkout():
         return f"pip install 'forage{of_extra}'"
     return f"pip install -e '.{of_extra}'" if extra else "pip install -e ."
+
+
+def _is_checkout() -> bool:
+    return (Path(__file__).parents[2] / "pyproject.toml").is_file()
 
 
 def _requirements() -> Iterator[tuple[str, Requirement]]:

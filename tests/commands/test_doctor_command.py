@@ -49,6 +49,25 @@ def test_a_missing_optional_package_is_a_warning_that_names_its_extra(
     assert any("ruff" in line and "pip install -e '.[dev]'" in line for line in text.splitlines())
 
 
+def test_an_extra_has_one_line_and_those_of_a_checkout_are_told_there_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An install with the extra train alone once got 45 warnings, pytest and mkdocs among them."""
+    monkeypatch.setattr(doctor, "_is_checkout", lambda: False)
+    needed = {req.name for extra, req in doctor._requirements() if extra in ("", "train")}
+    present = doctor._installed_version
+    monkeypatch.setattr(
+        doctor, "_installed_version", lambda name: present(name) if name in needed else None
+    )
+    warnings = [each for each in doctor.check_packages() if each.verdict is Verdict.WARNING]
+    subjects = [each.subject for each in warnings]
+    assert len(set(subjects)) == len(subjects)
+    assert not {"packages of [dev]", "packages of [docs]"} & set(subjects)
+    documents = warnings[subjects.index("packages of [documents]")]
+    assert "pypdf, python-docx" in documents.found
+    assert documents.remedy == "pip install 'forage[documents]'"
+
+
 def test_a_package_that_is_too_old_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_installed_version", lambda name: "0.0.1")
     numpy = next(f for f in doctor.check_packages() if f.subject == "numpy")
@@ -127,6 +146,23 @@ def test_a_module_is_traced_to_the_command_that_installs_it(
     module: str, command: str | None
 ) -> None:
     assert doctor.how_to_install(module) == command
+
+
+@pytest.mark.parametrize(
+    ("used", "module", "extra"),
+    [
+        ("index", "torch", "dense"),
+        ("index", "trafilatura", "documents"),
+        ("index", "pyarrow", "documents"),
+        ("serve", "safetensors", "dense"),
+        ("serve", "trafilatura", "web"),
+        ("train", "torch", "train"),
+        ("data", "pyarrow", "data"),
+    ],
+)
+def test_an_index_asks_for_its_own_extra(used: str, module: str, extra: str) -> None:
+    """A folder with a web page once asked for ``web``, and its PDF then for ``documents``."""
+    assert doctor.how_to_install(module, used) == f"pip install -e '.[{extra}]'"
 
 
 def server_report(url: str) -> tuple[bool, str]:
