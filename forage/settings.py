@@ -146,9 +146,10 @@ def _import(module_name: str, path: str, key: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # a package that the user's module needs
+        copy = " (forage recipes --out . copies it there)" if error.name == "examples" else ""
         raise UserError(
             f"{key}: there is no module {error.name} for {path}, neither installed nor in the "
-            f"current directory {here}"
+            f"current directory {here}{copy}"
         ) from error
     except Exception as error:
         error.add_note(f"while importing {key}: {path}")

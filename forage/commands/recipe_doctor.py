@@ -140,8 +140,7 @@ def _models(needed: Sequence[Need], makers: list[str]) -> Iterator[Finding]:
             size = "" if need.num_bytes is None else f", {need.num_bytes / 1e9:,.1f} GB"
             yield Finding(need.what, need.state + size, Verdict.WARNING, f"hf download {path}")
         else:
-            inside = Path(__file__).parents[2] / path  # the model that ships with Forage
-            remedy = f"add model.path={inside}" if inside.is_dir() else maker_of(path, makers)
+            remedy = maker_of(path, makers)
             remedy = remedy or "name a directory, or an id of the hub, in model.path"
             yield Finding(need.what, "no such directory", Verdict.FAILURE, remedy)
 

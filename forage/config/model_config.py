@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
+from forage.config.shipped_recipes import find_model
 from forage.settings import Frozen
 
 KEYS_OF_WEIGHTS = ("dtype", "arithmetic", "device", "compile", "gradient_checkpointing", "lora")
@@ -125,6 +126,11 @@ class ModelConfig(Frozen):
     """Learn adapters and leave the weights as they are; null: learn the weights."""
     endpoint: EndpointConfig | None = None
     """A server that samples instead, for forage eval and play; null: none."""
+
+    @field_validator("path")
+    @classmethod
+    def _where_it_ships(cls, path: str) -> str:
+        return find_model(path)
 
     @model_validator(mode="after")
     def _no_dead_keys(self) -> Self:

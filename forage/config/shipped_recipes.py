@@ -52,6 +52,13 @@ def find_recipe(path: Path) -> Path:
     )
 
 
+def find_model(path: str) -> str:
+    """``path``; of a model that ships with Forage, from outside of a checkout, where it is."""
+    inside = _PACKAGE.parent / path
+    is_ours = Path(path).parts[:1] == (_PACKAGE.name,)
+    return str(inside) if is_ours and not Path(path).exists() and inside.is_dir() else path
+
+
 def copy_shipped(out: Path) -> None:
     """Copy ``FOLDERS`` into ``out``; raises ``UserError`` rather than replace a file."""
     for folder in FOLDERS:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forage.commands.cli import main
-from forage.config.run_config import load_config
+from forage.config.run_config import build_config, load_config
 from forage.config.shipped_recipes import recipes, shipped
 from forage.errors import UserError
 
@@ -37,3 +37,18 @@ def test_recipes_are_listed_and_copied(tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "mine" / "examples" / "rewards.py").is_file()
     assert main(["recipes", "--out", str(tmp_path / "mine")]) == 2
     assert "is there already; choose another --out" in capsys.readouterr().err
+
+
+def test_the_model_that_ships_is_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The twins once named a path inside of a checkout, and ran nowhere else."""
+    monkeypatch.chdir(tmp_path)
+    twin = load_config(Path("cpu/verl-sglang-3b"))
+    assert Path(twin.model.path).is_absolute()
+    assert (Path(twin.model.path) / "model.safetensors").is_file()
+    assert build_config({"model": {"path": "forage/warm/none"}}).model.path == "forage/warm/none"
+    (tmp_path / "forage" / "warm" / "tools").mkdir(parents=True)
+    assert load_config(Path("cpu/verl-sglang-3b")).model.path == "forage/warm/tools", (
+        "a directory of that name comes first"
+    )

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -172,6 +173,17 @@ def test_a_path_that_leads_nowhere_is_refused_at_the_start(path: str, complaint:
     with pytest.raises(UserError) as error:
         Scorer(RewardConfig.model_validate({"functions": [{"path": path}]}), "tags")
     assert complaint in str(error.value)
+
+
+def test_the_examples_say_how_they_are_copied(monkeypatch: pytest.MonkeyPatch):
+    """The pages name ``examples.rewards``, which an installed Forage has in its own folder."""
+
+    def absent(name: str) -> NoReturn:
+        raise ModuleNotFoundError(f"No module named {name}", name="examples")
+
+    monkeypatch.setattr("importlib.import_module", absent)
+    with pytest.raises(UserError, match=r"forage recipes --out \. copies it there"):
+        LoadedFunction.load(RewardFunction(path="examples.nowhere:short"))
 
 
 def test_a_module_that_fails_while_it_is_imported_is_a_bug_with_a_note():
