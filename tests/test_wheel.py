@@ -1,95 +1,29 @@
 """What ``pip install forage`` brings: a wheel is built, and installed where torch is not."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 import urllib.request
 import zipfile
-from email import message_from_bytes
-from importlib import metadata
 from pathlib import Path
-from shutil import copy, copytree, ignore_patterns
 
 import pytest
-from packaging.requirements import Requirement
 
 from forage.retrieval.serve.child_server import ServerProcess
-
-ROOT = Path(__file__).parent.parent
+from tests.wheel_environments import ROOT, build_wheel, make_environment, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built of a copy, since a build writes into the folder that it builds."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for folder in ("forage", "configs", "examples", "plugins"):
-        copytree(ROOT / folder, source / folder, ignore=ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        copy(ROOT / name, source)
-    run(
-        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
-        *("--wheel-dir", out, source),
-    )
-    [built] = out.glob("*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def retriever_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of the wheel and of what it requires without extras; its ``forage``."""
-    home = tmp_path_factory.mktemp("environment")
-    run(sys.executable, "-m", "venv", "--without-pip", home)
-    python = home / "bin" / "python"
-    [site] = home.glob("lib/python*/site-packages")
-    for name in closure(stated_in(wheel)):
-        for file in metadata.files(name) or []:
-            top = file.parts[0]
-            if top not in ("..", "__pycache__") and not (site / top).is_symlink():
-                (site / top).symlink_to(str(metadata.distribution(name).locate_file(top)))
-    run(
-        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"),
-        *("--no-index", wheel),
-    )
-    return home / "bin" / "forage"
-
-
-def stated_in(wheel: Path) -> list[str]:
-    """The lines of what a wheel requires."""
-    with zipfile.ZipFile(wheel) as archive:
-        [about] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        message = message_from_bytes(archive.read(about))
-    return message.get_all("Requires-Dist") or []
-
-
-def closure(lines: list[str]) -> set[str]:
-    """The distributions that these lines need on this machine, without extras, and theirs."""
-    found: set[str] = set()
-    left = list(lines)
-    while left:
-        needed = Requirement(left.pop())
-        name = needed.name.lower().replace("_", "-")
-        is_wanted = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if is_wanted and name not in found:
-            found.add(name)
-            left += metadata.requires(name) or []
-    return found
-
-
-def run(*words: str | Path) -> str:
-    """The output of a program that must succeed, with no path of this checkout."""
-    done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, env=clean(), check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def clean() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """``forage`` of an environment of the wheel and of what it requires without extras."""
+    return make_environment(wheel, tmp_path_factory.mktemp("environment"))
 
 
 def test_a_wheel_brings_recipes_examples_and_types(wheel: Path):
