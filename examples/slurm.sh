@@ -9,7 +9,7 @@
 #SBATCH --cpus-per-task=64
 #SBATCH --time=24:00:00
 set -euo pipefail
-source .venv/bin/activate  # pip install 'forage[gpu,ray]'
+source .venv/bin/activate  # pip install -e '.[gpu,ray]'
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address="$(srun --nodes=1 --ntasks=1 -w "$head" hostname --all-ip-addresses | cut -d ' ' -f 1):6379"

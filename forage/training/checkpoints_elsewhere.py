@@ -156,6 +156,11 @@ class CheckpointsElsewhere:
             yield
         except UserError:
             raise
+        except ImportError as error:  # fsspec's, for a kind of store that it opens by a package
+            raise UserError(
+                f"trainer.checkpoint_url is {self._url}, for which a package is missing ({error}); "
+                "install it with pip, for example: pip install s3fs for S3, gcsfs for Google"
+            ) from error
         except Exception as error:  # every kind of store has exceptions of its own
             reason = str(error).partition("\n")[0]
             raise UserError(

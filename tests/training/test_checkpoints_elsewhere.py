@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import fsspec
 import pytest
@@ -129,3 +130,14 @@ def test_an_address_that_cannot_be_used_is_named(tmp_path: Path):
     for url, why in [("gopher://a/b", "Protocol not known"), (f"file://{tmp_path}/file/run", "")]:
         with pytest.raises(UserError, match=f"checkpoint_url is {url}, and that fails: .*{why}"):
             CheckpointsElsewhere(url)
+
+
+def test_an_address_that_needs_another_package_says_so(monkeypatch: pytest.MonkeyPatch):
+    """It once asked for another address or other rights, where s3fs was not installed."""
+
+    def absent(*args: object, **settings: object) -> NoReturn:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", absent)
+    with pytest.raises(UserError, match=r"s3://a/b, .* \(Install s3fs .*\); install it with pip"):
+        CheckpointsElsewhere("s3://a/b")

@@ -142,9 +142,13 @@ def _read_pdf(path: Path) -> _Read:
 def _read_docx(path: Path) -> _Read:
     """Paragraphs and tables in their order; the styles Title and Heading N make sections."""
     import docx
+    from docx.opc.exceptions import PackageNotFoundError
     from docx.table import Table
 
-    document = docx.Document(str(path))
+    try:
+        document = docx.Document(str(path))
+    except PackageNotFoundError as error:
+        raise ValueError("it is no .docx file, whatever its name says") from error
     title = document.core_properties.title
     parts: list[tuple[tuple[str, str | int] | None, str]] = []
     for block in document.iter_inner_content():
