@@ -59,11 +59,14 @@ class RunNotes:
             return notes
         row = json.loads(path.read_text(encoding="utf-8"))
         for name, value in row["told"].items():
-            if told.get(name) != value:
-                raise UserError(
-                    f"{folder} holds a run that was begun with {name} {value}, not "
-                    f"{told.get(name)}: choose another --out, or go on with the same"
-                )
+            if told.get(name) == value:
+                continue
+            if list(folder.iterdir()) == [path]:  # it lacked a package, say, and did nothing yet
+                return cls(path, told)
+            raise UserError(
+                f"{folder} holds a run that was begun with {name} {value}, not "
+                f"{told.get(name)}: choose another --out, or go on with the same"
+            )
         return cls(path, told, row["chosen"], row["seconds"])
 
     def save(self) -> None:

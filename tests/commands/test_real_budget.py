@@ -63,11 +63,21 @@ def test_a_run_that_was_killed_at_once_goes_on(tmp_path: Path) -> None:
 
 def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     RunNotes.open(tmp_path / "run" / "real.json", {"seed": "0"}).save()
+    (tmp_path / "run" / "models").mkdir()
     with pytest.raises(UserError, match="begun with seed 0, not 1"):
         RunNotes.open(tmp_path / "run" / "real.json", {"seed": "1"})
     (tmp_path / "mine.txt").write_text("here first")
     with pytest.raises(UserError, match="holds no run"):
         RunNotes.open(tmp_path / "real.json", {})
+
+
+def test_a_run_that_did_nothing_yet_may_begin_with_other_settings(tmp_path: Path) -> None:
+    """Where the model's package was missing, the next try had to name the same minutes."""
+    path = tmp_path / "run" / "real.json"
+    with RunNotes.open(path, {"minutes": "110.0"}).phase("model"):
+        pass
+    notes = RunNotes.open(path, {"minutes": "20.0"})
+    assert (notes.told, notes.seconds) == ({"minutes": "20.0"}, {})
 
 
 @pytest.mark.parametrize(("device", "tile_rows"), [("cpu", 8), ("cuda", 32)])
