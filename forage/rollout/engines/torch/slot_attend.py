@@ -11,14 +11,15 @@ attend with, over the run of slots that a part has.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from forage.attention import KEY_BLOCK, mix_values
+from forage.retrieval.words.machine_code import compiled
 from forage.rollout.engines.torch.fixed_forward import DecodeAttend
 from forage.rollout.engines.torch.slots import (
     LENGTH_BUCKET,
@@ -27,6 +28,8 @@ from forage.rollout.engines.torch.slots import (
     hiding_bias,
     round_up,
 )
+
+_compiled = partial(compiled, error_model="numpy", fastmath={"contract"})
 
 
 class SlotAttend:
@@ -166,7 +169,7 @@ def attend_rows(
     _mix_rows(scores.softmax(dim=-1).numpy(), values_SKLD, slots_R, lengths_R, out_RHD)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+@_compiled
 def _score_rows(
     query_RHD: Any, keys_SKDL: Any, slots_R: Any, lengths_R: Any, scores_RHL: Any
 ) -> None:
@@ -187,7 +190,7 @@ def _score_rows(
             scores_L[length:] = -np.inf
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+@_compiled
 def _mix_rows(
     weights_RHL: Any, values_SKLD: Any, slots_R: Any, lengths_R: Any, out_RHD: Any
 ) -> None:

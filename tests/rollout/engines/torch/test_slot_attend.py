@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+
+import numba.core.dispatcher
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage.rollout.engines.torch import slot_attend
 from forage.rollout.engines.torch.slot_attend import attend_rows
 
 
@@ -26,3 +31,15 @@ def test_each_row_attends_to_its_own_length_of_its_own_slot(lengths: list[int], 
             weights = np.exp(scores - scores.max())
             expected = weights / weights.sum() @ values[slot, kv, :length]
             np.testing.assert_allclose(out[row, head], expected, atol=2e-5)
+
+
+def test_where_no_folder_can_be_written_the_loops_are_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A read-only container without a home once ended every run as the engine was imported."""
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(numba.core.dispatcher.Dispatcher, "enable_caching", refuse)
+    assert "SlotAttend" in runpy.run_path(slot_attend.__file__)
