@@ -74,16 +74,8 @@ def test_data_reads_a_table(wheel: Path, tmp_path: Path):
     table = pa.table({name: [row[name] for row in rows] for name in ("id", "contents")})
     parquet.write_table(table, tmp_path / "corpus.parquet")
     forage = make_environment(wheel, tmp_path / "env", ("data",))
-    run(
-        forage,
-        "index",
-        "--corpus",
-        tmp_path / "corpus.parquet",
-        "--text-column",
-        "contents",
-        "--out",
-        tmp_path / "index",
-    )
+    options = ("--text-column", "contents", "--out", tmp_path / "index")
+    run(forage, "index", "--corpus", tmp_path / "corpus.parquet", *options)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 chance, or are held by a divergence.
 
 Which these are is told once for all tokens of an optimizer step, with the log-probabilities of the
-policy before it, so that it does not depend on how they are packed into micro-batches.
+policy that its ratios are taken to, so that it does not depend on how they are packed into
+micro-batches. The paper tells it from the current policy, and leaves out what the clip has taken.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class KlCovLoss(Frozen):
 def covariances(weighed: Sequence[Weighed]) -> Tensor:
     """(log p - mean log p) (A - mean A) of each token that is learnt [M], means over all of them.
 
-    p is the policy before the step. Their mean is the covariance that the entropy falls by. Source:
+    p is the policy that ratios are taken to. Their mean is the covariance that the entropy falls by. Source:
     https://arxiv.org/abs/2505.22617, equation 10.
     """
     import torch  # the settings are read without it
