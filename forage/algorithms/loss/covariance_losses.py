@@ -92,8 +92,8 @@ class KlCovLoss(Frozen):
 def covariances(weighed: Sequence[Weighed]) -> Tensor:
     """(log p - mean log p) (A - mean A) of each token that is learnt [M], means over all of them.
 
-    p is the policy that ratios are taken to. Their mean is the covariance that the entropy falls by. Source:
-    https://arxiv.org/abs/2505.22617, equation 10.
+    p is the policy that ratios are taken to. Their mean is what the entropy falls by.
+    Source: https://arxiv.org/abs/2505.22617, equation 10.
     """
     import torch  # the settings are read without it
 
