@@ -1,14 +1,17 @@
 """A run whose processes are killed (kill -9) at random moments: is a step or a prompt lost?
 
-    python benchmarks/kills.py --out runs/kills --kills 20
+    python benchmarks/kills.py --out runs/kills --kills 20 [--vllm 2]
 
 A driver with two ranks, a server that samples and a search server, each a process of its own. The
-server is a stand-in that speaks vLLM's routes and writes a search, then an answer: a real vLLM
-takes a minute to come back. What is killed is drawn by ``--seed``. The servers are started again at
-once, as a supervisor would; a driver that was killed, or that ended because a rank was, is resumed.
+server is a stand-in that speaks vLLM's routes and writes a search, then an answer; with ``--vllm``
+there are so many real vLLM servers instead, which the run starts for itself, and which take half a
+minute to come back. What is killed is drawn by ``--seed``. The search server and the stand-in are
+started again at once, as a supervisor would; vLLM by the run; a driver that was killed, or that
+ended because a rank was, is resumed.
 
 At the end: each step was recorded once, each episode of each step's questions once, in the order of
-the data; and each resumed run went on from the newest checkpoint that was whole.
+the data; each resumed run went on from the newest checkpoint that was whole; and with vLLM every
+step was sampled with the weights before it, since sampler and trainer agree on each token.
 """
 
 from __future__ import annotations
@@ -93,10 +96,10 @@ class Fleet:
     children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, kind: str, *more: str) -> None:
-        """Start a process, its output in a file of its own; ``resume`` is for the driver."""
+        """Start a process, its output in a file of its own; ``more`` is for the driver."""
         engine = self.config.placement.engine
         assert engine.kind == "vllm"
-        port = engine.urls[0].rpartition(":")[2]
+        port = engine.urls[0].rpartition(":")[2] if engine.urls else ""
         index, search = str(self.config.data.index), self.config.search.url
         search_port = str(search[0] if isinstance(search, tuple) else search).rpartition(":")[2]
         command = {
@@ -115,11 +118,14 @@ class Fleet:
         return self.recipe.with_name(f"{kind}.log")
 
     def kill(self, kind: str) -> bool:
-        """Kill one process with SIGKILL, of the ranks one; false where the run has just ended."""
-        process = psutil.Process(self.children["driver" if kind == "rank" else kind].pid)
+        """Kill one process with SIGKILL, of several the youngest; false where none is there."""
         try:
-            if kind == "rank":
-                process = max(ranks_of(process), key=lambda rank: rank.pid)
+            if kind in self.children:
+                process = psutil.Process(self.children[kind].pid)
+            else:
+                driver = psutil.Process(self.children["driver"].pid)
+                found = ranks_of(driver) if kind == "rank" else servers_of(driver)
+                process = max(found, key=lambda each: each.pid)
             process.send_signal(signal.SIGKILL)
         except (psutil.NoSuchProcess, ValueError):
             return False
@@ -138,7 +144,14 @@ class Fleet:
 
 def ranks_of(driver: psutil.Process) -> list[psutil.Process]:
     """The forked processes below the driver's fork server."""
-    return [child for each in driver.children() for child in each.children()]
+    servers = servers_of(driver)
+    parents = [child for child in driver.children() if child not in servers]
+    return [child for each in parents for child in each.children()]
+
+
+def servers_of(driver: psutil.Process) -> list[psutil.Process]:
+    """The vLLM servers that the run started."""
+    return [child for child in driver.children() if "--enable-scale-out" in child.cmdline()]
 
 
 def run_with_kills(config: RunConfig, recipe: Path, kinds: Sequence[str], seed: int) -> list[str]:
@@ -147,7 +160,8 @@ def run_with_kills(config: RunConfig, recipe: Path, kinds: Sequence[str], seed: 
     recipe.write_text(to_yaml(config), encoding="utf-8")
     fleet, chance, told = Fleet(config, recipe), random.Random(seed), []
     try:
-        for kind in ("retriever", "server", "driver"):
+        has_stand_in = bool(getattr(config.placement.engine, "urls", ()))
+        for kind in ("retriever", *(["server"] if has_stand_in else []), "driver"):
             fleet.start(kind)
         for kind in kinds:
             if not _gets_on(fleet, chance) or not fleet.kill(kind):
@@ -156,7 +170,7 @@ def run_with_kills(config: RunConfig, recipe: Path, kinds: Sequence[str], seed: 
             if kind in ("driver", "rank"):
                 fleet.children["driver"].wait(DEADLINE_S)
                 told[-1] += f"; {_resume(fleet)}"
-            else:
+            elif kind in fleet.children:
                 fleet.children[kind].wait(DEADLINE_S)
                 fleet.start(kind)
         status = fleet.children["driver"].wait(DEADLINE_S)
@@ -217,16 +231,26 @@ def check_whole(config: RunConfig) -> int:
     return len(records)
 
 
+def largest_difference(config: RunConfig) -> float:
+    """The most that a step's log-probabilities of sampler and trainer differed, over all steps."""
+    rows = read_metrics(config.output_dir)
+    return max(float(row["policy/logprob_diff_max"] or 0.0) for row in rows)
+
+
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
-def config_of(out: Path, world: Path, model: Path, **trainer: int) -> RunConfig:
-    """A run of two ranks that samples with one server; its ports are free ones."""
+def config_of(out: Path, world: Path, model: Path, num_vllm: int, **trainer: int) -> RunConfig:
+    """A run of two ranks that samples with the stand-in, or vLLM; its ports are free ones."""
     server, search = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
-    engine = {"kind": "vllm", "urls": [server], "transfer": "disk", "lost_after_s": DEADLINE_S}
+    engine: dict[str, Any] = {"kind": "vllm", "lost_after_s": DEADLINE_S}
+    if num_vllm:
+        engine |= {"num_servers": num_vllm, "update_timeout_s": 30}
+    else:
+        engine |= {"urls": [server], "transfer": "disk"}
     sizes = {"questions_per_step": 2, "group_size": 4, "checkpoint_every": 3, **trainer}
     tree: dict[str, Any] = {
         **_SETTINGS,
@@ -250,6 +274,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--vllm", type=int, default=0, metavar="N", help="N real vLLM servers")
     parser.add_argument("--serve", type=int, metavar="PORT", help="be the server that samples")
     parser.add_argument("--model", type=str, help="the model whose tokens it writes")
     args = parser.parse_args()
@@ -265,7 +290,7 @@ def main() -> None:
     model = Path(forage.__file__).parent / "warm" / "model"
     chance = random.Random(args.seed)
     kinds = [chance.choice(KINDS) for _ in range(args.kills)]
-    config = config_of(args.out, world, model, num_steps=4 * args.kills + 4)
+    config = config_of(args.out, world, model, args.vllm, num_steps=4 * args.kills + 4)
     told = run_with_kills(config, args.out / "recipe.yaml", kinds, args.seed)
     print("\n".join(told))
     num_episodes, counts = check_whole(config), Counter(line.partition(" ")[0] for line in told)
@@ -273,6 +298,10 @@ def main() -> None:
         f"{len(told)} kills, {dict(counts)}: {config.trainer.num_steps} steps and {num_episodes} "
     )
     print(f"episodes, each recorded once; {time.monotonic() - started:.0f} s")
+    if args.vllm:
+        difference = largest_difference(config)
+        print(f"sampler and trainer differ by {difference:.1e} at most")
+        assert difference < 1e-2, "a step was sampled with other weights than those before it"
 
 
 if __name__ == "__main__":
