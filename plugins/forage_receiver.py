@@ -4,9 +4,10 @@ vLLM imports this file because the server is started with this folder on PYTHONP
 
     --worker-extension-cls forage_receiver.Receiver --weight-transfer-config '{"backend": "forage"}'
 
-The trainer is rank 0 of the group and the workers are the others; the group is made of gloo on CPUs
-and of NCCL on GPUs. Weights come in buckets: one run of bytes, and what lies where in it. vLLM's
-layerwise reload puts them into its layers. Nothing of the package ``forage`` is needed here.
+The trainer is rank 0 of the group and the workers are the others; the group is made of NCCL where
+each has a GPU to itself, and of gloo elsewhere. Weights come in buckets: one run of bytes, and what
+lies where in it. vLLM's layerwise reload puts them into its layers. Nothing of the package
+``forage`` is needed here.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
         super().__init__(*arguments, **named)
         self._group: dist.ProcessGroup | Any = None
         self._is_open = False
+        self._bucket_device = self.device
 
     def init_transfer_engine(self, init_info: GroupInfo) -> None:
         self.shutdown()
@@ -75,7 +77,9 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
         store = dist.TCPStore(
             init_info.address, init_info.port, None, is_master=False, timeout=timeout
         )
-        make = dist.ProcessGroupGloo if init_info.backend == "gloo" else _nccl_group
+        is_gloo = init_info.backend == "gloo"
+        make = dist.ProcessGroupGloo if is_gloo else _nccl_group
+        self._bucket_device = torch.device("cpu") if is_gloo else self.device
         self._group = make(store, init_info.rank_offset + rank, init_info.world_size, timeout)
 
     def start_weight_update(self) -> None:
@@ -93,7 +97,7 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
         if self._group is None:
             raise RuntimeError("no group has been joined: POST /init_weight_transfer_engine first")
         # A buffer for each bucket: the reload keeps views of it until a layer is complete.
-        bucket = torch.empty(update_info.num_bytes, dtype=torch.uint8, device=self.device)
+        bucket = torch.empty(update_info.num_bytes, dtype=torch.uint8, device=self._bucket_device)
         self._group.broadcast([bucket], dist.BroadcastOptions()).wait()
         pairs: list[tuple[str, torch.Tensor]] = []
         for name, dtype_name, shape, start in zip(
@@ -127,6 +131,13 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
 
 class Receiver:
     """Methods that a worker gets for ``/collective_rpc``."""
+
+    def name_gpu(self) -> list[str]:
+        """The GPU that it computes on, and NCCL's version there; nothing on a CPU."""
+        if self.device.type != "cuda":
+            return []
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        return [str(torch.cuda.get_device_properties(self.device).uuid), version]
 
     def check_weights(self, names: list[str], shapes: list[list[int]]) -> list[str]:
         """What does not fit the served model, a sentence each; to be asked before an update."""

@@ -45,6 +45,7 @@ class PolicyServer:
     without: frozenset[str] = frozenset()
     """Routes that it does not have."""
     misfits: list[str] = field(default_factory=list)
+    gpu: list[str] = field(default_factory=list)
     broken: str = ""
     """A route that answers with an error."""
     keeps_version: bool = False
@@ -121,7 +122,8 @@ class PolicyServer:
     async def _call(self, request: Request) -> Any:
         body = await request.json()
         self.notes.append(body["method"])
-        return {"results": [self.misfits if body["method"] == "check_weights" else None]}
+        answers = {"check_weights": self.misfits, "name_gpu": self.gpu}
+        return {"results": [answers.get(body["method"])]}
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()

@@ -82,6 +82,10 @@ class VllmServer:
         """Processes that hold a part of the weights: its ranks in the trainer's group."""
         return int((await self._http.get("/get_world_size", "count its workers"))["world_size"])
 
+    async def gpus(self) -> list[list[str]]:
+        """The GPU of each worker and NCCL's version there, as ``name_gpu`` says it."""
+        return await self._call("name_gpu", {}, "name its GPUs")
+
     async def pause(self) -> None:
         await self._http.post("/pause?mode=keep&clear_cache=false", {}, "pause")
 

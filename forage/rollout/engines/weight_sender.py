@@ -1,7 +1,8 @@
 """The trainer's end of the group that weights travel through: buckets of bytes, broadcast.
 
 The other end is ``plugins/forage_receiver.py`` in the workers of vLLM. The group is one of torch's
-own, beside whatever groups the trainer has: gloo on CPUs, NCCL on GPUs.
+own, beside whatever groups the trainer has: of NCCL where each member has a GPU to itself, of gloo,
+and so through host memory, elsewhere.
 """
 
 from __future__ import annotations
@@ -72,6 +73,25 @@ def _fill(
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def name_gpu(device: torch.device) -> list[str]:
+    """The GPU, and NCCL's version there; nothing for a CPU. A server's workers say the same."""
+    if device.type != "cuda":
+        return []
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    return [str(torch.cuda.get_device_properties(device).uuid), version]
+
+
+def nccl_joins(members: Sequence[Sequence[str]]) -> bool:
+    """Whether NCCL makes a group of members that ``name_gpu`` has named.
+
+    It refuses two of them on one GPU, and a CPU, and members of two versions cannot talk.
+    """
+    if not all(members):
+        return False
+    gpus, versions = zip(*members, strict=True)
+    return len(set(gpus)) == len(gpus) and len(set(versions)) == 1
 
 
 class SenderGroup:

@@ -20,6 +20,8 @@ from forage.rollout.engines.weight_sender import (
     NamedTensor,
     SenderGroup,
     fill_buckets,
+    name_gpu,
+    nccl_joins,
     tensors_of,
 )
 from forage.rollout.engines.weight_update import UpdateFailed, each
@@ -79,16 +81,21 @@ class GroupTransport:
 
     async def _make_group(self, members: Sequence[Member]) -> SenderGroup:
         num_workers: dict[str, int] = {}
+        gpus = [name_gpu(self._device)]
 
-        async def count(server: EngineServer) -> None:
+        async def ask(server: EngineServer) -> None:
             num_workers[server.url] = await _vllm(server).num_workers()
+            gpus.extend(await _vllm(server).gpus())
 
-        await each(members, count)
+        await each(members, ask)
         urls = [member.server.url for member in members]
         # Half of what the servers' replies may take, so that a worker that waits for others is
         # free again before its server is given up.
         timeout_s = self._timeout_s / 2
-        group = SenderGroup(urls, [num_workers[url] for url in urls], self._device, timeout_s)
+        device = self._device if nccl_joins(gpus) else torch.device("cpu")
+        if device != self._device:
+            LOG.info("weights go to the servers through host memory, not by NCCL: %s", gpus)
+        group = SenderGroup(urls, [num_workers[url] for url in urls], device, timeout_s)
         info_of = dict(zip(urls, group.infos, strict=True))
         joining = asyncio.create_task(asyncio.to_thread(group.join))
         try:
@@ -106,7 +113,7 @@ class GroupTransport:
         return group
 
     async def _send(self, members: Sequence[Member], group: SenderGroup) -> None:
-        buckets = fill_buckets(self._weights(), self._device)
+        buckets = fill_buckets(self._weights(), group.device)
         while (filled := await asyncio.to_thread(next, buckets, None)) is not None:
             await self._send_bucket(members, group, *filled)
 

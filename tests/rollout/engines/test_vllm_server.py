@@ -284,6 +284,11 @@ async def test_a_trainer_that_vanishes_in_a_broadcast_is_an_error_in_time_and_no
         assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
 
 
+async def test_a_worker_without_a_gpu_names_none():
+    async with served() as it:
+        assert await it.server.gpus() == [[]]
+
+
 async def test_a_cancelled_turn_is_aborted_at_the_server():
     async with served() as it:
         turn = await in_flight(it.engine, it.server, "cancelled")

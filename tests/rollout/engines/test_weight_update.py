@@ -15,10 +15,10 @@ from fastapi.responses import JSONResponse
 from safetensors.torch import save_file
 
 from forage.errors import UserError
-from forage.rollout.engines import weight_update
+from forage.rollout.engines import weight_transports, weight_update
 from forage.rollout.engines.server_pool import Member, ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.weight_sender import SenderGroup
+from forage.rollout.engines.weight_sender import SenderGroup, nccl_joins
 from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport
 from forage.rollout.engines.weight_update import ServerUpdates, UpdateFailed, each
 from tests.rollout.policy_server import PolicyServer, policy_serving
@@ -127,6 +127,43 @@ async def test_a_server_that_dies_at_the_join_takes_no_other_with_it():
             with pytest.raises(UpdateFailed) as caught:
                 await transport.bring(it.pool.members, "0")
             assert [*caught.value.failures] == it.pool.members, "nobody else is to blame"
+
+
+def test_nccl_joins_those_that_have_a_gpu_to_themselves_and_its_version():
+    trainer, same, other, older = (
+        ["GPU-a", "2.29.3"],
+        ["GPU-a", "2.29.3"],
+        ["GPU-b", "2.29.3"],
+        ["GPU-c", "2.27.5"],
+    )
+    assert nccl_joins([trainer, other])
+    assert not nccl_joins([trainer, same])
+    assert not nccl_joins([trainer, other, same])
+    assert not nccl_joins([trainer, older])
+    assert not nccl_joins([trainer, []]), "a server that computes on a CPU"
+    assert not nccl_joins([[], other]), "a trainer whose ranks have their GPUs to themselves"
+
+
+@pytest.mark.parametrize(("gpu", "type_"), [("GPU-b", "cuda"), ("GPU-a", "cpu")])
+async def test_weights_go_through_host_memory_to_a_server_on_the_trainers_gpu(
+    gpu: str, type_: str, monkeypatch: pytest.MonkeyPatch
+):
+    """NCCL refuses two members on one GPU, which ended every update."""
+    devices: list[torch.device] = []
+
+    def make(_urls: object, _workers: object, device: torch.device, _seconds: float) -> SenderGroup:
+        devices.append(device)
+        raise UserError("seen")
+
+    monkeypatch.setattr(weight_transports, "name_gpu", lambda _: ["GPU-a", "2.29.3"])
+    monkeypatch.setattr(weight_transports, "SenderGroup", make)
+    weights = [("weight", torch.zeros(2))]
+    with policy_serving(PolicyServer(gpu=[gpu, "2.29.3"])) as server:
+        async with fleet(server) as it:
+            transport = GroupTransport(lambda: weights, torch.device("cuda"), 2.0)
+            with pytest.raises(UserError, match="seen"):
+                await transport.bring(it.pool.members, "0")
+    assert [device.type for device in devices] == [type_]
 
 
 async def test_updates_that_fail_again_and_again_say_why(
