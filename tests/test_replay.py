@@ -75,6 +75,7 @@ def test_what_was_played_alone_is_learnt_as_if_it_had_been_learnt_at_once(tmp_pa
     recipe = write_recipe(tmp_path / "r.yaml", make_config(played, **changes))
     done = forage("train", recipe, "--rollout-only", "0:2")
     assert done.returncode == 0, done.stderr
+    assert "the groups of 2 steps; next: forage train" in " ".join(done.stderr.split())
     assert not (played / "checkpoints").exists()
     of_step_0 = [row for row in episodes_of(run) if row["step"] == 0]
     for row in of_step_0:  # played alone, nothing was weighed
@@ -85,6 +86,7 @@ def test_what_was_played_alone_is_learnt_as_if_it_had_been_learnt_at_once(tmp_pa
     recipe = write_recipe(tmp_path / "l.yaml", config)
     done = forage("train", recipe, "--replay", played / "episodes.jsonl")
     assert done.returncode == 0, done.stderr
+    assert "next: forage export" in " ".join(done.stderr.split())
     assert _of_the_updates(metrics_of(learnt)[0]) == _of_the_updates(metrics_of(run)[0])
 
 

@@ -73,11 +73,23 @@ def run(args: Namespace) -> int:
 
         figures = final_figures(config)
         write_evaluation_page(figures.with_suffix(".html"), read_result(figures))
-    if not (args.replay or played):
-        out, num_steps = config.output_dir, config.trainer.num_steps
-        text = "%s: the records and checkpoints of %d steps; next: forage view %s"
-        LOG.info(text + ", or forage export %s --out MODEL", out, num_steps, out, out)
+    LOG.info("%s", _what_is_next(config, args))
     return 0
+
+
+def _what_is_next(config: RunConfig, args: Namespace) -> str:
+    """What has been written, and the commands that use it."""
+    out, played = config.output_dir, args.rollout_only
+    if played:
+        episodes = out / "episodes.jsonl"
+        steps = f"{len(played)} step{'s' * (len(played) > 1)}"
+        learn = f"forage train {args.config} --replay {episodes} output_dir=ANOTHER"
+        return f"{episodes}: the groups of {steps}; next: {learn}"
+    export = f"forage export {out} --out MODEL"
+    if args.replay:
+        return f"{out}: checkpoints of what was learnt again; next: {export}"
+    what = f"the records and checkpoints of {config.trainer.num_steps} steps"
+    return f"{out}: {what}; next: forage view {out}, or {export}"
 
 
 def _steps(text: str) -> range:
