@@ -195,6 +195,19 @@ async def test_a_server_that_answers_nonsense_is_left_out(
     assert len(second.turns) == 1
 
 
+@pytest.mark.parametrize("choices", [None, 5, [], [None]])
+async def test_a_reply_without_a_choice_is_no_turn(
+    choices: object, monkeypatch: pytest.MonkeyPatch
+):
+    """Anything but a list was a traceback, in the middle of a run."""
+    monkeypatch.setattr("forage.rollout.engines.served_engine._PAUSE_S", 0.01)
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, failed):
+            server.faults.append(JSONResponse({"choices": choices}))
+            assert (await engine.generate([1], ask())).token_ids_T == (2, 3, 4)
+    assert failed == []
+
+
 async def test_a_turn_that_a_living_server_cannot_sample_ends_its_episode_alone(
     monkeypatch: pytest.MonkeyPatch,
 ):
