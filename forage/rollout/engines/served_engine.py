@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from forage.errors import UserError
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
 from forage.rollout.engines.server_pool import Seat, ServerPool
@@ -19,6 +20,7 @@ from forage.types import Completion, EngineError, FailureKind, Sampling
 LOG = logging.getLogger(__name__)
 
 _MAX_TRIES = 3
+_MAX_NONSENSE = 8
 _PAUSE_S = 0.5
 
 
@@ -34,9 +36,9 @@ class ServedEngine:
         """Sample one turn.
 
         Raises ``EngineError`` for a turn that a working server cannot sample, and ``UserError``
-        where no server works any more.
+        where no server works any more, or those that do give replies that are no turns.
         """
-        num_tries = 0
+        num_tries = num_nonsense = 0
         while True:
             seat = await self.pool.seat(sampling.episode_key)
             try:
@@ -47,6 +49,9 @@ class ServedEngine:
                 await asyncio.sleep(_PAUSE_S)
             except ServerFailed as failed:
                 num_tries += 1
+                num_nonsense += failed.failure.kind is FailureKind.MALFORMED
+                if num_nonsense >= _MAX_NONSENSE:  # left out, given the weights, and asked again
+                    raise UserError(_no_turn_comes(failed, num_nonsense)) from failed
                 await self._judge(seat, failed, num_tries)
 
     def release(self, episode_key: str) -> None:
@@ -71,6 +76,14 @@ class ServedEngine:
                 self.pool.leave_out(member, f"{failed}, {num_tries} times in a row")
         else:
             raise EngineError(str(failed)) from failed
+
+
+def _no_turn_comes(failed: ServerFailed, number: int) -> str:
+    return (
+        f"{failed}; that was so {number} times for one turn. Is the server one that "
+        "placement.engine names, and in use by this run alone? Look into its log, and go on with "
+        "--resume"
+    )
 
 
 class _Lost(Exception):

@@ -195,6 +195,24 @@ async def test_a_server_that_answers_nonsense_is_left_out(
     assert len(second.turns) == 1
 
 
+async def test_a_server_that_answers_nonsense_each_time_it_comes_back_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its other routes worked, so it was given the weights again each second, for ever."""
+    monkeypatch.setattr(served_engine, "_PAUSE_S", 0.01)
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, failed):
+            server.changes = {"logprobs": {"content": []}}
+            turn = asyncio.create_task(engine.generate([1], ask()))
+            for _ in range(1000):
+                engine.pool.admit(engine.pool.members[0])
+                if (await asyncio.wait({turn}, timeout=0.01))[0]:
+                    break
+            with pytest.raises(UserError, match="its reply is no turn: .* 8 times for one turn"):
+                await asyncio.wait_for(turn, 1)
+    assert set(failed) == {server.url}
+
+
 @pytest.mark.parametrize("choices", [None, 5, [], [None]])
 async def test_a_reply_without_a_choice_is_no_turn(
     choices: object, monkeypatch: pytest.MonkeyPatch
