@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 
 from forage.errors import UserError
@@ -29,8 +30,10 @@ class ServedEngine:
 
     counters = EngineCounters()  # nothing is counted here
 
-    def __init__(self, pool: ServerPool) -> None:
+    def __init__(self, pool: ServerPool, vocabulary: int | None = None) -> None:
+        """``vocabulary``: how many tokens the model knows, where that is to be checked."""
         self.pool = pool
+        self._vocabulary = vocabulary
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one turn.
@@ -42,7 +45,7 @@ class ServedEngine:
         while True:
             seat = await self.pool.seat(sampling.episode_key)
             try:
-                return await _unless_lost(seat, token_ids, sampling)
+                return await self._sample(seat, token_ids, sampling)
             except _Lost:
                 continue
             except TurnAborted:  # it sleeps or ends: to ask again at once would keep both busy
@@ -62,6 +65,15 @@ class ServedEngine:
         """End the sessions; the servers go on as they are."""
         await asyncio.gather(*(member.server.close() for member in self.pool.members))
 
+    async def _sample(self, seat: Seat, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """The turn; raises ``_Lost``, and ``ServerFailed`` also for one of another policy."""
+        first = self.pool.versions
+        turn = await _unless_lost(seat, token_ids, sampling)
+        why = _foreign(turn, self._vocabulary, (*(first or ()), *(self.pool.versions or ())))
+        if why is not None:
+            raise ServerFailed.for_good(seat.member.server.url, "sample a turn", why)
+        return turn
+
     async def _judge(self, seat: Seat, failed: ServerFailed, num_tries: int) -> None:
         """Leave the server out, or wait a little before the next try; raises ``EngineError``."""
         member, failure = seat.member, failed.failure
@@ -76,6 +88,18 @@ class ServedEngine:
                 self.pool.leave_out(member, f"{failed}, {num_tries} times in a row")
         else:
             raise EngineError(str(failed)) from failed
+
+
+def _foreign(turn: Completion, vocabulary: int | None, versions: Sequence[int]) -> str | None:
+    """Why the turn is not of the run's policy; ``versions`` were out while it was sampled."""
+    high = math.inf if vocabulary is None else vocabulary
+    for token_id in turn.token_ids_T:
+        if not 0 <= token_id < high:
+            return f"its token {token_id} is none of the model's vocabulary of {high}"
+    for version in turn.versions_T if versions else ():
+        if not min(versions) <= version <= max(versions):
+            return f"its tokens are of version {version}, and the run's is {max(versions)}"
+    return None
 
 
 def _no_turn_comes(failed: ServerFailed, number: int) -> str:

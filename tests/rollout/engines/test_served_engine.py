@@ -1,6 +1,7 @@
 """Turns at servers of our own policy, over real HTTP: who samples what, what a failure costs."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.server_pool import ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.types import ContextOverflow, EngineError, FinishReason, Sampling
-from tests.rollout.policy_server import PolicyServer, policy_serving
+from tests.rollout.policy_server import VOCABULARY, PolicyServer, policy_serving
 
 
 def ask(key: str = "0/q/0", **changes: Any) -> Sampling:
@@ -211,6 +212,37 @@ async def test_a_server_that_answers_nonsense_each_time_it_comes_back_ends_the_r
             with pytest.raises(UserError, match="its reply is no turn: .* 8 times for one turn"):
                 await asyncio.wait_for(turn, 1)
     assert set(failed) == {server.url}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"token_ids": [2, 50, 4]}, "its token 50 is none of the model's vocabulary of 50"),
+        ({"token_ids": [2, -1, 4]}, "its token -1 is none of"),
+        ({"token_ids": [2, 10**30, 4]}, "is none of"),
+        ({"weight_versions": [{"version": 3, "start": 0, "end": 3}]}, "of version 3, .* is 5"),
+        ({"weight_versions": [{"version": 6, "start": 0, "end": 3}]}, "of version 6, .* is 5"),
+    ],
+)
+async def test_a_turn_that_is_not_of_the_runs_policy_is_asked_of_another_server(
+    changes: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+):
+    """A token beyond the vocabulary was a traceback of the trainer's, steps later.
+
+    A server that another run gives weights to goes back in its version, or ahead.
+    """
+    first, second, stack = two()
+    async with stack, engine_over(first, second) as (engine, failed):
+        served = ServedEngine(engine.pool, vocabulary=VOCABULARY)
+        engine.pool.versions = (4, 5)
+        span = {"version": 5, "start": 0, "end": 3}
+        first.changes, second.changes = (
+            {"weight_versions": [span]} | changes,
+            {"weight_versions": [{**span, "version": 4}]},
+        )
+        assert (await served.generate([1], ask())).token_ids_T == (2, 3, 4)
+        assert failed == [first.url]
+    assert re.search(why, caplog.text)
 
 
 @pytest.mark.parametrize("choices", [None, 5, [], [None]])

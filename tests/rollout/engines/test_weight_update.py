@@ -313,3 +313,20 @@ async def test_a_server_that_does_not_say_what_its_workers_are_is_a_failure_of_t
     with pytest.raises(ServerFailed, match="failed to check the weights' names"):
         await server.misfits(Tensors((), (), ()))
     await server.close()
+
+
+async def test_two_versions_may_be_sampled_while_an_update_is_under_way_and_then_one():
+    seen: list[tuple[int, int] | None] = []
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+            bring = it.bring
+
+            async def noted(members: Sequence[Member], version: str) -> None:
+                seen.append(it.pool.versions)
+                await bring(members, version)
+
+            it.bring = noted
+            for version in (3, 4, 2):
+                await it.publish(version)
+                seen.append(it.pool.versions)
+    assert seen == [(3, 3), (3, 3), (3, 4), (4, 4), (4, 2), (2, 2)]
