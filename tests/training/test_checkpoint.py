@@ -25,6 +25,7 @@ from forage.training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
 )
+from forage.training.checkpoint_manifest import DamagedCheckpointError
 from forage.training.critic import Critic
 from forage.training.export import export_model
 from forage.training.model import new_model
@@ -204,6 +205,22 @@ def test_a_damaged_checkpoint_is_an_error_that_says_what_to_do(
         load_checkpoint(path, fresh)
     assert_same_weights(fresh, before)
     assert fresh.version == 0
+
+
+def test_a_checkpoint_of_a_newer_format_is_not_taken_for_a_damaged_one(tmp_path: Path):
+    """One whose manifest had other keys was set aside, and its run went on from an older one."""
+    path = save(tmp_path, new_trainer())
+    (path / "manifest.json").write_text('{"format": 2, "shards": []}')
+    with pytest.raises(UserError, match="has format 2, this Forage reads 1") as raised:
+        load_checkpoint(path, new_trainer())
+    assert not isinstance(raised.value, DamagedCheckpointError)
+
+
+def test_a_manifest_that_lists_no_files_is_damaged(tmp_path: Path):
+    path = save(tmp_path, new_trainer())
+    (path / "manifest.json").write_text('{"format": 1, "files": ["model.safetensors"]}')
+    with pytest.raises(DamagedCheckpointError, match="cannot be read"):
+        load_checkpoint(path, new_trainer())
 
 
 @pytest.mark.parametrize("layers_and_width", [(3, 32), (2, 64)])
