@@ -16,7 +16,7 @@ from forage.errors import UserError
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
 from forage.rollout.engines.server_pool import Seat, ServerPool
-from forage.types import Completion, EngineError, FailureKind, Sampling
+from forage.types import Completion, ContextOverflow, EngineError, FailureKind, Sampling
 
 LOG = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class ServedEngine:
         """``vocabulary``: how many tokens the model knows, where that is to be checked."""
         self.pool = pool
         self._vocabulary = vocabulary
+        self._told_of: int | None = None
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one turn.
@@ -56,6 +57,11 @@ class ServedEngine:
                 if num_nonsense >= _MAX_NONSENSE:  # left out, given the weights, and asked again
                     raise UserError(_no_turn_comes(failed, num_nonsense)) from failed
                 await self._judge(seat, failed, num_tries)
+            except ContextOverflow:
+                raise
+            except EngineError as refused:
+                self._tell(refused)
+                raise
 
     def release(self, episode_key: str) -> None:
         """The episode is over; the servers manage their caches themselves."""
@@ -87,7 +93,14 @@ class ServedEngine:
             if not member.lost.done():
                 self.pool.leave_out(member, f"{failed}, {num_tries} times in a row")
         else:
+            self._tell(failed)
             raise EngineError(str(failed)) from failed
+
+    def _tell(self, failed: EngineError) -> None:
+        """Say why an episode ends, of the first one after each update."""
+        if self._told_of != self.pool.num_updates:
+            self._told_of = self.pool.num_updates
+            LOG.warning("an episode ends as engine_failed: %s", failed)
 
 
 def _foreign(turn: Completion, vocabulary: int | None, versions: Sequence[int]) -> str | None:

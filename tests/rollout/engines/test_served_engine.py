@@ -259,7 +259,7 @@ async def test_a_reply_without_a_choice_is_no_turn(
 
 
 async def test_a_turn_that_a_living_server_cannot_sample_ends_its_episode_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr("forage.rollout.engines.served_engine._PAUSE_S", 0.01)
     with policy_serving(PolicyServer()) as server:
@@ -267,6 +267,7 @@ async def test_a_turn_that_a_living_server_cannot_sample_ends_its_episode_alone(
             server.faults.extend([Response(status_code=500) for _ in range(3)])
             with pytest.raises(EngineError, match="failed to sample a turn: HTTP 500"):
                 await engine.generate([1], ask())
+            assert "engine_failed: " in caplog.text
             server.faults.append(Response(status_code=503))
             assert (await engine.generate([1], ask("b"))).token_ids_T == (2, 3, 4)
     assert failed == []
