@@ -413,6 +413,23 @@ def test_the_newest_or_a_named_step_is_exported_as_a_plain_model(tmp_path: Path)
     assert (first / "model.safetensors").read_bytes() != (newest / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("out", [".", "link", "to_come"])
+def test_an_export_goes_into_the_empty_directory_that_one_is_in_and_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+):
+    """The first was a traceback, and a link to an empty directory was "Not a directory"."""
+    save(tmp_path / "run", new_trainer())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "target").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    place = tmp_path / "empty" if out == "." else tmp_path / out
+    if out != ".":
+        place.symlink_to(tmp_path / ("target" if out == "link" else "nowhere"))
+    export_model(tmp_path / "run", Path(".") if out == "." else place, step=None)
+    assert (place / "model.safetensors").is_file()
+    assert place.is_symlink() == (out != ".")
+
+
 def test_an_export_that_cannot_be_is_an_error_that_says_why(tmp_path: Path):
     with pytest.raises(UserError, match="holds no checkpoint"):
         export_model(tmp_path, tmp_path / "out", None)
