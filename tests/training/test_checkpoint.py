@@ -27,7 +27,7 @@ from forage.training.checkpoint import (
 )
 from forage.training.checkpoint_manifest import DamagedCheckpointError
 from forage.training.critic import Critic
-from forage.training.export import export_model
+from forage.training.export import export_model, import_checkpoint
 from forage.training.model import new_model
 from forage.training.trainer import Trainer
 from tests.fakes import tiny_model, tiny_tokenizer
@@ -411,6 +411,15 @@ def test_the_newest_or_a_named_step_is_exported_as_a_plain_model(tmp_path: Path)
     }
     first = export_model(tmp_path / "run", tmp_path / "first", step=1)
     assert (first / "model.safetensors").read_bytes() != (newest / "model.safetensors").read_bytes()
+
+
+def test_a_checkpoint_of_our_own_may_be_named_as_anothers_and_brings_its_config(tmp_path: Path):
+    """It was said to hold no config.json, which lies beside its weights."""
+    trainer = new_trainer()
+    out = import_checkpoint(save(tmp_path / "run", trainer), tmp_path / "out", base=None)
+    loaded = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, loaded[name]), name
 
 
 @pytest.mark.parametrize("out", [".", "link", "to_come"])
