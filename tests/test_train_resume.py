@@ -226,7 +226,7 @@ def test_a_run_of_which_the_only_checkpoint_is_damaged_says_so(tmp_path: Path):
     shutil.copytree(straight_run(), out)
     shutil.rmtree(out / "checkpoints" / "step_000004")
     (out / "checkpoints" / "step_000006" / "manifest.json").unlink()
-    with pytest.raises(UserError, match="step_000006 cannot be read"):
+    with pytest.raises(UserError, match="step_000006 cannot be read .* begins at step 0 then"):
         run_training(make_config(out, trainer={"num_steps": NUM_STEPS}), resume=True)
     assert (out / "checkpoints" / "step_000006").exists()
 

@@ -155,7 +155,8 @@ class Savepoints:
                 start = self._load(checkpoint)
             except DamagedCheckpointError as error:
                 if len(checkpoints(out)) == 1:
-                    raise
+                    text = "There is none: --resume begins at step 0 then, and cuts the records"
+                    raise DamagedCheckpointError(f"{error}. {text}") from error
                 LOG.error("%s. Going on from the one before it", error)
                 set_damaged_aside(checkpoint)
             else:
