@@ -30,7 +30,8 @@ def check_manifest(folder: Path) -> None:
     """Raise ``DamagedCheckpointError``, or ``UserError`` for a checkpoint of a newer Forage."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        number, files = manifest["format"], manifest["files"]
+        number = manifest["format"]
+        files = dict(manifest["files"]) if number == _FORMAT else {}  # a newer one may have none
     except Exception as error:
         raise damaged(folder, error) from error
     if number != _FORMAT:

@@ -13,13 +13,19 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 import fsspec
 
 from forage.errors import UserError
-from forage.training.checkpoint import checkpoint_path, checkpoints, read_state, step_of
+from forage.training.checkpoint import (
+    checkpoint_path,
+    checkpoints,
+    read_state,
+    set_damaged_aside,
+    step_of,
+)
 from forage.training.checkpoint_manifest import MANIFEST, DamagedCheckpointError, check_manifest
 
 LOG = logging.getLogger(__name__)
@@ -68,11 +74,11 @@ class CheckpointsElsewhere:
                 self._remove([path for path, _, end in parts if end > offset])
 
     def bring_back(self, run_dir: Path) -> None:
-        """Fetch the newest checkpoint, with its records, if it is newer than those in ``run_dir``.
+        """Fetch the newest checkpoint, with its records, if none as new is whole in ``run_dir``.
 
         One that is damaged is passed over, loudly, for the one before it.
         """
-        newest_here = max(checkpoints(run_dir), default=-1)
+        newest_here = _newest_whole(run_dir)
         for step in reversed(self.steps()):
             if step <= newest_here:
                 return
@@ -97,6 +103,9 @@ class CheckpointsElsewhere:
             check_manifest(unfinished)
             for name, length in read_state(unfinished).record_offsets.items():
                 self._fetch_record(name, length, run_dir / name)
+            if final.exists():
+                LOG.error("%s is damaged, and its copy in %s takes its place", final, self._url)
+                set_damaged_aside(final)
             unfinished.rename(final)
 
     def _fetch_record(self, name: str, length: int, out: Path) -> None:
@@ -168,3 +177,12 @@ class CheckpointsElsewhere:
                 f"{type(error).__name__}: {reason}; what is in output_dir is intact. Mend the "
                 "address or its rights, and go on with --resume"
             ) from error
+
+
+def _newest_whole(run_dir: Path) -> int:
+    """The steps done at the newest checkpoint that is as it was written; -1 where there is none."""
+    for step, path in reversed(checkpoints(run_dir).items()):
+        with suppress(DamagedCheckpointError):
+            check_manifest(path)
+            return step
+    return -1

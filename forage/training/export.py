@@ -259,6 +259,7 @@ def _refuse_contents(out: Path) -> None:
 @contextmanager
 def _written_beside(out: Path) -> Iterator[Path]:
     """A directory to write in, which becomes ``out`` when all is well; raises ``UserError``."""
+    out = out.resolve()  # a link stays one, and "." has a name
     directory = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(directory, ignore_errors=True)

@@ -149,19 +149,21 @@ class Savepoints:
         A damaged one is set aside, loudly, for the one before it; raises ``UserError`` where it is
         the only one.
         """
-        out = self._config.output_dir
-        write_whole_text(out / "config.yaml", to_yaml(self._config))
+        out, settings = self._config.output_dir, to_yaml(self._config)
         while (checkpoint := latest_checkpoint(out)) is not None:
             try:
                 start = self._load(checkpoint)
             except DamagedCheckpointError as error:
                 if len(checkpoints(out)) == 1:
-                    raise
+                    text = "There is none: --resume begins at step 0 then, and cuts the records"
+                    raise DamagedCheckpointError(f"{error}. {text}") from error
                 LOG.error("%s. Going on from the one before it", error)
                 set_damaged_aside(checkpoint)
             else:
+                write_whole_text(out / "config.yaml", settings)  # now: the checkpoint fits them
                 LOG.info("resuming after step %d from %s", start, checkpoint)
                 return start
+        write_whole_text(out / "config.yaml", settings)
         self._go_back(0, {})
         return 0
 

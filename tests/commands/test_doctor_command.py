@@ -3,7 +3,7 @@
 import io
 import socket
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.console import Console
 from forage.commands import doctor_command as doctor
 from forage.commands.cli import main
 from forage.commands.doctor_command import Verdict
+from forage.remote.json_server import JsonServer
 from tests.rollout.policy_server import PolicyServer, policy_serving
 
 
@@ -220,6 +221,31 @@ def test_what_a_server_lacks_is_said_with_what_to_do(
     assert not is_fit
     for part in said:
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("route", "document", "said"),
+    [
+        ("/openapi.json", {"paths": None}, "it has no /inference/v1/generate"),
+        ("/server_info", {"vllm_config": "ModelConfig(model=...)"}, "its reply has no vllm_config"),
+        ("/server_info", {"vllm_config": None}, "its reply has no vllm_config"),
+        ("/server_info", {"vllm_config": {"model_config": []}}, "its log-probabilities are None"),
+    ],
+)
+def test_a_server_that_tells_of_itself_in_another_shape_is_said_to_lack_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, route: str, document: dict[str, Any], said: str
+) -> None:
+    """Other versions tell their settings as one text, and the doctor ended with a traceback."""
+    get = JsonServer.get
+
+    async def told(server: JsonServer, path: str, timeout_s: float) -> Any:
+        return document if path.startswith(route) else await get(server, path, timeout_s)
+
+    monkeypatch.setattr(JsonServer, "get", told)
+    with policy_serving(PolicyServer()) as server:
+        is_fit, text = server_report(server.url)
+    assert not is_fit
+    assert said in text
 
 
 def test_an_address_where_nothing_answers_is_said(capsys: pytest.CaptureFixture[str]) -> None:

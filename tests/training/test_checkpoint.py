@@ -25,8 +25,9 @@ from forage.training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
 )
+from forage.training.checkpoint_manifest import DamagedCheckpointError
 from forage.training.critic import Critic
-from forage.training.export import export_model
+from forage.training.export import export_model, import_checkpoint
 from forage.training.model import new_model
 from forage.training.trainer import Trainer
 from tests.fakes import tiny_model, tiny_tokenizer
@@ -204,6 +205,22 @@ def test_a_damaged_checkpoint_is_an_error_that_says_what_to_do(
         load_checkpoint(path, fresh)
     assert_same_weights(fresh, before)
     assert fresh.version == 0
+
+
+def test_a_checkpoint_of_a_newer_format_is_not_taken_for_a_damaged_one(tmp_path: Path):
+    """One whose manifest had other keys was set aside, and its run went on from an older one."""
+    path = save(tmp_path, new_trainer())
+    (path / "manifest.json").write_text('{"format": 2, "shards": []}')
+    with pytest.raises(UserError, match="has format 2, this Forage reads 1") as raised:
+        load_checkpoint(path, new_trainer())
+    assert not isinstance(raised.value, DamagedCheckpointError)
+
+
+def test_a_manifest_that_lists_no_files_is_damaged(tmp_path: Path):
+    path = save(tmp_path, new_trainer())
+    (path / "manifest.json").write_text('{"format": 1, "files": ["model.safetensors"]}')
+    with pytest.raises(DamagedCheckpointError, match="cannot be read"):
+        load_checkpoint(path, new_trainer())
 
 
 @pytest.mark.parametrize("layers_and_width", [(3, 32), (2, 64)])
@@ -394,6 +411,32 @@ def test_the_newest_or_a_named_step_is_exported_as_a_plain_model(tmp_path: Path)
     }
     first = export_model(tmp_path / "run", tmp_path / "first", step=1)
     assert (first / "model.safetensors").read_bytes() != (newest / "model.safetensors").read_bytes()
+
+
+def test_a_checkpoint_of_our_own_may_be_named_as_anothers_and_brings_its_config(tmp_path: Path):
+    """It was said to hold no config.json, which lies beside its weights."""
+    trainer = new_trainer()
+    out = import_checkpoint(save(tmp_path / "run", trainer), tmp_path / "out", base=None)
+    loaded = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, loaded[name]), name
+
+
+@pytest.mark.parametrize("out", [".", "link", "to_come"])
+def test_an_export_goes_into_the_empty_directory_that_one_is_in_and_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+):
+    """The first was a traceback, and a link to an empty directory was "Not a directory"."""
+    save(tmp_path / "run", new_trainer())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "target").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    place = tmp_path / "empty" if out == "." else tmp_path / out
+    if out != ".":
+        place.symlink_to(tmp_path / ("target" if out == "link" else "nowhere"))
+    export_model(tmp_path / "run", Path(".") if out == "." else place, step=None)
+    assert (place / "model.safetensors").is_file()
+    assert place.is_symlink() == (out != ".")
 
 
 def test_an_export_that_cannot_be_is_an_error_that_says_why(tmp_path: Path):

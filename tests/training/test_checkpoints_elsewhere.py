@@ -108,6 +108,23 @@ def test_a_damaged_copy_is_passed_over_loudly(
     assert (tmp_path / "other" / RECORD).read_text() == "step 1\n"
 
 
+@pytest.mark.parametrize("num_kept", [1, 2])
+def test_a_checkpoint_that_is_damaged_here_is_fetched_from_its_whole_copy(
+    tmp_path: Path, url: str, num_kept: int
+):
+    """The run went on from the one before it, and removed the copy that was whole."""
+    run = RunHere(tmp_path / "run", url)
+    for _ in range(2):
+        run.step(num_kept)
+    newest = checkpoints(run.out)[2]
+    (newest / "model.safetensors").write_bytes(b"damaged")
+    run.elsewhere.bring_back(run.out)
+    fetched = new_trainer()
+    load_checkpoint(newest, fetched)
+    assert_same_weights(fetched, run.trainer)
+    assert newest.with_name("step_000002.damaged").is_dir()
+
+
 def test_a_run_that_went_back_forgets_what_came_later_and_records_it_anew(tmp_path: Path, url: str):
     run = RunHere(tmp_path / "run", url)
     for _ in range(3):

@@ -48,7 +48,8 @@ async def open_engine(
     """
     max_tokens = config.environment.max_tokens
     if servers is not None:
-        async with _open_served(config, servers, Codec(tokenizer)) as engine:
+        vocabulary = None if model is None else model.config.vocab_size
+        async with _open_served(config, servers, Codec(tokenizer), vocabulary) as engine:
             yield engine
         return
     match config.model.endpoint:
@@ -72,7 +73,7 @@ async def open_engine(
 
 @asynccontextmanager
 async def _open_served(
-    config: RunConfig, addresses: Addresses, codec: Codec
+    config: RunConfig, addresses: Addresses, codec: Codec, vocabulary: int | None
 ) -> AsyncIterator[ServedEngine]:
     """The engine, closed at the end; its servers serve no turn before their first update.
 
@@ -93,7 +94,8 @@ async def _open_served(
                 servers.append(SglangServer(url, *timeouts, num_turns, keeps_keys))
                 if not await servers[-1].is_alive():
                     raise UserError(f"the SGLang server {url} does not answer at /health")
-    engine = ServedEngine(ServerPool(servers, settings.lost_after_s, addresses.on_failed))
+    pool = ServerPool(servers, settings.lost_after_s, addresses.on_failed)
+    engine = ServedEngine(pool, vocabulary)
     try:
         yield engine
     finally:

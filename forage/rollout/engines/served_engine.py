@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 
+from forage.errors import UserError
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
 from forage.rollout.engines.server_pool import Seat, ServerPool
-from forage.types import Completion, EngineError, FailureKind, Sampling
+from forage.types import Completion, ContextOverflow, EngineError, FailureKind, Sampling
 
 LOG = logging.getLogger(__name__)
 
 _MAX_TRIES = 3
+_MAX_NONSENSE = 8
 _PAUSE_S = 0.5
 
 
@@ -27,27 +30,38 @@ class ServedEngine:
 
     counters = EngineCounters()  # nothing is counted here
 
-    def __init__(self, pool: ServerPool) -> None:
+    def __init__(self, pool: ServerPool, vocabulary: int | None = None) -> None:
+        """``vocabulary``: how many tokens the model knows, where that is to be checked."""
         self.pool = pool
+        self._vocabulary = vocabulary
+        self._told_of: int | None = None
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one turn.
 
         Raises ``EngineError`` for a turn that a working server cannot sample, and ``UserError``
-        where no server works any more.
+        where no server works any more, or those that do give replies that are no turns.
         """
-        num_tries = 0
+        num_tries = num_nonsense = 0
         while True:
             seat = await self.pool.seat(sampling.episode_key)
             try:
-                return await _unless_lost(seat, token_ids, sampling)
+                return await self._sample(seat, token_ids, sampling)
             except _Lost:
                 continue
             except TurnAborted:  # it sleeps or ends: to ask again at once would keep both busy
                 await asyncio.sleep(_PAUSE_S)
             except ServerFailed as failed:
                 num_tries += 1
+                num_nonsense += failed.failure.kind is FailureKind.MALFORMED
+                if num_nonsense >= _MAX_NONSENSE:  # left out, given the weights, and asked again
+                    raise UserError(_no_turn_comes(failed, num_nonsense)) from failed
                 await self._judge(seat, failed, num_tries)
+            except ContextOverflow:
+                raise
+            except EngineError as refused:
+                self._tell(refused)
+                raise
 
     def release(self, episode_key: str) -> None:
         """The episode is over; the servers manage their caches themselves."""
@@ -56,6 +70,15 @@ class ServedEngine:
     async def close(self) -> None:
         """End the sessions; the servers go on as they are."""
         await asyncio.gather(*(member.server.close() for member in self.pool.members))
+
+    async def _sample(self, seat: Seat, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """The turn; raises ``_Lost``, and ``ServerFailed`` also for one of another policy."""
+        first = self.pool.versions
+        turn = await _unless_lost(seat, token_ids, sampling)
+        why = _foreign(turn, self._vocabulary, (*(first or ()), *(self.pool.versions or ())))
+        if why is not None:
+            raise ServerFailed.for_good(seat.member.server.url, "sample a turn", why)
+        return turn
 
     async def _judge(self, seat: Seat, failed: ServerFailed, num_tries: int) -> None:
         """Leave the server out, or wait a little before the next try; raises ``EngineError``."""
@@ -70,7 +93,34 @@ class ServedEngine:
             if not member.lost.done():
                 self.pool.leave_out(member, f"{failed}, {num_tries} times in a row")
         else:
+            self._tell(failed)
             raise EngineError(str(failed)) from failed
+
+    def _tell(self, failed: EngineError) -> None:
+        """Say why an episode ends, of the first one after each update."""
+        if self._told_of != self.pool.num_updates:
+            self._told_of = self.pool.num_updates
+            LOG.warning("an episode ends as engine_failed: %s", failed)
+
+
+def _foreign(turn: Completion, vocabulary: int | None, versions: Sequence[int]) -> str | None:
+    """Why the turn is not of the run's policy; ``versions`` were out while it was sampled."""
+    high = math.inf if vocabulary is None else vocabulary
+    for token_id in turn.token_ids_T:
+        if not 0 <= token_id < high:
+            return f"its token {token_id} is none of the model's vocabulary of {high}"
+    for version in turn.versions_T if versions else ():
+        if not min(versions) <= version <= max(versions):
+            return f"its tokens are of version {version}, and the run's is {max(versions)}"
+    return None
+
+
+def _no_turn_comes(failed: ServerFailed, number: int) -> str:
+    return (
+        f"{failed}; that was so {number} times for one turn. Is the server one that "
+        "placement.engine names, and in use by this run alone? Look into its log, and go on with "
+        "--resume"
+    )
 
 
 class _Lost(Exception):

@@ -6,6 +6,7 @@ shapes of the weights are compared at the first update, by the server's own work
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +94,7 @@ async def _missing_routes(http: JsonServer) -> list[Fault]:
     if isinstance(pages, RemoteFailure):
         remedy = "is it busy, or started with --disable-fastapi-docs?"
         return [*faults, Fault(f"it does not list its routes: {pages.detail}", remedy)]
-    paths = pages.get("paths", {})
+    paths = _part(pages, "paths")
     for route, remedy in _ROUTES.items():
         if route not in paths:
             faults.append(Fault(f"it has no {route}", remedy))
@@ -106,8 +107,11 @@ async def _wrong_settings(
     about = await http.get("/server_info?config_format=json", _ACCOUNT_S)
     if isinstance(about, RemoteFailure):
         return [Fault(f"it does not say how it was started: {about.detail}", _DEV_MODE)]
-    config: dict[str, Any] = about.get("vllm_config", {})
-    model, transfer = config.get("model_config") or {}, config.get("weight_transfer_config") or {}
+    config = _part(about, "vllm_config")
+    if not config:
+        remedy = f"is it a vLLM server of version {KNOWN_VERSION}?"
+        return [Fault("it does not say how it was started: its reply has no vllm_config", remedy)]
+    model, transfer = _part(config, "model_config"), _part(config, "weight_transfer_config")
     faults: list[Fault] = []
     if (mode := model.get("logprobs_mode")) != "processed_logprobs":
         remedy = "start it with --logprobs-mode processed_logprobs"
@@ -115,7 +119,7 @@ async def _wrong_settings(
     if (source := model.get("generation_config")) != "vllm":
         remedy = "start it with --generation-config vllm"
         faults.append(Fault(f"its sampling defaults come from {source!r}", remedy, is_fatal=False))
-    if (longest := model.get("max_model_len") or 0) < max_tokens:
+    if (longest := _number(model, "max_model_len")) < max_tokens:
         remedy = f"start it with --max-model-len {max_tokens}, or lower environment.max_tokens"
         faults.append(Fault(f"its context of {longest} tokens holds no episode", remedy))
     if has_receiver and transfer.get("backend") != "forage":
@@ -126,15 +130,15 @@ async def _wrong_settings(
             '\'{"backend": "forage"}\', or set placement.engine.transfer: disk'
         )
         faults.append(Fault("it has no receiver for weights", remedy))
-    room = (config.get("lora_config") or {}).get("max_lora_rank") or 0
+    room = _number(_part(config, "lora_config"), "max_lora_rank")
     if room < lora_rank:
         remedy = (
             f"start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, --enable-lora "
             f"and --max-lora-rank {lora_rank} or more, or set placement.engine.transfer: group"
         )
         faults.append(Fault(f"it has room for adapters of rank {room}", remedy))
-    scheduler = config.get("scheduler_config") or {}
-    device = (config.get("device_config") or {}).get("device_type", "")
+    scheduler = _part(config, "scheduler_config")
+    device = _part(config, "device_config").get("device_type", "")
     if device == "cpu" and scheduler.get("enable_chunked_prefill"):
         remedy = "start it with --no-enable-chunked-prefill --max-num-batched-tokens 8192"
         faults.append(Fault("seeded sampling after a chunked prefill ends it on a CPU", remedy))
@@ -158,7 +162,7 @@ async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:
     try:
         (choice,) = reply["choices"]
         text, mine = str(choice["text"]), codec.decode(choice["token_ids"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):  # the last: an id beyond 64 bits
         return [Fault("its reply is no turn", "is it a vLLM server?")]
     if reads_alike(mine, text):
         return []
@@ -179,3 +183,14 @@ async def _too_few_alternatives(http: JsonServer, number: int | None) -> list[Fa
     remedy = f"start it with --max-logprobs {most + 1}, which {recipe} needs"
     what = f"it does not give {most} alternatives beside a token: {reply.detail}"
     return [Fault(what, remedy, is_fatal=number is not None)]
+
+
+def _part(told: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A part of what the server tells, empty where it has none of that shape."""
+    part = told.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _number(told: Mapping[str, Any], name: str) -> int:
+    number = told.get(name)
+    return number if isinstance(number, int) else 0

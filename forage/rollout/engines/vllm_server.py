@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from forage.rollout.engines.completions_engine import common_knobs, request_seed
 from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
@@ -48,6 +48,10 @@ class _Choice(BaseModel):
     weight_versions: list[VersionSpan]
 
 
+class _Reply(BaseModel):
+    choices: list[_Choice] = Field(min_length=1, max_length=1)
+
+
 class VllmServer:
     """See ``EngineServer``; ``update_timeout_s`` is for each step of an update."""
 
@@ -80,11 +84,19 @@ class VllmServer:
 
     async def num_workers(self) -> int:
         """Processes that hold a part of the weights: its ranks in the trainer's group."""
-        return int((await self._http.get("/get_world_size", "count its workers"))["world_size"])
+        doing = "count its workers"
+        number = (await self._http.get("/get_world_size", doing)).get("world_size")
+        if not isinstance(number, int) or number < 1:
+            raise ServerFailed.for_good(self.url, doing, f"it says that it has {number!r}")
+        return number
 
     async def gpus(self) -> list[list[str]]:
         """The GPU of each worker and NCCL's version there, as ``name_gpu`` says it."""
-        return await self._call("name_gpu", {}, "name its GPUs")
+        doing = "name its GPUs"
+        found = await self._call("name_gpu", {}, doing)
+        if not isinstance(found, list) or not all(isinstance(each, list) for each in found):
+            raise ServerFailed.for_good(self.url, doing, f"its workers say {found!r}")
+        return found
 
     async def pause(self) -> None:
         await self._http.post("/pause?mode=keep&clear_cache=false", {}, "pause")
@@ -108,7 +120,10 @@ class VllmServer:
     async def misfits(self, tensors: Tensors) -> list[str]:
         """Why these tensors are not those of the served model, a sentence each."""
         kwargs = {"names": tensors.names, "shapes": tensors.shapes}
-        found = await self._call("check_weights", kwargs, "check the weights' names")
+        doing = "check the weights' names"
+        found = await self._call("check_weights", kwargs, doing)
+        if not isinstance(found, list) or not found:
+            raise ServerFailed.for_good(self.url, doing, f"its workers say {found!r}")
         return found[0] if isinstance(found[0], list) else [str(found[0])]
 
     async def join(self, info: JoinInfo) -> None:
@@ -161,10 +176,10 @@ class VllmServer:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _call(self, method: str, kwargs: dict[str, Any], doing: str) -> list[Any]:
-        """A method of all its workers."""
+    async def _call(self, method: str, kwargs: dict[str, Any], doing: str) -> Any:
+        """A method of all its workers: what each of them says, if the server is vLLM's."""
         body = {"method": method, "kwargs": kwargs}
-        return (await self._http.post("/collective_rpc", body, doing)).get("results", [])
+        return (await self._http.post("/collective_rpc", body, doing)).get("results")
 
 
 def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
@@ -185,7 +200,7 @@ def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
 
 def _read_turn(document: dict[str, Any], sampling: Sampling) -> Completion:
     """The turn; raises ``TurnAborted``, and ``ValueError`` for what is no turn."""
-    (choice,) = (_Choice.model_validate(each) for each in document.get("choices", ()))
+    (choice,) = _Reply.model_validate(document).choices
     logprobs = [each.logprob for each in choice.logprobs.content]
     spans, reason = choice.weight_versions, choice.finish_reason
     turn = make_completion(choice.token_ids, logprobs, spans, reason, sampling.max_tokens)

@@ -71,13 +71,15 @@ class ServerUpdates:
             if self._sleeps:
                 await self._put_to_sleep()
             yield
-            self._version = version()
+            before, self._version = self._version, version()
+            self._pool.versions = (self._version if before is None else before, self._version)
             self._pool.num_updates += 1
             members = await self._alive(self._pool.members)
             for member in self._pool.serving:
                 if member not in members:
                     self._pool.leave_out(member, "it does not answer")
             await self._update(members, self._recomputes or self._pool.num_updates == 1)
+            self._pool.versions = (self._version, self._version)
 
     @asynccontextmanager
     async def looking_after(self) -> AsyncIterator[None]:

@@ -22,7 +22,7 @@ from forage.data.order import StepQuestions
 from forage.environment.turnstile import Turnstile
 from forage.errors import UserError
 from forage.rollout.play.player import Job
-from forage.types import Episode, Group, Question, Score
+from forage.types import Episode, Group, Question, Score, Status
 
 LOG = logging.getLogger(__name__)
 
@@ -47,6 +47,15 @@ class Worth(Protocol):
 
 class NothingToLearn(UserError):
     """All groups of a step were flat, also those played in their place."""
+
+
+class EngineGone(UserError):
+    """All episodes of a step ended because no turn could be sampled: the next ones would, too."""
+
+
+def has_failed(episode: Episode) -> bool:
+    """Whether the engine failed it; played again, it may end otherwise."""
+    return episode.status is Status.ENGINE_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +120,19 @@ class GroupsInFlight:
         """The groups of ``step``, in the order of its questions; flat ones replaced if asked for.
 
         To be called when the weights of the step before are published. Raises ``NothingToLearn``
-        where no group varies.
+        where no group varies, and ``EngineGone`` where the engine sampled no episode to its end.
         """
         for ahead in range(step, min(step + self._max_staleness + 1, self._trainer.num_steps)):
             if ahead not in self._started:
                 self._started[ahead] = self._start(self._questions_to_play(ahead), f"{ahead}")
         groups = await self._finish(self._started[step])
         del self._started[step]
+        if all(has_failed(episode) for group in groups for episode in group.episodes_G):
+            raise EngineGone(
+                f"the engine failed every episode of step {step}, which is not recorded. Look into "
+                "the servers' logs and the warnings above, or raise rollout.episode_deadline_s "
+                "where episodes take longer, and go on with --resume"
+            )
         if self._dynamic is None:
             return StepGroups(tuple(groups), tuple(groups))
         return await self._replace_flat(step, groups, self._dynamic)
@@ -129,7 +144,7 @@ class GroupsInFlight:
         return {
             task.get_name(): task.result()
             for task in over
-            if not task.cancelled() and task.exception() is None
+            if not task.cancelled() and task.exception() is None and not has_failed(task.result())
         }
 
     async def close(self) -> None:

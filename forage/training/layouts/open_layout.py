@@ -36,7 +36,7 @@ from forage.training.layouts.torch_file import Span, load_torch_file
 
 _WITHIN = ("", "actor", "policy", "trainer")
 """Where the policy's part of a checkpoint may lie."""
-_CONFIGS = ("huggingface", "model/huggingface", "../huggingface")
+_CONFIGS = ("huggingface", "model/huggingface", "../huggingface", ".")
 _WHOLE_FILES = (
     *("model_state_dict/full_weigths.pt", "model_state_dict/full_weights.pt"),  # RLinf spells it so
     "model_state.pt",

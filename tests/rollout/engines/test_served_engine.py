@@ -1,6 +1,7 @@
 """Turns at servers of our own policy, over real HTTP: who samples what, what a failure costs."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.server_pool import ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.types import ContextOverflow, EngineError, FinishReason, Sampling
-from tests.rollout.policy_server import PolicyServer, policy_serving
+from tests.rollout.policy_server import VOCABULARY, PolicyServer, policy_serving
 
 
 def ask(key: str = "0/q/0", **changes: Any) -> Sampling:
@@ -195,8 +196,70 @@ async def test_a_server_that_answers_nonsense_is_left_out(
     assert len(second.turns) == 1
 
 
-async def test_a_turn_that_a_living_server_cannot_sample_ends_its_episode_alone(
+async def test_a_server_that_answers_nonsense_each_time_it_comes_back_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
+):
+    """Its other routes worked, so it was given the weights again each second, for ever."""
+    monkeypatch.setattr(served_engine, "_PAUSE_S", 0.01)
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, failed):
+            server.changes = {"logprobs": {"content": []}}
+            turn = asyncio.create_task(engine.generate([1], ask()))
+            for _ in range(1000):
+                engine.pool.admit(engine.pool.members[0])
+                if (await asyncio.wait({turn}, timeout=0.01))[0]:
+                    break
+            with pytest.raises(UserError, match="its reply is no turn: .* 8 times for one turn"):
+                await asyncio.wait_for(turn, 1)
+    assert set(failed) == {server.url}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"token_ids": [2, 50, 4]}, "its token 50 is none of the model's vocabulary of 50"),
+        ({"token_ids": [2, -1, 4]}, "its token -1 is none of"),
+        ({"token_ids": [2, 10**30, 4]}, "is none of"),
+        ({"weight_versions": [{"version": 3, "start": 0, "end": 3}]}, "of version 3, .* is 5"),
+        ({"weight_versions": [{"version": 6, "start": 0, "end": 3}]}, "of version 6, .* is 5"),
+    ],
+)
+async def test_a_turn_that_is_not_of_the_runs_policy_is_asked_of_another_server(
+    changes: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+):
+    """A token beyond the vocabulary was a traceback of the trainer's, steps later.
+
+    A server that another run gives weights to goes back in its version, or ahead.
+    """
+    first, second, stack = two()
+    async with stack, engine_over(first, second) as (engine, failed):
+        served = ServedEngine(engine.pool, vocabulary=VOCABULARY)
+        engine.pool.versions = (4, 5)
+        span = {"version": 5, "start": 0, "end": 3}
+        first.changes, second.changes = (
+            {"weight_versions": [span]} | changes,
+            {"weight_versions": [{**span, "version": 4}]},
+        )
+        assert (await served.generate([1], ask())).token_ids_T == (2, 3, 4)
+        assert failed == [first.url]
+    assert re.search(why, caplog.text)
+
+
+@pytest.mark.parametrize("choices", [None, 5, [], [None]])
+async def test_a_reply_without_a_choice_is_no_turn(
+    choices: object, monkeypatch: pytest.MonkeyPatch
+):
+    """Anything but a list was a traceback, in the middle of a run."""
+    monkeypatch.setattr("forage.rollout.engines.served_engine._PAUSE_S", 0.01)
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, failed):
+            server.faults.append(JSONResponse({"choices": choices}))
+            assert (await engine.generate([1], ask())).token_ids_T == (2, 3, 4)
+    assert failed == []
+
+
+async def test_a_turn_that_a_living_server_cannot_sample_ends_its_episode_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr("forage.rollout.engines.served_engine._PAUSE_S", 0.01)
     with policy_serving(PolicyServer()) as server:
@@ -204,6 +267,7 @@ async def test_a_turn_that_a_living_server_cannot_sample_ends_its_episode_alone(
             server.faults.extend([Response(status_code=500) for _ in range(3)])
             with pytest.raises(EngineError, match="failed to sample a turn: HTTP 500"):
                 await engine.generate([1], ask())
+            assert "engine_failed: " in caplog.text
             server.faults.append(Response(status_code=503))
             assert (await engine.generate([1], ask("b"))).token_ids_T == (2, 3, 4)
     assert failed == []

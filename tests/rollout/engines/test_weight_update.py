@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 
 from forage.errors import UserError
 from forage.rollout.engines import weight_transports, weight_update
+from forage.rollout.engines.engine_http import EngineHttp
+from forage.rollout.engines.engine_server import ServerFailed, Tensors
 from forage.rollout.engines.server_pool import Member, ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.rollout.engines.weight_sender import SenderGroup, nccl_joins
@@ -329,3 +331,39 @@ def test_servers_on_this_machine_are_met_where_no_other_reaches():
         if found.status == psutil.CONN_LISTEN and found.laddr.port == group.infos[0].port
     }
     assert addresses == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("told", [{}, {"world_size": None}, {"world_size": 0}, {"results": "x"}])
+async def test_a_server_that_does_not_say_what_its_workers_are_is_a_failure_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
+):
+    """It was a traceback at the first update of a run."""
+    server = VllmServer("http://127.0.0.1:9", 1.0, 1.0, 1)
+
+    async def reply(*_: object) -> dict[str, Any]:
+        return told
+
+    for name in ("get", "post"):
+        monkeypatch.setattr(EngineHttp, name, reply)
+    with pytest.raises(ServerFailed, match="failed to count its workers"):
+        await server.num_workers()
+    with pytest.raises(ServerFailed, match="failed to check the weights' names"):
+        await server.misfits(Tensors((), (), ()))
+    await server.close()
+
+
+async def test_two_versions_may_be_sampled_while_an_update_is_under_way_and_then_one():
+    seen: list[tuple[int, int] | None] = []
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+            bring = it.bring
+
+            async def noted(members: Sequence[Member], version: str) -> None:
+                seen.append(it.pool.versions)
+                await bring(members, version)
+
+            it.bring = noted
+            for version in (3, 4, 2):
+                await it.publish(version)
+                seen.append(it.pool.versions)
+    assert seen == [(3, 3), (3, 3), (3, 4), (4, 4), (4, 2), (2, 2)]

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from forage.config.run_config import RunConfig, build_config
 from forage.data.order import StepQuestions
-from forage.rollout.play.groups import GroupsInFlight, Play
+from forage.rollout.play.groups import EngineGone, GroupsInFlight, Play
 from forage.rollout.play.player import Job
-from forage.types import Episode, Group, Question, Reward, Score
+from forage.types import Episode, Group, Question, Reward, Score, Status
 from tests.environment.rounds import Rounds
 from tests.fakes import oldest_version
 from tests.rollout.play.stage import Stage, episode_of, question, score, settle
@@ -299,3 +300,20 @@ async def test_a_wait_for_the_judge_holds_no_room_that_an_episode_needs():
         stage.finish(stage.started[-1])
     is_judged.set()
     assert len((await waiting).episodes) == STEP_SIZE * GROUP_SIZE
+
+
+async def test_a_step_of_which_the_engine_failed_every_episode_ends_the_run_and_is_played_again():
+    """Servers that refused every turn gave a run that learnt nothing, and ended with 0."""
+
+    async def play(job: Job) -> Episode:
+        is_fine = job.key.startswith("0/") and job.member
+        episode = episode_of(job)
+        return episode if is_fine else replace(episode, status=Status.ENGINE_FAILED)
+
+    groups = groups_of(play, config_of(max_staleness=1, num_steps=3))
+    assert len((await groups.next_groups(0)).chosen) == STEP_SIZE
+    with pytest.raises(EngineGone, match="every episode of step 1, which is not recorded"):
+        await groups.next_groups(1)
+    await settle()
+    assert groups.finished_ahead() == {}, "those of step 2 are played again as well"
+    await groups.close()
