@@ -1,9 +1,11 @@
 """``forage train`` with real vLLM servers: the run's own and the user's."""
 
+import asyncio
 import os
 import signal
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -11,6 +13,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.records import read_episodes
+from forage.rollout.engines.vllm_probe import find_faults
 from forage.train import run_training
 from forage.types import Origin
 from tests.tiny_runs import metrics_of, warm_model, weights_of
@@ -40,6 +43,24 @@ def test_a_run_learns_from_what_a_server_sampled_and_goes_on_where_it_stopped(tm
         sampled = [s for s in record.episode.segments if s.origin is Origin.SAMPLED]
         assert {v for segment in sampled for v in segment.versions_T} == {record.step}
     assert weights_of(tmp_path / "run", 3) != weights_of(tmp_path / "run", 2)
+
+
+def test_a_server_that_a_killed_run_left_paused_or_asleep_goes_on_with_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The next run was refused: it cannot sample, no reply within 20 s, look into its log."""
+    for number, left in enumerate(("/pause?mode=keep&clear_cache=false", "/sleep?level=2")):
+        request = urllib.request.Request(real_server() + left, method="POST")
+        urllib.request.urlopen(request, timeout=60).close()
+        (fault,) = asyncio.run(find_faults(real_server(), True))
+        assert "it is paused or asleep" in str(fault)
+        config = served_config(tmp_path / str(number), real_server(), trainer={"num_steps": 1})
+        run_training(config, resume=False)
+        difference = metrics_of(tmp_path / str(number))[0]["policy/logprob_diff_max"]
+        assert difference is not None
+        assert difference < 1e-4
+        assert "was left paused or asleep" in caplog.text
+        caplog.clear()
 
 
 def test_a_server_whose_context_holds_no_episode_is_refused_before_the_run(tmp_path: Path):

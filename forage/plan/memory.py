@@ -20,6 +20,11 @@ A reference that is the start of the run, and a critic made of it, share these w
 Qwen2.5-7B in bfloat16 with rank 16 beside every layer, N b = 15.23 GB and A = 40.4 M: 0.16 GB of
 adapters and 0.32 GB of moments replace 30.46 GB of moments.
 
+Tensor parallelism cuts the matrices of the blocks: embedding, head and adapters are whole on each
+of its ranks (``training/tensor_parallel.py``; one half of an adapter is cut, which is not
+counted). Ranks gather a block's weights while they use them, and meanwhile those of the next one;
+the embedding and the head are gathered all the while.
+
 Left out: the CUDA context and fragmentation (1 to 3 GB a GPU).
 """
 
@@ -47,10 +52,11 @@ _LOGIT_COPIES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """A count of numbers, and the bytes of each."""
+    """A count of numbers, the bytes of each, and how many tensor parallelism leaves whole."""
 
     count: int
     size: int
+    uncut: int
 
     @property
     def text(self) -> str:
@@ -128,37 +134,43 @@ def _trainer_states(config: RunConfig, model: ModelSize, beside: BesideSizes) ->
     """What the trainer keeps from step to step; offload moves it to the host."""
     size, placement = bytes_of(config), config.placement
     num_parts, shard = _cut(config)
+    tensor_parallel = placement.trainer.tensor_parallel
     offload = placement.learning.offload
 
     def state(name: str, numbers: _Numbers, moments: int = 1) -> MemoryPart:
-        num_bytes = ceil(moments * numbers.count * numbers.size / num_parts)
+        num_bytes = moments * _held(numbers, num_parts, tensor_parallel)
         times = f"{moments} moments x " if moments > 1 else ""
         owner = name.partition(" ")[0].rstrip(":")
         rests = (owner if owner in ("critic", "reference") else "policy") in offload
         there = not rests
         sampling = there and not placement.own_gpus
-        return MemoryPart(name, num_bytes, times + numbers.text + shard, sampling, there, rests)
+        formula = times + numbers.text + shard + _uncut(numbers, num_parts, tensor_parallel)
+        return MemoryPart(name, num_bytes, formula, sampling, there, rests)
 
     lora, algorithm, critic = config.model.lora, config.algorithm, beside.critic
-    whole, learnt = _Numbers(model.num_parameters, size), _learnt(config, model)
+    outside = model.num_outside_blocks
+    whole, learnt = _Numbers(model.num_parameters, size, outside), _learnt(config, model)
     parts = [state("weights", whole)]
     if config.model.arithmetic is not None:
-        parts.append(state("copies in bfloat16", _Numbers(model.num_parameters, 2)))
+        parts.append(state("copies in bfloat16", _Numbers(model.num_parameters, 2, outside)))
     if lora is not None:
         parts.append(state("adapters", learnt))
     parts.append(state("optimizer (AdamW)", learnt, _MOMENTS))
     if algorithm.kl is not None and (lora is None or algorithm.kl.reference is not None):
         frozen = beside.reference or model
-        parts.append(state("reference model", _Numbers(frozen.num_parameters, size)))
+        weights = _Numbers(frozen.num_parameters, size, frozen.num_outside_blocks)
+        parts.append(state("reference model", weights))
     if critic is not None:
         head = critic.hidden_size + 1
-        trunk = _Numbers(critic.num_base_parameters + head, size)
+        embedding = critic.num_embedding_parameters
+        trunk = _Numbers(critic.num_base_parameters + head, size, embedding + head)
         if lora is None:
             learnt = trunk
         else:
             if algorithm.critic is not None and algorithm.critic.path is not None:
                 parts.append(state("critic: frozen weights", trunk))
-            learnt = _Numbers(_learnt(config, critic).count + head, _ADAPTER_BYTES)
+            count = _learnt(config, critic).count + head
+            learnt = _Numbers(count, _ADAPTER_BYTES, count)
         parts.append(state("critic: weights", learnt))
         parts.append(state("critic: optimizer", learnt, _MOMENTS))
     return parts
@@ -171,15 +183,31 @@ def _learnt(config: RunConfig, model: ModelSize) -> _Numbers:
     """
     lora = config.model.lora
     if lora is None:
-        return _Numbers(model.num_parameters, bytes_of(config))
+        return _Numbers(model.num_parameters, bytes_of(config), model.num_outside_blocks)
     widths = [layer.num_inputs + layer.num_outputs for layer in model.adapted(lora)]
-    return _Numbers(lora.rank * sum(widths), _ADAPTER_BYTES)
+    count = lora.rank * sum(widths)
+    return _Numbers(count, _ADAPTER_BYTES, count)
+
+
+def _held(numbers: _Numbers, num_parts: int, tensor_parallel: int) -> int:
+    """Bytes of one rank's part of so many, the ranks of tensor parallelism among them.
+
+    Of 10 numbers, 4 of them uncut, in 4 parts with a tensor parallelism of 2: (10 + 4) / 4.
+    """
+    count = numbers.count + (tensor_parallel - 1) * numbers.uncut
+    return ceil(count * numbers.size / num_parts)
+
+
+def _uncut(numbers: _Numbers, num_parts: int, tensor_parallel: int) -> str:
+    """How the page says that some of the numbers are cut into fewer parts."""
+    if tensor_parallel == 1:
+        return ""
+    return f", {_millions(numbers.uncut)} of them / {num_parts // tensor_parallel}"
 
 
 def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> list[MemoryPart]:
     placement = config.placement
     trainer = placement.learning
-    size = 2 if trainer.compute_dtype else bytes_of(config)
     num_sets = 1 + num_at_once
     learnt = _learnt(config, model)
     sets = f"{num_sets} sets (the sum, and the current ones) x {learnt.text}"
@@ -195,8 +223,8 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
     parts = [
         MemoryPart(
             "gradients",
-            ceil(num_sets * learnt.count * learnt.size / num_parts),
-            sets + shard,
+            num_sets * _held(learnt, num_parts, trainer.tensor_parallel),
+            sets + shard + _uncut(learnt, num_parts, trainer.tensor_parallel),
             while_learning="policy" not in trainer.offload,
             rests_in_host="policy" in trainer.offload,
         ),
@@ -206,12 +234,20 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
         MemoryPart("logits", logits, f"{_LOGIT_COPIES} chunks of {num_logits:,} x 4 B"),
     ]
     if placement.num_ranks is not None:
-        embedding = model.num_embedding_parameters
-        numbers = max(embedding, (model.num_base_parameters - embedding) // model.num_layers)
-        numbers = ceil(numbers / trainer.tensor_parallel)
-        text = f"largest part, whole: {_millions(numbers)} x {size} B"
-        parts.append(MemoryPart("gathered weights", numbers * size, text))
+        parts.append(_gathered(config, model))
     return parts
+
+
+def _gathered(config: RunConfig, model: ModelSize) -> MemoryPart:
+    """The weights that a rank has whole at once: those outside the blocks, and of two blocks."""
+    trainer = config.placement.trainer
+    size = 2 if trainer.compute_dtype else bytes_of(config)
+    outside = model.num_outside_blocks
+    num_blocks = min(2, model.num_layers)
+    blocks = (model.num_parameters - outside) * num_blocks // model.num_layers
+    numbers = outside + ceil(blocks / trainer.tensor_parallel)
+    text = f"embedding, head and {num_blocks} blocks, whole: {_millions(numbers)} x {size} B"
+    return MemoryPart("gathered weights", numbers * size, text)
 
 
 def _cut(config: RunConfig) -> tuple[int, str]:

@@ -43,6 +43,11 @@ class ModelSize:
     source: str
     linears: tuple[Linear, ...] = ()
 
+    @property
+    def num_outside_blocks(self) -> int:
+        """Numbers of the embedding, and of the head where it has its own."""
+        return self.num_parameters - self.num_base_parameters + self.num_embedding_parameters
+
     def adapted(self, lora: LoraConfig) -> list[Linear]:
         """The layers that have an adapter beside them; raises ``UserError``."""
         wanted = lora.target_modules

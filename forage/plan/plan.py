@@ -12,6 +12,7 @@ from math import ceil
 from pathlib import Path
 
 from forage.algorithms.credit.grpo import Grpo
+from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import RunConfig
 from forage.data.order import questions_of_run
 from forage.environment.template import PromptTemplate
@@ -27,6 +28,8 @@ from forage.rewards.scorer import Scorer
 from forage.rollout.play.groups import num_oversampled
 from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
+from forage.training.tensor_parallel import check_counts
+from forage.training.ulysses import check_heads
 
 TYPICAL_WEIGHT = 0.02
 """The standard deviation that transformers are initialised with."""
@@ -108,6 +111,8 @@ def make_plan(
         verdict = judge_fit(config, hardware, lambda c: plan_memory(c, model, beside, 1))
         config, memory = verdict.config, verdict.memory
         duration = estimate_duration(config, model, work.episodes_per_step, hardware)
+    if model is not None:
+        _check_heads(config.placement.trainer, model)
     needed = tuple(needs(config, model, beside))
     return Plan(
         config=config,
@@ -146,6 +151,18 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
             player.check_prompts(questions)
             checks.append("prompts: each fits environment.max_tokens")
     return checks, None if questions is None else len(questions)
+
+
+def _check_heads(trainer: TrainerPlacement, model: ModelSize) -> None:
+    """Raise ``UserError`` where ranks would, once they have loaded the model."""
+    tensor = trainer.tensor_parallel
+    counts = {
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "intermediate_size": model.intermediate_size,
+    }
+    check_counts(counts, tensor, "placement.trainer.tensor_parallel")
+    check_heads(model.num_heads // tensor, model.num_kv_heads // tensor, trainer.sequence_parallel)
 
 
 def _warnings(config: RunConfig) -> list[str]:

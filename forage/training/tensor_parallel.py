@@ -8,6 +8,8 @@ rank. Beside a cut layer its adapters (LoRA) are cut on the same side.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import (
@@ -36,8 +38,14 @@ def check_divisible(model: PreTrainedModel, num_ranks: int, key: str) -> None:
             f"{key} is {num_ranks}, and there is no plan for a model of the type "
             f"{config.model_type} (there is one for {', '.join(KNOWN)}): set it to 1"
         )
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        if (count := getattr(config, name)) % num_ranks:
+    names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    check_counts({name: getattr(config, name) for name in names}, num_ranks, key)
+
+
+def check_counts(counts: Mapping[str, int], num_ranks: int, key: str) -> None:
+    """Raise ``UserError`` where so many ranks do not divide one of a model's numbers, by name."""
+    for name, count in counts.items():
+        if count % num_ranks:
             raise UserError(
                 f"{key} is {num_ranks}, which does not divide the model's {name} ({count}): set it "
                 "to a divisor"

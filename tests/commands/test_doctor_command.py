@@ -211,6 +211,7 @@ def test_a_server_that_gives_too_few_alternatives_for_some_recipe_is_a_warning()
             PolicyServer(scheduler={"enable_chunked_prefill": True}),
             ("chunked prefill ends it on a CPU", "--no-enable-chunked-prefill"),
         ),
+        (PolicyServer(is_asleep=True), ("it is paused or asleep", "POST /resume")),
     ],
 )
 def test_what_a_server_lacks_is_said_with_what_to_do(

@@ -39,7 +39,7 @@ def test_each_recipe_fits_the_machines_that_it_was_published_for(recipe: str) ->
 
 def test_the_changes_that_are_named_make_it_fit_and_each_of_them_is_needed() -> None:
     # In process: the states of a trainer that shares GPUs with servers in turn rest in host memory.
-    verdict = verdict_on("search-r1-grpo-v0.2.yaml", "2xA100-40GB", "placement.engine=torch")
+    verdict = verdict_on("search-r1-grpo-v0.2.yaml", "2xL40S", "placement.engine=torch")
     assert not verdict.fits
     assert verdict.num_nodes is not None
     spread = with_overrides(verdict.config, [f"placement.num_nodes={verdict.num_nodes}"])
@@ -75,7 +75,7 @@ def test_the_page_says_whether_it_fits_and_leaves_this_machine_out() -> None:
     assert "FITS: " in page
     assert "this machine" not in page
     page = said(plan_of("search-r1-grpo-32b.yaml", "4x8xH100", "placement.engine.offload=false"))
-    assert "DOES NOT FIT: 128.77 GB on each GPU, which has 80.00 GB" in page
+    assert "DOES NOT FIT: 135.78 GB on each GPU, which has 80.00 GB" in page
     assert "with: placement.engine.offload=true" in page
 
 

@@ -1,6 +1,7 @@
 """The formulas against torch's own count, on the small model that ships, and against the papers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
+from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.plan.memory import Memory, activation_bytes, plan_memory, torch_cache_bytes
@@ -22,8 +26,11 @@ from forage.rollout.engines.torch.torch_engine import _cache_shape
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy
+from forage.training.rank_processes import RankProcesses
 from forage.training.trainer import Trainer
 from forage.training.trainer_ranks import build_trainer
+from tests.rollout.tiny_models import make_model
+from tests.training.rank_cases import Case, batch_of, trainer_of
 
 WARM = Path(__file__).parents[2] / "forage" / "warm" / "model"
 PPO = {"advantage": "gae", "kl": {"coefficient": 0.001}}
@@ -291,7 +298,12 @@ def test_states_are_sharded_over_all_gpus_and_the_engines_over_some() -> None:
     assert part(more, "activations") == part(eight, "activations")
     names = [p.name for p in placed().parts]
     assert "gathered weights" not in names
-    assert part(eight, "gathered weights") == 152_064 * 3584 * 4
+    outside = 2 * 152_064 * 3584
+    blocks = 2 * ((7_615_616_512 - outside) // 28)
+    assert part(eight, "gathered weights") == (outside + blocks) * 4
+    both = placed(**SERVER, trainer={"tensor_parallel": 2})
+    assert part(both, "weights") == (7_615_616_512 + outside) * 4 // 8
+    assert part(both, "gathered weights") == (outside + blocks // 2) * 4
 
 
 def test_the_cache_of_a_server_is_that_of_all_episodes_in_flight() -> None:
@@ -326,7 +338,6 @@ def test_servers_with_gpus_of_their_own_hold_nothing_on_those_of_the_trainer() -
     [
         ({"num_ranks": 4}, "weights", 2),
         ({"replicas": 2}, "optimizer (AdamW)", 2),
-        ({"tensor_parallel": 2}, "gathered weights", 1 / 2),
         ({"sequence_parallel": 2}, "activations", 1 / 2),
         ({"compute_dtype": "bfloat16"}, "gathered weights", 1 / 2),
         ({"reduce_once": True}, "gradients", 8),
@@ -337,6 +348,74 @@ def test_each_key_of_the_ranks_changes_a_part(
 ) -> None:
     changed = placed(**SERVER, trainer=keys)
     assert part(changed, name) == factor * part(placed(**SERVER), name)
+
+
+class Rank:
+    """One of several, which says what it holds."""
+
+    def held(self, placement: TrainerPlacement) -> tuple[int, int, int]:
+        """Bytes of its weights, of their moments, and of weights gathered at once, in a step."""
+        case = Case("held", placement, "llama", dtype=torch.float32)
+        trainer = trainer_of(case, placement)
+        gathered: list[int] = []
+
+        def look(*_: object) -> None:
+            gathered.append(num_bytes_gathered(trainer._policy))
+
+        blocks = trainer.model.base_model.layers
+        assert isinstance(blocks, nn.ModuleList)
+        for block in blocks.children():
+            block.get_submodule("mlp").register_full_backward_hook(look)
+        trainer.step(batch_of(case), nullcontext())
+        states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+        return own_bytes(trainer.model.parameters()), own_bytes(states), max(gathered)
+
+
+def own_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of this rank's parts of those that are cut."""
+    return sum(each.to_local().nbytes for each in tensors if isinstance(each, DTensor))
+
+
+def num_bytes_gathered(root: nn.Module) -> int:
+    """What FSDP has gathered at this moment, or is gathering; it says so nowhere else."""
+    tensors: list[Tensor] = []
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            assert group is not None
+            tensors += [each for weight in group.fsdp_params for each in weight.all_gather_outputs]
+            if group._all_gather_result is not None:
+                tensors.append(group._all_gather_result.all_gather_output)
+    return sum(each.untyped_storage().nbytes() for each in tensors)
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[RankProcesses]:
+    with closing(RankProcesses(4, Rank, "cpu", timeout_s=60)) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "replicas": 2}]
+)
+def test_a_rank_holds_and_gathers_what_is_planned(
+    four_ranks: RankProcesses, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    """The plan cut embedding and head over the ranks of tensor parallelism too, and gathered less.
+
+    Without replicas the most is gathered in the backward pass: the block before is on its way.
+    """
+    make_model("llama").save_pretrained(tmp_path)
+    placement = {"trainer": {"num_ranks": 4, **keys}}
+    config = make_config(model={"path": str(tmp_path)}, placement=placement)
+    size = measure(str(tmp_path))
+    assert size is not None
+    memory = plan_memory(config, size, BesideSizes(), num_cores=1)
+    weights, moments, gathered = four_ranks.call("held", config.placement.trainer)
+    assert part(memory, "weights") == pytest.approx(weights, rel=0.01)
+    assert part(memory, "optimizer (AdamW)") == pytest.approx(moments, rel=0.01)
+    if "replicas" not in keys:  # one shard: nothing is on its way
+        assert part(memory, "gathered weights") == pytest.approx(gathered, rel=0.01)
 
 
 def test_models_that_rest_in_host_memory_take_none_of_the_gpu() -> None:

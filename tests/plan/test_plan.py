@@ -208,6 +208,14 @@ def test_a_model_beside_the_policy_that_is_not_there_is_named_by_its_own_key(
         ({"trainer": {"questions_per_step": 21}}, "20 questions, fewer than"),
         ({"environment": {"prompt": "./absent.txt"}}, "absent.txt"),
         ({"environment": {"protocol": "tools", "prompt": "tools"}}, "no chat template"),
+        (
+            {"placement": {"trainer": {"num_ranks": 64, "tensor_parallel": 64}}},
+            "tensor_parallel is 64, which does not divide the model's num_attention_heads",
+        ),
+        (
+            {"placement": {"trainer": {"num_ranks": 64, "sequence_parallel": 64}}},
+            "sequence_parallel is 64, and each rank has",
+        ),
     ],
 )
 def test_what_training_would_refuse_the_plan_refuses(

@@ -49,6 +49,8 @@ class PolicyServer:
     broken: str = ""
     """A route that answers with an error."""
     keeps_version: bool = False
+    is_asleep: bool = False
+    """It answers no turn, as after a pause, until it is told to go on."""
     version: str = "default"
     turns: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -61,6 +63,7 @@ class PolicyServer:
         app = FastAPI()
         gets = {"/health": self._ok, "/version": self._version, "/server_info": self._info}
         gets |= {"/weight_info": self._weights, "/get_world_size": self._size}
+        gets["/is_sleeping"] = self._state
         posts = {"/inference/v1/generate": self._generate, "/collective_rpc": self._call}
         posts["/finish_weight_update"] = self._finish
         posts["/update_weight_version"] = self._label
@@ -94,6 +97,9 @@ class PolicyServer:
     async def _weights(self) -> dict[str, str]:
         return {"weight_version": self.version}
 
+    async def _state(self) -> dict[str, bool]:
+        return {"is_sleeping": self.is_asleep}
+
     async def _size(self) -> dict[str, int]:
         return {"world_size": 1}
 
@@ -101,6 +107,7 @@ class PolicyServer:
         self.notes.append(request.url.path)
         if request.url.path == self.broken:
             return JSONResponse({"error": "it is broken"}, 500)
+        self.is_asleep &= request.url.path != "/resume"
         return JSONResponse({})
 
     async def _wake(self, request: Request) -> dict[str, str]:
@@ -132,6 +139,8 @@ class PolicyServer:
             self.num_waiting += 1
             await self.gate.wait()
             self.num_waiting -= 1
+        if self.is_asleep:
+            return JSONResponse({"error": "it sleeps"}, 503)
         if self.faults:
             return self.faults.popleft()
         if body["sampling_params"]["logprobs"] > self.max_logprobs:

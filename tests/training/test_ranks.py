@@ -48,7 +48,15 @@ TWO = (
     Case("activation checkpointing", checkpoints_activations=True),
     Case("adapters", has_adapters=True),
     Case("adapters, tp", TrainerPlacement(tensor_parallel=2), "qwen3", has_adapters=True),
+    Case("adapters, ulysses", TrainerPlacement(sequence_parallel=2), has_adapters=True),
+    Case("adapters, hybrid", TrainerPlacement(replicas=2, reduce_once=True), has_adapters=True),
     Case("a critic", algorithm=PPO),
+    Case("a critic, tp", TrainerPlacement(tensor_parallel=2), algorithm=PPO),
+    Case(
+        "a critic, ulysses and offload",
+        TrainerPlacement(sequence_parallel=2, offload=("policy", "critic")),
+        algorithm=PPO,
+    ),
     Case("fewer micro-batches than ranks", num_episodes=1),
     Case("Dr. GRPO's constant", algorithm=DR_GRPO),
     Case(
@@ -65,6 +73,11 @@ FOUR = (
     Case("ulysses beyond the key-value heads", TrainerPlacement(sequence_parallel=4)),
     Case("tp and ulysses", TrainerPlacement(tensor_parallel=2, sequence_parallel=2), "llama"),
     Case("tp and hybrid", TrainerPlacement(tensor_parallel=2, replicas=2)),
+    Case(
+        "hybrid, one sum of unequal micro-batches",
+        TrainerPlacement(replicas=2, reduce_once=True),
+        num_episodes=5,
+    ),
     Case(
         "all of it, with adapters",
         TrainerPlacement(tensor_parallel=2, offload=("policy",), reduce_once=True),

@@ -22,7 +22,7 @@ from forage.rollout.engines.chat_engine import ChatEngine
 from forage.rollout.engines.completions_engine import CompletionsEngine
 from forage.rollout.engines.endpoint_client import EndpointClient
 from forage.rollout.engines.engine import Engine
-from forage.rollout.engines.engine_server import Addresses, EngineServer
+from forage.rollout.engines.engine_server import Addresses, EngineServer, ServerFailed
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.server_pool import ServerPool
 from forage.rollout.engines.sglang_server import SglangServer
@@ -87,6 +87,7 @@ async def _open_served(
     for url in addresses.urls:
         match settings:
             case VllmPlacement():
+                await _take_over(url, settings)
                 await _check(url, settings, config, codec)
                 servers.append(VllmServer(url, *timeouts, num_turns))
             case SglangPlacement():
@@ -100,6 +101,17 @@ async def _open_served(
         yield engine
     finally:
         await engine.close()
+
+
+async def _take_over(url: str, settings: VllmPlacement) -> None:
+    """Let the server go on where a run that was killed has left it paused or asleep."""
+    server = VllmServer(url, settings.timeout_s, settings.update_timeout_s, max_connections=1)
+    try:
+        await server.take_over()
+    except ServerFailed as failed:  # the check says what the server lacks
+        LOG.debug("%s", failed)
+    finally:
+        await server.close()
 
 
 async def _check(url: str, settings: VllmPlacement, config: RunConfig, codec: Codec) -> None:

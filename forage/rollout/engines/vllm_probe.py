@@ -73,6 +73,8 @@ async def find_faults(
         if faults and faults[-1].is_fatal:
             return faults
         faults += await _wrong_settings(http, has_receiver, max_tokens, lora_rank)
+        if paused := await _paused(http):
+            return [*faults, paused]  # whatever it were asked to sample would wait
         if codec is not None:
             faults += await _other_tokenizer(http, codec)
         if num_alternatives != 0:
@@ -143,6 +145,18 @@ async def _wrong_settings(
         remedy = "start it with --no-enable-chunked-prefill --max-num-batched-tokens 8192"
         faults.append(Fault("seeded sampling after a chunked prefill ends it on a CPU", remedy))
     return faults
+
+
+async def _paused(http: JsonServer) -> Fault | None:
+    """Whether it samples nothing because it was told so; also said of one that sleeps."""
+    state = await http.get("/is_sleeping", _TIMEOUT_S)
+    if isinstance(state, RemoteFailure) or not state.get("is_sleeping"):
+        return None
+    remedy = (
+        "a run that uses it now is changing its weights, or one that was killed has left it so: "
+        "the next run lets it go on, and so does POST /wake_up, then POST /resume"
+    )
+    return Fault("it is paused or asleep", remedy)
 
 
 async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:

@@ -7,6 +7,7 @@ of the weights behind it. Written for vLLM 0.32 as ``forage.cluster.model_server
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,6 +20,8 @@ from forage.rollout.engines.completions_engine import common_knobs, request_seed
 from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
 from forage.rollout.engines.engine_server import Bucket, JoinInfo, Part, ServerFailed, Tensors
 from forage.types import Alternatives, Completion, FailureKind, Sampling
+
+LOG = logging.getLogger(__name__)
 
 _CUT_OFF = -9999.0
 _ADAPTERS = "adapters"
@@ -110,6 +113,16 @@ class VllmServer:
 
     async def wake(self, part: Part) -> None:
         await self._http.post(f"/wake_up?tags={part}", {}, f"wake its {part}")
+
+    async def take_over(self) -> None:
+        """Let it go on, and wake it, if a run that was killed has left it paused or asleep."""
+        state = await self._http.get("/is_sleeping", "say whether it sleeps")
+        if state.get("is_sleeping"):  # so it says of a pause, too
+            LOG.warning("the server %s was left paused or asleep: it goes on", self.url)
+            parts: tuple[Part, ...] = ("weights", "kv_cache")
+            for part in parts:
+                await self.wake(part)
+            await self.resume()
 
     async def forget_keys(self) -> None:
         """Keys and values of older weights go; turns in flight compute theirs anew."""

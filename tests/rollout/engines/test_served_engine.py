@@ -58,6 +58,16 @@ def two() -> tuple[PolicyServer, PolicyServer, AsyncExitStack]:
     return first, second, stack
 
 
+async def test_a_server_that_was_left_paused_or_asleep_is_told_to_go_on():
+    """A run that was killed while it learnt, or published, leaves the user's servers so."""
+    with policy_serving(PolicyServer(is_asleep=True)) as server:
+        client = VllmServer(server.url, 5.0, 5.0, 1)
+        for _ in range(2):  # the second time it is awake
+            await client.take_over()
+            assert server.notes == ["/wake_up weights", "/wake_up kv_cache", "/resume"]
+        await client.close()
+
+
 async def test_a_turn_comes_back_with_log_probabilities_and_the_version_of_each_token():
     with policy_serving(PolicyServer()) as server:
         async with engine_over(server) as (engine, _):
