@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.cuda import nccl
 
 from forage.retrieval.serve.port import bind_port
 from forage.rollout.engines.engine_server import Bucket, JoinInfo, Tensors
@@ -79,7 +80,7 @@ def name_gpu(device: torch.device) -> list[str]:
     """The GPU, and NCCL's version there; nothing for a CPU. A server's workers say the same."""
     if device.type != "cuda":
         return []
-    version = ".".join(map(str, torch.cuda.nccl.version()))
+    version = ".".join(map(str, nccl.version()))
     return [str(torch.cuda.get_device_properties(device).uuid), version]
 
 
