@@ -52,7 +52,7 @@ class ServerPool:
         self.num_updates = 0
         """Updates of the weights so far; an episode's salt is the number that it began with."""
         self.versions: tuple[int, int] | None = None
-        """Of the weights that servers may sample with: two while an update is under way."""
+        """Of the weights that servers may sample with, two in an update; None before the first."""
         self._lost_after_s = lost_after_s
         self._on_failed = on_failed
         self._seats: dict[str, Seat] = {}

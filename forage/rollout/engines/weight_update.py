@@ -72,7 +72,7 @@ class ServerUpdates:
                 await self._put_to_sleep()
             yield
             before, self._version = self._version, version()
-            self._pool.versions = (self._version if before is None else before, self._version)
+            self._pool.versions = None if before is None else (before, self._version)
             self._pool.num_updates += 1
             members = await self._alive(self._pool.members)
             for member in self._pool.serving:
