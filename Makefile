@@ -14,6 +14,7 @@ VENV := .venv
 VLLM := .vllm
 VERIFIERS := .verifiers
 TRACKERS := .trackers
+FLOORS := .floors
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 READY := $(VENV)/.ready
@@ -25,7 +26,7 @@ COMPILE := $(BIN)/python -m compileall -q -q -j 0 -x '/(tests?|testing|models|_i
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm verifiers test-verifiers trackers test-trackers
+.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm verifiers test-verifiers trackers test-trackers floors test-floors
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
@@ -38,8 +39,9 @@ help:
 	@echo "make test-vllm  the tests against a real vLLM server"
 	@echo "make test-verifiers  the test with the real verifiers, in an environment of its own"
 	@echo "make test-trackers  the tests with the real MLflow and trackio, in an environment of its own"
+	@echo "make test-floors  make test with the oldest packages that pyproject.toml admits: 9 GB"
 	@echo "make docs    the pages as a site, in build/site"
-	@echo "make clean   remove .venv, .vllm, .verifiers, .trackers and every cache (runs/ stays)"
+	@echo "make clean   remove .venv, .vllm, the other environments and every cache (runs/ stays)"
 
 demo: $(READY)
 	@$(BIN)/forage demo $(ARGS)
@@ -99,6 +101,20 @@ $(TRACKERS)/.ready: pyproject.toml | $(DEV)
 test-trackers: $(DEV) trackers
 	@$(TRACKERS)/bin/python -m pytest -m trackers $(ARGS)
 
+# An environment of its own; its torch is the one of PyPI, which brings CUDA's libraries.
+floors: $(FLOORS)/.ready
+
+$(FLOORS)/.ready: pyproject.toml
+	@test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
+	@$(FLOORS)/bin/python -m pip --disable-pip-version-check --no-input install --quiet uv
+	@cd $(FLOORS) && bin/uv pip compile --quiet --python bin/python --resolution lowest-direct \
+	  --extra dev --output-file floors.txt ../pyproject.toml && \
+	  bin/uv pip install --quiet --python bin/python --requirement floors.txt --editable ..
+	@touch $@
+
+test-floors: floors
+	@$(FLOORS)/bin/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not (vllm or verifiers or trackers or slow)" $(ARGS)
+
 lint: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -114,7 +130,7 @@ docs: $(DEV)
 	@echo "open build/site/index.html"
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(VERIFIERS) $(TRACKERS) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(VERIFIERS) $(TRACKERS) $(FLOORS) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(READY)

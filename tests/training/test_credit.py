@@ -325,8 +325,8 @@ def learn(
     """The whole way with made-up models: advantages an episode, and the loss of the batch."""
     credit = Credit(algorithm, train_on_failed_searches=False, baseline=0.25)
     views_P = [[look(algorithm, view) for view in views] for views in credit.unweighed(groups)]
-    if algorithm.needs_recomputed_logprobs:
-        flat = [view for views in views_P for view in views]
+    flat = [view for views in views_P for view in views]
+    if algorithm.needs_recomputed_logprobs and flat:  # as the trainer does
         trainer = [
             view.old_logprobs_M - 0.5 + made_up(token_ids_of(view.episode), 1) for view in flat
         ]
