@@ -249,7 +249,7 @@ def main() -> None:
         server.start()
     wait_until_open(ports)
     try:
-        with loaded_objects_spared():  # as a run does
+        with loaded_objects_spared(collects_old=False):  # as a run does
             asyncio.run(play(config, turns_url, args.episodes))
     finally:
         for server in servers:

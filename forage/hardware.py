@@ -30,6 +30,7 @@ _KEPT_KERNELS = "16"
 WORTH_BFLOAT16 = 1.5
 """How many times as fast products have to be to be worth the digits that bfloat16 has not."""
 _COLLECTED_RARELY = 100  # instead of 10
+_NEVER = 2**31 - 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -87,16 +88,18 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def loaded_objects_spared() -> Iterator[None]:
+def loaded_objects_spared(collects_old: bool = True) -> Iterator[None]:
     """Inside, the garbage collector goes through none of what is there now: packages, model, data.
 
     Going through all objects of torch and transformers took it 0.3 s, with the event loop held, ten
-    times a minute; through those of 5,000 episodes in flight 0.2 s, so that it does it more rarely.
+    times a minute; through those of 5,000 episodes in flight 0.3 s, so that it does it more rarely,
+    and without ``collects_old`` never by itself: call ``gc.collect`` where nobody waits. Cycles
+    that grew old, two objects an episode, stay until then.
     """
     usual = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*usual[:2], _COLLECTED_RARELY)
+    gc.set_threshold(*usual[:2], _COLLECTED_RARELY if collects_old else _NEVER)
     try:
         yield
     finally:

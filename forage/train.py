@@ -123,7 +123,7 @@ class _Run:
                 await self.stop.or_stop(self.evaluation.open(self.engine, self.search, stack))
             played = (self.engine, self.search, self.recorded is None, self.evaluation.play_subset)
             kept = (self.records, self.savepoints, self.guard, self.credit)
-            stack.enter_context(loaded_objects_spared())
+            stack.enter_context(loaded_objects_spared(collects_old=False))
             self.after_step = AfterStep(config, *played, *kept, trackers, self.trace, watcher)
             await self._learn(start)
             await self.stop.or_stop(self.evaluation.at_end(model, self.num_steps_done))

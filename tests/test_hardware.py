@@ -248,4 +248,7 @@ def test_what_is_loaded_is_spared_by_the_collector_until_the_run_ends():
     assert num_spared > 10_000, "torch alone has more"
     assert rare == (*usual[:2], 100)
     assert gc.get_threshold() == usual
+    with loaded_objects_spared(collects_old=False):
+        assert gc.get_threshold()[2] > 10**9
+    assert gc.get_threshold() == usual
     assert gc.get_freeze_count() < num_spared

@@ -241,7 +241,7 @@ async def evaluate_model(
         passages, digest = open_passages(config)
         evaluator = Evaluator(config, player, engine, search, passages, scorer, other)
         policy = facts_of_policy(config, tokenizer, model)
-        stack.enter_context(loaded_objects_spared())
+        stack.enter_context(loaded_objects_spared(collects_old=False))
         return await evaluate(evaluator, questions, destination, policy, served, digest)
 
 

@@ -6,6 +6,7 @@ in here too, each on its own cadence. Nothing here changes a weight or chooses a
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,7 @@ class AfterStep:
             await self._search_is_back(step, groups)
         if self.watcher is not None:
             await self.watcher.see(step, groups, metrics)
+        gc.collect()  # here no episode waits for it, but for those that are played ahead
         clock.lap("checkpoint")
         if self.trace is not None:
             self.trace.step(step, clock)
