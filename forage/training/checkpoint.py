@@ -26,6 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -131,17 +132,24 @@ def begin_checkpoint(
 
 @contextmanager
 def _the_last_one_intact(run_dir: Path, final: Path) -> Iterator[None]:
-    """An error removes the unfinished checkpoint, and becomes a ``UserError``."""
+    """An error removes the unfinished checkpoint, and one of the disk becomes a ``UserError``."""
     try:
         yield
-    except Exception as error:  # torch and safetensors have exceptions of their own for a full disk
+    except Exception as error:
         shutil.rmtree(final.with_name(final.name + _PARTIAL), ignore_errors=True)
+        if not _is_of_the_disk(error):
+            raise  # a rank that has died, or a bug
         last = latest_checkpoint(run_dir)
         kept = f"the previous one, {last}, is intact" if last else "there is no earlier one"
         raise UserError(
             f"cannot write the checkpoint {final}: {error}; {kept}. Free some space and "
             "continue with --resume"
         ) from error
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether the disk refused to be written; packages in Rust say so by errors of their own."""
+    return isinstance(error, OSError | SafetensorError) or "(os error " in str(error)
 
 
 def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
