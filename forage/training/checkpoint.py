@@ -35,7 +35,7 @@ from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.records import METRICS_FILE, read_episodes, write_records
 from forage.training import lora
-from forage.training.checkpoint_manifest import check_manifest, damaged, write_manifest
+from forage.training.checkpoint_manifest import MANIFEST, check_manifest, damaged, write_manifest
 from forage.training.model import copy_in_host_memory, save_learnt
 from forage.training.trainer_ranks import AnyTrainer
 from forage.types import Episode
@@ -225,6 +225,11 @@ def checkpoints(run_dir: Path) -> dict[int, Path]:
     paths = (run_dir / CHECKPOINTS_DIR).glob(f"{_PREFIX}*")
     found = {step: path for path in paths if (step := step_of(path.name)) is not None}
     return {step: found[step] for step in sorted(found) if found[step].is_dir()}
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether one of ours lies there, whole or damaged; others have manifests of other kinds."""
+    return (folder / MANIFEST).is_file() and (folder / _PROGRESS).is_file()
 
 
 def step_of(name: str) -> int | None:

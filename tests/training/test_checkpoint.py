@@ -442,6 +442,17 @@ def test_a_checkpoint_of_our_own_may_be_named_as_anothers_and_brings_its_config(
         assert torch.equal(weight, loaded[name]), name
 
 
+def test_a_damaged_checkpoint_is_refused_also_when_it_is_named_as_anothers(tmp_path: Path):
+    """A byte of its weights that the disk had changed went into the export without a word."""
+    path = save(tmp_path / "run", new_trainer())
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
+    for named in (path, path.parent):
+        with pytest.raises(DamagedCheckpointError, match="model.safetensors is not as it was"):
+            import_checkpoint(named, tmp_path / "out", base=None)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("out", [".", "link", "to_come"])
 def test_an_export_goes_into_the_empty_directory_that_one_is_in_and_through_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
