@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -16,6 +17,15 @@ def did_you_mean(word: str, valid: Iterable[str], cutoff: float = 0.5) -> str:
     """``; did you mean rloo?`` for what is nearest to ``word``, "" where nothing is near."""
     close = difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+@contextmanager
+def disk_failures(path: Path, remedy: str) -> Iterator[None]:
+    """An ``OSError`` in the block becomes a ``UserError`` that names ``path`` and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 def refuse_unwritable(path: Path, setting: str = "--out") -> None:

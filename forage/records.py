@@ -18,12 +18,12 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from forage.episode_json import EpisodeRecord, record_from_json, record_to_json
-from forage.errors import UserError
+from forage.errors import UserError, disk_failures
 from forage.types import Episode, Group, TokenizerId
 
 if TYPE_CHECKING:
@@ -40,10 +40,14 @@ ROLLBACKS_FILE = "rollbacks.jsonl"
 """Why a run went back to a checkpoint, a line each time (``watch/collapse_guard.py``)."""
 GREEDY_ARM = "greedy"
 """The arm of a group's greedy episode, which is its baseline and is never learnt."""
+_REMEDY = "free some space, and go on from the last checkpoint with --resume"
 
 
 class RunRecords:
-    """The files of one run, open for appending; opening them cuts an unfinished last line."""
+    """The files of one run, open for appending; opening them cuts an unfinished last line.
+
+    What cannot be written is a ``UserError`` that names the file.
+    """
 
     def __init__(
         self, directory: Path, tokenizer: TokenizerId | None = None, has_tensorboard: bool = True
@@ -79,12 +83,14 @@ class RunRecords:
             row[name] = number if math.isfinite(number) else None
         # The writer reads the last row to know where a resumed run goes on: open it before writing.
         writer = self._tensorboard()
-        self._files[METRICS_FILE].write(json_line(row))
-        self._files[METRICS_FILE].flush()  # the viewer and the guard read it now
+        with self._failures(METRICS_FILE):
+            self._files[METRICS_FILE].write(json_line(row))
+            self._files[METRICS_FILE].flush()  # the viewer and the guard read it now
         if writer is not None:
-            for name, number in row.items():
-                if name != "step" and number is not None:
-                    writer.add_scalar(name, number, step)
+            with self._failures(TENSORBOARD_DIR):
+                for name, number in row.items():
+                    if name != "step" and number is not None:
+                        writer.add_scalar(name, number, step)
 
     def write_episodes(
         self, step: int, episodes: Iterable[Episode], arm: str | None = None
@@ -121,20 +127,25 @@ class RunRecords:
                     )
 
     def _write_episode(self, record: EpisodeRecord) -> None:
-        self._files[EPISODES_FILE].write(json_line(record_to_json(record)))
+        line = json_line(record_to_json(record))
+        with self._failures(EPISODES_FILE):
+            self._files[EPISODES_FILE].write(line)
 
     def sync(self) -> None:
-        """Wait until everything written so far is on the disk; raises ``OSError``."""
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
+        """Wait until everything written so far is on the disk."""
+        for name, file in self._files.items():
+            with self._failures(name):
+                file.flush()
+                os.fsync(file.fileno())
         if self._writer is not None:
-            self._writer.flush()
+            with self._failures(TENSORBOARD_DIR):
+                self._writer.flush()
 
     def offsets(self) -> dict[str, int]:
         """Length of each file in bytes, for a checkpoint; call ``sync`` first."""
-        for file in self._files.values():
-            file.flush()
+        for name, file in self._files.items():
+            with self._failures(name):
+                file.flush()
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def truncate_to(self, offsets: Mapping[str, int]) -> None:
@@ -158,17 +169,23 @@ class RunRecords:
         self.sync()
 
     def close(self) -> None:
-        """Write what is pending and close the files."""
-        self.sync()
-        self._close_tensorboard()
-        for file in self._files.values():
-            file.close()
+        """Write what is pending and close the files, which ends their locks also on a full disk."""
+        try:
+            self.sync()
+            self._close_tensorboard()
+        finally:
+            for file in self._files.values():
+                with suppress(OSError):  # ``sync`` has met it, and said so
+                    file.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _failures(self, name: str) -> AbstractContextManager[None]:
+        return disk_failures(self._directory / name, _REMEDY)
 
     def _tensorboard(self) -> SummaryWriter | None:
         if self._has_tensorboard and self._writer is None:
@@ -180,15 +197,16 @@ class RunRecords:
             rows = read_metrics(self._directory)
             # Purge before the first step too: an abandoned start may have left events.
             next_step = int(rows[-1]["step"]) + 1 if rows else 0
-            self._writer = SummaryWriter(
-                str(self._directory / TENSORBOARD_DIR), purge_step=next_step
-            )
+            place = str(self._directory / TENSORBOARD_DIR)
+            with self._failures(TENSORBOARD_DIR):
+                self._writer = SummaryWriter(place, purge_step=next_step)
         return self._writer
 
     def _close_tensorboard(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with self._failures(TENSORBOARD_DIR):
+                writer.close()
 
 
 def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:

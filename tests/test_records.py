@@ -211,6 +211,16 @@ def test_a_directory_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) ->
         RunRecords(tmp_path / "file" / "run")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("name", [METRICS_FILE, EPISODES_FILE])
+def test_a_disk_that_is_full_names_the_file_and_what_to_do(tmp_path: Path, name: str) -> None:
+    """The error was "No space left on device", of which file was not said."""
+    (tmp_path / name).symlink_to("/dev/full")
+    said = pytest.raises(UserError, match=rf"cannot write .*{name}: No space left .* with --resume")
+    with said, RunRecords(tmp_path, has_tensorboard=False) as records:
+        write_steps(records, range(1))
+
+
 def test_two_runs_do_not_write_to_one_directory(tmp_path: Path) -> None:
     """A second --resume of the same run cut what the first was writing, and both went on."""
     with RunRecords(tmp_path, has_tensorboard=False) as records:

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -34,7 +35,7 @@ from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.records import METRICS_FILE, read_episodes, write_records
 from forage.training import lora
-from forage.training.checkpoint_manifest import check_manifest, damaged, write_manifest
+from forage.training.checkpoint_manifest import MANIFEST, check_manifest, damaged, write_manifest
 from forage.training.model import copy_in_host_memory, save_learnt
 from forage.training.trainer_ranks import AnyTrainer
 from forage.types import Episode
@@ -131,17 +132,24 @@ def begin_checkpoint(
 
 @contextmanager
 def _the_last_one_intact(run_dir: Path, final: Path) -> Iterator[None]:
-    """An error removes the unfinished checkpoint, and becomes a ``UserError``."""
+    """An error removes the unfinished checkpoint, and one of the disk becomes a ``UserError``."""
     try:
         yield
-    except Exception as error:  # torch and safetensors have exceptions of their own for a full disk
+    except Exception as error:
         shutil.rmtree(final.with_name(final.name + _PARTIAL), ignore_errors=True)
+        if not _is_of_the_disk(error):
+            raise  # a rank that has died, or a bug
         last = latest_checkpoint(run_dir)
         kept = f"the previous one, {last}, is intact" if last else "there is no earlier one"
         raise UserError(
             f"cannot write the checkpoint {final}: {error}; {kept}. Free some space and "
             "continue with --resume"
         ) from error
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether the disk refused to be written; packages in Rust say so by errors of their own."""
+    return isinstance(error, OSError | SafetensorError) or "(os error " in str(error)
 
 
 def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
@@ -217,6 +225,11 @@ def checkpoints(run_dir: Path) -> dict[int, Path]:
     paths = (run_dir / CHECKPOINTS_DIR).glob(f"{_PREFIX}*")
     found = {step: path for path in paths if (step := step_of(path.name)) is not None}
     return {step: found[step] for step in sorted(found) if found[step].is_dir()}
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether one of ours lies there, whole or damaged; others have manifests of other kinds."""
+    return (folder / MANIFEST).is_file() and (folder / _PROGRESS).is_file()
 
 
 def step_of(name: str) -> int | None:

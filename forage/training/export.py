@@ -24,9 +24,9 @@ from forage.config.model_config import ModelConfig
 from forage.environment.remembered import pass_on
 from forage.errors import UserError, refuse_unwritable
 from forage.training import lora
-from forage.training.checkpoint import checkpoints
+from forage.training.checkpoint import checkpoints, is_checkpoint
 from forage.training.checkpoint_manifest import check_manifest
-from forage.training.layouts.open_layout import open_layout, stored_safetensors
+from forage.training.layouts.open_layout import Checkpoint, open_layout, stored_safetensors
 from forage.training.layouts.stored import Shape, Stored, Weights
 from forage.training.model import load_model, load_tokenizer
 
@@ -60,7 +60,7 @@ def export_model(
     if adapter_only and not has_adapters:
         raise UserError(f"{source} holds a whole model and no adapters; leave --adapter out")
     if not has_adapters:
-        return import_checkpoint(source, out, str(source), dtype)
+        return _convert(open_layout(source), out, str(source), dtype)
     if adapter_only:
         return _write_adapters(source, out)
     # The rest may be spelt as an earlier version of Forage had it.
@@ -79,6 +79,14 @@ def import_checkpoint(path: Path, out: Path, base: str | None, dtype: str | None
     """
     _refuse_contents(out)
     checkpoint = open_layout(path)
+    if is_checkpoint(checkpoint.path):
+        check_manifest(checkpoint.path)
+    return _convert(checkpoint, out, base, dtype)
+
+
+def _convert(checkpoint: Checkpoint, out: Path, base: str | None, dtype: str | None) -> Path:
+    """Write the weights under Hugging Face's names; raises ``UserError``."""
+    path = checkpoint.path
     if base is None and checkpoint.config_dir is None:
         raise UserError(
             f"{path} holds no config.json and no tokenizer: name the model that the run started "

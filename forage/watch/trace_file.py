@@ -12,11 +12,11 @@ import heapq
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from forage.errors import UserError
+from forage.errors import disk_failures
 from forage.rollout.engines.engine import Engine
 from forage.rollout.play.groups import Play
 from forage.rollout.play.player import Job, Player
@@ -40,15 +40,17 @@ class Searching(Retriever, PageOpener, Protocol):
 
 
 class TraceFile:
-    """Writes events as they end, on one event loop; close it in the end."""
+    """Writes events as they end, on one event loop; close it in the end.
+
+    Raises ``UserError`` where the file cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Begin the file, in place of an older one; raises ``UserError``."""
-        try:
+        """Begin the file, in place of an older one."""
+        self._path = path
+        with self._failures():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--trace: cannot write {path}: {error.strerror}") from error
         self._began = time.perf_counter()
         self._free: list[int] = []
         self._num_lanes = 1
@@ -60,7 +62,8 @@ class TraceFile:
         self.span(f"step {step}", _LOOP, clock.began, clock.ended)
         for phase, start, end in clock.laps:
             self.span(phase, _LOOP, start, end)
-        self._file.flush()
+        with self._failures():
+            self._file.flush()
 
     def playing(self, player: Player, engine: Engine, search: Searching) -> Play:
         """``player.play`` with these, each episode, turn and search a span."""
@@ -101,8 +104,13 @@ class TraceFile:
 
     def close(self) -> None:
         """End the list, which makes the file whole JSON."""
-        self._file.write('{"name":"end","ph":"M","pid":0}\n]\n')
-        self._file.close()
+        with self._failures():
+            self._file.write('{"name":"end","ph":"M","pid":0}\n]\n')
+            self._file.close()
+
+    def _failures(self) -> AbstractContextManager[None]:
+        remedy = "name another place by --trace, or leave it out, and go on with --resume if it ran"
+        return disk_failures(self._path, remedy)
 
     def _take_lane(self) -> int:
         """The lowest lane that no episode has now."""
@@ -120,7 +128,8 @@ class TraceFile:
         return round((seconds - self._began) * 1e6, 3)
 
     def _write(self, event: dict[str, Any]) -> None:
-        self._file.write(json.dumps(event, separators=(",", ":")) + ",\n")
+        with self._failures():
+            self._file.write(json.dumps(event, separators=(",", ":")) + ",\n")
 
 
 class _TracedEngine:

@@ -29,6 +29,7 @@ from forage.training.checkpoint_manifest import DamagedCheckpointError
 from forage.training.critic import Critic
 from forage.training.export import export_model, import_checkpoint
 from forage.training.model import new_model
+from forage.training.rank_processes import RankDiedError
 from forage.training.trainer import Trainer
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.training.sequences import batch_of, episode
@@ -286,6 +287,25 @@ def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
     assert_same_weights(resumed, trainer)
 
 
+@pytest.mark.parametrize("error", [RankDiedError("rank 1 has died"), AssertionError("a bug")])
+def test_an_error_that_is_not_the_disks_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    """Bugs and ranks that had died were told as a disk to free some space on."""
+    trainer = new_trainer()
+    save(tmp_path, trainer)
+
+    def fail(folder: Path) -> None:
+        raise error
+
+    trainer.version = 1
+    monkeypatch.setattr(trainer, "write_states", fail)
+    state = RunState(1, 3, {})
+    with pytest.raises(type(error), match=str(error)):
+        begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), state, 2, is_copied=False)()
+    assert checkpoint_names(tmp_path) == ["step_000000"]
+
+
 # --- in the background ----------------------------------------------------------------------------
 
 
@@ -420,6 +440,17 @@ def test_a_checkpoint_of_our_own_may_be_named_as_anothers_and_brings_its_config(
     loaded = AutoModelForCausalLM.from_pretrained(out).state_dict()
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(weight, loaded[name]), name
+
+
+def test_a_damaged_checkpoint_is_refused_also_when_it_is_named_as_anothers(tmp_path: Path):
+    """A byte of its weights that the disk had changed went into the export without a word."""
+    path = save(tmp_path / "run", new_trainer())
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
+    for named in (path, path.parent):
+        with pytest.raises(DamagedCheckpointError, match="model.safetensors is not as it was"):
+            import_checkpoint(named, tmp_path / "out", base=None)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("out", [".", "link", "to_come"])

@@ -112,8 +112,20 @@ def test_episodes_at_the_same_time_have_lanes_of_their_own(tmp_path: Path):
 
 def test_a_file_that_cannot_be_written_is_the_users_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--trace: cannot write"):
+    with pytest.raises(UserError, match=r"cannot write .*t.json: .* --trace"):
         TraceFile(tmp_path / "file" / "t.json")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_timeline_that_fills_its_disk_ends_the_run_with_a_checkpoint_and_says_so(tmp_path: Path):
+    """It was "No space left on device" of no file, and the steps since the last were lost."""
+    path = tmp_path / "t.json"
+    path.symlink_to("/dev/full")
+    config = make_config(tmp_path / "run", trainer={"checkpoint_every": 100})
+    with pytest.raises(UserError, match=r"cannot write .*t.json: No space left .* --resume"):
+        run_training(config, resume=False, trace=path)
+    assert (tmp_path / "run" / "checkpoints" / "step_000001").is_dir()
 
 
 @pytest.mark.slow

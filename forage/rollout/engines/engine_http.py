@@ -118,7 +118,12 @@ def make_completion(
         )
     if not all(-math.inf < logprob < _MAX_LOGPROB for logprob in logprobs):
         raise ValueError("not all of its log-probabilities are finite, and below 0")
-    versions = [span.version for span in spans for _ in range(span.end - span.start)]
+    versions: list[int] = []
+    for span in spans:
+        if span.start != len(versions) or span.end > num_tokens:
+            place = f"tokens {span.start} to {span.end}, after {len(versions)} of {num_tokens}"
+            raise ValueError(f"version {span.version} is said to be of the {place}")
+        versions += [span.version] * (span.end - span.start)
     if len(versions) != num_tokens:
         raise ValueError(f"{num_tokens} tokens came with {len(versions)} versions")
     return Completion(tuple(token_ids), tuple(logprobs), tuple(versions), _ENDS[reason])

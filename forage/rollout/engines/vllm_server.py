@@ -177,8 +177,7 @@ class VllmServer:
 
     async def load_adapters(self, folder: Path, version: str) -> None:
         """Adapters of peft in the place of those that it has; turns name them from then on."""
-        models = await self._http.get("/v1/models", "name its models")
-        if any(model["id"] == _ADAPTERS for model in models["data"]):
+        if _ADAPTERS in await self._models():
             await self._call("load_adapters", {"folder": str(folder)}, f"load {folder}")
         else:
             body = {"lora_name": _ADAPTERS, "lora_path": str(folder)}
@@ -188,6 +187,13 @@ class VllmServer:
 
     async def close(self) -> None:
         await self._http.close()
+
+    async def _models(self) -> list[str]:
+        doing = "name its models"
+        models = (await self._http.get("/v1/models", doing)).get("data")
+        if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):
+            raise ServerFailed.for_good(self.url, doing, f"it says that they are {models!r}")
+        return [str(model.get("id")) for model in models]
 
     async def _call(self, method: str, kwargs: dict[str, Any], doing: str) -> Any:
         """A method of all its workers: what each of them says, if the server is vLLM's."""

@@ -191,6 +191,8 @@ async def test_a_turn_of_other_weights_is_refused_and_its_server_serves_no_more(
         {"logprobs": None},
         {"logprobs": {"content": [{"logprob": 0.5}] * 3}},
         {"weight_versions": []},
+        {"weight_versions": [{"version": "0", "start": n, "end": n + 1} for n in (0, 2, 1)]},
+        {"weight_versions": [{"version": "0", "start": 0, "end": n} for n in (1, 2)]},
         {"finish_reason": "error"},
     ],
 )

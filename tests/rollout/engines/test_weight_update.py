@@ -352,6 +352,22 @@ async def test_a_server_that_does_not_say_what_its_workers_are_is_a_failure_of_t
     await server.close()
 
 
+@pytest.mark.parametrize("told", [{}, {"data": None}, {"data": {"id": "x"}}, {"data": ["x"]}])
+async def test_a_server_that_does_not_name_its_models_is_a_failure_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: dict[str, Any]
+):
+    """It was a traceback at the first publish of adapters."""
+    server = VllmServer("http://127.0.0.1:9", 1.0, 1.0, 1)
+
+    async def reply(*_: object) -> dict[str, Any]:
+        return told
+
+    monkeypatch.setattr(EngineHttp, "get", reply)
+    with pytest.raises(ServerFailed, match="failed to name its models"):
+        await server.load_adapters(tmp_path, "1")
+    await server.close()
+
+
 async def test_two_versions_may_be_sampled_while_an_update_is_under_way_and_then_one():
     seen: list[tuple[int, int] | None] = []
     with policy_serving(PolicyServer()) as server:
