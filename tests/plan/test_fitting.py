@@ -7,6 +7,7 @@ import pytest
 
 from forage.commands.cli import main
 from forage.config.run_config import RunConfig, load_config, with_overrides
+from forage.errors import UserError
 from forage.plan.accelerators import parse_hardware
 from forage.plan.fitting import Fit, judge_fit
 from forage.plan.memory import Memory, plan_memory
@@ -120,6 +121,20 @@ def test_the_page_says_what_places_the_recipe_there_and_what_training_refuses() 
     assert "training refuses this recipe: placement.engine is sglang without urls" in said(
         plan_of("rlinf-3b.yaml", "8xH100")
     )
+
+
+def test_an_engine_is_cut_over_no_number_of_gpus_that_does_not_divide_its_heads() -> None:
+    """vLLM refused it when it started: 28 heads over 8 GPUs."""
+    tokens = 40_000  # on an L40S of 48 GB, cutting the engine over 8 GPUs would have been enough
+    lengths = ("environment.max_tokens", "trainer.max_tokens_per_micro_batch")
+    long = [f"{key}={tokens}" for key in lengths]
+    many = ("rollout.max_concurrent_episodes=256", "placement.engine.offload=false")
+    verdict = plan_of("search-r1-grpo-v0.2.yaml", "8xL40S", *long, *many).verdict
+    assert verdict is not None
+    assert verdict.changed_bytes is not None
+    assert "placement.engine.tensor_parallel=4" in verdict.changes
+    with pytest.raises(UserError, match=r"engine.tensor_parallel is 8, which does not divide"):
+        plan_of("search-r1-grpo-v0.2.yaml", "8xH100", "placement.engine.tensor_parallel=8")
 
 
 def test_hardware_without_a_plan_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
