@@ -54,6 +54,7 @@ class PolicyServer:
     version: str = "default"
     turns: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    sleep_levels: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """Turns wait for it where there is one."""
     num_waiting: int = 0
@@ -67,8 +68,9 @@ class PolicyServer:
         posts = {"/inference/v1/generate": self._generate, "/collective_rpc": self._call}
         posts["/finish_weight_update"] = self._finish
         posts["/update_weight_version"] = self._label
-        for path in ("pause", "resume", "reset_prefix_cache", "start_weight_update", "sleep"):
+        for path in ("pause", "resume", "reset_prefix_cache", "start_weight_update"):
             posts[f"/{path}"] = self._note
+        posts["/sleep"] = self._sleep
         posts["/wake_up"] = self._wake
         posts |= {"/update_weights": self._note, "/init_weight_transfer_engine": self._note}
         for path, handle in gets.items():
@@ -109,6 +111,10 @@ class PolicyServer:
             return JSONResponse({"error": "it is broken"}, 500)
         self.is_asleep &= request.url.path != "/resume"
         return JSONResponse({})
+
+    async def _sleep(self, request: Request) -> Response:
+        self.sleep_levels.append(request.query_params["level"])
+        return await self._note(request)
 
     async def _wake(self, request: Request) -> dict[str, str]:
         self.notes.append(f"/wake_up {request.query_params['tags']}")

@@ -89,7 +89,8 @@ async def _open_served(
             case VllmPlacement():
                 await _take_over(url, settings)
                 await _check(url, settings, config, codec)
-                servers.append(VllmServer(url, *timeouts, num_turns))
+                keeps_base = settings.transfer == "adapters"
+                servers.append(VllmServer(url, *timeouts, num_turns, keeps_base))
             case SglangPlacement():
                 keeps_keys = settings.cache_on_update == "keep"
                 servers.append(SglangServer(url, *timeouts, num_turns, keeps_keys))

@@ -59,9 +59,16 @@ class VllmServer:
     """See ``EngineServer``; ``update_timeout_s`` is for each step of an update."""
 
     def __init__(
-        self, url: str, timeout_s: float, update_timeout_s: float, max_connections: int
+        self,
+        url: str,
+        timeout_s: float,
+        update_timeout_s: float,
+        max_connections: int,
+        keeps_base: bool = False,
     ) -> None:
+        """``keeps_base``: updates bring adapters alone, so its weights must outlast its sleep."""
         self.url = url
+        self._sleep_level = 1 if keeps_base else 2
         self._http = EngineHttp(url, timeout_s, update_timeout_s, max_connections)
         self._numbers = itertools.count()
         self._model: dict[str, str] = {}
@@ -108,8 +115,11 @@ class VllmServer:
         await self._http.post("/resume", {}, "go on")
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back; does nothing on a CPU."""
-        await self._http.post("/sleep?level=2&mode=abort", {}, "sleep")
+        """Give the GPU's memory back; does nothing on a CPU.
+
+        Level 1 keeps the weights in host memory, level 2 drops them: the next update brings them.
+        """
+        await self._http.post(f"/sleep?level={self._sleep_level}&mode=abort", {}, "sleep")
 
     async def wake(self, part: Part) -> None:
         await self._http.post(f"/wake_up?tags={part}", {}, f"wake its {part}")
