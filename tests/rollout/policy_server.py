@@ -51,6 +51,8 @@ class PolicyServer:
     keeps_version: bool = False
     is_asleep: bool = False
     """It answers no turn, as after a pause, until it is told to go on."""
+    dropped: set[str] = field(default_factory=set)
+    """Parts of its memory that sleep."""
     version: str = "default"
     turns: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -117,8 +119,10 @@ class PolicyServer:
         return await self._note(request)
 
     async def _wake(self, request: Request) -> dict[str, str]:
-        self.notes.append(f"/wake_up {request.query_params['tags']}")
-        return {}
+        part = request.query_params["tags"]
+        self.notes.append(f"/wake_up {part}")
+        self.dropped.discard(part)
+        return {"status": "sleeping" if self.dropped else "awake"}
 
     async def _finish(self, request: Request) -> Response:
         self.notes.append(request.url.path)

@@ -154,7 +154,8 @@ async def _paused(http: JsonServer) -> Fault | None:
         return None
     remedy = (
         "a run that uses it now is changing its weights, or one that was killed has left it so: "
-        "the next run lets it go on, and so does POST /wake_up, then POST /resume"
+        "the next run lets it go on. So does POST /wake_up, then POST /resume; but if it slept it "
+        "has no weights before POST /collective_rpc with the method reload_weights"
     )
     return Fault("it is paused or asleep", remedy)
 

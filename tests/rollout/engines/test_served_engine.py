@@ -68,12 +68,32 @@ def two() -> tuple[PolicyServer, PolicyServer, AsyncExitStack]:
 
 async def test_a_server_that_was_left_paused_or_asleep_is_told_to_go_on():
     """A run that was killed while it learnt, or published, leaves the user's servers so."""
-    with policy_serving(PolicyServer(is_asleep=True)) as server:
+    dropped = {"weights", "kv_cache"}
+    with policy_serving(PolicyServer(is_asleep=True, dropped=dropped)) as server:
         client = VllmServer(server.url, 5.0, 5.0, 1)
-        for _ in range(2):  # the second time it is awake
-            await client.take_over()
+        for has_slept in (True, False):  # the second time it is awake
+            assert await client.take_over() == has_slept
             assert server.notes == ["/wake_up weights", "/wake_up kv_cache", "/resume"]
         await client.close()
+
+
+@pytest.mark.parametrize("dropped", [{"weights", "kv_cache"}, {"kv_cache"}, set[str]()])
+async def test_a_server_that_woke_without_weights_is_not_asked_to_sample(dropped: set[str]):
+    """On a GPU they are whatever memory holds; a server that was only paused has its own."""
+    has_slept = bool(dropped)
+    with policy_serving(PolicyServer(is_asleep=True, dropped=dropped)) as server:
+        engine = {"kind": "vllm", "urls": [server.url]}
+        model = {"path": str(WARM)}
+        tree = {"model": model, "placement": {"engine": engine}, "rollout": {"num_alternatives": 2}}
+        config = build_config({**tree, "environment": {"max_tokens": 1000}})
+        addresses, tokenizer = Addresses((server.url,)), load_tokenizer(config.model)
+        async with AsyncExitStack() as stack:
+            opening = open_engine(config, tokenizer, None, addresses)
+            # The stand-in has no tokenizer, so whoever asks it to sample refuses it.
+            if not has_slept:
+                stack.enter_context(pytest.raises(UserError, match="not fit for training"))
+            await stack.enter_async_context(opening)
+    assert bool(server.turns) != has_slept
 
 
 @pytest.mark.parametrize(("transfer", "level"), [("group", "2"), ("adapters", "1")])
