@@ -40,6 +40,7 @@ class PolicyServer:
     )
     transfer: dict[str, Any] = field(default_factory=lambda: {"backend": "forage"})
     scheduler: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
     max_logprobs: int = 100
     about: str = "0.32.0"
     without: frozenset[str] = frozenset()
@@ -94,7 +95,7 @@ class PolicyServer:
             "model_config": self.model_config,
             "weight_transfer_config": self.transfer,
             "scheduler_config": self.scheduler,
-            "device_config": {"device_type": "cpu"},
+            "device_config": {"device_type": self.device},
         }
         return {"vllm_config": config}
 

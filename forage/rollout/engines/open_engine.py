@@ -128,7 +128,8 @@ async def _check(url: str, settings: VllmPlacement, config: RunConfig, codec: Co
     lora_rank = lora.rank if lora is not None and settings.transfer == "adapters" else 0
     max_tokens, has_receiver = config.environment.max_tokens, settings.transfer != "disk"
     alternatives = 0 if codec is None else config.rollout.num_alternatives
-    faults = await find_faults(url, has_receiver, max_tokens, codec, lora_rank, alternatives)
+    asked = (codec, lora_rank, alternatives, settings.offload)
+    faults = await find_faults(url, has_receiver, max_tokens, *asked)
     for fault in faults:
         if not fault.is_fatal:
             LOG.warning("the server %s: %s", url, fault)
