@@ -110,7 +110,7 @@ def check_server(url: str, console: Console | None = None) -> bool:
     from forage.rollout.engines.vllm_probe import find_faults
 
     console = console or Console()
-    faults = asyncio.run(find_faults(url, has_receiver=True, num_alternatives=None))
+    faults = asyncio.run(find_faults(url, has_receiver=True, num_alternatives=None, sleeps=None))
     verdicts = {True: Verdict.FAILURE, False: Verdict.WARNING}
     findings = [Finding(url, each.what, verdicts[each.is_fatal], each.remedy) for each in faults]
     console.print(findings_table(findings or [Finding(url, "a vLLM server as it should be")]))

@@ -92,7 +92,8 @@ class RecipeDoctor:
         engine = config.placement.engine
         if engine.kind == "vllm" and engine.urls:
             for url in engine.urls:
-                wanted = (engine.transfer != "disk", config.rollout.num_alternatives)
+                alternatives = config.rollout.num_alternatives
+                wanted = (engine.transfer != "disk", alternatives, engine.offload)
                 probe = _probe_vllm(url, *wanted)
                 yield self._asked(("vllm", url), probe, f"forage doctor --server {url}", wanted)
         elif engine.kind == "sglang":
@@ -209,12 +210,16 @@ async def _probe_search(config: RunConfig) -> str | None:
     return None
 
 
-async def _probe_vllm(url: str, has_receiver: bool, num_alternatives: int) -> str | None:
+async def _probe_vllm(
+    url: str, has_receiver: bool, num_alternatives: int, sleeps: bool
+) -> str | None:
     from forage.rollout.engines.vllm_probe import find_faults
 
     try:
         async with asyncio.timeout(10 * _PROBE_S):  # its account of itself takes seconds
-            faults = await find_faults(url, has_receiver, num_alternatives=num_alternatives)
+            faults = await find_faults(
+                url, has_receiver, num_alternatives=num_alternatives, sleeps=sleeps
+            )
     except TimeoutError:
         return f"does not answer within {10 * _PROBE_S:g} s"
     return "; ".join(fault.what for fault in faults if fault.is_fatal) or None

@@ -170,16 +170,18 @@ class PlacementConfig(Frozen):
 
     @model_validator(mode="after")
     def _gpus_suffice(self) -> Self:
+        if self.own_gpus >= self.num_gpus:
+            has = "one" if self.num_gpus == 1 else f"{self.num_gpus}"
+            raise ValueError(
+                f"placement.engine.own_gpus ({self.own_gpus}) leaves no GPU to learn on: the run "
+                f"has {has}; lower it, or set it to 0 to share the trainer's GPUs"
+            )
         if self.num_gpus == 1:  # which also stands for a CPU
-            if self.own_gpus:
-                raise ValueError(
-                    "placement.engine.own_gpus leaves no GPU to learn on: the run has one"
-                )
             return self
         for_servers = self.own_gpus or self.num_gpus
         needed = self.num_servers * self.engine.tensor_parallel
         learners = self.num_gpus - self.own_gpus
-        if learners < 1 or (self.num_ranks or 1) > learners:
+        if (self.num_ranks or 1) > learners:
             raise ValueError(
                 f"placement.trainer has {self.num_ranks} ranks for {learners} GPUs: "
                 f"{self.num_gpus} in all, less placement.engine.own_gpus ({self.own_gpus})"

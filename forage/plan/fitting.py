@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import gcd
+from operator import attrgetter
 
+from forage.config.placement_config import PlacementConfig
 from forage.config.run_config import RunConfig, with_overrides
 from forage.errors import UserError
 from forage.plan.accelerators import ACCELERATORS, Hardware
@@ -26,12 +28,14 @@ MemoryOf = Callable[[RunConfig], Memory]
 class Fit:
     """``changes`` are overrides after which it fits; ``num_nodes`` machines where none do.
 
-    ``config`` is the recipe placed on the hardware, without the changes.
+    ``config`` is the recipe placed on the hardware by ``placement``, without the changes.
     """
 
     config: RunConfig
     hardware: Hardware
     memory: Memory
+    placement: tuple[str, ...]
+    """Overrides that place the recipe on those machines, of ``num_nodes`` where it is set."""
     changes: tuple[str, ...] = ()
     changed_bytes: int | None = None
     num_nodes: int | None = None
@@ -43,23 +47,25 @@ class Fit:
 
 def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit:
     """The verdict on a recipe; raises ``UserError`` where it cannot be placed there at all."""
-    placed = with_overrides(config, _placement(config, hardware, hardware.num_nodes))
+    placement = _placement(config, hardware, hardware.num_nodes)
+    placed = with_overrides(config, placement)
     memory, room = memory_of(placed), hardware.gpu_bytes
     if memory.peak_bytes <= room:
-        return Fit(placed, hardware, memory)
+        return Fit(placed, hardware, memory, tuple(placement))
 
     def peak_of(changed: RunConfig) -> int:
         return memory_of(changed).peak_bytes
 
-    num_nodes, spread = hardware.num_nodes, placed
+    num_nodes, spread, spread_placement = hardware.num_nodes, placed, placement
     while (changes := changes_that_fit(spread, peak_of, room)) is None:
         num_nodes *= 2
         if num_nodes > _MOST_NODES:
-            return Fit(placed, hardware, memory)
-        spread = with_overrides(config, _placement(config, hardware, num_nodes))
+            return Fit(placed, hardware, memory, tuple(placement))
+        spread_placement = _placement(config, hardware, num_nodes)
+        spread = with_overrides(config, spread_placement)
     more_nodes = None if num_nodes == hardware.num_nodes else num_nodes
     peak = peak_of(with_overrides(spread, changes))
-    return Fit(placed, hardware, memory, tuple(changes), peak, more_nodes)
+    return Fit(placed, hardware, memory, tuple(spread_placement), tuple(changes), peak, more_nodes)
 
 
 def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:
@@ -83,20 +89,29 @@ def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:
 
 def _placement(config: RunConfig, hardware: Hardware, num_nodes: int) -> list[str]:
     """The recipe on so many machines; an engine is cut over no more GPUs than one of them has."""
-    gpus = hardware.gpus_per_node
-    overrides = [
-        "model.device=cuda",
-        f"placement.num_nodes={num_nodes}",
-        f"placement.gpus_per_node={gpus}",
-    ]
-    if num_nodes > 1:
-        overrides.append("placement.cluster=ray")
+    placement, gpus = config.placement, hardware.gpus_per_node
+    wanted: dict[str, int | str] = {
+        "model.device": "cuda",
+        "placement.num_nodes": num_nodes,
+        "placement.gpus_per_node": gpus,
+    }
+    if num_nodes > 1 and placement.cluster.kind == "local":
+        wanted["placement.cluster"] = "ray"
     if num_nodes * gpus == 1:
-        overrides.append("placement.trainer=null")  # one process learns, which has no ranks
-    if config.placement.has_server:
-        parallel = gcd(config.placement.engine.tensor_parallel, gpus)
-        overrides.append(f"placement.engine.tensor_parallel={parallel}")
-    return overrides
+        wanted |= _learning_on_one_gpu(placement)
+    if placement.has_server:
+        wanted["placement.engine.tensor_parallel"] = gcd(placement.engine.tensor_parallel, gpus)
+    return [f"{key}={value}" for key, value in wanted.items() if attrgetter(key)(config) != value]
+
+
+def _learning_on_one_gpu(placement: PlacementConfig) -> dict[str, int | str]:
+    """One process learns; beside a server, as one rank, whose states may rest in host memory."""
+    if placement.num_ranks is None:
+        return {}
+    if not placement.has_server and placement.num_gpus > 1:
+        return {"placement.trainer": "null"}
+    keys = ("num_ranks", "replicas", "tensor_parallel", "sequence_parallel")
+    return {f"placement.trainer.{key}": 1 for key in keys}
 
 
 def changes_that_fit(
@@ -143,7 +158,7 @@ def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, st
         yield "model.gradient_checkpointing", "true"
     yield from _smaller_micro_batches(config, taken)
     if placement.has_server:
-        if not placement.engine.offload:
+        if not placement.engine.offload and placement.num_ranks is not None:
             yield "placement.engine.offload", "true"
         key = "placement.engine.tensor_parallel"
         parallel = 2 * int(taken.get(key, placement.engine.tensor_parallel))

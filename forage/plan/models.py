@@ -131,7 +131,9 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from forage.training.lora import base_of
+    from forage.training.tokenizer import check_path
 
+    check_path(path, key)
     if (base := base_of(Path(path))) is not None:
         return measure(base, key)
     published = _PUBLISHED.get(path.removesuffix("-Instruct"))
@@ -140,7 +142,7 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
         source = f"{path}/config.json" if Path(path).is_dir() else "the hub's cache"
     except (OSError, ValueError) as error:
         if published is None:
-            if Path(path).is_dir() or path.count("/") != 1:
+            if Path(path).is_dir():
                 raise UserError(f"{key} is {path!r}: no model there ({error})") from error
             return None
         config = AutoConfig.for_model(**published)

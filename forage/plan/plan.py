@@ -12,7 +12,7 @@ from math import ceil
 from pathlib import Path
 
 from forage.algorithms.credit.grpo import Grpo
-from forage.config.placement_config import TrainerPlacement
+from forage.config.placement_config import PlacementConfig
 from forage.config.run_config import RunConfig
 from forage.data.order import questions_of_run
 from forage.environment.template import PromptTemplate
@@ -23,7 +23,7 @@ from forage.plan.duration import Duration, estimate_duration, num_contexts
 from forage.plan.fitting import Fit, judge_fit
 from forage.plan.machine import Machine, Need, look_at_machine, needs, num_train_questions
 from forage.plan.memory import Memory, plan_memory
-from forage.plan.models import ModelSize, measure, measure_beside
+from forage.plan.models import BesideSizes, ModelSize, measure, measure_beside
 from forage.rewards.scorer import Scorer
 from forage.rollout.play.groups import num_oversampled
 from forage.rollout.play.player import Player
@@ -108,11 +108,11 @@ def make_plan(
                 f"--hardware: the size of {config.model.path} is not known here; fetch the model, "
                 "or name a local directory in model.path"
             )
-        verdict = judge_fit(config, hardware, lambda c: plan_memory(c, model, beside, 1))
+        verdict = judge_fit(config, hardware, lambda c: _memory_on_gpus(c, model, beside))
         config, memory = verdict.config, verdict.memory
         duration = estimate_duration(config, model, work.episodes_per_step, hardware)
     if model is not None:
-        _check_heads(config.placement.trainer, model)
+        _check_heads(config.placement, model)
     needed = tuple(needs(config, model, beside))
     return Plan(
         config=config,
@@ -153,11 +153,20 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
     return checks, None if questions is None else len(questions)
 
 
-def _check_heads(trainer: TrainerPlacement, model: ModelSize) -> None:
-    """Raise ``UserError`` where ranks would, once they have loaded the model."""
+def _memory_on_gpus(config: RunConfig, model: ModelSize, beside: BesideSizes) -> Memory:
+    """The memory of a GPU; raises ``UserError`` for what ranks or servers would refuse to cut."""
+    _check_heads(config.placement, model)
+    return plan_memory(config, model, beside, 1)
+
+
+def _check_heads(placement: PlacementConfig, model: ModelSize) -> None:
+    """Raise ``UserError`` where ranks and servers would, once they have loaded the model."""
+    trainer, heads = placement.trainer, {"num_attention_heads": model.num_heads}
+    # vLLM and SGLang repeat key-value heads beyond their number.
+    check_counts(heads, placement.engine.tensor_parallel, "placement.engine.tensor_parallel")
     tensor = trainer.tensor_parallel
     counts = {
-        "num_attention_heads": model.num_heads,
+        **heads,
         "num_key_value_heads": model.num_kv_heads,
         "intermediate_size": model.intermediate_size,
     }

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from forage.plan.duration import assumptions
+from forage.plan.fitting import Fit
 from forage.plan.plan import Plan
 
 
@@ -122,11 +123,20 @@ def _on_hardware(plan: Plan) -> Iterator[str]:
     verdict = plan.verdict
     if verdict is None:
         return
-    hardware, peak = verdict.hardware, verdict.memory.peak_bytes
-    yield hardware.describe()
+    yield verdict.hardware.describe()
     host = verdict.memory.host_bytes_per_node
     if host:
         yield f"each machine needs {_gb(host)} of its own memory besides; it is not checked"
+    for refusal in verdict.config.placement.not_yet():
+        yield f"training refuses this recipe: {refusal}"
+    yield from _fit(verdict)
+
+
+def _fit(verdict: Fit) -> Iterator[str]:
+    """Whether the recipe fits, and every override that it needs there."""
+    hardware, peak = verdict.hardware, verdict.memory.peak_bytes
+    if verdict.placement and verdict.num_nodes is None:
+        yield f"placed there with: {' '.join(verdict.placement)}"
     if verdict.fits:
         yield f"FITS: {_gb(peak)} of {_gb(hardware.gpu_bytes)} on each GPU"
         return
@@ -135,7 +145,8 @@ def _on_hardware(plan: Plan) -> Iterator[str]:
         yield "no setting that is known here makes it fit; take a smaller model or larger GPUs"
         return
     if verdict.num_nodes is not None:
-        yield f"it would need {verdict.num_nodes} such machines, and:"
+        placed = " ".join(verdict.placement)
+        yield f"it would need {verdict.num_nodes} such machines, placed there with: {placed}"
     yield f"it fits ({_gb(verdict.changed_bytes)}) with: {' '.join(verdict.changes) or 'no change'}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import cast
 
@@ -10,6 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from forage.config.model_config import ModelConfig
 from forage.errors import UserError
 from forage.remote.hub import only_downloaded
+
+_HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 
 
 def load_tokenizer(config: ModelConfig, key: str = "model.path") -> PreTrainedTokenizerFast:
@@ -28,14 +31,13 @@ def load_tokenizer(config: ModelConfig, key: str = "model.path") -> PreTrainedTo
 
 
 def check_path(path: str, key: str) -> None:
-    """Refuse a path that cannot be a hub id at once, instead of asking the hub for it."""
+    """Refuse what is no directory and cannot be a hub id, instead of asking the hub for it."""
     if path.endswith(".gguf"):
         raise UserError(
             f"{key} is {path!r}, a GGUF file; make a model directory of it first: "
             f"forage import-gguf {path} --out DIR"
         )
-    is_local = path.startswith(("/", ".", "~")) or path.count("/") != 1
-    if is_local and "/" in path and not Path(path).is_dir():
+    if not _HUB_ID.fullmatch(path) and not Path(path).is_dir():
         raise UserError(
             f"{key} is {path!r}: there is no such directory; forage doctor RECIPE says what a "
             "recipe lacks here"

@@ -62,9 +62,11 @@ class Trainer:
         critic: Critic | None = None,
         placement: TrainerPlacement | None = None,
         golden: GoldenBeliefs | None = None,
+        device_type: str | None = None,
     ) -> None:
         """``placement`` says that this process is one of several ranks, and how they share.
 
+        ``device_type`` is where ranks keep their parts; None: where ``model`` is.
         ``golden`` is what asks for beliefs in golden answers, where an estimator is paid for them.
         """
         attention.install(model)
@@ -81,7 +83,8 @@ class Trainer:
         self._cost_of = cost_of(model)
         self._ranks = None
         if placement is not None:
-            self._ranks = Ranks.join(placement, model.device.type, self._cost_of)
+            at = device_type or model.device.type
+            self._ranks = Ranks.join(placement, at, self._cost_of)
             _shard(self._ranks, self._policy, frozen, critic)
         self.critic = None
         if critic is not None:

@@ -55,9 +55,12 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of a run, with the reference and the critic that its algorithm needs.
 
-    ``placement`` makes it a rank. Raises ``UserError`` if one of their models cannot be loaded.
+    ``placement`` makes it a rank, whose models come whole into host memory and part by part onto
+    its device. Raises ``UserError`` if one of their models cannot be loaded.
     """
-    algorithm = config.algorithm
+    algorithm, device_type = config.algorithm, torch.device(config.model.device).type
+    if placement is not None:
+        config = _in_host_memory(config)
     reference, critic = None, None
     if algorithm.kl is not None:
         reference = load_reference(model, config.model, algorithm.kl.reference)
@@ -73,8 +76,14 @@ def build_trainer(
     golden = None
     if algorithm.information_gain is not None:
         golden = GoldenBeliefs(Codec(load_tokenizer(config.model)), algorithm.information_gain)
-    beside = (reference, critic, placement, golden)
+    beside = (reference, critic, placement, golden, device_type)
     return Trainer(model, config.trainer, algorithm, config.rollout.temperature, *beside)
+
+
+def _in_host_memory(config: RunConfig) -> RunConfig:
+    """The run with its models on the CPU: a GPU that has room for parts may have none for all."""
+    model = config.model.model_copy(update={"device": "cpu"})
+    return config.model_copy(update={"model": model})
 
 
 class TrainerRanks:
@@ -196,9 +205,8 @@ class TrainerRank:
     def __init__(self, config: RunConfig) -> None:
         """Load every model and cut it; raises ``UserError``."""
         choose_matmul_kernel()
-        policy = load_policy(config.model, config.seed)
-        self._trainer = build_trainer(policy, config, config.placement.learning)
-        trainer = self._trainer
+        policy = load_policy(_in_host_memory(config).model, config.seed)
+        trainer = self._trainer = build_trainer(policy, config, config.placement.learning)
         self.prepare, self.unmask_observations = trainer.prepare, trainer.unmask_observations
         self.progress = trainer.progress
         self.write_states, self.load_states = trainer.write_states, trainer.load_states

@@ -1,5 +1,6 @@
 """What the doctor finds, and what it tells the user to do about it."""
 
+import asyncio
 import io
 import socket
 from pathlib import Path
@@ -12,6 +13,7 @@ from forage.commands import doctor_command as doctor
 from forage.commands.cli import main
 from forage.commands.doctor_command import Verdict
 from forage.remote.json_server import JsonServer
+from forage.rollout.engines.vllm_probe import find_faults
 from tests.rollout.policy_server import PolicyServer, policy_serving
 
 
@@ -247,6 +249,27 @@ def test_a_server_that_tells_of_itself_in_another_shape_is_said_to_lack_what_is_
         is_fit, text = server_report(server.url)
     assert not is_fit
     assert said in text
+
+
+def test_a_server_that_keeps_its_memory_while_it_sleeps_is_a_warning_without_a_recipe() -> None:
+    """The trainer that takes turns with it would run out of memory in its first step."""
+    with policy_serving(PolicyServer(device="cuda")) as server:
+        assert server_report(server.url)[1].count("sleep") == 0, "it does not say"
+        server.model_config["enable_sleep_mode"] = False
+        is_fit, text = server_report(server.url)
+        (fault,) = asyncio.run(find_faults(server.url, True, sleeps=True))
+        assert asyncio.run(find_faults(server.url, True, sleeps=False)) == []
+    assert is_fit
+    assert "it keeps its GPU's memory while it sleeps" in text
+    assert fault.is_fatal
+    assert "--enable-sleep-mode" in fault.remedy
+
+
+def test_a_server_whose_memory_is_shared_in_turn_must_have_the_routes_of_sleep() -> None:
+    with policy_serving(PolicyServer(without=frozenset({"/sleep", "/wake_up"}))) as server:
+        assert asyncio.run(find_faults(server.url, True, sleeps=False)) == []
+        faults = asyncio.run(find_faults(server.url, True, sleeps=True))
+    assert [fault.what for fault in faults] == ["it has no /sleep", "it has no /wake_up"]
 
 
 def test_an_address_where_nothing_answers_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,11 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
         ),
         (
             {"placement": {"engine": {"kind": "vllm", "own_gpus": 1}}},
-            "own_gpus leaves no GPU to learn on",
+            "own_gpus (1) leaves no GPU to learn on: the run has one; lower it",
+        ),
+        (
+            {"placement": {"gpus_per_node": 8, "engine": {"kind": "vllm", "own_gpus": 8}}},
+            "own_gpus (8) leaves no GPU to learn on: the run has 8; lower it",
         ),
         (
             {"placement": {"gpus_per_node": 4, "engine": {"kind": "vllm", "num_servers": 5}}},

@@ -7,6 +7,7 @@ import pytest
 
 from forage.commands.cli import main
 from forage.config.run_config import RunConfig, load_config, with_overrides
+from forage.errors import UserError
 from forage.plan.accelerators import parse_hardware
 from forage.plan.fitting import Fit, judge_fit
 from forage.plan.memory import Memory, plan_memory
@@ -59,6 +60,40 @@ def test_a_change_is_preferred_to_more_machines() -> None:
     assert verdict.changes == ("placement.engine.offload=true",)
 
 
+@pytest.mark.parametrize("hardware", ["1xH100", "8xH100", "2x8xH100", "1xA100-40GB", "8xL40S"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_training_accepts_what_is_proposed(recipe: str, hardware: str) -> None:
+    """On one GPU one process learnt, whose states cannot rest in host memory: a run refused it."""
+    config = load_config(CONFIGS / recipe)
+    if config.placement.engine.kind == "sglang":
+        config = with_overrides(config, ["placement.engine.urls=[http://127.0.0.1:8000]"])
+    assert_training_accepts(config, hardware)
+
+
+@pytest.mark.parametrize("offload", ["true", "false"])
+def test_training_accepts_what_is_proposed_for_a_recipe_of_one_gpu(offload: str) -> None:
+    # Where one process learns, a server that shares its GPU cannot take turns with it.
+    overrides = ["placement.gpus_per_node=1", f"placement.engine.offload={offload}"]
+    overrides += ["placement.trainer.num_ranks=1"] * (offload == "true")
+    config = load_config(CONFIGS / "search-r1-ppo-v0.2.yaml", [*overrides, "model.lora={}"])
+    for hardware in ("1xH100", "1xA100-40GB"):
+        assert_training_accepts(config, hardware)
+
+
+def assert_training_accepts(config: RunConfig, hardware: str) -> None:
+    verdict = judge_fit(config, parse_hardware(hardware), memory_of)
+    proposed = with_overrides(config, [*verdict.placement, *verdict.changes])
+    proposed.check_placement()
+    assert memory_of(proposed).peak_bytes in (verdict.changed_bytes, verdict.memory.peak_bytes)
+
+
+def test_the_ranks_of_a_recipe_for_one_gpu_stay_as_they_are() -> None:
+    one = ("placement.gpus_per_node=1", "placement.trainer={num_ranks: 1, timeout_s: 900}")
+    verdict = verdict_on("search-r1-ppo-v0.2.yaml", "1xH100", *one)
+    assert verdict.placement == ()
+    assert verdict.config.placement.trainer.timeout_s == 900
+
+
 def test_what_fits_nowhere_is_said() -> None:
     # One layer of 72B alone is above the memory of an L4, whatever is cut over however many.
     verdict = verdict_on("search-r1-grpo-72b.yaml", "1xL4")
@@ -77,6 +112,29 @@ def test_the_page_says_whether_it_fits_and_leaves_this_machine_out() -> None:
     page = said(plan_of("search-r1-grpo-32b.yaml", "4x8xH100", "placement.engine.offload=false"))
     assert "DOES NOT FIT: 135.78 GB on each GPU, which has 80.00 GB" in page
     assert "with: placement.engine.offload=true" in page
+
+
+def test_the_page_says_what_places_the_recipe_there_and_what_training_refuses() -> None:
+    page = said(plan_of("search-r1-ppo-v0.2.yaml", "1xH100", "model.lora={}"))
+    assert "placed there with: placement.gpus_per_node=1 placement.trainer.num_ranks=1" in page
+    assert "training refuses" not in page
+    assert "training refuses this recipe: placement.engine is sglang without urls" in said(
+        plan_of("rlinf-3b.yaml", "8xH100")
+    )
+
+
+def test_an_engine_is_cut_over_no_number_of_gpus_that_does_not_divide_its_heads() -> None:
+    """vLLM refused it when it started: 28 heads over 8 GPUs."""
+    tokens = 40_000  # on an L40S of 48 GB, cutting the engine over 8 GPUs would have been enough
+    lengths = ("environment.max_tokens", "trainer.max_tokens_per_micro_batch")
+    long = [f"{key}={tokens}" for key in lengths]
+    many = ("rollout.max_concurrent_episodes=256", "placement.engine.offload=false")
+    verdict = plan_of("search-r1-grpo-v0.2.yaml", "8xL40S", *long, *many).verdict
+    assert verdict is not None
+    assert verdict.changed_bytes is not None
+    assert "placement.engine.tensor_parallel=4" in verdict.changes
+    with pytest.raises(UserError, match=r"engine.tensor_parallel is 8, which does not divide"):
+        plan_of("search-r1-grpo-v0.2.yaml", "8xH100", "placement.engine.tensor_parallel=8")
 
 
 def test_hardware_without_a_plan_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

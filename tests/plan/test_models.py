@@ -51,9 +51,13 @@ def test_a_hub_id_that_nobody_here_knows_has_no_size() -> None:
     assert measure("somebody/some-model") is None
 
 
-def test_a_directory_that_is_missing_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match="no model there"):
-        measure("./nowhere/at/all")
+@pytest.mark.parametrize("path", ["./nowhere/at/all", "runs/demo/models/trained", "a b", "./gone"])
+def test_a_directory_that_is_missing_is_the_users_mistake(path: str) -> None:
+    """The hub's rules for the ids of repositories were told instead."""
+    with pytest.raises(UserError) as error:
+        measure(path)
+    assert str(error.value).startswith(f"model.path is {path!r}: there is no such directory; ")
+    assert "Repo id" not in str(error.value)
 
 
 def test_adapters_are_as_large_as_the_model_that_they_are_merged_with(tmp_path: Path) -> None:

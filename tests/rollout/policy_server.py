@@ -40,6 +40,7 @@ class PolicyServer:
     )
     transfer: dict[str, Any] = field(default_factory=lambda: {"backend": "forage"})
     scheduler: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
     max_logprobs: int = 100
     about: str = "0.32.0"
     without: frozenset[str] = frozenset()
@@ -51,9 +52,12 @@ class PolicyServer:
     keeps_version: bool = False
     is_asleep: bool = False
     """It answers no turn, as after a pause, until it is told to go on."""
+    dropped: set[str] = field(default_factory=set)
+    """Parts of its memory that sleep."""
     version: str = "default"
     turns: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    sleep_levels: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """Turns wait for it where there is one."""
     num_waiting: int = 0
@@ -67,8 +71,9 @@ class PolicyServer:
         posts = {"/inference/v1/generate": self._generate, "/collective_rpc": self._call}
         posts["/finish_weight_update"] = self._finish
         posts["/update_weight_version"] = self._label
-        for path in ("pause", "resume", "reset_prefix_cache", "start_weight_update", "sleep"):
+        for path in ("pause", "resume", "reset_prefix_cache", "start_weight_update"):
             posts[f"/{path}"] = self._note
+        posts["/sleep"] = self._sleep
         posts["/wake_up"] = self._wake
         posts |= {"/update_weights": self._note, "/init_weight_transfer_engine": self._note}
         for path, handle in gets.items():
@@ -90,7 +95,7 @@ class PolicyServer:
             "model_config": self.model_config,
             "weight_transfer_config": self.transfer,
             "scheduler_config": self.scheduler,
-            "device_config": {"device_type": "cpu"},
+            "device_config": {"device_type": self.device},
         }
         return {"vllm_config": config}
 
@@ -110,9 +115,15 @@ class PolicyServer:
         self.is_asleep &= request.url.path != "/resume"
         return JSONResponse({})
 
+    async def _sleep(self, request: Request) -> Response:
+        self.sleep_levels.append(request.query_params["level"])
+        return await self._note(request)
+
     async def _wake(self, request: Request) -> dict[str, str]:
-        self.notes.append(f"/wake_up {request.query_params['tags']}")
-        return {}
+        part = request.query_params["tags"]
+        self.notes.append(f"/wake_up {part}")
+        self.dropped.discard(part)
+        return {"status": "sleeping" if self.dropped else "awake"}
 
     async def _finish(self, request: Request) -> Response:
         self.notes.append(request.url.path)

@@ -10,18 +10,23 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
+from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from forage.algorithms.loss.aggregation import Constant, SequenceMean
 from forage.algorithms.loss.gspo_loss import GspoLoss
 from forage.algorithms.loss.kl import KlConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.config.algorithm_config import AlgorithmConfig
+from forage.config.model_config import ModelConfig
 from forage.config.placement_config import TrainerPlacement
+from forage.config.run_config import build_config
 from forage.errors import UserError
+from forage.training import trainer_ranks
 from forage.training.rank_processes import RankDiedError, RankProcesses
 from forage.training.sharding import check_fits, deal
 from tests.rollout.tiny_models import make_model
@@ -214,3 +219,28 @@ def test_a_rank_that_is_killed_ends_the_others_at_once():
         pytest.raises(RankDiedError, match="rank 1 has died"),
     ):
         ranks.call("die")
+
+
+def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each GPU held policy, reference and critic whole before it cut them: 91 GB of a 7B model."""
+    devices: list[str] = []
+
+    def load(config: ModelConfig) -> PreTrainedModel:
+        devices.append(config.device)
+        return make_model()
+
+    made = Mock()
+    critic = {"advantage": {"kind": "gae", "critic": {}}, "kl": {"coefficient": 0.1}}
+    placement = {"gpus_per_node": 2, "engine": "vllm"}
+    tree = {"model": {"path": "a", "device": "cuda"}, "algorithm": critic, "placement": placement}
+    monkeypatch.setattr(trainer_ranks, "Trainer", made)
+    monkeypatch.setattr(trainer_ranks, "load_policy", lambda config, seed: load(config))
+    monkeypatch.setattr(trainer_ranks, "load_reference", lambda model, config, path: load(config))
+    monkeypatch.setattr(
+        trainer_ranks, "load_critic_base", lambda model, config, path, seed: load(config)
+    )
+    trainer_ranks.TrainerRank(build_config(tree))
+    assert devices == ["cpu", "cpu", "cpu"]
+    assert made.call_args.args[-1] == "cuda"

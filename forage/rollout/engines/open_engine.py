@@ -87,9 +87,10 @@ async def _open_served(
     for url in addresses.urls:
         match settings:
             case VllmPlacement():
-                await _take_over(url, settings)
-                await _check(url, settings, config, codec)
-                servers.append(VllmServer(url, *timeouts, num_turns))
+                is_empty = await _take_over(url, settings)
+                await _check(url, settings, config, None if is_empty else codec)
+                keeps_base = settings.transfer == "adapters"
+                servers.append(VllmServer(url, *timeouts, num_turns, keeps_base))
             case SglangPlacement():
                 keeps_keys = settings.cache_on_update == "keep"
                 servers.append(SglangServer(url, *timeouts, num_turns, keeps_keys))
@@ -103,23 +104,32 @@ async def _open_served(
         await engine.close()
 
 
-async def _take_over(url: str, settings: VllmPlacement) -> None:
-    """Let the server go on where a run that was killed has left it paused or asleep."""
+async def _take_over(url: str, settings: VllmPlacement) -> bool:
+    """Let the server go on where a run that was killed has left it paused or asleep.
+
+    Returns whether it has no weights: they went with its sleep.
+    """
     server = VllmServer(url, settings.timeout_s, settings.update_timeout_s, max_connections=1)
     try:
-        await server.take_over()
+        return await server.take_over()
     except ServerFailed as failed:  # the check says what the server lacks
         LOG.debug("%s", failed)
+        return False
     finally:
         await server.close()
 
 
-async def _check(url: str, settings: VllmPlacement, config: RunConfig, codec: Codec) -> None:
+async def _check(url: str, settings: VllmPlacement, config: RunConfig, codec: Codec | None) -> None:
+    """Raise ``UserError`` for what it lacks; without ``codec`` it is not asked to sample.
+
+    What a GPU's memory holds in the place of weights may be no numbers, which can end the server.
+    """
     lora = config.model.lora
     lora_rank = lora.rank if lora is not None and settings.transfer == "adapters" else 0
     max_tokens, has_receiver = config.environment.max_tokens, settings.transfer != "disk"
-    alternatives = config.rollout.num_alternatives
-    faults = await find_faults(url, has_receiver, max_tokens, codec, lora_rank, alternatives)
+    alternatives = 0 if codec is None else config.rollout.num_alternatives
+    asked = (codec, lora_rank, alternatives, settings.offload)
+    faults = await find_faults(url, has_receiver, max_tokens, *asked)
     for fault in faults:
         if not fault.is_fatal:
             LOG.warning("the server %s: %s", url, fault)

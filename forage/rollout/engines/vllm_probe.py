@@ -32,6 +32,7 @@ _ROUTES = {
     "/pause": _DEV_MODE,
     "/resume": _DEV_MODE,
 }
+_ROUTES_OF_SLEEP = {"/sleep": _DEV_MODE, "/wake_up": _DEV_MODE}
 _MOST_ALTERNATIVES = 20
 """The most that ``rollout.num_alternatives`` may ask for."""
 
@@ -55,6 +56,7 @@ async def find_faults(
     codec: Codec | None = None,
     lora_rank: int = 0,
     num_alternatives: int | None = 0,
+    sleeps: bool | None = False,
 ) -> list[Fault]:
     """What is wrong with the server at ``url``.
 
@@ -62,6 +64,7 @@ async def find_faults(
     ``codec`` has the recipe's tokenizer; without them they are not compared. ``lora_rank`` is that
     of adapters which it should hold beside its model, ``num_alternatives`` that of the recipe's
     rollout: None where no recipe is known, so that too few for some recipe are no fatal fault.
+    ``sleeps`` is ``placement.engine.offload``, and None likewise.
     """
     http = JsonServer(url, max_connections=4)
     try:
@@ -69,10 +72,10 @@ async def find_faults(
         if isinstance(health, RemoteFailure):
             remedy = "is it running, and is this its address?"
             return [Fault(f"it does not answer at /health: {health.detail}", remedy)]
-        faults = await _missing_routes(http)
+        faults = await _missing_routes(http, {**_ROUTES, **(_ROUTES_OF_SLEEP if sleeps else {})})
         if faults and faults[-1].is_fatal:
             return faults
-        faults += await _wrong_settings(http, has_receiver, max_tokens, lora_rank)
+        faults += await _wrong_settings(http, has_receiver, max_tokens, lora_rank, sleeps)
         if paused := await _paused(http):
             return [*faults, paused]  # whatever it were asked to sample would wait
         if codec is not None:
@@ -84,7 +87,7 @@ async def find_faults(
         await http.close()
 
 
-async def _missing_routes(http: JsonServer) -> list[Fault]:
+async def _missing_routes(http: JsonServer, routes: Mapping[str, str]) -> list[Fault]:
     """Its version, where that is another than the one this is written for, and its routes."""
     faults: list[Fault] = []
     about = await http.get("/version", _TIMEOUT_S)
@@ -97,14 +100,14 @@ async def _missing_routes(http: JsonServer) -> list[Fault]:
         remedy = "is it busy, or started with --disable-fastapi-docs?"
         return [*faults, Fault(f"it does not list its routes: {pages.detail}", remedy)]
     paths = _part(pages, "paths")
-    for route, remedy in _ROUTES.items():
+    for route, remedy in routes.items():
         if route not in paths:
             faults.append(Fault(f"it has no {route}", remedy))
     return faults
 
 
 async def _wrong_settings(
-    http: JsonServer, has_receiver: bool, max_tokens: int, lora_rank: int
+    http: JsonServer, has_receiver: bool, max_tokens: int, lora_rank: int, sleeps: bool | None
 ) -> list[Fault]:
     about = await http.get("/server_info?config_format=json", _ACCOUNT_S)
     if isinstance(about, RemoteFailure):
@@ -144,6 +147,11 @@ async def _wrong_settings(
     if device == "cpu" and scheduler.get("enable_chunked_prefill"):
         remedy = "start it with --no-enable-chunked-prefill --max-num-batched-tokens 8192"
         faults.append(Fault("seeded sampling after a chunked prefill ends it on a CPU", remedy))
+    keeps_memory = device != "cpu" and model.get("enable_sleep_mode") is False
+    if keeps_memory and sleeps is not False:
+        remedy = "start it with --enable-sleep-mode, which placement.engine.offload needs"
+        what = "it keeps its GPU's memory while it sleeps"
+        faults.append(Fault(what, remedy, is_fatal=sleeps is not None))
     return faults
 
 
@@ -154,7 +162,8 @@ async def _paused(http: JsonServer) -> Fault | None:
         return None
     remedy = (
         "a run that uses it now is changing its weights, or one that was killed has left it so: "
-        "the next run lets it go on, and so does POST /wake_up, then POST /resume"
+        "the next run lets it go on. So does POST /wake_up, then POST /resume; but if it slept it "
+        "has no weights before POST /collective_rpc with the method reload_weights"
     )
     return Fault("it is paused or asleep", remedy)
 

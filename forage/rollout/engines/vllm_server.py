@@ -59,9 +59,16 @@ class VllmServer:
     """See ``EngineServer``; ``update_timeout_s`` is for each step of an update."""
 
     def __init__(
-        self, url: str, timeout_s: float, update_timeout_s: float, max_connections: int
+        self,
+        url: str,
+        timeout_s: float,
+        update_timeout_s: float,
+        max_connections: int,
+        keeps_base: bool = False,
     ) -> None:
+        """``keeps_base``: updates bring adapters alone, so its weights must outlast its sleep."""
         self.url = url
+        self._sleep_level = 1 if keeps_base else 2
         self._http = EngineHttp(url, timeout_s, update_timeout_s, max_connections)
         self._numbers = itertools.count()
         self._model: dict[str, str] = {}
@@ -108,21 +115,31 @@ class VllmServer:
         await self._http.post("/resume", {}, "go on")
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back; does nothing on a CPU."""
-        await self._http.post("/sleep?level=2&mode=abort", {}, "sleep")
+        """Give the GPU's memory back; does nothing on a CPU.
+
+        Level 1 keeps the weights in host memory, level 2 drops them: the next update brings them.
+        """
+        await self._http.post(f"/sleep?level={self._sleep_level}&mode=abort", {}, "sleep")
 
     async def wake(self, part: Part) -> None:
-        await self._http.post(f"/wake_up?tags={part}", {}, f"wake its {part}")
+        await self._wake(part)
 
-    async def take_over(self) -> None:
-        """Let it go on, and wake it, if a run that was killed has left it paused or asleep."""
+    async def take_over(self) -> bool:
+        """Let it go on, and wake it, if a run that was killed has left it paused or asleep.
+
+        Returns whether it slept: then it has no weights before the first update.
+        """
         state = await self._http.get("/is_sleeping", "say whether it sleeps")
-        if state.get("is_sleeping"):  # so it says of a pause, too
-            LOG.warning("the server %s was left paused or asleep: it goes on", self.url)
-            parts: tuple[Part, ...] = ("weights", "kv_cache")
-            for part in parts:
-                await self.wake(part)
-            await self.resume()
+        if not state.get("is_sleeping"):  # so it says of a pause, too
+            return False
+        LOG.warning("the server %s was left paused or asleep: it goes on", self.url)
+        told = await self._wake("weights")  # its keys still sleep, unless it was only paused
+        await self._wake("kv_cache")
+        await self.resume()
+        return told.get("status") != "awake"
+
+    async def _wake(self, part: Part) -> dict[str, Any]:
+        return await self._http.post(f"/wake_up?tags={part}", {}, f"wake its {part}")
 
     async def forget_keys(self) -> None:
         """Keys and values of older weights go; turns in flight compute theirs anew."""

@@ -4,19 +4,27 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import Response
 from fastapi.responses import JSONResponse
 
+from forage.config.run_config import build_config
 from forage.errors import UserError
 from forage.rollout.engines import served_engine
+from forage.rollout.engines.engine_server import Addresses
+from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.server_pool import ServerPool
+from forage.rollout.engines.vllm_probe import Fault
 from forage.rollout.engines.vllm_server import VllmServer
+from forage.training.model import load_tokenizer
 from forage.types import ContextOverflow, EngineError, FinishReason, Sampling
 from tests.rollout.policy_server import VOCABULARY, PolicyServer, policy_serving
+
+WARM = Path(__file__).parents[3] / "forage" / "warm" / "model"
 
 
 def ask(key: str = "0/q/0", **changes: Any) -> Sampling:
@@ -60,12 +68,53 @@ def two() -> tuple[PolicyServer, PolicyServer, AsyncExitStack]:
 
 async def test_a_server_that_was_left_paused_or_asleep_is_told_to_go_on():
     """A run that was killed while it learnt, or published, leaves the user's servers so."""
-    with policy_serving(PolicyServer(is_asleep=True)) as server:
+    dropped = {"weights", "kv_cache"}
+    with policy_serving(PolicyServer(is_asleep=True, dropped=dropped)) as server:
         client = VllmServer(server.url, 5.0, 5.0, 1)
-        for _ in range(2):  # the second time it is awake
-            await client.take_over()
+        for has_slept in (True, False):  # the second time it is awake
+            assert await client.take_over() == has_slept
             assert server.notes == ["/wake_up weights", "/wake_up kv_cache", "/resume"]
         await client.close()
+
+
+@pytest.mark.parametrize("dropped", [{"weights", "kv_cache"}, {"kv_cache"}, set[str]()])
+async def test_a_server_that_woke_without_weights_is_not_asked_to_sample(dropped: set[str]):
+    """On a GPU they are whatever memory holds; a server that was only paused has its own."""
+    has_slept = bool(dropped)
+    with policy_serving(PolicyServer(is_asleep=True, dropped=dropped)) as server:
+        engine = {"kind": "vllm", "urls": [server.url]}
+        model = {"path": str(WARM)}
+        tree = {"model": model, "placement": {"engine": engine}, "rollout": {"num_alternatives": 2}}
+        config = build_config({**tree, "environment": {"max_tokens": 1000}})
+        addresses, tokenizer = Addresses((server.url,)), load_tokenizer(config.model)
+        async with AsyncExitStack() as stack:
+            opening = open_engine(config, tokenizer, None, addresses)
+            # The stand-in has no tokenizer, so whoever asks it to sample refuses it.
+            if not has_slept:
+                stack.enter_context(pytest.raises(UserError, match="not fit for training"))
+            await stack.enter_async_context(opening)
+    assert bool(server.turns) != has_slept
+
+
+@pytest.mark.parametrize(("transfer", "level"), [("group", "2"), ("adapters", "1")])
+async def test_the_base_of_adapters_outlasts_the_sleep_of_its_server(
+    monkeypatch: pytest.MonkeyPatch, transfer: str, level: str
+):
+    """Level 2 dropped it, and no update of adapters brought it back: the policy was noise."""
+
+    async def find_faults(*_: object) -> list[Fault]:
+        return []  # the stand-in has no tokenizer
+
+    monkeypatch.setattr("forage.rollout.engines.open_engine.find_faults", find_faults)
+    with policy_serving(PolicyServer()) as server:
+        engine = {"kind": "vllm", "urls": [server.url], "transfer": transfer}
+        model = {"path": str(WARM), "lora": {}}
+        config = build_config({"model": model, "placement": {"engine": engine}})
+        addresses, tokenizer = Addresses((server.url,)), load_tokenizer(config.model)
+        async with open_engine(config, tokenizer, None, addresses) as opened:
+            assert isinstance(opened, ServedEngine)
+            await opened.pool.members[0].server.sleep()
+    assert server.sleep_levels == [level]
 
 
 async def test_a_turn_comes_back_with_log_probabilities_and_the_version_of_each_token():
