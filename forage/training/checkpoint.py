@@ -289,8 +289,13 @@ def _set_aside(directory: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove checkpoints that were set aside, and what a killed run left half-written."""
+    """Remove checkpoints that were set aside, and what a killed run left half-written.
+
+    Of a checkpoint that was moved to another place and linked, the link goes.
+    """
     for left_over in folder.glob(f"*{_PARTIAL}"):
+        if left_over.is_symlink():
+            left_over.unlink()
         shutil.rmtree(left_over, ignore_errors=True)
 
 

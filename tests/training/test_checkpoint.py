@@ -182,6 +182,18 @@ def test_removing_an_old_checkpoint_never_leaves_a_damaged_one(
     assert names == ["step_000001"]
 
 
+def test_of_an_old_checkpoint_that_is_a_link_only_what_it_links_to_is_left(tmp_path: Path):
+    """The link stayed as ``step_000000.old.partial``, whatever was removed later."""
+    trainer = new_trainer()
+    old = save(tmp_path, trainer)
+    moved = old.rename(tmp_path / "moved")
+    old.symlink_to(moved)
+    trainer.version = 1
+    save(tmp_path, trainer, num_kept=1)
+    assert checkpoint_names(tmp_path) == ["step_000001"]
+    load_checkpoint(moved, new_trainer())
+
+
 @pytest.mark.parametrize(
     "name", ["model.safetensors", OPTIMIZER, "progress.json", "state.json", "manifest.json"]
 )
