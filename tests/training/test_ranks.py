@@ -221,6 +221,28 @@ def test_a_rank_that_is_killed_ends_the_others_at_once():
         ranks.call("die")
 
 
+def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server woke beside the activations of the step, freed and kept, and ran out of memory."""
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(trainer_ranks, "build_trainer", Mock())
+    monkeypatch.setattr(trainer_ranks, "load_policy", Mock())
+    monkeypatch.setattr(trainer_ranks, "gathered", lambda model: iter([("w", torch.ones(2))]))
+    for offload in (True, False):
+        placement = {"gpus_per_node": 2, "engine": {"kind": "vllm", "offload": offload}}
+        tree = {"model": {"path": "a", "device": "cuda"}, "placement": placement}
+        rank = trainer_ranks.TrainerRank(build_config(tree))
+        rank.begin_gathering()
+        assert len(emptied) == 1, "a server that starts beside it asks what is free"
+        assert len(rank.next_bucket(10**6)) == 1
+        assert len(emptied) == 1
+        assert rank.next_bucket(10**6) == []
+        assert len(emptied) == 1 + offload
+        emptied[:] = [True]
+
+
 def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
