@@ -27,7 +27,7 @@ from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import build_config
 from forage.errors import UserError
 from forage.training import trainer_ranks
-from forage.training.rank_processes import RankDiedError, RankProcesses
+from forage.training.rank_processes import RankDiedError, RankPlace, RankProcesses, join_group
 from forage.training.sharding import check_fits, deal
 from tests.rollout.tiny_models import make_model
 from tests.training.rank_cases import PPO, Case, Learnt, Rank, Unlucky, learn
@@ -241,6 +241,14 @@ def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gp
         assert rank.next_bucket(10**6) == []
         assert len(emptied) == 1 + offload
         emptied[:] = [True]
+
+
+def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with torch's own words: no attribute _cuda_setDevice, or an invalid ordinal."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    place = RankPlace(1, 2, 2, "127.0.0.1", 9, "cuda", device_index=1, timeout_s=1.0)
+    with pytest.raises(UserError, match=r"torch sees 1 GPUs where rank 1 is to compute on number"):
+        join_group(place)
 
 
 def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
