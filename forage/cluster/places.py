@@ -49,9 +49,18 @@ class LocalPlaces:
         if placement.num_nodes > 1:  # an evaluation of a recipe for more machines than this one
             number = min(number, placement.gpus_per_node // size)
         first = max(0, placement.gpus_per_node - placement.own_gpus) if placement.own_gpus else 0
+        names = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        if self._config.model.device == "cpu" or not names:
+            names = [str(gpu) for gpu in range(first + number * size)]
+        elif len(names) < first + number * size:
+            raise UserError(
+                f"CUDA_VISIBLE_DEVICES shows {len(names)} GPUs ({','.join(names)}), and servers "
+                f"need {first + number * size}: show more, or lower placement.gpus_per_node"
+            )
         hosts: list[ThisMachine] = []
         for index in range(number):
-            gpus = [str(first + index * size + each) for each in range(size)]
+            start = first + index * size
+            gpus = names[start : start + size]
             seen = server_environment(self._config, number, gpus, inherited)
             hosts.append(ThisMachine(seen))
         return hosts

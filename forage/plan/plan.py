@@ -183,6 +183,13 @@ def _warnings(config: RunConfig) -> list[str]:
             f"trainer.learning_rate ({rate:g}): an update below "
             f"{TYPICAL_WEIGHT * _HALF_SPACING:.0e} is rounded away. Use float32"
         )
+    if _shares_gpus_unasked(config):
+        warnings.append(
+            "each server of placement.engine takes 92 % of the memory of GPUs on which the trainer "
+            "learns, which is then out of memory: name its share in placement.engine.arguments, "
+            'for example [--gpu-memory-utilization, "0.4"], or let them take turns with '
+            "placement.engine.offload, or give servers own_gpus"
+        )
     advantage, cost = config.algorithm.advantage, config.reward.search_cost
     if cost and isinstance(advantage, Grpo) and advantage.normalise_by_std:
         warnings.append(
@@ -192,6 +199,17 @@ def _warnings(config: RunConfig) -> list[str]:
             "algorithm.advantage.normalise_by_std to false"
         )
     return warnings
+
+
+def _shares_gpus_unasked(config: RunConfig) -> bool:
+    """Whether servers stand on the trainer's GPUs with the share of memory that vLLM takes."""
+    placement, engine = config.placement, config.placement.engine
+    if engine.kind != "vllm" or engine.urls or engine.offload or placement.own_gpus:
+        return False
+    # Both spellings, and the one that gives the cache a size of its own.
+    shares = ("--gpu-memory-utilization", "--gpu_memory_utilization", "--kv-cache-memory-bytes")
+    is_named = any(argument.startswith(shares) for argument in engine.arguments)
+    return config.model.device != "cpu" and not is_named
 
 
 def _obstacles(

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from forage.errors import UserError
 from forage.hardware import compute_with, die_with_parent, num_cores
 from forage.retrieval.serve.port import bind_port
 
@@ -205,6 +206,12 @@ def join_group(place: RankPlace) -> None:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     compute_with(max(1, num_cores() // place.num_beside))
     if place.device_type != "cpu":
+        if (there := torch.cuda.device_count()) <= place.device_index:
+            raise UserError(
+                f"model.device is {place.device_type}, and torch sees {there} GPUs where rank "
+                f"{place.rank} is to compute on number {place.device_index}: set "
+                "placement.gpus_per_node, or placement.trainer.num_ranks, to what is there"
+            )
         torch.cuda.set_device(place.device_index)
     dist.init_process_group(
         "gloo" if place.device_type == "cpu" else f"cpu:gloo,{place.device_type}:nccl",

@@ -212,6 +212,8 @@ class TrainerRank:
         self.write_states, self.load_states = trainer.write_states, trainer.load_states
         self.critic_weights, self.load_critic = trainer.critic_weights, trainer.load_critic
         self._gathered: Iterator[tuple[str, Tensor]] = iter(())
+        self._takes_turns = config.placement.engine.offload
+        self._give_back()
 
     def learn(self, batches: Sequence[Batch], rate_factor: float) -> dict[str, float]:
         self._trainer.rate_factor = rate_factor
@@ -233,7 +235,14 @@ class TrainerRank:
             num_bytes -= weight.nbytes
             if num_bytes <= 0:
                 break
+        if not bucket:
+            self._give_back()
         return bucket
+
+    def _give_back(self) -> None:
+        """Leave to a server beside it what torch keeps of a GPU's memory for later."""
+        if self._takes_turns:
+            torch.cuda.empty_cache()  # nothing is kept of a CPU's
 
 
 AnyTrainer = Trainer | TrainerRanks

@@ -269,8 +269,11 @@ async def test_a_server_whose_state_cannot_be_asked_is_given_up_and_the_others_a
         await own.stop()
 
 
-def test_servers_stand_on_the_last_gpus_or_on_those_of_the_trainer(tmp_path: Path):
+def test_servers_stand_on_the_last_gpus_or_on_those_of_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Eight GPUs, two for each server. They were all on the first ones."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for own_gpus, expected in ((4, ["4,5", "6,7"]), (0, ["0,1", "2,3", "4,5", "6,7"])):
         engine = {"kind": "vllm", "tensor_parallel": 2, "own_gpus": own_gpus}
         placement = {"gpus_per_node": 8, "engine": engine}
@@ -278,6 +281,21 @@ def test_servers_stand_on_the_last_gpus_or_on_those_of_the_trainer(tmp_path: Pat
         config = build_config({"model": model, "placement": placement})
         hosts = LocalPlaces(config).server_hosts()
         assert [host.environment["CUDA_VISIBLE_DEVICES"] for host in hosts] == expected
+
+
+def test_servers_stand_on_gpus_that_the_run_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Ranks computed on those, and servers on the machine's first ones: somebody else's."""
+    model = {"path": str(tmp_path), "device": "cuda"}
+    placement = {"gpus_per_node": 4, "engine": {"kind": "vllm", "own_gpus": 2}}
+    places = LocalPlaces(build_config({"model": model, "placement": placement}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-6a,7")
+    seen = [host.environment["CUDA_VISIBLE_DEVICES"] for host in places.server_hosts()]
+    assert seen == ["GPU-6a", "7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(UserError, match=r"shows 2 GPUs \(4,5\), and servers need 4"):
+        places.server_hosts()
 
 
 def test_a_server_that_shares_gpus_in_turn_can_sleep(tmp_path: Path, program: Path):

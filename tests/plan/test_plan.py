@@ -103,6 +103,20 @@ def test_the_plan_of_a_published_recipe_says_what_a_laptop_lacks() -> None:
     assert plan.download_bytes == pytest.approx(7_615_616_512 * 2 + 14.0e9 + 64.6e9)
 
 
+def test_servers_on_the_gpus_of_the_trainer_are_to_be_given_their_share() -> None:
+    """vLLM takes 92 % of a GPU as it comes, and the plan counts what it needs."""
+
+    def warned(engine: str) -> bool:
+        config = with_overrides(ppo(), [f"placement.engine={{kind: vllm, {engine}}}"])
+        return any("--gpu-memory-utilization" in each for each in make_plan(config, NODE).warnings)
+
+    assert warned("offload: false")
+    assert not warned("offload: true")
+    assert not warned("offload: false, own_gpus: 4")
+    assert not warned("offload: false, urls: ['http://127.0.0.1:9']")
+    assert not warned('offload: false, arguments: [--gpu-memory-utilization, "0.4"]')
+
+
 def test_on_a_machine_that_is_large_enough_only_what_forage_lacks_is_left() -> None:
     plan = make_plan(ppo(), NODE)
     assert plan.memory is not None

@@ -27,7 +27,7 @@ from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import build_config
 from forage.errors import UserError
 from forage.training import trainer_ranks
-from forage.training.rank_processes import RankDiedError, RankProcesses
+from forage.training.rank_processes import RankDiedError, RankPlace, RankProcesses, join_group
 from forage.training.sharding import check_fits, deal
 from tests.rollout.tiny_models import make_model
 from tests.training.rank_cases import PPO, Case, Learnt, Rank, Unlucky, learn
@@ -219,6 +219,36 @@ def test_a_rank_that_is_killed_ends_the_others_at_once():
         pytest.raises(RankDiedError, match="rank 1 has died"),
     ):
         ranks.call("die")
+
+
+def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server woke beside the activations of the step, freed and kept, and ran out of memory."""
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(trainer_ranks, "build_trainer", Mock())
+    monkeypatch.setattr(trainer_ranks, "load_policy", Mock())
+    monkeypatch.setattr(trainer_ranks, "gathered", lambda model: iter([("w", torch.ones(2))]))
+    for offload in (True, False):
+        placement = {"gpus_per_node": 2, "engine": {"kind": "vllm", "offload": offload}}
+        tree = {"model": {"path": "a", "device": "cuda"}, "placement": placement}
+        rank = trainer_ranks.TrainerRank(build_config(tree))
+        rank.begin_gathering()
+        assert len(emptied) == 1, "a server that starts beside it asks what is free"
+        assert len(rank.next_bucket(10**6)) == 1
+        assert len(emptied) == 1
+        assert rank.next_bucket(10**6) == []
+        assert len(emptied) == 1 + offload
+        emptied[:] = [True]
+
+
+def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with torch's own words: no attribute _cuda_setDevice, or an invalid ordinal."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    place = RankPlace(1, 2, 2, "127.0.0.1", 9, "cuda", device_index=1, timeout_s=1.0)
+    with pytest.raises(UserError, match=r"torch sees 1 GPUs where rank 1 is to compute on number"):
+        join_group(place)
 
 
 def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
