@@ -33,7 +33,7 @@ RARELY: list[bool] = []
 
 
 def own_search(query: str) -> list[str]:
-    RARELY.append(gc.get_threshold()[2] == 100)
+    RARELY.append(gc.get_threshold()[2] >= 100)
     return [f"{query} is a town.", "Rome is old."]
 
 

@@ -83,8 +83,7 @@ class Trainer:
         self._cost_of = cost_of(model)
         self._ranks = None
         if placement is not None:
-            at = device_type or model.device.type
-            self._ranks = Ranks.join(placement, at, self._cost_of)
+            self._ranks = Ranks.join(placement, device_type or model.device.type, self._cost_of)
             _shard(self._ranks, self._policy, frozen, critic)
         self.critic = None
         if critic is not None:
