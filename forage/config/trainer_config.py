@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from forage.settings import Frozen
 
@@ -44,3 +46,13 @@ class TrainerConfig(Frozen):
     """Write a checkpoint from a copy in host memory while training goes on."""
     checkpoint_url: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9+.-]*://.")
     """A directory, for example s3://bucket/run, that checkpoints and records are copied to."""
+
+    @model_validator(mode="after")
+    def _copies_outlive_the_run(self) -> Self:
+        if self.checkpoint_url is not None and self.checkpoint_url.startswith("memory:"):
+            raise ValueError(
+                f"trainer.checkpoint_url is {self.checkpoint_url}, the memory of the run itself: "
+                "copies there are lost with it; name a store that outlives it, such as s3:// or "
+                "file://"
+            )
+        return self

@@ -170,6 +170,7 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
             "data.min_success (0.9) is above data.max_success (0.1)",
         ),
         ({"data": {"weights": {"nq": 0}}}, "data.weights are all 0"),
+        ({"trainer": {"checkpoint_url": "memory://run"}}, "copies there are lost with it"),
         (
             {"evaluation": {"num_candidates": 3}},
             "set evaluation.method to rejection_sampling, or remove it",
