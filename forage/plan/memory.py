@@ -263,7 +263,13 @@ def _engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     if not placement.has_server:
         num_bytes, tokens = torch_cache_bytes(config, model), cache_tokens(config)
         text = f"{tokens:,} tokens x {model.kv_numbers_per_token:,} x {_cache_size(config)} B"
-        return [MemoryPart(KV_CACHE, num_bytes, text, while_sampling=True)]
+        cache = MemoryPart(KV_CACHE, num_bytes, text, while_sampling=True)
+        if placement.num_ranks is None:
+            return [cache]
+        size = bytes_of(config)  # ranks hold parts: the engine samples with a copy of its own
+        text = f"{_millions(model.num_parameters)} x {size} B, whole, on the first GPU"
+        copy = MemoryPart("engine: weights", model.num_parameters * size, text, while_sampling=True)
+        return [copy, cache]
     # A server that shares its GPUs in turn frees its memory while the trainer learns; one that has
     # its own holds nothing on those of the trainer.
     stays = not placement.engine.offload and not placement.own_gpus

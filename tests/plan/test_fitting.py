@@ -10,7 +10,7 @@ from forage.config.run_config import RunConfig, load_config, with_overrides
 from forage.errors import UserError
 from forage.plan.accelerators import parse_hardware
 from forage.plan.fitting import Fit, judge_fit
-from forage.plan.memory import Memory, plan_memory
+from forage.plan.memory import Memory, MemoryPart, plan_memory
 from forage.plan.models import BesideSizes, measure
 from forage.plan.plan import Plan, make_plan
 from tests.plan.test_plan import NODE, said
@@ -40,7 +40,7 @@ def test_each_recipe_fits_the_machines_that_it_was_published_for(recipe: str) ->
 
 def test_the_changes_that_are_named_make_it_fit_and_each_of_them_is_needed() -> None:
     # In process: the states of a trainer that shares GPUs with servers in turn rest in host memory.
-    verdict = verdict_on("search-r1-grpo-v0.2.yaml", "2xL40S", "placement.engine=torch")
+    verdict = verdict_on("search-r1-grpo-v0.3-format.yaml", "2xL40S", "placement.engine=torch")
     assert not verdict.fits
     assert verdict.num_nodes is not None
     spread = with_overrides(verdict.config, [f"placement.num_nodes={verdict.num_nodes}"])
@@ -51,6 +51,21 @@ def test_the_changes_that_are_named_make_it_fit_and_each_of_them_is_needed() -> 
     for change in changes:
         without = [other for other in changes if other != change]
         assert memory_of(with_overrides(spread, without)).peak_bytes > room
+
+
+def test_the_copy_that_samples_for_ranks_is_counted_whole() -> None:
+    """The plan counted the ranks' parts alone, and the first GPU has the driver's copy besides."""
+    parts: dict[str, dict[str, MemoryPart]] = {}
+    for kind in ("torch", "vllm"):
+        memory = verdict_on("rlinf-3b.yaml", "8xH100", f"placement.engine={kind}").memory
+        parts[kind] = {part.name: part for part in memory.parts}
+    size = size_of("Qwen/Qwen2.5-3B-Instruct")
+    assert size is not None
+    copy = parts["torch"]["engine: weights"]
+    assert copy.num_bytes == size.num_parameters * 4
+    assert copy.while_sampling
+    assert copy.while_learning
+    assert "engine: weights" not in parts["vllm"]
 
 
 def test_a_change_is_preferred_to_more_machines() -> None:
