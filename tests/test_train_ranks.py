@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from forage.train import run_training
+from forage.watch.collapse_guard import Collapsed
 from tests.tiny_runs import (
     FOLDED,
     episodes_of,
@@ -77,6 +78,17 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, ranks: tuple
         config = make_config(out, trainer={"num_steps": num_steps}, placement=placement)
         run_training(config, resume=num_steps > 2)
     assert_near(out, alone(), NUM_STEPS)
+
+
+@pytest.mark.slow
+def test_two_ranks_whose_gradient_is_not_finite_go_back_as_one_process_does(tmp_path: Path):
+    """The ranks had ended with the error, and the run with them instead of going back."""
+    trainer = {"learning_rate": 1e30, "warmup_steps": 0, "max_skipped_updates": 0}
+    trainer |= {"keep_checkpoints": 9}
+    sentinel = {"kind": "roll_back", "max_rollbacks": 1}
+    changes = {"trainer": trainer, "sentinel": sentinel, "placement": TWO_RANKS}
+    with pytest.raises(Collapsed, match="collapses again after 1 rollbacks: .* norm is nan"):
+        run_training(make_config(tmp_path / "run", **changes), resume=False)
 
 
 @pytest.mark.slow

@@ -148,6 +148,8 @@ class TrainerRanks:
     ) -> dict[str, float]:
         """As ``Trainer.learn``; the driver's copy changes once, at the end."""
         metrics = self._ranks.call("learn", batches, self.rate_factor)
+        if isinstance(metrics, FloatingPointError):
+            raise metrics
         with changing:
             self._copy_weights()
         self._see_progress()
@@ -215,9 +217,18 @@ class TrainerRank:
         self._takes_turns = config.placement.engine.offload
         self._give_back()
 
-    def learn(self, batches: Sequence[Batch], rate_factor: float) -> dict[str, float]:
+    def learn(
+        self, batches: Sequence[Batch], rate_factor: float
+    ) -> dict[str, float] | FloatingPointError:
+        """As ``Trainer.learn``; a run that diverged is told, not raised, which would end the ranks.
+
+        All of them see the same norm, and they are needed where the run goes back.
+        """
         self._trainer.rate_factor = rate_factor
-        return self._trainer.learn(batches, nullcontext())
+        try:
+            return self._trainer.learn(batches, nullcontext())
+        except FloatingPointError as error:
+            return error
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take over whole weights of the policy."""
