@@ -19,19 +19,25 @@ from contextlib import (
 from functools import partial
 from typing import Protocol
 
+import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.cluster.model_servers import ServerHost, open_servers
 from forage.config.run_config import RunConfig
 from forage.rollout.engines.engine import Engine
+from forage.rollout.engines.engine_server import Bucket, JoinInfo, Tensors
 from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.rollout.engines.weight_sender import WeightSender
 from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport, load_adapters
 from forage.rollout.engines.weight_update import ServerUpdates
-from forage.training.lora import has_adapters, save_adapters
-from forage.training.model import weights_by_name, write_weights
-from forage.training.trainer_ranks import AnyTrainer
+from forage.training.lora import has_adapters
+from forage.training.model import shapes_by_name, weights_by_name
+from forage.training.saved_weights import write_learnt, write_merged
+from forage.training.trainer import Trainer
+from forage.training.trainer_ranks import AnyTrainer, TrainerRanks
 
 
 class Updated(Protocol):
@@ -86,40 +92,90 @@ async def open_sampling(
     tokenizer: PreTrainedTokenizerFast,
     model: PreTrainedModel,
     hosts: Callable[[], Sequence[ServerHost]],
+    trainer: AnyTrainer | None = None,
 ) -> AsyncIterator[tuple[Engine, Updated]]:
     """The engine of a run, with its servers at ``hosts``, and what brings it weights.
 
-    Raises ``UserError`` where a server cannot be started.
+    ``trainer`` has the weights; None: those of ``model`` are to be brought. Raises ``UserError``
+    where a server cannot be started.
     """
     async with (
         open_servers(config, hosts) as servers,
         open_engine(config, tokenizer, model, servers) as engine,
-        open_updates(config, engine, model) as updated,
+        open_updates(config, engine, model, trainer) as updated,
     ):
         yield engine, updated
 
 
 @asynccontextmanager
 async def open_updates(
-    config: RunConfig, engine: Engine, model: PreTrainedModel
+    config: RunConfig, engine: Engine, model: PreTrainedModel, trainer: AnyTrainer | None = None
 ) -> AsyncIterator[Updated]:
-    """What brings the weights of ``model`` to the engine; servers that come late get them, too."""
+    """What brings the weights to the engine; servers that come late get them, too.
+
+    They are those of ``trainer``, and without one those of ``model``.
+    """
     settings = config.placement.engine
     if isinstance(engine, TorchEngine):
         yield engine
         return
     assert isinstance(engine, ServedEngine), "weights behind model.endpoint cannot be replaced"
     assert settings.kind != "torch", "servers are named in placement.engine"
-    weights = partial(weights_by_name, model)
     folder = config.output_dir / "published"
     if settings.kind == "vllm" and settings.transfer == "group":
-        # Ranks leave their GPUs to themselves: a copy in host memory travels over gloo.
-        transport = GroupTransport(weights, model.device, settings.update_timeout_s)
+        if isinstance(trainer, TrainerRanks):
+            sender = SenderOfRanks(trainer)
+        else:
+            sender = _sender_of(model, model.device)
+        transport = GroupTransport(sender, settings.update_timeout_s)
     elif settings.kind == "vllm" and settings.transfer == "adapters" and has_adapters(model):
-        transport = DiskTransport(partial(save_adapters, model), folder, load_adapters)
+        write = trainer.write_learnt if trainer else partial(write_learnt, model)
+        transport = DiskTransport(write, folder, load_adapters)
     else:
-        transport = DiskTransport(partial(write_weights, model), folder)
+        write = trainer.write_merged if trainer else partial(write_merged, model)
+        transport = DiskTransport(write, folder)
     recomputes = settings.cache_on_update == "recompute"
     updates = ServerUpdates(engine.pool, transport, recomputes, sleeps=settings.offload)
     async with updates.looking_after():
         yield updates
+
+
+def _sender_of(model: PreTrainedModel, device: torch.device, is_first: bool = True) -> WeightSender:
+    weights, shapes = partial(weights_by_name, model), partial(shapes_by_name, model)
+    return WeightSender(weights, device, shapes, is_first)
+
+
+def _sender_beside(trainer: Trainer) -> WeightSender:
+    """What a rank sends with; the first rank is in the group with the servers' workers."""
+    return _sender_of(trainer.model, trainer.device, is_first=dist.get_rank() == 0)
+
+
+class SenderOfRanks:
+    """A ``Sender`` of weights that ranks hold in parts: each call goes to all of them."""
+
+    def __init__(self, trainer: TrainerRanks) -> None:
+        trainer.put_beside(_sender_beside)
+        self._ask = trainer.ask_beside
+
+    def tensors(self) -> Tensors:
+        return self._ask("tensors")
+
+    def gpu(self) -> list[str]:
+        return self._ask("gpu")
+
+    def open_group(
+        self, urls: Sequence[str], num_workers: Sequence[int], by_nccl: bool, timeout_s: float
+    ) -> list[JoinInfo]:
+        return self._ask("open_group", urls, num_workers, by_nccl, timeout_s)
+
+    def join(self) -> str | None:
+        return self._ask("join")
+
+    def begin(self) -> None:
+        self._ask("begin")
+
+    def next_bucket(self) -> Bucket | None:
+        return self._ask("next_bucket")
+
+    def send(self) -> str | None:
+        return self._ask("send")

@@ -110,7 +110,8 @@ class _Run:
             self.trace = trace and stack.enter_context(closing(TraceFile(trace)))
             self.engine = updated = IdleEngine()
             if self.recorded is None:
-                opened = open_sampling(config, self.tokenizer, model, self.places.server_hosts)
+                hosts, trainer = self.places.server_hosts, self.trainer
+                opened = open_sampling(config, self.tokenizer, model, hosts, trainer)
                 self.engine, updated = await stack.enter_async_context(opened)
             self.weights = Publisher(updated, self.trainer)
             start = await self._restore(None)
@@ -126,8 +127,10 @@ class _Run:
             stack.enter_context(loaded_objects_spared(collects_old=False))
             self.after_step = AfterStep(config, *played, *kept, trackers, self.trace, watcher)
             await self._learn(start)
-            await self.stop.or_stop(self.evaluation.at_end(model, self.num_steps_done))
-            await trackers.upload(config.output_dir / "config.yaml", self.savepoints.newest)
+            digest = self.trainer.weights_digest
+            await self.stop.or_stop(self.evaluation.at_end(digest, self.num_steps_done))
+            newest = await asyncio.to_thread(self.savepoints.newest)
+            await trackers.upload(config.output_dir / "config.yaml", newest)
 
     async def _learn(self, start: int) -> None:
         """The loop, again from an earlier checkpoint where the guard goes back."""
@@ -151,7 +154,7 @@ class _Run:
         source = self.recorded or self._played_groups()
         self.savepoints.finished_ahead = source.finished_ahead
         if start == 0 and sentinel is not None and sentinel.kind == "roll_back":
-            self.savepoints.save(0)  # what to go back to from the first steps
+            await self.savepoints.save(0)  # what to go back to from the first steps
         try:
             with Dashboard(num_steps, start) as self.after_step.board:
                 for step in self.played or range(start, num_steps):
@@ -166,12 +169,13 @@ class _Run:
             raise  # what was learnt last is not worth keeping
         except (Stopped, UserError):
             await source.close()
-            self.savepoints.save(self.num_steps_done)  # it may come before or after the step's own
+            # It may come before or after the step's own.
+            await self.savepoints.save(self.num_steps_done)
             raise
         finally:
             await source.close()
         if self.num_steps_done % self.config.trainer.checkpoint_every:  # else it has been written
-            self.savepoints.save(self.num_steps_done)
+            await self.savepoints.save(self.num_steps_done)
 
     async def _learn_from(
         self, step: int, groups: Sequence[Group], clock: PhaseClock

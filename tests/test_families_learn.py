@@ -189,9 +189,9 @@ async def test_a_family_plays_and_learns_and_sampler_and_trainer_agree(
             for i in range(2)
         ]
         rewarded = [replace(e, reward=Reward(float(i), {})) for i, e in enumerate(again)]
-        checkpoint = begin_checkpoint(
-            tmp_path, trainer, tokenizer, RunState(1, config.seed, {}), num_kept=1
-        )()
+        state = RunState(1, config.seed, {})
+        write = await begin_checkpoint(tmp_path, trainer, tokenizer, state, num_kept=1)
+        checkpoint = write()
         second = learn(trainer, credit, Group(make_question(), tuple(rewarded)))
         assert engine.counters.transcript_violations == 0
     finally:

@@ -6,11 +6,11 @@ with the engine and the retriever of the run.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-
-from transformers import PreTrainedModel
 
 from forage.config.run_config import RunConfig
 from forage.evaluation.evaluate import (
@@ -69,20 +69,22 @@ class TrainingEvaluation:
             metrics |= {f"eval/{arm}/{name}": value for name, value in figures.items()}
         return metrics
 
-    async def at_end(self, model: PreTrainedModel, step: int) -> None:
+    async def at_end(self, weights_digest: Callable[[], str], step: int) -> None:
         """Play all questions after the last step, where ``evaluation.at_end`` asks for it.
 
-        Cut and resumed like any evaluation: what is on the disk is not played again.
+        Cut and resumed like any evaluation: what is on the disk is not played again. The digest is
+        asked for on a thread.
         """
         if not self._config.evaluation.at_end:
             return
         assert self._evaluator is not None, "opened before the first step"
+        digest = await asyncio.to_thread(weights_digest)
         destination = Destination(final_figures(self._config), "final evaluation", step)
         await evaluate(
             self._evaluator,
             self._questions,
             destination,
-            facts_of_policy(self._config, self._player.codec.tokenizer, model),
+            facts_of_policy(self._config, self._player.codec.tokenizer, digest),
             await self._search.what_is_served(),
             self._digest,
         )

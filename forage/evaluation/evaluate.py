@@ -44,7 +44,7 @@ from forage.rewards.scorer import Scorer
 from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.play.player import Job, play_all
-from forage.training.model import load_sampled, load_tokenizer
+from forage.training.model import load_sampled, load_tokenizer, weights_digest
 from forage.types import Episode, Generate, Question, Retriever, Score
 
 LOG = logging.getLogger(__name__)
@@ -240,7 +240,8 @@ async def evaluate_model(
         other = await open_other_search(config.evaluation.other_search, stack)
         passages, digest = open_passages(config)
         evaluator = Evaluator(config, player, engine, search, passages, scorer, other)
-        policy = facts_of_policy(config, tokenizer, model)
+        digest_of_weights = weights_digest(model) if model is not None else None
+        policy = facts_of_policy(config, tokenizer, digest_of_weights)
         stack.enter_context(loaded_objects_spared(collects_old=False))
         return await evaluate(evaluator, questions, destination, policy, served, digest)
 

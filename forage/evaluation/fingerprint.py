@@ -22,7 +22,7 @@ from forage.settings import written
 from forage.types import SEARCH_TOOL
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
 # What only some arms depend on. (The seed is also that of noise, which the temperature gives away.)
 _OF_ARMS = frozenset(
@@ -107,17 +107,17 @@ def answers_text(protocol: Protocol) -> str:
 
 
 def facts_of_policy(
-    config: RunConfig, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel | None
+    config: RunConfig, tokenizer: PreTrainedTokenizerFast, weights: str | None
 ) -> dict[str, str]:
     """What tells a policy from another: its weights, or the name under which a server has it.
 
-    Where the weights lie makes no difference; a server's cannot be seen from here.
+    ``weights`` is their digest, wherever they lie; None: a server's cannot be seen from here.
     """
-    from forage.training.model import tokenizer_digest, weights_digest
+    from forage.training.model import tokenizer_digest
 
     facts = {"the tokenizer": tokenizer_digest(tokenizer)}
-    if model is not None:
-        return {"the weights": weights_digest(model)} | facts
+    if weights is not None:
+        return {"the weights": weights} | facts
     endpoint = config.model.endpoint
     assert endpoint is not None, "a policy without a model in this process is a server's"
     return facts | {

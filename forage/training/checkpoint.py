@@ -13,6 +13,7 @@ was. Any number of ranks goes on from what any other number wrote.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -21,22 +22,18 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from forage.environment.template import MEMORY_FILE
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.records import METRICS_FILE, read_episodes, write_records
-from forage.training import lora
 from forage.training.checkpoint_manifest import MANIFEST, check_manifest, damaged, write_manifest
-from forage.training.model import copy_in_host_memory, save_learnt
+from forage.training.saved_weights import write_config
 from forage.training.trainer_ranks import AnyTrainer
 from forage.types import Episode
 
@@ -46,9 +43,8 @@ CHECKPOINTS_DIR = "checkpoints"
 _PREFIX = "step_"
 _PARTIAL = ".partial"
 _DAMAGED = ".damaged"
-_STATE, _PROGRESS, _OPTIMIZER = "state.json", "progress.json", "optimizer"
+_STATE, _PROGRESS = "state.json", "progress.json"
 _AHEAD = "ahead.jsonl"
-_WEIGHTS, _CRITIC = "model.safetensors", "critic.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ class RunState:
             )
 
 
-def begin_checkpoint(
+async def begin_checkpoint(
     run_dir: Path,
     trainer: AnyTrainer,
     tokenizer: PreTrainedTokenizerFast,
@@ -99,19 +95,14 @@ def begin_checkpoint(
         tokenizer.save_pretrained(unfinished)  # now: it encodes for the loop, on the loop's thread
         if memory is not None:
             (unfinished / MEMORY_FILE).write_text(memory, encoding="utf-8")
-        states, critic = unfinished / _OPTIMIZER, trainer.critic_weights()
-        model, write_states = trainer.model, partial(trainer.write_states, states)
-        if is_copied:
-            model, write_states = copy_in_host_memory(model), trainer.states_writer(states)
-            critic = {name: weight.to("cpu", copy=True) for name, weight in critic.items()}
-        progress = json.dumps(trainer.progress())
+        write_config(trainer.model, unfinished)
+        # On a thread, since ranks may be busy with the weights of a server that came late.
+        write_trainer = await asyncio.to_thread(trainer.writer, unfinished, is_copied)
+        progress = json.dumps(await asyncio.to_thread(trainer.progress))
 
     def write() -> Path:
         with _the_last_one_intact(run_dir, final):
-            save_learnt(model, unfinished)
-            write_states()
-            if critic:
-                save_file(critic, unfinished / _CRITIC)
+            write_trainer()
             (unfinished / _PROGRESS).write_text(progress, encoding="utf-8")
             if ahead:
                 rows = (EpisodeRecord(state.num_steps_done, key, ahead[key]) for key in ahead)
@@ -161,63 +152,11 @@ def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
     check_manifest(checkpoint)
     try:
         state = read_state(checkpoint)
-        has_adapters = (checkpoint / lora.ADAPTER_CONFIG).exists()
-        weights = (
-            lora.read_adapters(checkpoint) if has_adapters else load_file(checkpoint / _WEIGHTS)
-        )
         progress = json.loads((checkpoint / _PROGRESS).read_text(encoding="utf-8"))
-        has_critic = trainer.has_critic and (checkpoint / _CRITIC).exists()
-        critic_weights = load_file(checkpoint / _CRITIC) if has_critic else None
     except Exception as error:  # readers raise all kinds of errors for a damaged file
         raise damaged(checkpoint, error) from error
-    _load_weights(checkpoint, trainer.model, weights)
-    if trainer.has_critic:
-        _load_critic(checkpoint, trainer, critic_weights)
-    trainer.load_states(checkpoint / _OPTIMIZER, progress)
+    trainer.load(checkpoint, progress)
     return state
-
-
-def _load_weights(
-    checkpoint: Path, model: PreTrainedModel, weights: dict[str, torch.Tensor] | lora.Adapters
-) -> None:
-    """Restore all weights, or the adapters; raises ``UserError`` for those of another model."""
-    if isinstance(weights, lora.Adapters) != lora.has_adapters(model):
-        words = ("with", "without")
-        had, has = words if isinstance(weights, lora.Adapters) else words[::-1]
-        raise UserError(
-            f"the checkpoint {checkpoint} is of a run {had} model.lora, the config is {has} it: "
-            "set model.lora as in that run, or train into a new output_dir"
-        )
-    if isinstance(weights, lora.Adapters):
-        lora.load_adapters(weights, model)
-        return
-    try:
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:  # torch's for a weight of another size
-        raise UserError(f"the checkpoint {checkpoint} is of another model: {error}") from error
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    if set(missing) - tied or unexpected:
-        raise UserError(
-            f"the checkpoint {checkpoint} is of another model: missing {missing[:3]}, "
-            f"unexpected {unexpected[:3]}"
-        )
-
-
-def _load_critic(
-    checkpoint: Path, trainer: AnyTrainer, weights: dict[str, torch.Tensor] | None
-) -> None:
-    if weights is None:
-        raise UserError(
-            f"the checkpoint {checkpoint} holds no critic: its run had another "
-            "algorithm.advantage; set that one, or train into a new output_dir"
-        )
-    try:
-        trainer.load_critic(weights)
-    except ValueError as error:
-        raise UserError(
-            f"the critic of the checkpoint {checkpoint} is of another model; set "
-            f"algorithm.advantage.critic.path to the one that it started from ({error})"
-        ) from error
 
 
 def checkpoints(run_dir: Path) -> dict[int, Path]:

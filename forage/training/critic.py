@@ -34,9 +34,8 @@ class Critic(nn.Module):
         assert isinstance(base, PreTrainedModel), "a causal model has a base without the head"
         self.base = base
         parameter = next(base.parameters())
-        self.head = nn.Linear(
-            base.config.hidden_size, 1, device=parameter.device, dtype=parameter.dtype
-        )
+        device = torch.device("cpu") if parameter.is_meta else parameter.device  # in no file
+        self.head = nn.Linear(base.config.hidden_size, 1, device=device, dtype=parameter.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

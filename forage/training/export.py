@@ -29,11 +29,10 @@ from forage.training.checkpoint_manifest import check_manifest
 from forage.training.layouts.open_layout import Checkpoint, open_layout, stored_safetensors
 from forage.training.layouts.stored import Shape, Stored, Weights
 from forage.training.model import load_model, load_tokenizer
+from forage.training.saved_weights import MODEL, shards, write_index
 
 LOG = logging.getLogger(__name__)
 
-SHARD_BYTES = 4 << 30
-"""The most bytes of weights in one file, unless a single tensor has more."""
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -150,11 +149,11 @@ def _write(
     cast = None if dtype is None else getattr(torch, dtype)
     weights = {name: _as(stored, cast) for name, stored in sorted(weights.items())}
     with _written_beside(out) as directory:
-        files = _shards(weights)
+        num_bytes = {name: stored.num_bytes for name, stored in weights.items()}
+        files = shards(MODEL, num_bytes)
         for file, names in files.items():
             write_safetensors(directory / file, {name: weights[name] for name in names})
-        if len(files) > 1:
-            _write_index(directory, files, weights)
+        write_index(directory, MODEL, files, num_bytes)
         config.dtype = next(iter(weights.values())).dtype
         config.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
@@ -199,29 +198,6 @@ def write_safetensors(path: Path, weights: Weights) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for stored in weights.values():
             file.write(stored.read().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _shards(weights: Weights) -> dict[str, list[str]]:
-    """The names in each file, filled in order."""
-    shards: list[list[str]] = [[]]
-    num_bytes = 0
-    for name, stored in weights.items():
-        if shards[-1] and num_bytes + stored.num_bytes > SHARD_BYTES:
-            shards.append([])
-            num_bytes = 0
-        shards[-1].append(name)
-        num_bytes += stored.num_bytes
-    if len(shards) == 1:
-        return {"model.safetensors": shards[0]}
-    return {f"model-{i:05d}-of-{len(shards):05d}.safetensors": s for i, s in enumerate(shards, 1)}
-
-
-def _write_index(directory: Path, files: Mapping[str, list[str]], weights: Weights) -> None:
-    index = {
-        "metadata": {"total_size": sum(stored.num_bytes for stored in weights.values())},
-        "weight_map": {name: file for file, names in files.items() for name in names},
-    }
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
 def _compare(written: Weights, held: Weights, directory: Path) -> None:

@@ -22,6 +22,8 @@ from transformers import PreTrainedModel
 
 from forage.config.model_config import LoraConfig
 from forage.errors import UserError
+from forage.training.sharding import part_of, whole
+from forage.training.skeleton import as_if_read
 
 if TYPE_CHECKING:
     import peft
@@ -89,7 +91,7 @@ def save_adapters(model: PreTrainedModel, out: Path) -> None:
     """Write a directory that peft reads as well: ``adapter_config.json`` and the weights."""
     out.mkdir(parents=True, exist_ok=True)
     adapter_config(model).save_pretrained(str(out))
-    weights = {name: weight.data for name, weight in _adapter_parameters(model).items()}
+    weights = {name: weight.data for name, weight in adapter_parameters(model).items()}
     save_file(weights, out / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
@@ -147,7 +149,7 @@ def merge(model: PreTrainedModel) -> None:
 
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """What ``merge`` would leave, a weight at a time; the model stays as it is."""
+    """What ``merge`` would leave, a whole weight at a time; the model stays as it is."""
     from peft.tuners.lora import LoraLayer
 
     layer_of = {
@@ -156,14 +158,25 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         if isinstance(module, LoraLayer)
     }
     for name, weight in model.named_parameters():
-        if ".lora_A." in name or ".lora_B." in name:
+        if is_adapter(name):
             continue
         layer = layer_of.get(name)
-        whole = weight.detach()
+        merged = whole(weight.detach())
         if layer is not None:
-            delta = layer.get_delta_weight(_NAME)  # pyright: ignore[reportAttributeAccessIssue]
-            whole = whole + delta.detach().to(whole.dtype)
-        yield name.replace(".base_layer.", "."), whole
+            inputs, outputs = (whole(each[_NAME].weight.detach()) for each in _halves(layer))
+            delta = outputs @ inputs * layer.scaling[_NAME]
+            merged = merged + delta.to(merged.dtype)
+        yield name.replace(".base_layer.", "."), merged
+
+
+def _halves(layer: Any) -> tuple[Any, Any]:
+    """The two matrices of peft's layer: to its rank, and from it."""
+    return layer.lora_A, layer.lora_B
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of this name is one of an adapter's."""
+    return ".lora_A." in name or ".lora_B." in name
 
 
 def merge_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
@@ -197,10 +210,11 @@ def base_of(directory: Path) -> str | None:
 def _inject(model: PreTrainedModel, settings: peft.LoraConfig) -> None:
     from peft import inject_adapter_in_model
 
-    with warnings.catch_warnings():  # peft reads an attribute that transformers is renaming
+    with as_if_read(model), warnings.catch_warnings():
+        # peft reads an attribute that transformers is renaming.
         warnings.simplefilter("ignore", FutureWarning)
         inject_adapter_in_model(settings, model, _NAME)
-    for weight in _adapter_parameters(model).values():
+    for weight in adapter_parameters(model).values():
         # In bfloat16 an optimizer's small steps would be rounded away.
         weight.data = weight.data.float()
     set_dropout(model, is_on=False)  # new modules start in training mode
@@ -224,24 +238,24 @@ def _layers(model: PreTrainedModel, wanted: tuple[str, ...], base: str) -> list[
     return sorted(wanted) or there
 
 
-def _adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapters' parameters, under the names of peft's files."""
     return {
         _PREFIX + name.replace(f".{_NAME}.", "."): weight
         for name, weight in model.named_parameters()
-        if ".lora_A." in name or ".lora_B." in name
+        if is_adapter(name)
     }
 
 
 def _copy_in(adapters: Adapters, model: nn.Module) -> None:
-    own = _adapter_parameters(model)
+    own = adapter_parameters(model)
     if {k: v.shape for k, v in adapters.weights.items()} != {k: v.shape for k, v in own.items()}:
         raise UserError(
             f"the adapters in {adapters.directory} are of another model, or not plain LoRA"
         )
     with torch.no_grad():
         for name, weight in own.items():
-            weight.copy_(adapters.weights[name])
+            weight.copy_(part_of(adapters.weights[name], weight))
 
 
 def _strip(model: PreTrainedModel) -> None:

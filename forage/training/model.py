@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -27,7 +26,11 @@ from forage.remote.hub import only_downloaded
 from forage.training import lora
 from forage.training.compiled import compile_layers
 from forage.training.mixed_precision import compute_in
+from forage.training.sharding import whole
+from forage.training.skeleton import is_skeleton, load_skeleton
 from forage.training.tokenizer import check_path, load_tokenizer
+
+LOG = logging.getLogger(__name__)
 
 # Its progress bars for fractions of a second would break into ours.
 disable_progress_bar()
@@ -45,28 +48,32 @@ def load_sampled(config: ModelConfig) -> PreTrainedModel | None:
     return load_model(config)
 
 
-def load_policy(config: ModelConfig, seed: int) -> PreTrainedModel:
+def load_policy(config: ModelConfig, seed: int, in_parts: bool = False) -> PreTrainedModel:
     """The model to train, with new adapters if ``config.lora`` is set; raises ``UserError``."""
-    model = load_model(config)
+    model = load_model(config, in_parts=in_parts)
     _add_adapters(model, config, config.path, seed)
     return model
 
 
-def load_model(config: ModelConfig, key: str = "model.path") -> PreTrainedModel:
+def load_model(
+    config: ModelConfig, key: str = "model.path", in_parts: bool = False
+) -> PreTrainedModel:
     """The weights of ``config.path`` on their device, adapters merged.
 
-    Raises ``UserError``, which names the setting ``key`` that the path comes from.
+    ``in_parts``: they are read later, as ``skeleton.py`` says, where their files allow it. Raises
+    ``UserError``, which names the setting ``key`` that the path comes from.
     """
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"model.device is {config.device!r} but torch sees no GPU; use cpu")
-    model = _load_weights(config.path, getattr(torch, config.dtype), key)
+    model = _load_weights(config.path, getattr(torch, config.dtype), key, in_parts)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
         for module in model.modules():
             # transformers also needs the layer's training flag; dropout inside has its own flag.
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True
-    model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
+    if not is_skeleton(model):
+        model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
     if config.arithmetic is not None:
         compute_in(model, getattr(torch, config.arithmetic))
     if config.compile:
@@ -75,7 +82,7 @@ def load_model(config: ModelConfig, key: str = "model.path") -> PreTrainedModel:
 
 
 def load_reference(
-    policy: PreTrainedModel, config: ModelConfig, path: str | None
+    policy: PreTrainedModel, config: ModelConfig, path: str | None, in_parts: bool = False
 ) -> PreTrainedModel:
     """A frozen model beside the policy: ``path``, or the weights that the run starts with.
 
@@ -84,13 +91,17 @@ def load_reference(
     """
     if path is None and lora.has_adapters(policy):
         return lora.without_adapters(policy)
-    model = _load_beside(config, path, "algorithm.kl.reference")
+    model = _load_beside(config, path, "algorithm.kl.reference", in_parts)
     model.requires_grad_(False)
     return model
 
 
 def load_critic_base(
-    policy: PreTrainedModel, config: ModelConfig, path: str | None, seed: int
+    policy: PreTrainedModel,
+    config: ModelConfig,
+    path: str | None,
+    seed: int,
+    in_parts: bool = False,
 ) -> PreTrainedModel:
     """The model that a critic is built on, with its own adapters where the policy has adapters.
 
@@ -99,15 +110,21 @@ def load_critic_base(
     if path is None and lora.has_adapters(policy):
         model = lora.without_adapters(policy)
     else:
-        model = _load_beside(config, path, "algorithm.advantage.critic.path")
+        model = _load_beside(config, path, "algorithm.advantage.critic.path", in_parts)
     _add_adapters(model, config, path or config.path, seed)
     return model
 
 
-def _load_weights(path: str, dtype: torch.dtype, key: str) -> PreTrainedModel:
+def _load_weights(
+    path: str, dtype: torch.dtype, key: str, in_parts: bool = False
+) -> PreTrainedModel:
     """A model as it is stored; a directory of adapters is its base with them merged."""
     check_path(path, key)
     base = lora.base_of(Path(path))
+    if in_parts:
+        if base is None and (model := _skeleton_of(path, dtype)) is not None:
+            return model
+        LOG.warning("%s (%s) is loaded whole by each rank: its files cannot be cut", key, path)
     if base is not None:
         model = _load_weights(base, dtype, key)
         try:
@@ -127,17 +144,26 @@ def _load_weights(path: str, dtype: torch.dtype, key: str) -> PreTrainedModel:
     return model
 
 
+def _skeleton_of(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
+    try:
+        return load_skeleton(path, dtype)
+    except (OSError, ValueError):  # said by whoever loads it whole
+        return None
+
+
 def _add_adapters(model: PreTrainedModel, config: ModelConfig, path: str, seed: int) -> None:
     if config.lora is not None:
         base = str(Path(path).resolve()) if Path(path).is_dir() else path
         lora.add_adapters(model, config.lora, base, seed)
 
 
-def _load_beside(config: ModelConfig, path: str | None, key: str) -> PreTrainedModel:
+def _load_beside(
+    config: ModelConfig, path: str | None, key: str, in_parts: bool
+) -> PreTrainedModel:
     if path is None:
-        return load_model(config)
+        return load_model(config, in_parts=in_parts)
     its_config = config.model_copy(update={"path": path})
-    model = load_model(its_config, key)
+    model = load_model(its_config, key, in_parts)
     mine, its = load_tokenizer(config), load_tokenizer(its_config, key)
     if mine.get_vocab() != its.get_vocab():
         raise UserError(
@@ -151,11 +177,11 @@ def weights_digest(model: PreTrainedModel) -> str:
     """Sixteen hexadecimal digits of the weights as they are now, whatever file they came from.
 
     At most some thousand numbers of each tensor are read, spread over it: a training step changes
-    all of them, and reading 72 billion would take minutes.
+    all of them, and reading 72 billion would take minutes. Ranks ask for it together.
     """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        flat = tensor.detach().reshape(-1)
+        flat = whole(tensor.detach()).reshape(-1)
         seen = flat[:: max(1, flat.numel() // _DIGESTED_NUMBERS)].float().cpu()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(seen.numpy().tobytes())
@@ -171,48 +197,31 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write a Hugging Face directory; of a model with adapters, the adapters alone."""
-    save_learnt(model, out)
-    tokenizer.save_pretrained(out)
-
-
-def save_learnt(model: PreTrainedModel, out: Path) -> None:
-    """Write what ``save_model`` writes but the tokenizer; raises ``OSError``."""
     out.mkdir(parents=True, exist_ok=True)  # the library takes a file for done, and writes nothing
     if lora.has_adapters(model):
         lora.save_adapters(model, out)
     else:
         model.save_pretrained(out)
-
-
-def copy_in_host_memory(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as it is now, on the CPU, to be written while this one changes."""
-    tensors = [*model.parameters(), *model.buffers()]
-    # Tied weights are one tensor here, and stay one.
-    copies = {id(tensor): _copy_of(tensor) for tensor in tensors}
-    return copy.deepcopy(model, copies)
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    copied = tensor.detach().to("cpu", copy=True)
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
-    return copied
+    tokenizer.save_pretrained(out)
 
 
 def weights_by_name(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The policy's weights, each once, in one order; adapters are added to them."""
+    """The policy's weights, each once, whole, in one order; adapters are added to them.
+
+    Ranks gather each of them together, so they must all go through all of them.
+    """
     if lora.has_adapters(model):
         yield from lora.merged_weights(model)
     else:
-        yield from ((name, weight.detach()) for name, weight in model.named_parameters())
+        yield from ((name, whole(weight.detach())) for name, weight in model.named_parameters())
 
 
-def write_weights(model: PreTrainedModel, out: Path) -> None:
-    """Write the weights of ``weights_by_name`` as a Hugging Face model without a tokenizer."""
-    out.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(out)
-    weights = {name: weight.contiguous() for name, weight in weights_by_name(model)}
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+def shapes_by_name(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """As ``weights_by_name`` in names, types and shapes, without the numbers."""
+    for name, weight in model.named_parameters():
+        if not lora.is_adapter(name):
+            plain = name.replace(".base_layer.", ".")
+            yield plain, torch.empty(weight.shape, dtype=weight.dtype, device="meta")
 
 
 def new_model(

@@ -46,13 +46,15 @@ def copies_of(states: Mapping[str, States]) -> dict[str, States]:
     return tree_map(lambda tensor: tensor.detach().to("cpu", copy=True), dict(states))
 
 
-def write_states(states: Mapping[str, States], folder: Path) -> None:
-    """Write the states of several models by name; all ranks call this together.
+def write_states(
+    states: Mapping[str, States], folder: Path, group: dist.ProcessGroup | None = None
+) -> None:
+    """Write the states of several models by name; all ranks of ``group`` call this together.
 
     Raises ``OSError`` where they cannot be written.
     """
     with _one_process_is_enough():
-        save(dict(states), checkpoint_id=folder, no_dist=not dist.is_initialized())
+        save(dict(states), checkpoint_id=folder, process_group=group, no_dist=group is None)
 
 
 def read_states(like: Mapping[str, States], folder: Path) -> dict[str, States]:

@@ -6,6 +6,7 @@ the run's records and running baseline, which have to be as they were when the w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -88,7 +89,7 @@ class Savepoints:
         self.finished_ahead: Callable[[], Mapping[str, Episode]] = dict
         """Gives the episodes that are over now and not learnt yet, by key."""
 
-    def save(self, num_steps_done: int) -> None:
+    async def save(self, num_steps_done: int) -> None:
         """Write a checkpoint, and keep the newest ``trainer.keep_checkpoints`` of them.
 
         In the background only the copy is made before this returns. Raises ``UserError``, also for
@@ -97,18 +98,17 @@ class Savepoints:
         self._records.sync()
         if not self._learns:
             return
-        self.wait()
+        await asyncio.to_thread(self.wait)
         config, ahead = self._config, self.finished_ahead()
         offsets, baseline = self._records.offsets(), self._credit.baseline
         state = RunState(num_steps_done, config.seed, offsets, baseline, _played_with(config))
         run = (config.output_dir, self._trainer, self._tokenizer, state)
         in_background = config.trainer.checkpoint_in_background
         options = (config.trainer.keep_checkpoints, in_background, ahead, self._memory)
-        write = begin_checkpoint(*run, *options)
-        if in_background:
-            self._writing = self._thread.submit(self._finish, write)
-        else:
-            self._finish(write)
+        write = await begin_checkpoint(*run, *options)
+        self._writing = self._thread.submit(self._finish, write)
+        if not in_background:
+            await asyncio.to_thread(self.wait)
 
     def check(self) -> None:
         """Raise the ``UserError`` of a checkpoint that could not be written meanwhile."""
@@ -133,7 +133,6 @@ class Savepoints:
         if self._elsewhere is not None:
             self._elsewhere.put(checkpoint, self._config.trainer.keep_checkpoints)
 
-    @property
     def newest(self) -> Path | None:
         """The newest checkpoint of the run, written to its end."""
         self.wait()

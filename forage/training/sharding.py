@@ -17,8 +17,9 @@ Ranks that differ in sequence and matrix alone compute the same micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import pairwise
 from typing import TypeVar
 
@@ -40,10 +41,14 @@ from transformers import PreTrainedModel
 from forage.algorithms.packing import CostOf, empty_rows
 from forage.batch import Rows
 from forage.config.placement_config import TrainerPlacement
+from forage.training.skeleton import materialize
 from forage.training.tensor_parallel import check_divisible, cut_block
 from forage.training.ulysses import SequenceRanks, check_heads
 
 T = TypeVar("T")
+
+_WRITING_PATIENCE = timedelta(hours=2)
+"""A disk may be slow; of a rank that dies the others hear at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,10 @@ class Ranks:
     """Ranks that compute different micro-batches, this one among them."""
     data_rank: int
     num_data_ranks: int
+    writing_group: dist.ProcessGroup
+    """All ranks, for what they write together while they learn: its sums are of the CPU."""
+    device: torch.device
+    """What this rank computes on."""
     cost_of: CostOf
     """What a sequence of so many tokens costs to learn."""
 
@@ -88,6 +97,10 @@ class Ranks:
             data_group=by_work["data"].get_group(),
             data_rank=by_work["data"].get_local_rank(),
             num_data_ranks=data,
+            writing_group=_new_group_of_all(),
+            device=torch.device("cpu")
+            if device_type == "cpu"
+            else torch.device(device_type, torch.cuda.current_device()),
             cost_of=cost_of,
         )
 
@@ -107,6 +120,7 @@ class Ranks:
         pin = self.shard_mesh.device_type != "cpu"
         offload = CPUOffloadPolicy(pin_memory=pin) if is_offloaded else OffloadPolicy()
         for module in (*blocks, root):
+            materialize(module)  # whole for this moment, and no more than this module
             if module is not root and self.tensor_mesh is not None:
                 cut_block(module, self.tensor_mesh)
             # Also the root's weights are let go of after a forward pass: no forward pass may find
@@ -201,6 +215,12 @@ class Ranks:
         return [everything[index] for index in range(len(everything))]
 
 
+def _new_group_of_all() -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=_WRITING_PATIENCE)
+    assert isinstance(group, dist.ProcessGroup), "this rank is in the group of all"
+    return group
+
+
 def deal(costs: Sequence[float], rank: int, num_ranks: int) -> list[int | None]:
     """The micro-batches of a rank, by index; None is an empty one, to keep in step.
 
@@ -227,19 +247,6 @@ def gathered(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, weight in root.named_parameters():
         if weight.requires_grad:
             yield name, whole(weight.detach())
-
-
-def load_learnt(root: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give the learnt weights of ``root`` these values, each rank its own part of them.
-
-    Raises ``ValueError`` for other names or shapes.
-    """
-    mine = {name: weight for name, weight in root.named_parameters() if weight.requires_grad}
-    if {name: w.shape for name, w in mine.items()} != {n: w.shape for n, w in weights.items()}:
-        raise ValueError("other names or shapes of weights")
-    with torch.no_grad():
-        for name, weight in mine.items():
-            weight.copy_(part_of(weights[name], weight))
 
 
 def part_of(value: Tensor, weight: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from forage import attention
@@ -31,6 +31,7 @@ from forage.training.forward_passes import ForwardPasses
 from forage.training.golden_beliefs import GoldenBeliefs
 from forage.training.gradients import clip_gradient, gradient, means
 from forage.training.logprobs import TokenLogprobs
+from forage.training.model import weights_digest
 from forage.training.objective import Objective, compare, merge
 from forage.training.optimizer_states import (
     States,
@@ -40,10 +41,28 @@ from forage.training.optimizer_states import (
     states_of,
     write_states,
 )
+from forage.training.saved_weights import (
+    ALONE,
+    CRITIC,
+    Part,
+    Place,
+    collect,
+    learnt_by_name,
+    learnt_part,
+    restore_critic,
+    restore_model,
+    together,
+    write_learnt,
+    write_merged,
+    write_part,
+)
 from forage.training.sequence_cost import cost_of
-from forage.training.sharding import Ranks, gathered, load_learnt
+from forage.training.sharding import Ranks
 
 LOG = logging.getLogger(__name__)
+
+_OPTIMIZER = "optimizer"
+"""The folder of a checkpoint with what the optimizers remember."""
 
 Progress = dict[str, float]
 """A trainer's numbers by name: policy version, steps learnt, the coefficient of the KL term ..."""
@@ -239,17 +258,32 @@ class Trainer:
             "critic_updates": self.critic.num_updates if self.critic is not None else 0,
         }
 
-    def write_states(self, folder: Path) -> None:
-        """Write what the optimizers remember; ranks write their parts together."""
-        write_states(self._states(), folder)
+    def writer(self, folder: Path, is_copied: bool) -> Callable[[], None]:
+        """What writes weights, critic and optimizer states into ``folder``, on any thread.
 
-    def states_writer(self, folder: Path) -> Callable[[], None]:
-        """``write_states`` for later, of a copy in host memory as they are now."""
-        return partial(write_states, copies_of(self._states()), folder)
+        ``is_copied``: as they are now, of a copy in host memory, so that training may go on. Ranks
+        call this together and write their parts. The writer raises ``OSError`` and
+        ``SafetensorError``.
+        """
+        states = copies_of(self._states()) if is_copied else self._states()
+        part = self._part_of_weights(folder, is_copied)
+        group = None if self._ranks is None else self._ranks.writing_group
 
-    def load_states(self, folder: Path, progress: Progress) -> None:
-        """Go on from ``progress`` and what ``write_states`` wrote; raises what reading raises."""
-        states = read_states(self._states(), folder)
+        def write() -> None:
+            together(group, partial(write_part, part))
+            write_states(states, folder / _OPTIMIZER, group)
+
+        return write
+
+    def load(self, checkpoint: Path, progress: Progress) -> None:
+        """Take over what ``writer`` wrote, and go on from ``progress``.
+
+        Raises ``UserError`` for the weights of another model, and what reading raises.
+        """
+        restore_model(self.model, checkpoint)
+        if self.critic is not None:
+            restore_critic(self.critic.critic, checkpoint)
+        states = read_states(self._states(), checkpoint / _OPTIMIZER)
         restore(self.model, self.optimizer, states["policy"])
         if self.critic is not None:
             restore(self.critic.critic, self.critic.optimizer, states["critic"])
@@ -259,19 +293,38 @@ class Trainer:
         if kl is not None and kl.adaptive is not None:
             self.kl_coefficient = progress["kl_coefficient"]
 
+    def write_merged(self, folder: Path) -> None:
+        """Write the policy for servers, its adapters merged; ranks call this together."""
+        write_merged(self.model, folder, self._place)
+
+    def write_learnt(self, folder: Path) -> None:
+        """Write the policy as a checkpoint holds it, its adapters alone; ranks call it together."""
+        write_learnt(self.model, folder, self._place)
+
+    def weights_digest(self) -> str:
+        """A checksum of the policy's weights; ranks call this together."""
+        return weights_digest(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """What this process computes on."""
+        return self.model.device if self._ranks is None else self._ranks.device
+
+    @property
+    def _place(self) -> Place:
+        return ALONE if self._ranks is None else Place(dist.get_rank(), dist.get_world_size())
+
     @property
     def has_critic(self) -> bool:
         """Whether its algorithm has a critic."""
         return self.critic is not None
 
-    def critic_weights(self) -> dict[str, Tensor]:
-        """The learnt weights of the critic, whole; none where there is no critic."""
-        return dict(gathered(self.critic.critic)) if self.critic is not None else {}
-
-    def load_critic(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over what ``critic_weights`` gave; raises ``ValueError`` for another critic's."""
-        assert self.critic is not None, "only a trainer with a critic is given its weights"
-        load_learnt(self.critic.critic, weights)
+    def _part_of_weights(self, folder: Path, is_copied: bool) -> Part:
+        part = learnt_part(self.model, folder, self._place, is_copied)
+        if self.critic is None:
+            return part
+        weights = learnt_by_name(self.critic.critic).items()
+        return {**part, **collect(folder, CRITIC, weights, weights, self._place, is_copied)}
 
     def _states(self) -> dict[str, States]:
         states = {"policy": states_of(self.model, self.optimizer)}

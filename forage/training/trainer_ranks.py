@@ -2,17 +2,21 @@
 
 The loop holds ``TrainerRanks`` as it would hold a ``Trainer``. Each rank is a process with a
 ``Trainer`` that has cut its models; every call goes to all ranks with the whole step, and rank 0
-answers. The driver has a whole copy of the weights, with which its engine samples, and brings it
-up to date after a step, while the ranks wait.
+answers. Ranks read, write and send the weights themselves. The driver has a copy of them only
+where its own engine samples with it, and brings it up to date after a step, while the ranks wait.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,14 +33,17 @@ from forage.training.critic import Critic
 from forage.training.golden_beliefs import GoldenBeliefs
 from forage.training.model import load_critic_base, load_policy, load_reference, load_tokenizer
 from forage.training.rank_processes import RankProcesses, StartRanks
+from forage.training.saved_weights import restore_model
 from forage.training.sequence_cost import cost_of
-from forage.training.sharding import gathered, load_learnt
+from forage.training.sharding import gathered
+from forage.training.skeleton import without_weights
 from forage.training.trainer import Progress, Trainer
 
 LOG = logging.getLogger(__name__)
 
 BUCKET_BYTES = 256 << 20
-"""Weights travel in buckets of this size; the driver holds one of them beside its copy."""
+"""Weights travel to the driver's copy in buckets of this size, of which it holds one beside it."""
+_LOOK_AGAIN_S = 0.05
 
 
 def open_trainer(config: RunConfig, start_ranks: StartRanks = RankProcesses) -> AnyTrainer:
@@ -45,9 +52,12 @@ def open_trainer(config: RunConfig, start_ranks: StartRanks = RankProcesses) -> 
     model = config.model
     if config.placement.num_ranks is None:
         return build_trainer(load_policy(model, config.seed), config)
-    if config.placement.has_server:  # the copy here is only read: the GPUs are for the others
+    if config.placement.has_server:  # nothing computes with the driver's model: it needs no weights
         model = model.model_copy(update={"device": "cpu"})
-    return TrainerRanks(load_policy(model, config.seed), config, start_ranks)
+        policy = without_weights(load_policy(model, config.seed, in_parts=True))
+    else:
+        policy = load_policy(model, config.seed)
+    return TrainerRanks(policy, config, start_ranks)
 
 
 def build_trainer(
@@ -55,17 +65,19 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of a run, with the reference and the critic that its algorithm needs.
 
-    ``placement`` makes it a rank, whose models come whole into host memory and part by part onto
-    its device. Raises ``UserError`` if one of their models cannot be loaded.
+    ``placement`` makes it a rank, whose models are read part by part and come onto its device so.
+    Raises ``UserError`` if one of their models cannot be loaded.
     """
     algorithm, device_type = config.algorithm, torch.device(config.model.device).type
-    if placement is not None:
+    in_parts = placement is not None
+    if in_parts:
         config = _in_host_memory(config)
     reference, critic = None, None
     if algorithm.kl is not None:
-        reference = load_reference(model, config.model, algorithm.kl.reference)
+        reference = load_reference(model, config.model, algorithm.kl.reference, in_parts)
     if algorithm.critic is not None:
-        base = load_critic_base(model, config.model, algorithm.critic.path, config.seed)
+        path = algorithm.critic.path
+        base = load_critic_base(model, config.model, path, config.seed, in_parts)
         critic = Critic(base)
     if algorithm.train_observations:
         LOG.warning(
@@ -87,16 +99,19 @@ def _in_host_memory(config: RunConfig) -> RunConfig:
 
 
 class TrainerRanks:
-    """Holds a copy of the policy's weights, and the processes that improve them."""
+    """The processes that improve the policy, as one trainer; any thread may call it."""
 
     def __init__(self, model: PreTrainedModel, config: RunConfig, start_ranks: StartRanks) -> None:
         """Start the ranks; raises ``UserError`` where they cannot load or cut their models."""
         attention.install(model)
         self.model = model
+        """A copy for the engine in this process, or the modules without weights."""
         self.has_critic = config.algorithm.critic is not None
         self.rate_factor = 1.0
         """The factor by which rollbacks have lowered the learning rate."""
         self._config = config
+        self._has_copy = not config.placement.has_server
+        self._lock = threading.Lock()
         algorithm = config.algorithm
         self._looks_ahead = (
             algorithm.needs_recomputed_logprobs
@@ -125,13 +140,13 @@ class TrainerRanks:
         """As ``Trainer.prepare``."""
         if not self._looks_ahead:
             return [list(weighed) for weighed in weighed_P], {}
-        return self._ranks.call("prepare", weighed_P)
+        return self._call("prepare", weighed_P)
 
     def pack(self, weighed_P: Sequence[Sequence[Weighed]]) -> tuple[list[Batch], dict[str, float]]:
         """As ``Trainer.pack``; micro-batches in multiples of the ranks that take them."""
         metrics: dict[str, float] = {}
         if self._config.algorithm.train_observations:
-            weighed_P, metrics = self._ranks.call("unmask_observations", weighed_P)
+            weighed_P, metrics = self._call("unmask_observations", weighed_P)
         sizes = self._config.trainer
         batches = pack_mini_batches(
             weighed_P,
@@ -146,46 +161,71 @@ class TrainerRanks:
     def learn(
         self, batches: Sequence[Batch], changing: AbstractContextManager[object]
     ) -> dict[str, float]:
-        """As ``Trainer.learn``; the driver's copy changes once, at the end."""
-        metrics = self._ranks.call("learn", batches, self.rate_factor)
+        """As ``Trainer.learn``; the driver's copy changes once, at the end.
+
+        Without a copy the ranks' own weights are those that are published: from the first change
+        on they are on their way to the servers.
+        """
+        with nullcontext() if self._has_copy else changing:
+            metrics = self._call("learn", batches, self.rate_factor)
         if isinstance(metrics, FloatingPointError):
             raise metrics
-        with changing:
-            self._copy_weights()
+        if self._has_copy:
+            with changing:
+                self._copy_weights()
         self._see_progress()
         return metrics
 
     def progress(self) -> Progress:
         """As ``Trainer.progress``."""
-        return self._ranks.call("progress")
+        return self._call("progress")
 
-    def write_states(self, folder: Path) -> None:
-        """As ``Trainer.write_states``; each rank writes a file."""
-        self._ranks.call("write_states", folder)
+    def writer(self, folder: Path, is_copied: bool) -> Callable[[], None]:
+        """As ``Trainer.writer``: each rank has begun to write, and this waits for all of them."""
+        self._call("begin_writing", folder, is_copied)
+        return self._wait_for_writing
 
-    def states_writer(self, folder: Path) -> Callable[[], None]:
-        """``write_states`` at once, and nothing for later: what ranks do, they do together."""
-        self.write_states(folder)
-        return lambda: None
+    def _wait_for_writing(self) -> None:
+        """The ranks learn meanwhile, and are asked between their calls."""
+        while not (ended := self._call("has_written")):
+            time.sleep(_LOOK_AGAIN_S)
+        if isinstance(ended, OSError):
+            raise ended
 
-    def load_states(self, folder: Path, progress: Progress) -> None:
-        """As ``Trainer.load_states``; the ranks also take over the copy's weights."""
-        self._ranks.call("load_states", folder, progress)
-        weights = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
-        self._ranks.call("load_weights", {name: w.detach().cpu() for name, w in weights.items()})
+    def load(self, checkpoint: Path, progress: Progress) -> None:
+        """As ``Trainer.load``."""
+        if self._has_copy:
+            restore_model(self.model, checkpoint)
+        self._call("load", checkpoint, progress)
         self._see_progress()
 
-    def critic_weights(self) -> dict[str, Tensor]:
-        """As ``Trainer.critic_weights``."""
-        return self._ranks.call("critic_weights")
+    def write_merged(self, folder: Path) -> None:
+        """As ``Trainer.write_merged``; each rank writes some of the files."""
+        self._call("write_merged", folder)
 
-    def load_critic(self, weights: Mapping[str, Tensor]) -> None:
-        """As ``Trainer.load_critic``."""
-        self._ranks.call("load_critic", weights)
+    def write_learnt(self, folder: Path) -> None:
+        """As ``Trainer.write_learnt``."""
+        self._call("write_learnt", folder)
+
+    def weights_digest(self) -> str:
+        """As ``Trainer.weights_digest``."""
+        return self._call("weights_digest")
+
+    def put_beside(self, make: MakeBeside) -> None:
+        """Have each rank make an object of its weights, which ``ask_beside`` reaches."""
+        self._call("put_beside", make)
+
+    def ask_beside(self, method: str, *arguments: object) -> Any:
+        """Call a method of that object on every rank; the answer of rank 0."""
+        return self._call("ask_beside", method, *arguments)
 
     def close(self) -> None:
         """End the ranks."""
         self._ranks.close()
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        with self._lock:  # a checkpoint is waited for on a thread of its own
+            return self._ranks.call(method, *arguments)
 
     def _see_progress(self) -> None:
         progress = self.progress()
@@ -195,8 +235,8 @@ class TrainerRanks:
     def _copy_weights(self) -> None:
         """Bring the driver's copy up to date, a bucket at a time."""
         mine = dict(self.model.named_parameters())
-        self._ranks.call("begin_gathering")
-        while bucket := self._ranks.call("next_bucket", BUCKET_BYTES):
+        self._call("begin_gathering")
+        while bucket := self._call("next_bucket", BUCKET_BYTES):
             for name, weight in bucket:
                 mine[name].data.copy_(weight)
 
@@ -207,13 +247,16 @@ class TrainerRank:
     def __init__(self, config: RunConfig) -> None:
         """Load every model and cut it; raises ``UserError``."""
         choose_matmul_kernel()
-        policy = load_policy(_in_host_memory(config).model, config.seed)
+        policy = load_policy(_in_host_memory(config).model, config.seed, in_parts=True)
         trainer = self._trainer = build_trainer(policy, config, config.placement.learning)
         self.prepare, self.unmask_observations = trainer.prepare, trainer.unmask_observations
-        self.progress = trainer.progress
-        self.write_states, self.load_states = trainer.write_states, trainer.load_states
-        self.critic_weights, self.load_critic = trainer.critic_weights, trainer.load_critic
+        self.progress, self.load = trainer.progress, trainer.load
+        self.write_merged, self.write_learnt = trainer.write_merged, trainer.write_learnt
+        self.weights_digest = trainer.weights_digest
+        self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint"), Future[None]()
+        self._writing.set_result(None)
         self._gathered: Iterator[tuple[str, Tensor]] = iter(())
+        self._beside: object = None
         self._takes_turns = config.placement.engine.offload
         self._give_back()
 
@@ -230,9 +273,29 @@ class TrainerRank:
         except FloatingPointError as error:
             return error
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over whole weights of the policy."""
-        load_learnt(self._trainer.model, weights)
+    def begin_writing(self, folder: Path, is_copied: bool) -> None:
+        """Begin this rank's part of a checkpoint, on a thread of its own."""
+        self._writing = self._writer.submit(self._trainer.writer(folder, is_copied))
+
+    def has_written(self) -> bool | OSError:
+        """Whether all ranks have written their parts; a failure of the disk is told, not raised."""
+        if not self._writing.done():
+            return False
+        try:
+            self._writing.result()
+        except OSError as error:
+            return error
+        return True
+
+    def put_beside(self, make: MakeBeside) -> None:
+        """Make an object of this rank's weights, and keep it."""
+        self._beside = make(self._trainer)
+
+    def ask_beside(self, method: str, *arguments: object) -> Any:
+        """Call a method of that object."""
+        answer = getattr(self._beside, method)(*arguments)
+        self._give_back()
+        return answer
 
     def begin_gathering(self) -> None:
         """The weights that are learnt will be asked for, from the first."""
@@ -255,6 +318,9 @@ class TrainerRank:
         if self._takes_turns:
             torch.cuda.empty_cache()  # nothing is kept of a CPU's
 
+
+MakeBeside = Callable[[Trainer], object]
+"""Makes what is kept beside a rank's trainer: picklable, and the same on all ranks."""
 
 AnyTrainer = Trainer | TrainerRanks
 """What the loop holds."""

@@ -6,6 +6,7 @@ in here too, each on its own cadence. Nothing here changes a weight or chooses a
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -101,10 +102,11 @@ class AfterStep:
         self.board.show(step, metrics, clock.seconds, alarms)
         self.savepoints.check()
         if alarms:
-            self.savepoints.wait()  # whoever goes back chooses among whole checkpoints
+            # Whoever goes back chooses among whole checkpoints.
+            await asyncio.to_thread(self.savepoints.wait)
         self.guard.act_on(alarms)
         if (step + 1) % config.trainer.checkpoint_every == 0:
-            self.savepoints.save(step + 1)
+            await self.savepoints.save(step + 1)
         if self.is_played and metrics["search/failures"]:
             await self._search_is_back(step, groups)
         if self.watcher is not None:

@@ -1,9 +1,11 @@
 """A checkpoint is there whole or not at all, and holds everything that makes the next step."""
 
+import asyncio
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +55,15 @@ def learn(trainer: Trainer, *steps: int) -> None:
 
 def save(run_dir: Path, trainer: Trainer, num_kept: int = 2, seed: int = 3) -> Path:
     state = RunState(trainer.version, seed, {"metrics.jsonl": 10 * trainer.version})
-    return begin_checkpoint(run_dir, trainer, tiny_tokenizer(), state, num_kept)()
+    return begin(run_dir, trainer, state, num_kept)()
+
+
+def begin(
+    run_dir: Path, trainer: Trainer, state: RunState, num_kept: int = 2, is_copied: bool = True
+) -> Callable[[], Path]:
+    return asyncio.run(
+        begin_checkpoint(run_dir, trainer, tiny_tokenizer(), state, num_kept, is_copied)
+    )
 
 
 def assert_same_weights(trainer: Trainer, other: Trainer) -> None:
@@ -113,10 +123,10 @@ def test_the_newest_is_found_and_the_oldest_beyond_the_number_kept_are_removed(t
 def test_a_copy_under_a_name_of_ones_own_is_no_checkpoint_and_stays(tmp_path: Path):
     """``cp -r step_000001 step_000001.bak`` once ended each command on the run in a traceback."""
     trainer = new_trainer()
-    first = begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1, 3, {}), 1)()
+    first = begin(tmp_path, trainer, RunState(1, 3, {}), 1)()
     copy = shutil.copytree(first, first.with_name("step_000001.bak"))
-    begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1_000_000, 3, {}), 2)()
-    newest = begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(1_000_001, 3, {}), 2)()
+    begin(tmp_path, trainer, RunState(1_000_000, 3, {}))()
+    newest = begin(tmp_path, trainer, RunState(1_000_001, 3, {}))()
     assert list(checkpoints(tmp_path)) == [1_000_000, 1_000_001]
     assert latest_checkpoint(tmp_path) == newest
     assert copy.is_dir()
@@ -307,14 +317,14 @@ def test_an_error_that_is_not_the_disks_stays_what_it_is(
     trainer = new_trainer()
     save(tmp_path, trainer)
 
-    def fail(folder: Path) -> None:
+    def fail(*_: object) -> None:
         raise error
 
     trainer.version = 1
-    monkeypatch.setattr(trainer, "write_states", fail)
+    monkeypatch.setattr("forage.training.trainer.write_states", fail)
     state = RunState(1, 3, {})
     with pytest.raises(type(error), match=str(error)):
-        begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), state, 2, is_copied=False)()
+        begin(tmp_path, trainer, state, is_copied=False)()
     assert checkpoint_names(tmp_path) == ["step_000000"]
 
 
@@ -325,7 +335,7 @@ def test_what_is_written_later_is_what_was_there_when_it_was_begun(tmp_path: Pat
     trainer, then = new_trainer(), new_trainer()
     learn(trainer, 0, 1)
     learn(then, 0, 1)
-    write = begin_checkpoint(tmp_path, trainer, tiny_tokenizer(), RunState(2, 3, {}), 2)
+    write = begin(tmp_path, trainer, RunState(2, 3, {}))
     learn(trainer, 2)
     assert latest_checkpoint(tmp_path) is None
     resumed = new_trainer(seed=9)
@@ -343,7 +353,7 @@ from tests.training.test_checkpoint import *
 out, trainer = Path(sys.argv[1]), new_trainer()
 save(out, trainer)
 trainer.version = 1
-write = begin_checkpoint(out, trainer, tiny_tokenizer(), RunState(1, 3, {}), 2)
+write = begin(out, trainer, RunState(1, 3, {}))
 checkpoint.write_manifest = lambda folder: (print("writing", flush=True), time.sleep(1e6))
 write()
 """

@@ -12,13 +12,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from forage.errors import UserError
 from forage.training.checkpoint import (
     RunState,
-    begin_checkpoint,
     checkpoints,
     load_checkpoint,
 )
 from forage.training.checkpoints_elsewhere import CheckpointsElsewhere
-from tests.fakes import tiny_tokenizer
-from tests.training.test_checkpoint import assert_same_weights, learn, new_trainer
+from tests.training.test_checkpoint import assert_same_weights, begin, learn, new_trainer
 
 RECORD = "metrics.jsonl"
 
@@ -47,7 +45,7 @@ class RunHere:
         with self.record.open("a") as file:
             file.write(f"step {self.trainer.version}\n")
         state = RunState(self.trainer.version, 3, {RECORD: self.record.stat().st_size})
-        saved = begin_checkpoint(self.out, self.trainer, tiny_tokenizer(), state, num_kept)()
+        saved = begin(self.out, self.trainer, state, num_kept)()
         self.elsewhere.put(saved, num_kept)
 
 

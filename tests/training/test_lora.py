@@ -28,7 +28,6 @@ from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training import lora
 from forage.training.checkpoint import (
     RunState,
-    begin_checkpoint,
     latest_checkpoint,
     load_checkpoint,
 )
@@ -48,6 +47,7 @@ from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.running_engines import LETTERS, Plan, play, publish
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model
 from tests.training.sequences import QUESTION, episode, weighed
+from tests.training.test_checkpoint import begin
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 90
 LAYERS = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
@@ -336,7 +336,7 @@ def learn(trainer: Trainer, *steps: int) -> None:
 
 def save(run_dir: Path, trainer: Trainer) -> Path:
     state = RunState(trainer.version, 0, {})
-    return begin_checkpoint(run_dir, trainer, tiny_tokenizer(), state, num_kept=3)()
+    return begin(run_dir, trainer, state, num_kept=3)()
 
 
 @pytest.mark.parametrize("algorithm", [{"kl": {"coefficient": 0.05}}, PPO])

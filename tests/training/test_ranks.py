@@ -266,11 +266,9 @@ def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
     placement = {"gpus_per_node": 2, "engine": "vllm"}
     tree = {"model": {"path": "a", "device": "cuda"}, "algorithm": critic, "placement": placement}
     monkeypatch.setattr(trainer_ranks, "Trainer", made)
-    monkeypatch.setattr(trainer_ranks, "load_policy", lambda config, seed: load(config))
-    monkeypatch.setattr(trainer_ranks, "load_reference", lambda model, config, path: load(config))
-    monkeypatch.setattr(
-        trainer_ranks, "load_critic_base", lambda model, config, path, seed: load(config)
-    )
+    monkeypatch.setattr(trainer_ranks, "load_policy", lambda config, *_, **__: load(config))
+    for name in ("load_reference", "load_critic_base"):
+        monkeypatch.setattr(trainer_ranks, name, lambda model, config, *_, **__: load(config))
     trainer_ranks.TrainerRank(build_config(tree))
     assert devices == ["cpu", "cpu", "cpu"]
     assert made.call_args.args[-1] == "cuda"

@@ -1,6 +1,7 @@
 """The checkpoints of one run, as the loop sees them."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ def make_savepoints(out: Path, learns: bool = True) -> Savepoints:
     return Savepoints(config, nothing, nothing, RunRecords(out), credit, learns)
 
 
-def test_the_newest_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_the_newest_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The last one, still being written, was left out of what trackers were given at the end."""
     may_end = threading.Event()
     written = checkpoint_path(tmp_path, 3)
@@ -32,18 +33,21 @@ def test_the_newest_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest
         written.mkdir(parents=True)
         return written
 
-    monkeypatch.setattr(savepoints, "begin_checkpoint", lambda *_, **__: write)
+    async def begin(*_: object) -> Callable[[], Path]:
+        return write
+
+    monkeypatch.setattr(savepoints, "begin_checkpoint", begin)
     points = make_savepoints(tmp_path)
-    points.save(3)
+    await points.save(3)
     threading.Timer(0.05, may_end.set).start()
-    assert points.newest == written
+    assert points.newest() == written
     points.close()
 
 
-def test_a_run_that_learns_nothing_keeps_its_records_and_writes_no_checkpoint(tmp_path: Path):
+async def test_a_run_that_learns_nothing_keeps_its_records_and_writes_no_checkpoint(tmp_path: Path):
     points = make_savepoints(tmp_path, learns=False)
-    points.save(3)
-    assert points.newest is None
+    await points.save(3)
+    assert points.newest() is None
     points.close()
 
 

@@ -28,6 +28,7 @@ from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.rollout_config import EngineConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.training.saved_weights import write_config
 from forage.training.trainer import Trainer
 from forage.types import Episode, Origin, Segment
 from tests.rollout.running_engines import LETTERS, Plan, play
@@ -321,8 +322,9 @@ def test_the_leash_is_tightened_while_the_policy_is_too_far_away(tmp_path: Path)
     assert metrics["kl/reference"] > 1e-6
     assert metrics["kl/coefficient"] == trainer.kl_coefficient == pytest.approx(0.1 * 1.2)
     resumed = Trainer(model, NO_CLIPPING, algorithm, 1.0, reference)
-    trainer.write_states(tmp_path)
-    resumed.load_states(tmp_path, trainer.progress())
+    write_config(model, tmp_path)
+    trainer.writer(tmp_path, is_copied=False)()
+    resumed.load(tmp_path, trainer.progress())
     assert resumed.kl_coefficient == trainer.kl_coefficient
 
 

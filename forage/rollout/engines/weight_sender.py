@@ -8,7 +8,7 @@ and so through host memory, elsewhere.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +25,8 @@ BUCKET_BYTES = 256 * 2**20
 _ALIGNMENT = 16  # so that bytes can be read as numbers of any type where they lie
 
 NamedTensor = tuple[str, Tensor]
+WeightsNow = Callable[[], Iterable[NamedTensor]]
+"""The trainer's weights as they are, a tensor at a time, in the same order each time."""
 
 
 def tensors_of(weights: Iterable[NamedTensor]) -> Tensors:
@@ -40,26 +42,33 @@ def tensors_of(weights: Iterable[NamedTensor]) -> Tensors:
 def fill_buckets(
     weights: Iterable[NamedTensor], device: torch.device, max_bytes: int = BUCKET_BYTES
 ) -> Iterator[tuple[Bucket, Tensor]]:
-    """The weights in their order, copied into buckets of about ``max_bytes``, with their bytes.
+    """The weights in their order, copied into buckets of about ``max_bytes``, with their bytes."""
+    for held in in_buckets(weights, max_bytes):
+        yield _fill(held, device)
+
+
+def in_buckets(
+    weights: Iterable[NamedTensor], max_bytes: int = BUCKET_BYTES
+) -> Iterator[list[NamedTensor]]:
+    """The weights in their order, as many at a time as fill a bucket.
 
     A tensor is never split: one that is larger has a bucket for itself.
     """
     held: list[NamedTensor] = []
     num_bytes = 0
     for name, tensor in weights:
-        size = _aligned(tensor.numel() * tensor.element_size())
+        size = _aligned(tensor.nbytes)
         if held and num_bytes + size > max_bytes:
-            yield _fill(held, num_bytes, device)
+            yield held
             held, num_bytes = [], 0
         held.append((name, tensor))
         num_bytes += size
     if held:
-        yield _fill(held, num_bytes, device)
+        yield held
 
 
-def _fill(
-    weights: Sequence[NamedTensor], num_bytes: int, device: torch.device
-) -> tuple[Bucket, Tensor]:
+def _fill(weights: Sequence[NamedTensor], device: torch.device) -> tuple[Bucket, Tensor]:
+    num_bytes = sum(_aligned(tensor.nbytes) for _, tensor in weights)
     data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     starts: list[int] = []
     start = 0
@@ -145,6 +154,81 @@ class SenderGroup:
         self._group.broadcast([data], dist.BroadcastOptions()).wait(self._timeout)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+class WeightSender:
+    """Whoever has the weights: says what they are, and sends them; used on threads.
+
+    Ranks that hold the weights in parts have one each, and make the same calls together: all of
+    them gather, and the first sends.
+    """
+
+    def __init__(
+        self,
+        weights: WeightsNow,
+        device: torch.device,
+        shapes: WeightsNow | None = None,
+        is_first: bool = True,
+    ) -> None:
+        """``shapes`` are the weights without numbers; they are sent from ``device``."""
+        self._weights = weights
+        self._shapes = shapes or weights
+        self._device = device
+        self._is_first = is_first
+        self._group: SenderGroup | None = None
+        self._buckets: Iterator[list[NamedTensor]] = iter(())
+        self._data: Tensor | None = None
+
+    def tensors(self) -> Tensors:
+        """What the weights are."""
+        return tensors_of(self._shapes())
+
+    def gpu(self) -> list[str]:
+        """As ``name_gpu``, of the first."""
+        return name_gpu(self._device)
+
+    def open_group(
+        self, urls: Sequence[str], num_workers: Sequence[int], by_nccl: bool, timeout_s: float
+    ) -> list[JoinInfo]:
+        """Prepare a group with the workers of servers (``SenderGroup``); ``join`` makes it."""
+        self._group = None
+        if not self._is_first:
+            return []
+        device = self._device if by_nccl else torch.device("cpu")
+        self._group = SenderGroup(urls, num_workers, device, timeout_s)
+        return self._group.infos
+
+    def join(self) -> str | None:
+        """Make the group, once all are there; gives the reason where none was made in time."""
+        return self._in_group(lambda group: group.join())
+
+    def begin(self) -> None:
+        """The next bucket is the first."""
+        self._buckets = in_buckets(self._weights())
+
+    def next_bucket(self) -> Bucket | None:
+        """Gather and fill the next bucket, to be sent; None after the last."""
+        self._data = None
+        held = next(self._buckets, None)
+        if held is None or self._group is None:
+            return None
+        bucket, self._data = _fill(held, self._group.device)
+        return bucket
+
+    def send(self) -> str | None:
+        """Broadcast the bucket; gives the reason where a server is gone or too slow."""
+        data = self._data
+        return self._in_group(lambda group: None if data is None else group.send(data))
+
+    def _in_group(self, work: Callable[[SenderGroup], None]) -> str | None:
+        """A failure of the servers is told, not raised: it would end the ranks."""
+        if self._group is None:
+            return None
+        try:
+            work(self._group)
+        except RuntimeError as error:
+            return str(error)
+        return None
 
 
 def _address_towards(url: str) -> str:

@@ -5,33 +5,48 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
-import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from forage.errors import UserError
-from forage.rollout.engines.engine_server import Bucket, EngineServer, ServerFailed
+from forage.rollout.engines.engine_server import (
+    Bucket,
+    EngineServer,
+    JoinInfo,
+    ServerFailed,
+    Tensors,
+)
 from forage.rollout.engines.server_pool import Member
 from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.weight_sender import (
-    NamedTensor,
-    SenderGroup,
-    fill_buckets,
-    name_gpu,
-    nccl_joins,
-    tensors_of,
-)
+from forage.rollout.engines.weight_sender import nccl_joins
 from forage.rollout.engines.weight_update import UpdateFailed, each
 
 LOG = logging.getLogger(__name__)
 
 _MAX_NAMED = 5
 
-WeightsNow = Callable[[], Iterable[NamedTensor]]
-"""The trainer's weights as they are, a tensor at a time, in the same order each time."""
+
+class Sender(Protocol):
+    """What ``WeightSender`` does, in this process or over the ranks of a trainer; it may block."""
+
+    def tensors(self) -> Tensors: ...
+
+    def gpu(self) -> list[str]: ...
+
+    def open_group(
+        self, urls: Sequence[str], num_workers: Sequence[int], by_nccl: bool, timeout_s: float
+    ) -> list[JoinInfo]: ...
+
+    def join(self) -> str | None: ...
+
+    def begin(self) -> None: ...
+
+    def next_bucket(self) -> Bucket | None: ...
+
+    def send(self) -> str | None: ...
 
 
 class GroupTransport:
@@ -40,33 +55,32 @@ class GroupTransport:
     The group is made anew when its members change, or after a failure.
     """
 
-    def __init__(self, weights: WeightsNow, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, sender: Sender, timeout_s: float) -> None:
         """``timeout_s`` is for each step."""
-        self._weights = weights
-        self._device = device
+        self._sender = sender
         self._timeout_s = timeout_s
-        self._group: SenderGroup | None = None
         self._joined: list[asyncio.Future[None]] = []
+        """Those in the group; none where there is no group."""
 
     async def bring(self, members: Sequence[Member], version: str) -> None:
         """Check names and shapes, then send; a failure ends the update at the other servers."""
         # A server that was lost and is back is another process: its future is a new one.
-        if self._group is None or self._joined != [member.lost for member in members]:
-            self._group = None
+        if self._joined != [member.lost for member in members]:
+            self._joined = []
             await self._check(members)
-            self._group = await self._make_group(members)
+            await self._make_group(members)
             self._joined = [member.lost for member in members]
         try:
             await each(members, lambda server: _vllm(server).start_update())
-            await self._send(members, self._group)
+            await self._send(members)
             await each(members, lambda server: _vllm(server).finish_update(version))
         except UpdateFailed as failed:
-            self._group = None
+            self._joined = []
             raise await self._find_the_dead(members, failed) from failed
 
     async def _check(self, members: Sequence[Member]) -> None:
         """Raise ``UserError`` where a server has another model: a wrong shape would end it."""
-        tensors = tensors_of(self._weights())
+        tensors = await asyncio.to_thread(self._sender.tensors)
 
         async def check(server: EngineServer) -> None:
             if misfits := await _vllm(server).misfits(tensors):
@@ -79,9 +93,9 @@ class GroupTransport:
 
         await each(members, check)
 
-    async def _make_group(self, members: Sequence[Member]) -> SenderGroup:
+    async def _make_group(self, members: Sequence[Member]) -> None:
         num_workers: dict[str, int] = {}
-        gpus = [name_gpu(self._device)]
+        gpus = [await asyncio.to_thread(self._sender.gpu)]
 
         async def ask(server: EngineServer) -> None:
             num_workers[server.url] = await _vllm(server).num_workers()
@@ -89,15 +103,15 @@ class GroupTransport:
 
         await each(members, ask)
         urls = [member.server.url for member in members]
+        by_nccl = nccl_joins(gpus)
+        if gpus[0] and not by_nccl:
+            LOG.info("weights go to the servers through host memory, not by NCCL: %s", gpus)
         # Half of what the servers' replies may take, so that a worker that waits for others is
         # free again before its server is given up.
-        timeout_s = self._timeout_s / 2
-        device = self._device if nccl_joins(gpus) else torch.device("cpu")
-        if device != self._device:
-            LOG.info("weights go to the servers through host memory, not by NCCL: %s", gpus)
-        group = SenderGroup(urls, [num_workers[url] for url in urls], device, timeout_s)
-        info_of = dict(zip(urls, group.infos, strict=True))
-        joining = asyncio.create_task(asyncio.to_thread(group.join))
+        asked = (urls, [num_workers[url] for url in urls], by_nccl, self._timeout_s / 2)
+        infos = await asyncio.to_thread(self._sender.open_group, *asked)
+        info_of = dict(zip(urls, infos, strict=True))
+        joining = asyncio.create_task(asyncio.to_thread(self._sender.join))
         try:
             await each(members, lambda server: _vllm(server).join(info_of[server.url]))
         except UpdateFailed as failed:
@@ -106,29 +120,23 @@ class GroupTransport:
             if dead.failures:
                 raise dead from failed
             raise
-        try:
-            await joining
-        except RuntimeError as error:
-            raise UpdateFailed(dict.fromkeys(members, f"no group was made: {error}")) from error
-        return group
+        if (why := await joining) is not None:
+            raise UpdateFailed(dict.fromkeys(members, f"no group was made: {why}"))
 
-    async def _send(self, members: Sequence[Member], group: SenderGroup) -> None:
-        buckets = fill_buckets(self._weights(), group.device)
-        while (filled := await asyncio.to_thread(next, buckets, None)) is not None:
-            await self._send_bucket(members, group, *filled)
+    async def _send(self, members: Sequence[Member]) -> None:
+        await asyncio.to_thread(self._sender.begin)
+        while (bucket := await asyncio.to_thread(self._sender.next_bucket)) is not None:
+            await self._send_bucket(members, bucket)
 
-    async def _send_bucket(
-        self, members: Sequence[Member], group: SenderGroup, bucket: Bucket, data: Tensor
-    ) -> None:
+    async def _send_bucket(self, members: Sequence[Member], bucket: Bucket) -> None:
         """The servers are told what comes while it is broadcast."""
-        sending = asyncio.create_task(asyncio.to_thread(group.send, data))
+        sending = asyncio.create_task(asyncio.to_thread(self._sender.send))
         try:
             await each(members, lambda server: _vllm(server).receive(bucket))
-            await sending
-        except RuntimeError as error:
-            raise UpdateFailed(dict.fromkeys(members, f"a broadcast failed: {error}")) from error
         finally:
             await asyncio.gather(sending, return_exceptions=True)
+        if (why := sending.result()) is not None:
+            raise UpdateFailed(dict.fromkeys(members, f"a broadcast failed: {why}"))
 
     async def _find_the_dead(self, members: Sequence[Member], failed: UpdateFailed) -> UpdateFailed:
         """The servers that must be left out; the others can begin again.

@@ -106,10 +106,10 @@ def open_layout(path: Path) -> Checkpoint:
     )
 
 
-def stored_safetensors(directory: Path) -> dict[str, Stored]:
+def stored_safetensors(directory: Path, stem: str = "model") -> dict[str, Stored]:
     """The weights of a Hugging Face directory; none where it has no such files."""
     weights: dict[str, Stored] = {}
-    for path in sorted(directory.glob("model*.safetensors")):
+    for path in sorted(directory.glob(f"{stem}*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
                 names = file.keys()

@@ -24,11 +24,12 @@ from forage.rollout.engines.server_pool import ServerPool
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.vllm_probe import find_faults
 from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.weight_sender import fill_buckets, tensors_of
+from forage.rollout.engines.weight_sender import WeightSender, fill_buckets, tensors_of
 from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport, load_adapters
 from forage.rollout.engines.weight_update import ServerUpdates
 from forage.training import lora
-from forage.training.model import load_tokenizer, weights_by_name, write_weights
+from forage.training.model import load_tokenizer, weights_by_name
+from forage.training.saved_weights import write_merged
 from forage.types import Completion, ContextOverflow, FinishReason, Sampling
 from tests.fakes import tiny_codec
 from tests.rollout.loop_with_delays import LoopWithDelays, check_bound
@@ -64,7 +65,8 @@ class Served:
         self.server = VllmServer(real_server(), 120.0, timeout_s, 64)
         self.pool = ServerPool([self.server], 60.0)
         self.engine = ServedEngine(self.pool)
-        self.transport = GroupTransport(lambda: weights_by_name(self.model), CPU, timeout_s)
+        self.sender = WeightSender(lambda: weights_by_name(self.model), CPU)
+        self.transport = GroupTransport(self.sender, timeout_s)
         self.updates = ServerUpdates(self.pool, self.transport, recomputes=True)
         self.version = 0
         self.models: dict[int, PreTrainedModel] = {}
@@ -231,15 +233,12 @@ async def test_no_episode_reads_the_keys_of_one_that_began_under_older_weights()
 async def test_another_model_is_refused_before_the_first_byte_and_the_server_lives_on():
     """After a wrong shape only a restart helped."""
     async with served() as it:
-        it.transport = GroupTransport(
-            lambda: [
-                *list(weights_by_name(it.model))[1:],
-                ("model.norm.weight", torch.zeros(7)),
-                ("model.other.weight", torch.zeros(3)),
-            ],
-            CPU,
-            20.0,
-        )
+        wrong = [
+            *list(weights_by_name(it.model))[1:],
+            ("model.norm.weight", torch.zeros(7)),
+            ("model.other.weight", torch.zeros(3)),
+        ]
+        it.transport = GroupTransport(WeightSender(lambda: wrong, CPU), 20.0)
         updates = ServerUpdates(it.pool, it.transport, recomputes=True)
         with pytest.raises(UserError, match="serves another model than model.path") as error:
             async with updates.updating(lambda: 9):
@@ -254,7 +253,7 @@ async def test_an_update_that_ends_half_way_leaves_a_server_that_takes_the_next_
     """The next request after a half-failed update once ended the server."""
     async with served() as it:
         it.change()
-        (group,) = [it.transport._group]
+        group = it.sender._group
         assert group is not None
         await it.server.start_update()
         bucket, data = next(fill_buckets(weights_by_name(it.model), CPU, max_bytes=60_000))
@@ -277,7 +276,7 @@ async def test_a_trainer_that_vanishes_in_a_broadcast_is_an_error_in_time_and_no
         assert asyncio.get_running_loop().time() - started < 20
         await it.server.abandon_update()
         await it.server.resume()
-        it.transport._group = None
+        it.transport._joined = []
         it.change()
         await it.publish()
         completion = await it.engine.generate(PROMPT, ask("after"))
@@ -326,7 +325,7 @@ async def test_no_token_of_two_servers_is_older_than_the_bound(max_staleness: in
     servers = [VllmServer(real_server(number), 120.0, 60.0, 64) for number in (0, 1)]
     pool = ServerPool(servers, 60.0)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
-    transport = GroupTransport(lambda: weights_by_name(model), CPU, 60.0)
+    transport = GroupTransport(WeightSender(lambda: weights_by_name(model), CPU), 60.0)
     updates, engine = ServerUpdates(pool, transport, recomputes=True), ServedEngine(pool)
     run = LoopWithDelays(engine, updates, model, max_staleness, seed, 0.5, num_tokens=100)
     try:
@@ -340,7 +339,7 @@ async def test_no_token_of_two_servers_is_older_than_the_bound(max_staleness: in
 
 async def test_weights_also_travel_through_files_and_heads_are_the_new_ones(tmp_path: Path):
     async with served() as it:
-        transport = DiskTransport(lambda folder: write_weights(it.model, folder), tmp_path)
+        transport = DiskTransport(partial(write_merged, it.model), tmp_path)
         it.updates = ServerUpdates(it.pool, transport, recomputes=True)
         it.change()
         await it.publish()

@@ -15,12 +15,12 @@ from fastapi.responses import JSONResponse
 from safetensors.torch import save_file
 
 from forage.errors import UserError
-from forage.rollout.engines import weight_transports, weight_update
+from forage.rollout.engines import weight_sender, weight_update
 from forage.rollout.engines.engine_http import EngineHttp
 from forage.rollout.engines.engine_server import ServerFailed, Tensors
 from forage.rollout.engines.server_pool import Member, ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.weight_sender import SenderGroup, nccl_joins
+from forage.rollout.engines.weight_sender import SenderGroup, WeightSender, nccl_joins
 from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport
 from forage.rollout.engines.weight_update import ServerUpdates, UpdateFailed, each
 from tests.rollout.policy_server import PolicyServer, policy_serving
@@ -119,7 +119,7 @@ async def test_a_server_that_dies_at_the_join_takes_no_other_with_it():
         policy_serving(GoneAtTheJoin(broken=join)) as gone,
     ):
         async with fleet(good, gone) as it:
-            transport = GroupTransport(lambda: weights, torch.device("cpu"), 2.0)
+            transport = GroupTransport(WeightSender(lambda: weights, torch.device("cpu")), 2.0)
             with pytest.raises(UpdateFailed, match="failed to join") as caught:
                 await transport.bring(it.pool.members, "0")
             assert [member.server.url for member in caught.value.failures] == [gone.url]
@@ -157,12 +157,12 @@ async def test_weights_go_through_host_memory_to_a_server_on_the_trainers_gpu(
         devices.append(device)
         raise UserError("seen")
 
-    monkeypatch.setattr(weight_transports, "name_gpu", lambda _: ["GPU-a", "2.29.3"])
-    monkeypatch.setattr(weight_transports, "SenderGroup", make)
+    monkeypatch.setattr(weight_sender, "name_gpu", lambda _: ["GPU-a", "2.29.3"])
+    monkeypatch.setattr(weight_sender, "SenderGroup", make)
     weights = [("weight", torch.zeros(2))]
     with policy_serving(PolicyServer(gpu=[gpu, "2.29.3"])) as server:
         async with fleet(server) as it:
-            transport = GroupTransport(lambda: weights, torch.device("cuda"), 2.0)
+            transport = GroupTransport(WeightSender(lambda: weights, torch.device("cuda")), 2.0)
             with pytest.raises(UserError, match="seen"):
                 await transport.bring(it.pool.members, "0")
     assert [device.type for device in devices] == [type_]
