@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -43,6 +44,29 @@ def test_a_run_learns_from_what_a_server_sampled_and_goes_on_where_it_stopped(tm
         sampled = [s for s in record.episode.segments if s.origin is Origin.SAMPLED]
         assert {v for segment in sampled for v in segment.versions_T} == {record.step}
     assert weights_of(tmp_path / "run", 3) != weights_of(tmp_path / "run", 2)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "adapters"), [("group", {}), ("group", {"lora": {"rank": 2}}), ("disk", {})]
+)
+def test_two_ranks_bring_a_server_weights_that_no_process_holds_whole(
+    tmp_path: Path, transfer: str, adapters: dict[str, Any]
+):
+    """Each step is sampled with the weights before it, also after a resume by one process."""
+    model = {"path": str(warm_model())} | adapters
+    changes = {"model": model, "engine": {"transfer": transfer}}
+    for ranks, num_steps in ({"num_ranks": 2}, 2), ({}, 3):
+        trainer = {"num_steps": num_steps}
+        config = served_config(
+            tmp_path / "run", real_server(), trainer=trainer, ranks=ranks, **changes
+        )
+        run_training(config, resume=num_steps > 2)
+    for row in metrics_of(tmp_path / "run"):
+        difference = row["policy/logprob_diff_max"]
+        assert difference is not None
+        assert difference < 1e-4
+        assert row["policy/staleness"] == 0.0
+    assert len(metrics_of(tmp_path / "run")) == 3
 
 
 def test_a_server_that_a_killed_run_left_paused_or_asleep_goes_on_with_the_next(

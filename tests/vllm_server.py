@@ -32,12 +32,13 @@ needs_vllm = [
 
 
 def served_config(out: Path, *urls: str, **changes: Any) -> RunConfig:
-    """A tiny run that samples with vLLM servers."""
+    """A tiny run that samples with vLLM servers; ``ranks`` is ``placement.trainer``."""
     engine: dict[str, Any] = {"kind": "vllm", "update_timeout_s": 20, "lost_after_s": 120}
     engine |= {"urls": urls} if urls else {"program": str(MADE)}
     engine |= changes.pop("engine", {})
+    ranks = changes.pop("ranks", {})
     sections = {"model": {"path": str(random_model())}, "rollout": {"engine": None}, **changes}
-    return make_config(out, placement={"engine": engine}, **sections)
+    return make_config(out, placement={"engine": engine, "trainer": ranks}, **sections)
 
 
 @cache

@@ -1,0 +1,217 @@
+"""What ranks cost beside their gradient: the memory to start them, a publish, a checkpoint.
+
+    python benchmarks/ranks.py --out runs/ranks --ranks 2
+
+A Qwen2 of random weights in bfloat16 files (the shape of Qwen2.5-0.5B unless the arguments say
+otherwise) is trained in float32 by ranks over gloo, as it is where servers sample. Printed: seconds
+and the most memory of each process while the ranks start, seconds until a process of its own has
+received all weights from rank 0, how long a checkpoint keeps the ranks from learning and how long
+it takes to its end, and the seconds to restore it. Nothing here says how fast ranks learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from forage.batch import Weighed
+from forage.config.run_config import build_config
+from forage.publish import SenderOfRanks
+from forage.rollout.engines.engine_server import JoinInfo
+from forage.training.checkpoint import RunState, begin_checkpoint, load_checkpoint
+from forage.training.model import new_tokenizer, save_model
+from forage.training.trainer_ranks import TrainerRanks, open_trainer
+from forage.types import Episode, Origin, Question, Segment, Status
+
+PROMPT = 16
+TIMEOUT_S = 300.0
+
+
+def make_model(args: argparse.Namespace, out: Path) -> PreTrainedTokenizerFast:
+    tokenizer = new_tokenizer(["a text of some words"], vocab_size=300)
+    if (out / "config.json").is_file():
+        return tokenizer
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=args.vocabulary,
+        hidden_size=args.hidden,
+        intermediate_size=args.feed_forward,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.heads,
+        num_key_value_heads=args.kv_heads,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    save_model(Qwen2ForCausalLM(config).bfloat16(), tokenizer, out)
+    return tokenizer
+
+
+def weighed_of(length: int, vocabulary: int) -> list[list[Weighed]]:
+    """Two episodes of random tokens, one better than the other."""
+    from forage.algorithms.packing import unweighed
+
+    chance = random.Random(0)
+    each: list[list[Weighed]] = []
+    for advantage in (1.0, -1.0):
+        tokens = tuple(chance.randrange(300) for _ in range(length))
+        sampled = tokens[PROMPT:]
+        numbers = ((-5.0,) * len(sampled), (0,) * len(sampled))
+        segments = (
+            Segment(Origin.PROMPT, tokens[:PROMPT]),
+            Segment(Origin.SAMPLED, sampled, *numbers),
+        )
+        episode = Episode(Question("q", "?", ("a",), "random"), 0, segments, (), Status.ANSWERED)
+        weighed = unweighed(episode)
+        weighed.advantages_M.fill_(advantage)
+        each.append([weighed])
+    return each
+
+
+class MostMemory:
+    """Anonymous memory of this process and of each below it, looked at all the time."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, int] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        me = psutil.Process()
+        while not self._is_over.wait(0.02):
+            for process in (me, *me.children(recursive=True)):
+                size = _anonymous(process.pid)
+                self.of[process.pid] = max(size, self.of.get(process.pid, 0))
+
+    def text(self) -> str:
+        self._is_over.set()
+        self._thread.join()
+        mine = self.of.pop(psutil.Process().pid)
+        others = sorted((size for size in self.of.values()), reverse=True)
+        each = ", ".join(f"{size / 1e9:.2f}" for size in others if size > 3e8)
+        return f"driver {mine / 1e9:.2f} GB, ranks {each} GB"
+
+
+def _anonymous(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:  # it has just ended
+        return 0
+    line = next(line for line in text.splitlines() if line.startswith("Anonymous:"))
+    return int(line.split()[1]) * 1024
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    memory, started = MostMemory(), time.monotonic()
+    yield
+    print(f"{what}: {time.monotonic() - started:.2f} s; at most {memory.text()}", flush=True)
+
+
+def receive(info: JoinInfo, sizes: Any) -> None:
+    """A server's worker that keeps nothing."""
+    patience = timedelta(seconds=TIMEOUT_S)
+    store = TCPStore(info.address, info.port, is_master=False, timeout=patience)
+    group: Any = dist.ProcessGroupGloo(store, info.rank_offset, info.world_size, patience)
+    while (size := sizes.get()) is not None:
+        data = torch.empty(size, dtype=torch.uint8)
+        group.broadcast([data], dist.BroadcastOptions()).wait()
+
+
+def publish(sender: SenderOfRanks, sizes: Any) -> int:
+    """All weights once; gives their bytes."""
+    num_bytes = 0
+    sender.begin()
+    while (bucket := sender.next_bucket()) is not None:
+        sizes.put(bucket.num_bytes)
+        if (why := sender.send()) is not None:
+            raise RuntimeError(why)
+        num_bytes += bucket.num_bytes
+    return num_bytes
+
+
+def measure(args: argparse.Namespace) -> None:
+    tokenizer = make_model(args, args.out / "model")
+    engine = {"kind": "vllm", "urls": ["http://127.0.0.1:9"]}
+    tree: dict[str, Any] = {
+        "model": {"path": str(args.out / "model"), "gradient_checkpointing": True},
+        "placement": {"engine": engine, "trainer": {"num_ranks": args.ranks}},
+        "trainer": {"max_tokens_per_micro_batch": max(256, args.tokens)},
+    }
+    with timed("start"):
+        trainer = open_trainer(build_config(tree))
+    with closing(trainer):
+        assert isinstance(trainer, TrainerRanks)
+        learn = _learning(trainer, args)
+        with timed("a step"):
+            learn()
+        _publish_twice(trainer)
+        state = RunState(1, 0, {})
+        with timed("checkpoint, until the ranks may learn again"):
+            write = asyncio.run(begin_checkpoint(args.out / "run", trainer, tokenizer, state, 1))
+        with timed("checkpoint, the rest, and a step beside it"):
+            writing = threading.Thread(target=write)
+            writing.start()
+            learn()
+            writing.join()
+        checkpoint = args.out / "run" / "checkpoints" / "step_000001"
+        with timed("restore"):
+            load_checkpoint(checkpoint, trainer)
+
+
+def _learning(trainer: TrainerRanks, args: argparse.Namespace) -> Callable[[], None]:
+    batches, _ = trainer.pack(weighed_of(args.tokens, args.vocabulary))
+
+    def learn() -> None:
+        trainer.learn(batches, nullcontext())
+
+    return learn
+
+
+def _publish_twice(trainer: TrainerRanks) -> None:
+    sender, context = SenderOfRanks(trainer), multiprocessing.get_context("spawn")
+    (info,) = sender.open_group(["http://127.0.0.1:9"], [1], False, TIMEOUT_S)
+    sizes: Any = context.Queue()
+    receiver = context.Process(target=receive, args=(info, sizes), daemon=True)
+    receiver.start()
+    if (why := sender.join()) is not None:
+        raise RuntimeError(why)
+    for number in (1, 2):
+        with timed(f"publish {number}"):
+            num_bytes = publish(sender, sizes)
+        print(f"  {num_bytes / 1e9:.2f} GB")
+    sizes.put(None)
+    receiver.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where model and checkpoint go")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=128, help="of each of two episodes")
+    shape = {"hidden": 896, "feed-forward": 4864, "layers": 24, "heads": 14, "kv-heads": 2}
+    for name, size in {**shape, "vocabulary": 151_936}.items():
+        parser.add_argument(f"--{name}", type=int, default=size)
+    measure(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
