@@ -94,7 +94,7 @@ class MostMemory:
 
     def _look(self) -> None:
         me = psutil.Process()
-        while not self._is_over.wait(0.02):
+        while not self._is_over.wait(0.25):  # a look holds up the process that it is at
             for process in (me, *me.children(recursive=True)):
                 size = _anonymous(process.pid)
                 self.of[process.pid] = max(size, self.of.get(process.pid, 0))
@@ -152,7 +152,8 @@ def measure(args: argparse.Namespace) -> None:
     tree: dict[str, Any] = {
         "model": {"path": str(args.out / "model"), "gradient_checkpointing": True},
         "placement": {"engine": engine, "trainer": {"num_ranks": args.ranks}},
-        "trainer": {"max_tokens_per_micro_batch": max(256, args.tokens)},
+        "environment": {"max_tokens": 256, "max_turn_tokens": 64, "max_observation_tokens": 64},
+        "trainer": {"max_tokens_per_micro_batch": 256},
     }
     with timed("start"):
         trainer = open_trainer(build_config(tree))

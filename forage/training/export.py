@@ -8,7 +8,6 @@ tensor lies, then the tensors.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
@@ -29,11 +28,10 @@ from forage.training.checkpoint_manifest import check_manifest
 from forage.training.layouts.open_layout import Checkpoint, open_layout, stored_safetensors
 from forage.training.layouts.stored import Shape, Stored, Weights
 from forage.training.model import load_model, load_tokenizer
-from forage.training.saved_weights import MODEL, shards, write_index
+from forage.training.saved_weights import MODEL
+from forage.training.weight_files import DTYPE_NAMES, header_of, shards, write_index
 
 LOG = logging.getLogger(__name__)
-
-_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def export_model(
@@ -152,6 +150,7 @@ def _write(
         num_bytes = {name: stored.num_bytes for name, stored in weights.items()}
         files = shards(MODEL, num_bytes)
         for file, names in files.items():
+            names = sorted(names, key=lambda name: -weights[name].dtype.itemsize)
             write_safetensors(directory / file, {name: weights[name] for name in names})
         write_index(directory, MODEL, files, num_bytes)
         config.dtype = next(iter(weights.values())).dtype
@@ -184,18 +183,12 @@ def _write_adapters(source: Path, out: Path) -> Path:
 
 def write_safetensors(path: Path, weights: Weights) -> None:
     """Write tensors one after another; only one is in memory."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    start = 0
     for name, stored in weights.items():
-        if stored.dtype not in _NAMES:
+        if stored.dtype not in DTYPE_NAMES:
             raise UserError(f"{name} is of the type {stored.dtype}; give --dtype bfloat16")
-        end = start + stored.num_bytes
-        place = {"dtype": _NAMES[stored.dtype], "shape": stored.shape, "data_offsets": [start, end]}
-        header[name], start = place, end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    tensors = {name: (stored.dtype, stored.shape) for name, stored in weights.items()}
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header_of(tensors)[0])
         for stored in weights.values():
             file.write(stored.read().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 

@@ -67,7 +67,9 @@ def load_model(
         raise UserError(f"model.device is {config.device!r} but torch sees no GPU; use cpu")
     model = _load_weights(config.path, getattr(torch, config.dtype), key, in_parts)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        # transformers 5.20 has the older of its names alone, and newer ones warn of it.
+        older = model.gradient_checkpointing_enable
+        getattr(model, "activation_checkpointing_enable", older)()
         for module in model.modules():
             # transformers also needs the layer's training flag; dropout inside has its own flag.
             if getattr(module, "gradient_checkpointing", False):

@@ -28,7 +28,7 @@ States = dict[str, dict[str, Tensor]]
 def states_of(root: nn.Module, optimizer: Optimizer) -> States:
     """The states as they are; those of a weight that was never updated are zeros, as at first."""
     return {
-        name: {**_new_states(weight), **optimizer.state.get(weight, {})}
+        name: dict(optimizer.state[weight]) if weight in optimizer.state else _new_states(weight)
         for name, weight in root.named_parameters()
         if weight.requires_grad
     }

@@ -1,21 +1,17 @@
-"""Weights in the files of a checkpoint: which file holds which, who writes it, and reading them.
+"""The weights of a checkpoint: what of them a process writes, and reads.
 
-One process writes every file. Of ranks each writes some: all of them gather each weight together,
-and each keeps those of its own files, so no process ever holds a whole model. Any number of ranks
-reads what any other number wrote, one weight at a time, each its part.
+Of ranks each writes and reads the rows that it holds, beside the others and into the same files, so
+nothing is gathered, and any number of ranks reads what any other number wrote. What servers are to
+load is gathered weight by weight, because adapters are added to it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -23,56 +19,15 @@ from forage.errors import UserError
 from forage.training import lora
 from forage.training.critic import Critic
 from forage.training.layouts.open_layout import stored_safetensors
-from forage.training.layouts.stored import Weights
+from forage.training.layouts.stored import Stored, Weights
 from forage.training.model import shapes_by_name, weights_by_name
-from forage.training.sharding import part_of, whole
+from forage.training.sharding import Ranks, piece_of
+from forage.training.weight_files import Piece, WeightFiles
 
-SHARD_BYTES = 4 << 30
-"""The most bytes of weights in one file, unless a single tensor has more."""
-MODEL, CRITIC = "model", "critic"
+MODEL, CRITIC, ADAPTERS = "model", "critic", "adapter_model"
 """How the names of the files begin."""
 
 NamedWeights = Iterable[tuple[str, Tensor]]
-Part = Mapping[Path, Mapping[str, Tensor]]
-"""What a process writes: weights by name, by file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A process among those that write together."""
-
-    rank: int
-    num_ranks: int
-
-
-ALONE = Place(0, 1)
-
-
-def shards(stem: str, num_bytes: Mapping[str, int]) -> dict[str, list[str]]:
-    """The names of weights in each file, filled in order; ``num_bytes`` is the size of each."""
-    files: list[list[str]] = [[]]
-    filled = 0
-    for name, size in num_bytes.items():
-        if files[-1] and filled + size > SHARD_BYTES:
-            files.append([])
-            filled = 0
-        files[-1].append(name)
-        filled += size
-    if len(files) == 1:
-        return {f"{stem}.safetensors": files[0]}
-    return {f"{stem}-{i:05d}-of-{len(files):05d}.safetensors": f for i, f in enumerate(files, 1)}
-
-
-def write_index(
-    folder: Path, stem: str, files: Mapping[str, list[str]], num_bytes: Mapping[str, int]
-) -> None:
-    """Write which file holds which weight, where there are several files."""
-    if len(files) > 1:
-        index = {
-            "metadata": {"total_size": sum(num_bytes.values())},
-            "weight_map": {name: file for file, names in files.items() for name in names},
-        }
-        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
 def whole_by_name(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -83,38 +38,36 @@ def whole_by_name(model: PreTrainedModel) -> dict[str, Tensor]:
     return dict(found.values())
 
 
-def collect(
-    folder: Path, stem: str, shapes: NamedWeights, weights: NamedWeights, place: Place, copy: bool
-) -> Part:
-    """The weights of this process's files, in host memory; the first writes the index.
+class SavedPart:
+    """What this process writes of some weights: those that it holds, in host memory."""
 
-    ``shapes`` are the same without numbers. ``copy``: also what lies in host memory already.
-    """
-    num_bytes = {name: tensor.nbytes for name, tensor in shapes}
-    files = shards(stem, num_bytes)
-    file_of = {name: file for file, names in files.items() for name in names}
-    part: dict[Path, dict[str, Tensor]] = {
-        folder / file: {} for file in list(files)[place.rank :: place.num_ranks]
-    }
-    for name, weight in weights:
-        gathered = whole(weight)  # by all ranks, whoever keeps it
-        if (kept := part.get(folder / file_of[name])) is not None:
-            kept[name] = gathered.to("cpu", copy=copy)
-    if place.rank == 0:
-        write_index(folder, stem, files, num_bytes)
-    return part
+    def __init__(
+        self, folder: Path, stem: str, weights: NamedWeights, ranks: Ranks | None, copy: bool
+    ) -> None:
+        """``copy``: as they are now, also what lies in host memory already."""
+        each = list(weights)
+        self._files = WeightFiles(folder, stem, each)
+        self._is_first = ranks is None or dist.get_rank() == 0
+        self._pieces = [
+            Piece(name, starts, values.to("cpu", copy=copy))
+            for name, weight in each
+            if ranks is None or ranks.is_first_with(weight)
+            for starts, values in [piece_of(weight)]
+        ]
+
+    def write(self) -> None:
+        """Write it beside what others write; raises ``OSError``."""
+        if self._is_first:
+            self._files.write_headers()
+        self._files.write(self._pieces)
 
 
-def learnt_part(model: PreTrainedModel, folder: Path, place: Place, copy: bool) -> Part:
+def learnt_part(model: PreTrainedModel, folder: Path, ranks: Ranks | None, copy: bool) -> SavedPart:
     """What this process writes of a model: of all weights, or of the adapters alone."""
-    if not lora.has_adapters(model):
-        weights = whole_by_name(model)
-        return collect(folder, MODEL, weights.items(), weights.items(), place, copy)
-    adapters = {n: whole(w.detach()) for n, w in lora.adapter_parameters(model).items()}
-    if place.rank != 0:  # peft reads one file
-        return {}
-    kept = {name: weight.to("cpu", copy=copy) for name, weight in adapters.items()}
-    return {folder / lora.ADAPTER_WEIGHTS: kept}
+    if lora.has_adapters(model):
+        adapters = {name: w.detach() for name, w in lora.adapter_parameters(model).items()}
+        return SavedPart(folder, ADAPTERS, adapters.items(), ranks, copy)
+    return SavedPart(folder, MODEL, whole_by_name(model).items(), ranks, copy)
 
 
 def write_config(model: PreTrainedModel, folder: Path) -> None:
@@ -128,28 +81,30 @@ def write_config(model: PreTrainedModel, folder: Path) -> None:
         model.generation_config.save_pretrained(folder)
 
 
-def write_part(part: Part) -> None:
-    """Write the files of a process; raises ``OSError`` and ``SafetensorError``."""
-    for path, weights in part.items():
-        plain = {name: weight.contiguous() for name, weight in weights.items()}
-        save_file(plain, path, metadata={"format": "pt"})
-
-
-def write_learnt(model: PreTrainedModel, folder: Path, place: Place = ALONE) -> None:
+def write_learnt(model: PreTrainedModel, folder: Path, ranks: Ranks | None = None) -> None:
     """Write what a checkpoint holds of a model: all weights, or the adapters alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    if place.rank == 0:
+    if ranks is None or dist.get_rank() == 0:
         write_config(model, folder)
-    write_part(learnt_part(model, folder, place, copy=False))
+    learnt_part(model, folder, ranks, copy=False).write()
 
 
-def write_merged(model: PreTrainedModel, folder: Path, place: Place = ALONE) -> None:
-    """Write a whole model without a tokenizer, its adapters merged, for servers to load."""
+def write_merged(model: PreTrainedModel, folder: Path, ranks: Ranks | None = None) -> None:
+    """Write a whole model without a tokenizer, its adapters merged, for servers to load.
+
+    Ranks gather each weight together, and write it in turns.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if place.rank == 0:
+    rank, num_ranks = (0, 1) if ranks is None else (dist.get_rank(), dist.get_world_size())
+    files = WeightFiles(folder, MODEL, shapes_by_name(model))
+    if rank == 0:
         model.config.save_pretrained(folder)
-    weights = (shapes_by_name(model), weights_by_name(model))
-    write_part(collect(folder, MODEL, *weights, place, copy=False))
+        files.write_headers()
+    files.write(
+        Piece(name, (0,) * weight.ndim, weight.cpu())
+        for number, (name, weight) in enumerate(weights_by_name(model))
+        if number % num_ranks == rank
+    )
 
 
 def together(group: dist.ProcessGroup | None, write: Callable[[], None]) -> None:
@@ -160,7 +115,7 @@ def together(group: dist.ProcessGroup | None, write: Callable[[], None]) -> None
     failure = None
     try:
         write()
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         failure = str(error)
     failures: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(failures, failure, group=group)
@@ -222,4 +177,13 @@ def _fill(own: Mapping[str, Tensor], weights: Weights) -> None:
             raise ValueError(f"{name} is {[*weights[name].shape]}, not {[*weight.shape]}")
     with torch.no_grad():
         for name, weight in own.items():
-            weight.copy_(part_of(weights[name].read(), weight))
+            starts, values = piece_of(weight)
+            values.copy_(_read(weights[name], starts, tuple(values.shape)))
+
+
+def _read(stored: Stored, starts: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    """The piece of a stored tensor that begins at ``starts``, without reading other rows."""
+    if not shape:
+        return stored.read()
+    rows = stored.read_rows(starts[0], starts[0] + shape[0])
+    return rows[:, starts[1] : starts[1] + shape[1]] if len(shape) == 2 else rows

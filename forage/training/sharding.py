@@ -180,7 +180,7 @@ class Ranks:
         """
         gradients = [weight.grad for weight in root.parameters()]
         parts = [each for each in gradients if isinstance(each, DTensor)]
-        counted = [each.to_local() for each in parts if self._is_counted_here(each)]
+        counted = [each.to_local() for each in parts if self.is_first_with(each)]
         total = nn.utils.get_total_norm(counted).double().square().cpu().reshape(1)
         dist.all_reduce(total)
         norm = total.sqrt().item()
@@ -189,12 +189,14 @@ class Ranks:
             each.to_local().mul_(factor)
         return norm
 
-    def _is_counted_here(self, gradient: DTensor) -> bool:
-        """Of the ranks that hold the same part of a gradient, the first counts it."""
-        mesh = gradient.device_mesh
+    def is_first_with(self, tensor: Tensor) -> bool:
+        """Whether this rank is the first of those that hold the same part of a tensor."""
+        if not isinstance(tensor, DTensor):
+            return dist.get_rank() == 0
+        mesh = tensor.device_mesh
         place = mesh.get_coordinate()
         assert place is not None, "every rank is in every mesh"
-        copies = [i for i, each in enumerate(gradient.placements) if each.is_replicate()]
+        copies = [i for i, each in enumerate(tensor.placements) if each.is_replicate()]
         is_whole = self.tensor_mesh is not None and "tensor" not in (mesh.mesh_dim_names or ())
         is_first = self.tensor_mesh is None or self.tensor_mesh.get_local_rank() == 0
         return all(place[i] == 0 for i in copies) and (is_first or not is_whole)
@@ -247,6 +249,15 @@ def gathered(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, weight in root.named_parameters():
         if weight.requires_grad:
             yield name, whole(weight.detach())
+
+
+def piece_of(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    """The part of a tensor that this process holds, and the indices at which it begins."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.ndim, tensor
+    chunks = tensor.__create_chunk_list__()  # what a distributed checkpoint asks for
+    starts = tuple(chunks[0].offsets) if chunks else (0,) * tensor.ndim
+    return starts, tensor.to_local()
 
 
 def part_of(value: Tensor, weight: Tensor) -> Tensor:

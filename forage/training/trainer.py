@@ -16,7 +16,6 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from forage import attention
@@ -42,11 +41,8 @@ from forage.training.optimizer_states import (
     write_states,
 )
 from forage.training.saved_weights import (
-    ALONE,
     CRITIC,
-    Part,
-    Place,
-    collect,
+    SavedPart,
     learnt_by_name,
     learnt_part,
     restore_critic,
@@ -54,7 +50,6 @@ from forage.training.saved_weights import (
     together,
     write_learnt,
     write_merged,
-    write_part,
 )
 from forage.training.sequence_cost import cost_of
 from forage.training.sharding import Ranks
@@ -262,15 +257,18 @@ class Trainer:
         """What writes weights, critic and optimizer states into ``folder``, on any thread.
 
         ``is_copied``: as they are now, of a copy in host memory, so that training may go on. Ranks
-        call this together and write their parts. The writer raises ``OSError`` and
-        ``SafetensorError``.
+        call this together and write their parts. The writer raises ``OSError``.
         """
         states = copies_of(self._states()) if is_copied else self._states()
-        part = self._part_of_weights(folder, is_copied)
+        parts = [learnt_part(self.model, folder, self._ranks, is_copied)]
+        if self.critic is not None:
+            weights = learnt_by_name(self.critic.critic).items()
+            parts.append(SavedPart(folder, CRITIC, weights, self._ranks, is_copied))
         group = None if self._ranks is None else self._ranks.writing_group
 
         def write() -> None:
-            together(group, partial(write_part, part))
+            for part in parts:
+                together(group, part.write)
             write_states(states, folder / _OPTIMIZER, group)
 
         return write
@@ -295,11 +293,11 @@ class Trainer:
 
     def write_merged(self, folder: Path) -> None:
         """Write the policy for servers, its adapters merged; ranks call this together."""
-        write_merged(self.model, folder, self._place)
+        write_merged(self.model, folder, self._ranks)
 
     def write_learnt(self, folder: Path) -> None:
         """Write the policy as a checkpoint holds it, its adapters alone; ranks call it together."""
-        write_learnt(self.model, folder, self._place)
+        write_learnt(self.model, folder, self._ranks)
 
     def weights_digest(self) -> str:
         """A checksum of the policy's weights; ranks call this together."""
@@ -311,20 +309,9 @@ class Trainer:
         return self.model.device if self._ranks is None else self._ranks.device
 
     @property
-    def _place(self) -> Place:
-        return ALONE if self._ranks is None else Place(dist.get_rank(), dist.get_world_size())
-
-    @property
     def has_critic(self) -> bool:
         """Whether its algorithm has a critic."""
         return self.critic is not None
-
-    def _part_of_weights(self, folder: Path, is_copied: bool) -> Part:
-        part = learnt_part(self.model, folder, self._place, is_copied)
-        if self.critic is None:
-            return part
-        weights = learnt_by_name(self.critic.critic).items()
-        return {**part, **collect(folder, CRITIC, weights, weights, self._place, is_copied)}
 
     def _states(self) -> dict[str, States]:
         states = {"policy": states_of(self.model, self.optimizer)}

@@ -24,7 +24,7 @@ from forage.errors import UserError
 from forage.publish import SenderOfRanks
 from forage.rollout.engines.engine_server import Bucket, JoinInfo
 from forage.rollout.engines.weight_sender import WeightSender
-from forage.training import lora, saved_weights
+from forage.training import lora, weight_files
 from forage.training.checkpoint import RunState, begin_checkpoint, load_checkpoint
 from forage.training.model import load_policy, save_model, weights_by_name, weights_digest
 from forage.training.skeleton import is_skeleton
@@ -266,7 +266,7 @@ def test_a_disk_that_one_rank_cannot_write_is_told_and_the_ranks_live_on(
 
 def _small_files(trainer: Trainer) -> object:
     """Makes the files of this rank small ones."""
-    saved_weights.SHARD_BYTES = 10_000
+    weight_files.SHARD_BYTES = 10_000
     return trainer
 
 

@@ -44,7 +44,7 @@ def fill_buckets(
 ) -> Iterator[tuple[Bucket, Tensor]]:
     """The weights in their order, copied into buckets of about ``max_bytes``, with their bytes."""
     for held in in_buckets(weights, max_bytes):
-        yield _fill(held, device)
+        yield _fill(held, _new_bytes(_size_of(held), device))
 
 
 def in_buckets(
@@ -67,9 +67,16 @@ def in_buckets(
         yield held
 
 
-def _fill(weights: Sequence[NamedTensor], device: torch.device) -> tuple[Bucket, Tensor]:
-    num_bytes = sum(_aligned(tensor.nbytes) for _, tensor in weights)
-    data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+def _size_of(weights: Sequence[NamedTensor]) -> int:
+    return sum(_aligned(tensor.nbytes) for _, tensor in weights)
+
+
+def _new_bytes(number: int, device: torch.device) -> Tensor:
+    return torch.empty(number, dtype=torch.uint8, device=device)
+
+
+def _fill(weights: Sequence[NamedTensor], data: Tensor) -> tuple[Bucket, Tensor]:
+    """``data`` has as many bytes as ``_size_of`` says."""
     starts: list[int] = []
     start = 0
     for _, tensor in weights:
@@ -78,7 +85,7 @@ def _fill(weights: Sequence[NamedTensor], device: torch.device) -> tuple[Bucket,
         data[start : start + size].view(tensor.dtype).copy_(flat)
         starts.append(start)
         start += _aligned(size)
-    return Bucket(tensors_of(weights), tuple(starts), num_bytes), data
+    return Bucket(tensors_of(weights), tuple(starts), len(data)), data
 
 
 def _aligned(num_bytes: int) -> int:
@@ -177,7 +184,9 @@ class WeightSender:
         self._is_first = is_first
         self._group: SenderGroup | None = None
         self._buckets: Iterator[list[NamedTensor]] = iter(())
+        self._room: Tensor | None = None
         self._data: Tensor | None = None
+        """The bucket to be sent: the first bytes of the room."""
 
     def tensors(self) -> Tensors:
         """What the weights are."""
@@ -211,8 +220,12 @@ class WeightSender:
         self._data = None
         held = next(self._buckets, None)
         if held is None or self._group is None:
+            self._room = None
             return None
-        bucket, self._data = _fill(held, self._group.device)
+        size, device = _size_of(held), self._group.device
+        if self._room is None or len(self._room) < size or self._room.device != device:
+            self._room = _new_bytes(size, device)
+        bucket, self._data = _fill(held, self._room[:size])
         return bucket
 
     def send(self) -> str | None:

@@ -13,7 +13,7 @@ import torch
 
 from forage.commands.cli import main
 from forage.errors import UserError
-from forage.training import export, saved_weights
+from forage.training import export, weight_files
 from forage.training.export import import_checkpoint
 from forage.training.layouts.stored import Weights
 from tests.training.layouts.written import (
@@ -236,7 +236,7 @@ def test_what_is_written_wrong_is_found_and_nothing_is_left(
 def test_large_models_are_several_files_with_an_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(saved_weights, "SHARD_BYTES", 30_000)
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", 30_000)
     out = import_checkpoint(skyrl(tmp_path), tmp_path / "out", None, dtype="bfloat16")
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 3
