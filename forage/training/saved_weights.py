@@ -22,7 +22,7 @@ from forage.training.layouts.open_layout import stored_safetensors
 from forage.training.layouts.stored import Stored, Weights
 from forage.training.model import shapes_by_name, weights_by_name
 from forage.training.sharding import Ranks, piece_of
-from forage.training.weight_files import Piece, WeightFiles
+from forage.training.weight_files import WeightFiles, WeightPiece
 
 MODEL, CRITIC, ADAPTERS = "model", "critic", "adapter_model"
 """How the names of the files begin."""
@@ -49,7 +49,7 @@ class SavedPart:
         self._files = WeightFiles(folder, stem, each)
         self._is_first = ranks is None or dist.get_rank() == 0
         self._pieces = [
-            Piece(name, starts, values.to("cpu", copy=copy))
+            WeightPiece(name, starts, values.to("cpu", copy=copy))
             for name, weight in each
             if ranks is None or ranks.is_first_with(weight)
             for starts, values in [piece_of(weight)]
@@ -101,7 +101,7 @@ def write_merged(model: PreTrainedModel, folder: Path, ranks: Ranks | None = Non
         model.config.save_pretrained(folder)
         files.write_headers()
     files.write(
-        Piece(name, (0,) * weight.ndim, weight.cpu())
+        WeightPiece(name, (0,) * weight.ndim, weight.cpu())
         for number, (name, weight) in enumerate(weights_by_name(model))
         if number % num_ranks == rank
     )

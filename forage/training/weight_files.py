@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightPiece:
     """A part of a weight: ``values`` begin at ``starts``, an index for each dimension."""
 
     name: str
@@ -126,7 +126,7 @@ class WeightFiles:
             with _open_to_write(path) as file:
                 _write_at(file, header, 0)
 
-    def write(self, pieces: Iterable[Piece]) -> None:
+    def write(self, pieces: Iterable[WeightPiece]) -> None:
         """Write pieces to their places; raises ``OSError``."""
         for piece in pieces:
             path, place = self._places[piece.name]
@@ -136,7 +136,7 @@ class WeightFiles:
                     _write_at(file, data, offset)
 
 
-def _runs(piece: Piece, place: _Place) -> Iterable[tuple[int, Tensor]]:
+def _runs(piece: WeightPiece, place: _Place) -> Iterable[tuple[int, Tensor]]:
     """The parts of a piece that lie in one run, and where they begin in the file."""
     size, values = place.dtype.itemsize, piece.values
     if tuple(values.shape[1:]) == place.shape[1:]:
