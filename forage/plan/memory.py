@@ -30,6 +30,7 @@ Left out: the CUDA context and fragmentation (1 to 3 GB a GPU).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -78,7 +79,7 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The parts on one device, and what offloading moves to a node's host memory."""
+    """The parts on one device, and what rests in a node's host memory."""
 
     parts: tuple[MemoryPart, ...]
     host_bytes_per_node: int
@@ -114,10 +115,23 @@ def plan_memory(config: RunConfig, model: ModelSize, beside: BesideSizes, num_co
         *_learning_parts(config, model, num_at_once),
         *_engine_parts(config, model),
     ]
+    if config.trainer.checkpoint_in_background:
+        parts.append(_copy_for_a_checkpoint(config, parts))
     resting = sum(part.num_bytes for part in parts if part.rests_in_host)
     placement = config.placement
     learners = min(placement.num_ranks or 1, placement.gpus_per_node)
     return Memory(tuple(parts), resting * learners)
+
+
+def _copy_for_a_checkpoint(config: RunConfig, parts: Sequence[MemoryPart]) -> MemoryPart:
+    """What is copied into host memory, and written from there while training goes on."""
+    learnt = {"weights", "optimizer (AdamW)", "critic: weights", "critic: optimizer"}
+    if config.model.lora is not None:
+        learnt = learnt - {"weights"} | {"adapters"}
+    num_bytes = sum(part.num_bytes for part in parts if part.name in learnt)
+    on_gpu = config.model.device != "cpu"
+    text = "what is learnt, with its moments (trainer.checkpoint_in_background)"
+    return MemoryPart("copy for a checkpoint", num_bytes, text, not on_gpu, not on_gpu, on_gpu)
 
 
 def bytes_of(config: RunConfig) -> int:

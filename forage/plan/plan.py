@@ -258,8 +258,8 @@ def _too_little_memory(config: RunConfig, machine: Machine, memory: Memory) -> I
         yield f"{needed:,.1f} GB {where} are needed, this machine has {there:,.1f} GB"
     if memory.host_bytes_per_node > machine.memory_bytes:
         yield (
-            f"placement.engine.offload keeps {memory.host_bytes_per_node / 1e9:,.1f} GB in the "
-            f"memory of each machine, this one has {machine.memory_bytes / 1e9:,.1f} GB"
+            f"{memory.host_bytes_per_node / 1e9:,.1f} GB are to rest in the memory of each machine "
+            f"(offloaded, or copied), this one has {machine.memory_bytes / 1e9:,.1f} GB"
         )
 
 

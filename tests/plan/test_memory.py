@@ -306,6 +306,26 @@ def test_states_are_sharded_over_all_gpus_and_the_engines_over_some() -> None:
     assert part(both, "gathered weights") == (outside + blocks // 2) * 4
 
 
+@pytest.mark.parametrize(
+    ("lora", "learnt"),
+    [(None, ("weights", "optimizer (AdamW)")), ({}, ("adapters", "optimizer (AdamW)"))],
+)
+def test_a_checkpoint_in_the_background_is_a_copy_in_host_memory(
+    lora: dict[str, int] | None, learnt: tuple[str, ...]
+) -> None:
+    """A machine's memory was said to be free of what each of its ranks copies there."""
+    adapters = {"lora": lora} if lora is not None else {}
+    tree = {
+        "model": {"path": SEVEN_B, "device": "cuda", **adapters},
+        "trainer": {"checkpoint_in_background": True},
+        "placement": SERVER,
+    }
+    memory = plan_memory(build_config(tree), seven_b(), BesideSizes(), num_cores=2)
+    copied = sum(part(memory, name) for name in learnt)
+    assert part(memory, "copy for a checkpoint") == copied
+    assert memory.host_bytes_per_node == 8 * copied
+
+
 def test_the_cache_of_a_server_is_that_of_all_episodes_in_flight() -> None:
     """28 layers, 4 key heads of 128, keys and values: 57,344 bytes a token in bfloat16."""
     assert part(placed(**SERVER), "engine: KV cache") == 64 * 4096 * 57_344 // 8
