@@ -1,6 +1,6 @@
 """A run whose processes are killed (kill -9) at random moments: is a step or a prompt lost?
 
-    python benchmarks/kills.py --out runs/kills --kills 20 [--vllm 2]
+    python -m benchmarks.kills --out runs/kills --kills 20 [--vllm 2]
 
 A driver with two ranks, a server that samples and a search server, each a process of its own. The
 server is a stand-in that speaks vLLM's routes and writes a search, then an answer; with ``--vllm``
@@ -257,7 +257,12 @@ def config_of(out: Path, world: Path, model: Path, num_vllm: int, **trainer: int
         "output_dir": str(out / "run"),
         "model": {"path": str(model)},
         "data": {"train": str(world / "train.jsonl"), "index": str(world / "index")},
-        "trainer": {"learning_rate": 1e-4, "max_tokens_per_micro_batch": 1024, **sizes},
+        "trainer": {
+            "learning_rate": 1e-4,
+            "max_tokens_per_micro_batch": 1024,
+            "checkpoint_in_background": True,  # a kill may meet ranks that learn and write
+            **sizes,
+        },
         "placement": {"engine": engine, "trainer": {"num_ranks": 2}},
     }
     tree["search"] = {**tree["search"], "url": search}

@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend; the command line prints it and exits with 2."""
+"""The error that is the user's to mend, which ends a command with 2; and that of a lost part."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from tempfile import TemporaryFile
 
 class UserError(ValueError):
     """What is wrong, which value, and what to do; shown without a traceback."""
+
+
+class PartLostError(RuntimeError):
+    """A process that the run cannot do without is gone; the last checkpoint is whole."""
 
 
 def did_you_mean(word: str, valid: Iterable[str], cutoff: float = 0.5) -> str:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from forage.errors import UserError
+from forage.errors import PartLostError, UserError
 from forage.hardware import compute_with, die_with_parent, num_cores
 from forage.retrieval.serve.port import bind_port
 
@@ -30,7 +30,7 @@ _HOST = "127.0.0.1"
 _GRACE_S = 5.0
 
 
-class RankDiedError(RuntimeError):
+class RankDiedError(PartLostError):
     """A rank's process is gone, or gave up waiting for another."""
 
 

@@ -57,6 +57,7 @@ class ServerPool:
         self._on_failed = on_failed
         self._seats: dict[str, Seat] = {}
         self._changed = asyncio.Event()
+        self._end: Exception | None = None
 
     @property
     def serving(self) -> list[Member]:
@@ -71,7 +72,7 @@ class ServerPool:
     async def seat(self, episode_key: str) -> Seat:
         """The episode's server: its own while that serves, else the one with the fewest episodes.
 
-        Raises ``UserError`` where none has served for too long.
+        Raises ``UserError`` where none has served for too long, and what the pool gave up for.
         """
         seat = self._seats.get(episode_key)
         if seat is not None and seat.member.is_serving:
@@ -105,10 +106,17 @@ class ServerPool:
             member.lost.set_result(None)
         self._on_failed(member.server.url)
 
+    def give_up(self, why: Exception) -> None:
+        """No server will be given weights any more: turns that wait for one raise ``why``."""
+        self._end = why
+        self._changed.set()
+
     async def _wait_until_one_serves(self) -> None:
         try:
             async with asyncio.timeout(self._lost_after_s):
                 while not self.serving:
+                    if self._end is not None:
+                        raise self._end
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from forage.errors import UserError
+from forage.errors import PartLostError, UserError
 from forage.rollout.engines.engine_server import EngineServer, Part, ServerFailed
 from forage.rollout.engines.server_pool import Member, ServerPool
 
@@ -100,6 +100,9 @@ class ServerUpdates:
                 late = await self._alive(self._pool.waiting)  # an update may have come between
                 try:
                     await self._update(late, is_recomputed=True)
+                except PartLostError as lost:  # whoever has the weights is gone
+                    self._pool.give_up(lost)
+                    return
                 except Exception as error:  # an end of this task would be noticed by nobody
                     is_bug = not isinstance(error, UserError)
                     LOG.error("a server that came late stays out: %s", error, exc_info=is_bug)

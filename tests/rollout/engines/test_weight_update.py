@@ -14,7 +14,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from safetensors.torch import save_file
 
-from forage.errors import UserError
+from forage.errors import PartLostError, UserError
 from forage.rollout.engines import weight_sender, weight_update
 from forage.rollout.engines.engine_http import EngineHttp
 from forage.rollout.engines.engine_server import ServerFailed, Tensors
@@ -192,6 +192,27 @@ async def test_a_server_that_does_not_say_the_version_serves_no_turn():
             assert it.serving == [good.url]
             assert it.failed == [stale.url]
     assert stale.notes[-1] == "/resume", "whatever became of the update"
+
+
+async def test_turns_that_wait_for_a_server_end_where_nobody_has_weights_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A rank died while the only server started again: each second brought an error in the log,
+    and the run waited for the server until ``lost_after_s``, ten minutes, with nobody to update it.
+    """
+    monkeypatch.setattr(weight_update, "_LOOK_AGAIN_S", 0.02)
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it, it.updates.looking_after():
+            await it.publish(0)
+
+            async def bring(members: Sequence[Member], version: str) -> None:
+                raise PartLostError("rank 1 has died")
+
+            monkeypatch.setattr(it, "bring", bring)
+            it.pool.leave_out(it.pool.members[0], "as if it had failed")
+            with pytest.raises(PartLostError, match="rank 1 has died"):
+                await it.pool.seat("an episode")
+    assert server.notes[-1] == "/resume"
 
 
 async def test_an_error_with_a_late_server_is_said_and_servers_are_looked_after_still(
