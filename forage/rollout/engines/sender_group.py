@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.cuda import nccl
 
 from forage.retrieval.serve.port import bind_port
@@ -67,7 +68,7 @@ class SenderGroup:
         host = addresses[0] if len(set(addresses)) == 1 else "0.0.0.0"
         listener = bind_port(host, 0)
         port = listener.getsockname()[1]
-        self._store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        self._store = TCPStore(
             *(host, port),
             is_master=True,
             wait_for_workers=False,
@@ -84,7 +85,7 @@ class SenderGroup:
 
     def join(self) -> None:
         """Make the group, once all are there; raises ``RuntimeError`` after the deadline."""
-        store: dist.Store = self._store
+        store: Store = self._store
         if self.name is not None:
             store = _as_torch_does(store, self.name, self.device.type)
         if self.device.type == "cuda":
@@ -105,7 +106,7 @@ class SenderGroup:
             torch.cuda.synchronize(self.device)
 
 
-def _as_torch_does(store: dist.Store, name: str, device_type: str) -> dist.Store:
+def _as_torch_does(store: Store, name: str, device_type: str) -> Store:
     """Where the members of a group meet that is made by torch's own helper, under this name.
 
     SGLang's workers make theirs with a copy of torch's ``init_process_group``: it prefixes the
@@ -114,7 +115,7 @@ def _as_torch_does(store: dist.Store, name: str, device_type: str) -> dist.Store
     where no other may have its name, and could split it from the trainer's own.
     """
     for prefix in (name, f"{name}/", f"{device_type}/"):
-        store = dist.PrefixStore(prefix, store)
+        store = PrefixStore(prefix, store)
     return store
 
 
