@@ -122,13 +122,13 @@ async def open_updates(
     assert isinstance(engine, ServedEngine), "weights behind model.endpoint cannot be replaced"
     assert settings.kind != "torch", "servers are named in placement.engine"
     folder = config.output_dir / "published"
-    if settings.kind == "vllm" and settings.transfer == "group":
+    if settings.transfer == "group":
         if isinstance(trainer, TrainerRanks):
             sender = SenderOfRanks(trainer)
         else:
             sender = _sender_of(model, model.device)
         transport = GroupTransport(sender, settings.update_timeout_s)
-    elif settings.kind == "vllm" and settings.transfer == "adapters" and has_adapters(model):
+    elif settings.transfer == "adapters" and has_adapters(model):
         write = trainer.write_learnt if trainer else partial(write_learnt, model)
         transport = DiskTransport(write, folder, load_adapters)
     else:
@@ -164,12 +164,20 @@ class SenderOfRanks:
         return self._ask("gpu")
 
     def open_group(
-        self, urls: Sequence[str], num_workers: Sequence[int], by_nccl: bool, timeout_s: float
+        self,
+        urls: Sequence[str],
+        num_workers: Sequence[int],
+        by_nccl: bool,
+        timeout_s: float,
+        name: str | None = None,
     ) -> list[JoinInfo]:
-        return self._ask("open_group", urls, num_workers, by_nccl, timeout_s)
+        return self._ask("open_group", urls, num_workers, by_nccl, timeout_s, name)
 
     def join(self) -> str | None:
         return self._ask("join")
+
+    def leave(self) -> None:
+        self._ask("leave")
 
     def begin(self) -> None:
         self._ask("begin")

@@ -79,6 +79,17 @@ class VllmPlacement(ServerPlacement):
 
 
 class SglangPlacement(ServerPlacement):
-    """Servers of SGLang that the user has started; weights travel through files that both see."""
+    """Servers of SGLang that the user has started."""
 
     kind: Literal["sglang"] = "sglang"
+    transfer: Literal["group", "disk"] = "disk"
+    """How weights travel: a torch process group, or files that both see."""
+
+    @model_validator(mode="after")
+    def _nccl_has_gpus_to_itself(self) -> Self:
+        if self.offload and self.transfer == "group":
+            raise ValueError(
+                "placement.engine.offload shares GPUs with the trainer, and placement.engine."
+                "transfer: group needs others than the trainer's: set transfer to disk"
+            )
+        return self

@@ -53,6 +53,14 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             "name the address of a server",
         ),
         (
+            {"placement": {"engine": {"kind": "sglang", "transfer": "adapters"}}},
+            "placement.engine.transfer: Input should be 'group' or 'disk'",
+        ),
+        (
+            {"placement": {"engine": {"kind": "sglang", "transfer": "group", "offload": True}}},
+            "needs others than the trainer's: set transfer to disk",
+        ),
+        (
             {"placement": {"engine": {"kind": "sglang", "urls": ["http://a", "http://a"]}}},
             "names a server twice",
         ),
@@ -120,6 +128,13 @@ def test_training_refuses_each_placement_that_it_cannot_do(
 def test_one_process_on_one_device_is_what_training_does() -> None:
     config().check_placement()
     config(device="cpu").check_placement()
+
+
+def test_weights_reach_sglang_through_files_unless_the_recipe_asks_for_a_group() -> None:
+    for transfer, settings in {"disk": {}, "group": {"transfer": "group"}}.items():
+        engine = config(placement={"engine": {"kind": "sglang", **settings}}).placement.engine
+        assert engine.kind == "sglang"
+        assert engine.transfer == transfer
 
 
 @pytest.mark.parametrize("engine", ["vllm", {"kind": "sglang", "urls": ["http://10.0.0.5:30000"]}])

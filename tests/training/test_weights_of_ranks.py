@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d as c10d
 from transformers import AutoModelForCausalLM
 
 from forage.config.run_config import RunConfig, build_config
@@ -35,6 +36,7 @@ from tests.rollout.tiny_models import make_model
 from tests.training.sequences import episode, weighed
 
 CPU = torch.device("cpu")
+NAME: Any = "the_group"
 PPO = {"advantage": {"kind": "gae", "critic": {"learning_rate": 1e-3}}, "kl": {"coefficient": 0.1}}
 CASES: dict[str, dict[str, Any]] = {
     "whole": {},
@@ -164,7 +166,7 @@ def test_a_folder_for_servers_holds_the_whole_model_with_its_adapters_in_it(
 
 
 class Worker:
-    """A server's worker: joins the group, and receives what it is told of."""
+    """A worker with Forage's receiver: joins the group, and receives what it is told of."""
 
     def __init__(self, info: JoinInfo) -> None:
         self._info = info
@@ -184,6 +186,34 @@ class Worker:
             dtype = getattr(torch, dtype_name)
             size = torch.Size(shape).numel() * dtype.itemsize
             self.received[name] = data[start : start + size].view(dtype).view(shape).clone()
+
+
+class NamedWorker:
+    """A worker of SGLang: its group is made by torch's helper, and receives tensor by tensor."""
+
+    def __init__(self, info: JoinInfo) -> None:
+        self._info = info
+        self.received: dict[str, Tensor] = {}
+
+    def join(self) -> None:
+        patience = timedelta(seconds=self._info.timeout_s)
+        store = TCPStore(self._info.address, self._info.port, is_master=False, timeout=patience)
+        size, rank, named = self._info.world_size, self._info.rank_offset, PrefixStore(NAME, store)
+        backend = c10d.Backend("gloo")
+        asked = (size, rank, [], backend, named)
+        made = c10d._new_process_group_helper(*asked, group_name=NAME, timeout=patience)
+        self._group: Any = made[0]
+        c10d._world.pg_group_ranks[self._group] = {each: each for each in range(size)}
+
+    def receive(self, bucket: Bucket) -> None:
+        rows = (bucket.tensors.names, bucket.tensors.dtypes, bucket.tensors.shapes)
+        for name, dtype_name, shape in zip(*rows, strict=True):
+            weight = torch.empty(shape, dtype=getattr(torch, dtype_name))
+            dist.broadcast(weight, src=0, group=self._group)
+            self.received[name] = weight
+
+    def leave(self) -> None:
+        dist.destroy_process_group(self._group)
 
 
 def beside(work: Any) -> threading.Thread:
@@ -213,6 +243,26 @@ def test_rank_0_sends_what_all_ranks_gather_and_the_driver_sees_no_byte_of_it(
             assert sender.send() is None
             receiving.join()
         assert_near(worker.received, weights_of(process.model))
+
+
+def test_rank_0_sends_tensor_by_tensor_to_a_group_with_a_name(
+    learnt: tuple[TrainerRanks, Trainer],
+) -> None:
+    ranks, process = learnt
+    sender = SenderOfRanks(ranks)
+    (info,) = sender.open_group(["http://127.0.0.1:9"], [1], False, 30.0, NAME)
+    worker = NamedWorker(info)
+    joining = beside(worker.join)
+    assert sender.join() is None
+    joining.join()
+    sender.begin()
+    while (bucket := sender.next_bucket()) is not None:
+        receiving = beside(partial(worker.receive, bucket))
+        assert sender.send() is None
+        receiving.join()
+    assert_near(worker.received, weights_of(process.model))
+    worker.leave()
+    sender.leave()
 
 
 def test_a_server_that_does_not_come_is_told_and_the_ranks_live_on(

@@ -66,9 +66,18 @@ class JoinInfo:
 
 
 class EngineServer(Protocol):
-    """One server; an update is ``pause``, then weights by either way, then ``resume``."""
+    """One server; an update is ``pause``, then weights by either way, then ``resume``.
+
+    Through a group: ``join`` once, then ``start_update``, ``receive`` for each bucket, and
+    ``finish_update``; or ``abandon_update``, which ends an update that will not go on.
+    """
 
     url: str
+    group_name: str | None
+    """Under which name its workers make a group, as torch does, and receive tensor by tensor.
+
+    None: Forage's receiver, whose group has no name and takes the bytes of a bucket at once.
+    """
 
     async def sample(self, token_ids: Sequence[int], sampling: Sampling, salt: str) -> Completion:
         """Sample one turn.
@@ -106,6 +115,34 @@ class EngineServer(Protocol):
 
     async def load_from_disk(self, folder: Path, version: str) -> None:
         """Take the weights of a Hugging Face folder."""
+        ...
+
+    async def num_workers(self) -> int:
+        """Processes that hold a part of the weights: its ranks in the trainer's group."""
+        ...
+
+    async def gpus(self) -> list[list[str]]:
+        """The GPU of each worker and NCCL's version there, as far as the server names them."""
+        ...
+
+    async def misfits(self, tensors: Tensors) -> list[str]:
+        """Why these tensors are not those of the served model, as far as the server compares."""
+        ...
+
+    async def join(self, info: JoinInfo) -> None:
+        """Join the trainer's group, which the trainer makes at the same time."""
+        ...
+
+    async def start_update(self) -> None: ...
+
+    async def receive(self, bucket: Bucket) -> None:
+        """Take a bucket, which the trainer broadcasts at the same time."""
+        ...
+
+    async def finish_update(self, version: str) -> None: ...
+
+    async def abandon_update(self) -> None:
+        """End an update that will not go on; fails where the server does not answer."""
         ...
 
     async def close(self) -> None: ...

@@ -95,7 +95,8 @@ class ServerPool:
         """The server has the run's weights: turns may go there."""
         if not member.is_serving:
             member.is_serving = True
-            member.lost = asyncio.Future()
+            if member.lost.done():  # else its weights came through a group that is still good
+                member.lost = asyncio.Future()
             self._changed.set()
 
     def leave_out(self, member: Member, why: str) -> None:

@@ -1,7 +1,7 @@
-"""An SGLang server in its own words: ``/generate``, pauses, and weights from files.
+"""An SGLang server in its own words: ``/generate``, pauses, weights from files or through a group.
 
-Written to the schema of SGLang 0.5; there is no build for a CPU, so it has met a stand-in of that
-schema and no real server.
+Written to the sources of SGLang 0.5.23; there is no build for a CPU, so it has met a stand-in of
+that schema and no real server.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from pydantic import BaseModel
 
 from forage.rollout.engines.completions_engine import common_knobs, request_seed
 from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
-from forage.rollout.engines.engine_server import Part, ServerFailed
-from forage.types import Completion, Sampling
+from forage.rollout.engines.engine_server import Bucket, JoinInfo, Part, ServerFailed, Tensors
+from forage.types import Completion, FailureKind, Sampling
 
 
 class _Reason(BaseModel):
@@ -40,6 +41,9 @@ class _Turn(BaseModel):
 
 class SglangServer:
     """See ``EngineServer``; ``update_timeout_s`` is for each step of an update."""
+
+    group_name: str | None = "forage"
+    """One for all runs: the group of a run that was killed is found, and destroyed, by its name."""
 
     def __init__(
         self,
@@ -101,13 +105,104 @@ class SglangServer:
 
     async def load_from_disk(self, folder: Path, version: str) -> None:
         body = {"model_path": str(folder), "weight_version": version, "flush_cache": False}
-        reply = await self._http.post("/update_weights_from_disk", body, f"load {folder}")
-        if reply.get("success") is False:
-            why = str(reply.get("message"))
-            raise ServerFailed.for_good(self.url, f"load {folder}", why)
+        await self._do("/update_weights_from_disk", body, f"load {folder}")
+
+    async def num_workers(self) -> int:
+        """Its tensor-parallel ranks; raises ``ServerFailed`` where those are not all of them.
+
+        A worker's rank in the group is the offset and its tensor-parallel rank, so that two stages
+        of a pipeline would have the same; SGLang itself refuses data-parallel replicas.
+        """
+        doing = "count its workers"
+        info = await self._http.get("/server_info", doing)
+        number, stages = info.get("tp_size"), info.get("pp_size", 1)
+        if not isinstance(number, int) or number < 1:
+            raise ServerFailed.for_good(self.url, doing, f"it says that it has {number!r}")
+        if stages != 1:
+            why = f"its pipeline has {stages} stages: set placement.engine.transfer to disk"
+            raise ServerFailed.for_good(self.url, doing, why)
+        return number
+
+    async def gpus(self) -> list[list[str]]:
+        """None: SGLang names no GPU, so each is taken for one that the trainer does not use."""
+        return []
+
+    async def misfits(self, tensors: Tensors) -> list[str]:
+        """None: no route of SGLang compares names or shapes with those of its model.
+
+        A shape that does not fit is an error of ``receive``, and leaves the server half new. A name
+        that the model does not know is a line in SGLang's log, and one that does not come at all
+        keeps its older weights: neither is noticed here.
+        """
+        return []
+
+    async def join(self, info: JoinInfo) -> None:
+        """Join the trainer's group, and destroy an older one of the same name."""
+        name = {"group_name": self.group_name}
+        await self._try("/destroy_weights_update_group", name, "leave an older group")
+        body = {
+            "master_address": info.address,
+            "master_port": info.port,
+            "rank_offset": info.rank_offset,
+            "world_size": info.world_size,
+            "backend": info.backend,
+            **name,
+        }
+        await self._do("/init_weights_update_group", body, "join the trainer's group")
+
+    async def start_update(self) -> None:
+        """Open a session; one that an update left open, of a run that was killed, ends first."""
+        if not await self._try("/begin_weight_update", {}, "start an update"):
+            await self._try("/end_weight_update", {}, "end an older update")
+            await self._in_session("/begin_weight_update", "start an update")
+
+    async def receive(self, bucket: Bucket) -> None:
+        body = {
+            "names": bucket.tensors.names,
+            "dtypes": bucket.tensors.dtypes,
+            "shapes": bucket.tensors.shapes,
+            "group_name": self.group_name,
+            "flush_cache": False,
+        }
+        await self._do("/update_weights_from_distributed", body, "receive weights")
+
+    async def finish_update(self, version: str) -> None:
+        """The version comes last: with a bucket it would be that of weights still to come."""
+        await self._in_session("/end_weight_update", "end the update")
+        body = {"new_version": version, "abort_all_requests": False}
+        await self._do("/update_weight_version", body, "take a version")
+
+    async def abandon_update(self) -> None:
+        await self._try("/end_weight_update", {}, "abandon an update")
+        name = {"group_name": self.group_name}
+        await self._try("/destroy_weights_update_group", name, "leave the group")
 
     async def close(self) -> None:
         await self._http.close()
+
+    async def _do(self, path: str, body: dict[str, Any], doing: str) -> None:
+        """Raises ``ServerFailed`` where it does not answer, or says that it has not done it."""
+        reply = await self._http.post(path, body, doing)
+        if reply.get("success") is False:
+            raise ServerFailed.for_good(self.url, doing, str(reply.get("message")))
+
+    async def _try(self, path: str, body: dict[str, Any], doing: str) -> bool:
+        """As ``_do`` for what there may be nothing to do: gives False where it is refused."""
+        try:
+            await self._do(path, body, doing)
+        except ServerFailed as failed:
+            if failed.failure.kind not in (FailureKind.REFUSED, FailureKind.MALFORMED):
+                raise
+            return False
+        return True
+
+    async def _in_session(self, path: str, doing: str) -> None:
+        """As ``_do``; SGLang before June 2026 has no such route, and needs no session."""
+        try:
+            await self._do(path, {}, doing)
+        except ServerFailed as failed:
+            if failed.failure.status != HTTPStatus.NOT_FOUND:
+                raise
 
 
 def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class _Reply(BaseModel):
 class VllmServer:
     """See ``EngineServer``; ``update_timeout_s`` is for each step of an update."""
 
+    group_name: str | None = None
+
     def __init__(
         self,
         url: str,

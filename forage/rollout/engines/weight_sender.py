@@ -1,25 +1,18 @@
-"""The trainer's end of the group that weights travel through: buckets of bytes, broadcast.
+"""The trainer's end of the way of weights through a group: buckets, broadcast.
 
-The other end is ``plugins/forage_receiver.py`` in the workers of vLLM. The group is one of torch's
-own, beside whatever groups the trainer has: of NCCL where each member has a GPU to itself, of gloo,
-and so through host memory, elsewhere.
+The other end is ``plugins/forage_receiver.py`` in the workers of vLLM, which takes a bucket as a
+run of bytes, or the workers of SGLang, which take its tensors one by one.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
-from typing import Any
-from urllib.parse import urlsplit
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.cuda import nccl
 
-from forage.retrieval.serve.port import bind_port
 from forage.rollout.engines.engine_server import Bucket, JoinInfo, Tensors
+from forage.rollout.engines.sender_group import SenderGroup, name_gpu
 
 BUCKET_BYTES = 256 * 2**20
 _ALIGNMENT = 16  # so that bytes can be read as numbers of any type where they lie
@@ -88,79 +81,19 @@ def _fill(weights: Sequence[NamedTensor], data: Tensor) -> tuple[Bucket, Tensor]
     return Bucket(tensors_of(weights), tuple(starts), len(data)), data
 
 
+def _tensors_in(bucket: Bucket, data: Tensor) -> list[Tensor]:
+    """The tensors of a filled bucket, where they lie."""
+    rows = zip(bucket.tensors.dtypes, bucket.tensors.shapes, bucket.starts, strict=True)
+    tensors: list[Tensor] = []
+    for dtype_name, shape, start in rows:
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        tensors.append(data[start : start + size].view(dtype).view(shape))
+    return tensors
+
+
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def name_gpu(device: torch.device) -> list[str]:
-    """The GPU, and NCCL's version there; nothing for a CPU. A server's workers say the same."""
-    if device.type != "cuda":
-        return []
-    version = ".".join(map(str, nccl.version()))
-    return [str(torch.cuda.get_device_properties(device).uuid), version]
-
-
-def nccl_joins(members: Sequence[Sequence[str]]) -> bool:
-    """Whether NCCL makes a group of members that ``name_gpu`` has named.
-
-    It refuses two of them on one GPU, and a CPU, and members of two versions cannot talk.
-    """
-    if not all(members):
-        return False
-    gpus, versions = zip(*members, strict=True)
-    return len(set(gpus)) == len(gpus) and len(set(versions)) == 1
-
-
-class SenderGroup:
-    """Rank 0 of a group with the workers of some servers.
-
-    ``infos`` go to the servers, which must join while ``join`` runs on a thread of its own.
-    """
-
-    def __init__(
-        self,
-        urls: Sequence[str],
-        num_workers: Sequence[int],
-        device: torch.device,
-        timeout_s: float,
-    ) -> None:
-        """``num_workers``: of each server; ``timeout_s`` is for the joining and each broadcast."""
-        self.device = device
-        self._timeout = timedelta(seconds=timeout_s)
-        addresses = [_address_towards(url) for url in urls]
-        # One address is that of all servers, often loopback's: nobody else reaches the store.
-        host = addresses[0] if len(set(addresses)) == 1 else "0.0.0.0"
-        listener = bind_port(host, 0)
-        port = listener.getsockname()[1]
-        self._store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            *(host, port),
-            is_master=True,
-            wait_for_workers=False,
-            timeout=self._timeout,
-            master_listen_fd=listener.detach(),
-        )
-        self._world_size = 1 + sum(num_workers)
-        self._group: Any = None
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        self.infos: list[JoinInfo] = []
-        for place, address in enumerate(addresses):
-            offset = 1 + sum(num_workers[:place])
-            self.infos.append(JoinInfo(address, port, offset, self._world_size, backend, timeout_s))
-
-    def join(self) -> None:
-        """Make the group, once all are there; raises ``RuntimeError`` after the deadline."""
-        if self.device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
-            self._group = dist.ProcessGroupNCCL(self._store, 0, self._world_size, options)
-        else:
-            self._group = dist.ProcessGroupGloo(self._store, 0, self._world_size, self._timeout)
-
-    def send(self, data: Tensor) -> None:
-        """Broadcast a bucket; raises ``RuntimeError`` where a server is gone or too slow."""
-        self._group.broadcast([data], dist.BroadcastOptions()).wait(self._timeout)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 class WeightSender:
@@ -185,8 +118,9 @@ class WeightSender:
         self._group: SenderGroup | None = None
         self._buckets: Iterator[list[NamedTensor]] = iter(())
         self._room: Tensor | None = None
-        self._data: Tensor | None = None
-        """The bucket to be sent: the first bytes of the room."""
+        self._sent: list[Tensor] = []
+        """What is sent of the bucket: all its bytes, which are the first of the room, or each
+        tensor in them."""
 
     def tensors(self) -> Tensors:
         """What the weights are."""
@@ -197,19 +131,31 @@ class WeightSender:
         return name_gpu(self._device)
 
     def open_group(
-        self, urls: Sequence[str], num_workers: Sequence[int], by_nccl: bool, timeout_s: float
+        self,
+        urls: Sequence[str],
+        num_workers: Sequence[int],
+        by_nccl: bool,
+        timeout_s: float,
+        name: str | None = None,
     ) -> list[JoinInfo]:
         """Prepare a group with the workers of servers (``SenderGroup``); ``join`` makes it."""
-        self._group = None
+        self.leave()
         if not self._is_first:
             return []
         device = self._device if by_nccl else torch.device("cpu")
-        self._group = SenderGroup(urls, num_workers, device, timeout_s)
+        self._group = SenderGroup(urls, num_workers, device, timeout_s, name)
         return self._group.infos
 
     def join(self) -> str | None:
         """Make the group, once all are there; gives the reason where none was made in time."""
         return self._in_group(lambda group: group.join())
+
+    def leave(self) -> None:
+        """Drop the group with its store: a worker that waits in it fails at once.
+
+        SGLang's workers wait as long as torch does by itself, which is half an hour.
+        """
+        self._group = None
 
     def begin(self) -> None:
         """The next bucket is the first."""
@@ -217,7 +163,7 @@ class WeightSender:
 
     def next_bucket(self) -> Bucket | None:
         """Gather and fill the next bucket, to be sent; None after the last."""
-        self._data = None
+        self._sent = []
         held = next(self._buckets, None)
         if held is None or self._group is None:
             self._room = None
@@ -225,13 +171,13 @@ class WeightSender:
         size, device = _size_of(held), self._group.device
         if self._room is None or len(self._room) < size or self._room.device != device:
             self._room = _new_bytes(size, device)
-        bucket, self._data = _fill(held, self._room[:size])
+        bucket, data = _fill(held, self._room[:size])
+        self._sent = [data] if self._group.name is None else _tensors_in(bucket, data)
         return bucket
 
     def send(self) -> str | None:
         """Broadcast the bucket; gives the reason where a server is gone or too slow."""
-        data = self._data
-        return self._in_group(lambda group: None if data is None else group.send(data))
+        return self._in_group(lambda group: group.send(self._sent))
 
     def _in_group(self, work: Callable[[SenderGroup], None]) -> str | None:
         """A failure of the servers is told, not raised: it would end the ranks."""
@@ -240,15 +186,8 @@ class WeightSender:
         try:
             work(self._group)
         except RuntimeError as error:
-            return str(error)
-        return None
-
-
-def _address_towards(url: str) -> str:
-    """This machine's address as the server at ``url`` sees it."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))  # nothing is sent: it only picks the way
-        return probe.getsockname()[0]
+            why = str(error)
+        else:
+            return None
+        self.leave()  # outside of the except, which keeps the group
+        return why

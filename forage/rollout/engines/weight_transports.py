@@ -19,9 +19,9 @@ from forage.rollout.engines.engine_server import (
     ServerFailed,
     Tensors,
 )
+from forage.rollout.engines.sender_group import nccl_joins
 from forage.rollout.engines.server_pool import Member
 from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.weight_sender import nccl_joins
 from forage.rollout.engines.weight_update import UpdateFailed, each
 
 LOG = logging.getLogger(__name__)
@@ -37,10 +37,17 @@ class Sender(Protocol):
     def gpu(self) -> list[str]: ...
 
     def open_group(
-        self, urls: Sequence[str], num_workers: Sequence[int], by_nccl: bool, timeout_s: float
+        self,
+        urls: Sequence[str],
+        num_workers: Sequence[int],
+        by_nccl: bool,
+        timeout_s: float,
+        name: str | None = None,
     ) -> list[JoinInfo]: ...
 
     def join(self) -> str | None: ...
+
+    def leave(self) -> None: ...
 
     def begin(self) -> None: ...
 
@@ -50,7 +57,7 @@ class Sender(Protocol):
 
 
 class GroupTransport:
-    """Buckets through a torch process group with the workers of vLLM servers.
+    """Buckets through a torch process group with the workers of servers, all of one kind.
 
     The group is made anew when its members change, or after a failure.
     """
@@ -63,7 +70,7 @@ class GroupTransport:
         """Those in the group; none where there is no group."""
 
     async def bring(self, members: Sequence[Member], version: str) -> None:
-        """Check names and shapes, then send; a failure ends the update at the other servers."""
+        """Check what can be, then send; a failure ends the update at the other servers."""
         # A server that was lost and is back is another process: its future is a new one.
         if self._joined != [member.lost for member in members]:
             self._joined = []
@@ -71,19 +78,23 @@ class GroupTransport:
             await self._make_group(members)
             self._joined = [member.lost for member in members]
         try:
-            await each(members, lambda server: _vllm(server).start_update())
+            await each(members, lambda server: server.start_update())
             await self._send(members)
-            await each(members, lambda server: _vllm(server).finish_update(version))
+            await each(members, lambda server: server.finish_update(version))
         except UpdateFailed as failed:
             self._joined = []
-            raise await self._find_the_dead(members, failed) from failed
+            dead = await self._find_the_dead(members, failed)
+            # A server that alone refuses what the others took would refuse it again.
+            if not dead.failures and len(failed.failures) < len(members):
+                raise
+            raise dead from failed
 
     async def _check(self, members: Sequence[Member]) -> None:
         """Raise ``UserError`` where a server has another model: a wrong shape would end it."""
         tensors = await asyncio.to_thread(self._sender.tensors)
 
         async def check(server: EngineServer) -> None:
-            if misfits := await _vllm(server).misfits(tensors):
+            if misfits := await server.misfits(tensors):
                 more = f" and {len(misfits) - _MAX_NAMED} more" * (len(misfits) > _MAX_NAMED)
                 raise UserError(
                     f"the server {server.url} serves another model than model.path: "
@@ -98,8 +109,8 @@ class GroupTransport:
         gpus = [await asyncio.to_thread(self._sender.gpu)]
 
         async def ask(server: EngineServer) -> None:
-            num_workers[server.url] = await _vllm(server).num_workers()
-            gpus.extend(await _vllm(server).gpus())
+            num_workers[server.url] = await server.num_workers()
+            gpus.extend(await server.gpus())
 
         await each(members, ask)
         urls = [member.server.url for member in members]
@@ -109,11 +120,12 @@ class GroupTransport:
         # Half of what the servers' replies may take, so that a worker that waits for others is
         # free again before its server is given up.
         asked = (urls, [num_workers[url] for url in urls], by_nccl, self._timeout_s / 2)
-        infos = await asyncio.to_thread(self._sender.open_group, *asked)
+        name = members[0].server.group_name
+        infos = await asyncio.to_thread(self._sender.open_group, *asked, name)
         info_of = dict(zip(urls, infos, strict=True))
         joining = asyncio.create_task(asyncio.to_thread(self._sender.join))
         try:
-            await each(members, lambda server: _vllm(server).join(info_of[server.url]))
+            await each(members, lambda server: server.join(info_of[server.url]))
         except UpdateFailed as failed:
             await asyncio.gather(joining, return_exceptions=True)
             dead = await self._find_the_dead(members, failed)
@@ -132,7 +144,7 @@ class GroupTransport:
         """The servers are told what comes while it is broadcast."""
         sending = asyncio.create_task(asyncio.to_thread(self._sender.send))
         try:
-            await each(members, lambda server: _vllm(server).receive(bucket))
+            await each(members, lambda server: server.receive(bucket))
         finally:
             await asyncio.gather(sending, return_exceptions=True)
         if (why := sending.result()) is not None:
@@ -143,10 +155,12 @@ class GroupTransport:
 
         One that dies takes the group of all with it, so their failures say nothing.
         """
+        # First: whoever waits in the group is told by it, and can answer.
+        await asyncio.to_thread(self._sender.leave)
         dead: dict[Member, str] = {}
         for member in members:
             try:
-                await _vllm(member.server).abandon_update()
+                await member.server.abandon_update()
             except ServerFailed:
                 dead[member] = failed.failures.get(member, str(failed))
         return UpdateFailed(dead, str(failed))
@@ -159,7 +173,8 @@ async def load_weights(server: EngineServer, folder: Path, version: str) -> None
 
 async def load_adapters(server: EngineServer, folder: Path, version: str) -> None:
     """Adapters, beside the base that a vLLM server has."""
-    await _vllm(server).load_adapters(folder, version)
+    assert isinstance(server, VllmServer), "only vLLM serves adapters beside its base"
+    await server.load_adapters(folder, version)
 
 
 class DiskTransport:
@@ -187,8 +202,3 @@ class DiskTransport:
             await each(members, lambda server: self._load(server, folder, version))
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-
-def _vllm(server: EngineServer) -> VllmServer:
-    assert isinstance(server, VllmServer), "only vLLM's workers have the receiver"
-    return server

@@ -257,7 +257,7 @@ async def test_an_update_that_ends_half_way_leaves_a_server_that_takes_the_next_
         assert group is not None
         await it.server.start_update()
         bucket, data = next(fill_buckets(weights_by_name(it.model), CPU, max_bytes=60_000))
-        await asyncio.gather(asyncio.to_thread(group.send, data), it.server.receive(bucket))
+        await asyncio.gather(asyncio.to_thread(group.send, [data]), it.server.receive(bucket))
         await it.server.abandon_update()
         await it.engine.generate(PROMPT, ask("between"))  # of half new weights, but it lives
         await it.publish()

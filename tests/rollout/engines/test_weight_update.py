@@ -18,9 +18,10 @@ from forage.errors import PartLostError, UserError
 from forage.rollout.engines import weight_sender, weight_update
 from forage.rollout.engines.engine_http import EngineHttp
 from forage.rollout.engines.engine_server import ServerFailed, Tensors
+from forage.rollout.engines.sender_group import SenderGroup, nccl_joins
 from forage.rollout.engines.server_pool import Member, ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.weight_sender import SenderGroup, WeightSender, nccl_joins
+from forage.rollout.engines.weight_sender import WeightSender
 from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport
 from forage.rollout.engines.weight_update import ServerUpdates, UpdateFailed, each
 from tests.rollout.policy_server import PolicyServer, policy_serving
@@ -153,7 +154,7 @@ async def test_weights_go_through_host_memory_to_a_server_on_the_trainers_gpu(
     """NCCL refuses two members on one GPU, which ended every update."""
     devices: list[torch.device] = []
 
-    def make(_urls: object, _workers: object, device: torch.device, _seconds: float) -> SenderGroup:
+    def make(_urls: object, _workers: object, device: torch.device, *_: object) -> SenderGroup:
         devices.append(device)
         raise UserError("seen")
 

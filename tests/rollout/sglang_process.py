@@ -1,0 +1,223 @@
+"""A stand-in for an SGLang server in a process of its own: its routes, and torch behind them.
+
+What its one worker does for a group is what SGLang 0.5.23 does: it makes the group by torch's own
+helper, waits as long as torch does by itself, and receives tensor by tensor into new memory. Its
+model is a table of names and shapes. Run by ``sglang_serving``; it needs neither Forage nor SGLang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from aiohttp import web
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
+
+Reply = tuple[bool, str]
+
+
+class Worker:
+    """What SGLang's scheduler and its tensor-parallel rank 0 do, one request after another."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, list[int]] = {}
+        """Of its model's weights, as far as a test says; others are loaded whatever they are."""
+        self.loaded: dict[str, list[Any]] = {}
+        self.refuses_bucket = self.dies_at_bucket = -1
+        self.needs_session = True
+        self._groups: dict[str, Any] = {}
+        self._in_session = False
+        self._num_buckets = 0
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+
+    def init_weights_update_group(self, body: dict[str, Any]) -> Reply:
+        name, size = body["group_name"], body["world_size"]
+        try:
+            address = f"tcp://{body['master_address']}:{body['master_port']}"
+            patience = c10d.default_pg_timeout
+            there = rendezvous(address, body["rank_offset"], size, timeout=patience)
+            store, rank, size = next(iter(there))
+            store.set_timeout(patience)
+            store = c10d.PrefixStore(name, store)
+            backend = c10d.Backend(body["backend"])
+            asked = (size, rank, [], backend, store)
+            group, _ = c10d._new_process_group_helper(*asked, group_name=name, timeout=patience)
+            c10d._world.pg_group_ranks[group] = {each: each for each in range(size)}
+            self._groups[name] = group
+        except Exception as error:
+            return False, f"Failed to initialize custom process group: {error}."
+        return True, "Succeeded to initialize custom process group."
+
+    def destroy_weights_update_group(self, body: dict[str, Any]) -> Reply:
+        if body["group_name"] not in self._groups:
+            return False, "The group to be destroyed does not exist."
+        dist.destroy_process_group(self._groups.pop(body["group_name"]))
+        return True, "Succeeded to destroy custom process group."
+
+    def begin_weight_update(self, body: dict[str, Any]) -> Reply:
+        if self._in_session:
+            return False, "a weight-update session is already open; call end_weight_update() first"
+        self._in_session, self._num_buckets = True, 0
+        return True, "Success"
+
+    def end_weight_update(self, body: dict[str, Any]) -> Reply:
+        if not self._in_session:
+            return False, "no weight-update session is open; call begin_weight_update() first"
+        self._in_session = False
+        return True, "Success"
+
+    def update_weights_from_distributed(self, body: dict[str, Any]) -> Reply:
+        if self.needs_session and not self._in_session:
+            return False, "must run between begin_weight_update() and end_weight_update()"
+        if self._num_buckets == self.dies_at_bucket:
+            os._exit(1)
+        self._num_buckets += 1
+        try:
+            group, handles, weights = self._groups[body["group_name"]], [], {}
+            rows = zip(body["names"], body["dtypes"], body["shapes"], strict=True)
+            for name, dtype, shape in rows:
+                weight = weights[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+                handles.append(dist.broadcast(weight, src=0, group=group, async_op=True))
+            for handle in handles:
+                handle.wait()
+        except Exception as error:
+            return False, f"Failed to receive weights: {error}"
+        if self._num_buckets - 1 == self.refuses_bucket:
+            return False, "Failed to update parameter online: out of memory."
+        for name, weight in weights.items():
+            if self.shapes.get(name, list(weight.shape)) != list(weight.shape):
+                return False, f"Failed to update parameter online: the shape of {name}."
+            self.loaded[name] = summary(weight)
+        return True, "Succeeded to update parameter online."
+
+
+def summary(weight: torch.Tensor) -> list[Any]:
+    """Equal for equal bits."""
+    data = weight.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return [str(weight.dtype), list(weight.shape), hashlib.sha256(data).hexdigest()]
+
+
+@dataclass
+class Faults:
+    """What the stand-in does otherwise; set by ``POST /stand_in``."""
+
+    without: str = ""
+    """A part of the paths that it does not have."""
+    hangs_at: str = ""
+    """A path at which the scheduler stops for good: it answers nothing from then on."""
+    stages: int = 1
+
+
+class Server:
+    """SGLang's routes; the worker's are worked off by one thread, as SGLang's scheduler does."""
+
+    def __init__(self) -> None:
+        self._worker = Worker()
+        self._faults = Faults()
+        self._scheduler = ThreadPoolExecutor(1)
+        self._version = "default"
+        self._is_paused = False
+        self._asked: list[str] = []
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        return app
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        path = request.path
+        body: dict[str, Any] = await request.json() if request.can_read_body else {}
+        if path == "/stand_in":
+            return self._stand_in(body)
+        if path != "/health":
+            self._asked.append(path)
+        if self._faults.without and self._faults.without in path:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        match path:
+            case "/server_info":
+                return web.json_response({"tp_size": 1, "pp_size": self._faults.stages})
+            case "/get_model_info":
+                return web.json_response({"weight_version": self._version})
+            case "/update_weight_version":
+                # Its default would end turns in flight.
+                assert body["abort_all_requests"] is False
+                self._version = body["new_version"]
+                return web.json_response({"success": True, "message": ""})
+            case "/pause_generation" | "/continue_generation":
+                self._is_paused = path == "/pause_generation"
+                return web.Response()
+        work: Callable[[dict[str, Any]], Reply] | None = getattr(self._worker, path[1:], None)
+        if work is None:
+            return web.Response()
+        if path == self._faults.hangs_at:
+            work = _stop
+        loop = asyncio.get_running_loop()
+        success, message = await loop.run_in_executor(self._scheduler, work, body)
+        status = 200 if success else 400
+        return web.json_response({"success": success, "message": message}, status=status)
+
+    def _stand_in(self, body: dict[str, Any]) -> web.Response:
+        """Set what ``body`` names; give what was loaded and asked, and forget that."""
+        for name, value in body.items():
+            setattr(self._faults if hasattr(self._faults, name) else self._worker, name, value)
+        told = {"loaded": self._worker.loaded, "asked": self._asked, "paused": self._is_paused}
+        reply = web.json_response(told)
+        self._asked, self._worker.loaded = [], {}
+        return reply
+
+
+def _stop(_: dict[str, Any]) -> Reply:
+    while True:
+        time.sleep(60.0)
+
+
+@contextmanager
+def sglang_serving(num_servers: int) -> Iterator[list[str]]:
+    """The addresses of new stand-ins, ended at the end."""
+    command = [sys.executable, "-m", __name__]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(num_servers)]
+    try:
+        urls: list[str] = []
+        for process in started:
+            assert process.stdout is not None
+            port = process.stdout.readline().decode().strip()
+            assert port, "the stand-in ended before it served"
+            urls.append(f"http://127.0.0.1:{port}")
+        for url in urls:
+            urllib.request.urlopen(url + "/health", timeout=30).close()
+        yield urls
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+async def _serve() -> None:
+    runner = web.AppRunner(Server().app())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    sys.stdout.write(f"{runner.addresses[0][1]}\n")
+    sys.stdout.flush()
+    parent = os.getppid()
+    while os.getppid() == parent:  # it must not outlive a test run that was killed
+        await asyncio.sleep(1.0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    asyncio.run(_serve())
+    os._exit(0)
