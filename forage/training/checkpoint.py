@@ -2,7 +2,7 @@
 
 A checkpoint is a directory: a Hugging Face model, or the adapters alone where only they are
 trained; ``forage.json`` (``remembered.py``); ``optimizer`` (what the optimizers remember, a
-distributed checkpoint of torch's, a file a rank); ``critic.safetensors`` (the trained weights of a
+distributed checkpoint of torch's, a file a rank); ``critic*.safetensors`` (the trained weights of a
 critic, if there is one); ``progress.json`` (the trainer's numbers); ``ahead.jsonl`` (episodes of
 later steps that were over); ``state.json`` (the step, which gives the data position, schedule and
 sampling seeds; the running baseline; the lengths of the records); and last ``manifest.json``, with

@@ -115,7 +115,7 @@ def read_adapters(directory: Path) -> Adapters:
 
 
 def load_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
-    """Load into ``model`` what ``save_adapters`` wrote.
+    """Load into ``model`` what a directory of adapters holds, of ranks each its part.
 
     Raises ``UserError`` for adapters of another shape, strength or base.
     """

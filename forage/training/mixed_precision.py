@@ -48,7 +48,7 @@ class _CastLinear:
         return linear(inputs, weight, self._layer.bias)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _CastLinear:
-        """A copy's own layer, and no copy of what is kept: a checkpoint copies models."""
+        """A copy's own layer, and no copy of what is kept."""
         return _CastLinear(copy.deepcopy(self._layer, memo), self._dtype)
 
 

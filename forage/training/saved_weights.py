@@ -46,10 +46,11 @@ class SavedPart:
     ) -> None:
         """``copy``: as they are now, also what lies in host memory already."""
         each = list(weights)
-        self._files = WeightFiles(folder, stem, each)
-        self._is_first = ranks is None or dist.get_rank() == 0
+        # peft, and who serves adapters, read one file.
+        self._files = WeightFiles(folder, stem, each, in_one_file=stem == ADAPTERS)
+        self._is_first = _is_first(ranks)
         self._pieces = [
-            WeightPiece(name, starts, values.to("cpu", copy=copy))
+            WeightPiece(name, starts, values.to("cpu", copy=True) if copy else values)
             for name, weight in each
             if ranks is None or ranks.is_first_with(weight)
             for starts, values in [piece_of(weight)]
@@ -83,10 +84,14 @@ def write_config(model: PreTrainedModel, folder: Path) -> None:
 
 def write_learnt(model: PreTrainedModel, folder: Path, ranks: Ranks | None = None) -> None:
     """Write what a checkpoint holds of a model: all weights, or the adapters alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if ranks is None or dist.get_rank() == 0:
-        write_config(model, folder)
-    learnt_part(model, folder, ranks, copy=False).write()
+
+    def write() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if _is_first(ranks):
+            write_config(model, folder)
+        learnt_part(model, folder, ranks, copy=False).write()
+
+    together(ranks, write)
 
 
 def write_merged(model: PreTrainedModel, folder: Path, ranks: Ranks | None = None) -> None:
@@ -94,24 +99,38 @@ def write_merged(model: PreTrainedModel, folder: Path, ranks: Ranks | None = Non
 
     Ranks gather each weight together, and write it in turns.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     rank, num_ranks = (0, 1) if ranks is None else (dist.get_rank(), dist.get_world_size())
     files = WeightFiles(folder, MODEL, shapes_by_name(model))
-    if rank == 0:
-        model.config.save_pretrained(folder)
-        files.write_headers()
-    files.write(
-        WeightPiece(name, (0,) * weight.ndim, weight.cpu())
+    pieces = (
+        WeightPiece(name, (0,) * weight.ndim, weight)
         for number, (name, weight) in enumerate(weights_by_name(model))
         if number % num_ranks == rank
     )
 
+    def write() -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if _is_first(ranks):
+                model.config.save_pretrained(folder)
+                files.write_headers()
+            files.write(pieces)
+        finally:
+            for _ in pieces:  # the others wait for this rank to gather the rest
+                pass
 
-def together(group: dist.ProcessGroup | None, write: Callable[[], None]) -> None:
+    together(ranks, write)
+
+
+def _is_first(ranks: Ranks | None) -> bool:
+    return ranks is None or dist.get_rank() == 0
+
+
+def together(ranks: Ranks | None, write: Callable[[], None]) -> None:
     """Write; of ranks all raise ``OSError`` where one of them could not."""
-    if group is None:
+    if ranks is None:
         write()
         return
+    group = ranks.writing_group
     failure = None
     try:
         write()

@@ -93,8 +93,17 @@ class Savepoints:
         """Write a checkpoint, and keep the newest ``trainer.keep_checkpoints`` of them.
 
         In the background only the copy is made before this returns. Raises ``UserError``, also for
-        the one before.
+        the one before. Who is stopped in it waits for its end: two that are written at once would
+        sweep away each other's files.
         """
+        saving = asyncio.ensure_future(self._save(num_steps_done))
+        try:
+            await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            await asyncio.gather(saving, return_exceptions=True)  # the next one says what is wrong
+            raise
+
+    async def _save(self, num_steps_done: int) -> None:
         self._records.sync()
         if not self._learns:
             return
@@ -117,9 +126,14 @@ class Savepoints:
 
     def wait(self) -> None:
         """Return when no checkpoint is being written; raises as ``check`` does."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
+        writing = self._writing
+        if writing is None:
+            return
+        try:
             writing.result()
+        finally:
+            if self._writing is writing:  # until then whoever else waits waits for it, too
+                self._writing = None
 
     def close(self) -> None:
         """Wait for the last one; raises as ``check`` does."""

@@ -8,7 +8,8 @@ computes nothing where servers sample, never reads them at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,10 +20,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from forage.remote.hub import only_downloaded
 from forage.training.layouts.open_layout import stored_safetensors
-from forage.training.layouts.stored import Stored
+from forage.training.layouts.stored import Stored, Weights
 
 _STORED = "forage_stored"
-_FILES = ("*.json", "*.safetensors")
+_FILES = ("*.json", "model*.safetensors")
 
 
 def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
@@ -38,9 +39,8 @@ def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     with _parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    for name, weight in model.named_parameters():
-        if name not in weights or weights[name].shape != weight.shape:
-            return None
+    if getattr(config, "quantization_config", None) is not None or not _holds(weights, model):
+        return None
     for prefix, module in model.named_modules():
         names = {key: f"{prefix}.{key}" for key in module._parameters}
         found = {key: weights[name] for key, name in names.items() if name in weights}
@@ -100,12 +100,33 @@ def is_skeleton(model: nn.Module) -> bool:
     return any(weight.is_meta for weight in model.parameters())
 
 
+def _holds(weights: Weights, model: PreTrainedModel) -> bool:
+    """Whether files hold each weight of ``model`` as it is there, and no other tensor of it.
+
+    A tied weight may be there twice, if both are the same; what else the model remembers (a
+    persistent buffer) is read by nobody here.
+    """
+    own = dict(model.named_parameters())
+    for name, weight in own.items():
+        if name not in weights or weights[name].shape != weight.shape:
+            return False
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    for name in weights.keys() & model.state_dict().keys() - own.keys():
+        other = tied.get(name, "")
+        if other not in weights or not torch.equal(weights[name].read(), weights[other].read()):
+            return False
+    return True
+
+
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
     """Meanwhile new parameters take no memory; buffers, which no file holds, are computed."""
 
+    thread = threading.get_ident()
+
     def move(module: nn.Module, name: str, weight: Tensor | None) -> nn.Parameter | None:
-        if weight is None or weight.is_meta:  # a tied weight stays the same object
+        is_another = threading.get_ident() != thread  # the hook is that of all modules
+        if is_another or weight is None or weight.is_meta:  # a tied one stays the same object
             return None
         return nn.Parameter(weight.detach().to("meta"), requires_grad=weight.requires_grad)
 

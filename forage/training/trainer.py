@@ -268,7 +268,7 @@ class Trainer:
 
         def write() -> None:
             for part in parts:
-                together(group, part.write)
+                together(self._ranks, part.write)
             write_states(states, folder / _OPTIMIZER, group)
 
         return write
@@ -309,9 +309,9 @@ class Trainer:
         return self.model.device if self._ranks is None else self._ranks.device
 
     @property
-    def has_critic(self) -> bool:
-        """Whether its algorithm has a critic."""
-        return self.critic is not None
+    def on_gpu(self) -> bool:
+        """Whether that is a GPU."""
+        return self.device.type != "cpu"
 
     def _states(self) -> dict[str, States]:
         states = {"policy": states_of(self.model, self.optimizer)}

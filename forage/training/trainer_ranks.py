@@ -43,7 +43,8 @@ LOG = logging.getLogger(__name__)
 
 BUCKET_BYTES = 256 << 20
 """Weights travel to the driver's copy in buckets of this size, of which it holds one beside it."""
-_LOOK_AGAIN_S = 0.05
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 2.0
+"""Pauses between questions to ranks whether they have written."""
 
 
 def open_trainer(config: RunConfig, start_ranks: StartRanks = RankProcesses) -> AnyTrainer:
@@ -106,7 +107,6 @@ class TrainerRanks:
         attention.install(model)
         self.model = model
         """A copy for the engine in this process, or the modules without weights."""
-        self.has_critic = config.algorithm.critic is not None
         self.rate_factor = 1.0
         """The factor by which rollbacks have lowered the learning rate."""
         self._config = config
@@ -187,8 +187,10 @@ class TrainerRanks:
 
     def _wait_for_writing(self) -> None:
         """The ranks learn meanwhile, and are asked between their calls."""
+        pause_s = _FIRST_LOOK_S
         while not (ended := self._call("has_written")):
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_LOOK_S)
         if isinstance(ended, OSError):
             raise ended
 
@@ -201,11 +203,11 @@ class TrainerRanks:
 
     def write_merged(self, folder: Path) -> None:
         """As ``Trainer.write_merged``; each rank writes some of the files."""
-        self._call("write_merged", folder)
+        self._call_to_write("write_merged", folder)
 
     def write_learnt(self, folder: Path) -> None:
         """As ``Trainer.write_learnt``."""
-        self._call("write_learnt", folder)
+        self._call_to_write("write_learnt", folder)
 
     def weights_digest(self) -> str:
         """As ``Trainer.weights_digest``."""
@@ -222,6 +224,11 @@ class TrainerRanks:
     def close(self) -> None:
         """End the ranks."""
         self._ranks.close()
+
+    def _call_to_write(self, method: str, folder: Path) -> None:
+        failure = self._call(method, folder)
+        if failure is not None:
+            raise failure
 
     def _call(self, method: str, *arguments: object) -> Any:
         with self._lock:  # a checkpoint is waited for on a thread of its own
@@ -250,10 +257,10 @@ class TrainerRank:
         policy = load_policy(_in_host_memory(config).model, config.seed, in_parts=True)
         trainer = self._trainer = build_trainer(policy, config, config.placement.learning)
         self.prepare, self.unmask_observations = trainer.prepare, trainer.unmask_observations
-        self.progress, self.load = trainer.progress, trainer.load
-        self.write_merged, self.write_learnt = trainer.write_merged, trainer.write_learnt
-        self.weights_digest = trainer.weights_digest
-        self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint"), Future[None]()
+        self.progress, self.weights_digest = trainer.progress, trainer.weights_digest
+        # A thread begins on the first GPU, and a copy from another would not be waited for.
+        on_gpu = partial(torch.cuda.set_device, trainer.device) if trainer.on_gpu else None
+        self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint", on_gpu), Future[None]()
         self._writing.set_result(None)
         self._gathered: Iterator[tuple[str, Tensor]] = iter(())
         self._beside: object = None
@@ -272,6 +279,30 @@ class TrainerRank:
             return self._trainer.learn(batches, nullcontext())
         except FloatingPointError as error:
             return error
+        finally:
+            self._give_back()
+
+    def load(self, checkpoint: Path, progress: Progress) -> None:
+        """As ``Trainer.load``."""
+        self._trainer.load(checkpoint, progress)
+        self._give_back()
+
+    def write_merged(self, folder: Path) -> OSError | None:
+        """As ``Trainer.write_merged``; a failure of the disk is told, not raised."""
+        return self._failure_of(self._trainer.write_merged, folder)
+
+    def write_learnt(self, folder: Path) -> OSError | None:
+        """As ``Trainer.write_learnt``; a failure of the disk is told, not raised."""
+        return self._failure_of(self._trainer.write_learnt, folder)
+
+    def _failure_of(self, write: Callable[[Path], None], folder: Path) -> OSError | None:
+        try:
+            write(folder)
+        except OSError as error:
+            return error
+        finally:
+            self._give_back()
+        return None
 
     def begin_writing(self, folder: Path, is_copied: bool) -> None:
         """Begin this rank's part of a checkpoint, on a thread of its own."""
@@ -309,8 +340,6 @@ class TrainerRank:
             num_bytes -= weight.nbytes
             if num_bytes <= 0:
                 break
-        if not bucket:
-            self._give_back()
         return bucket
 
     def _give_back(self) -> None:

@@ -8,10 +8,11 @@ in the same way.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,10 @@ DTYPE_NAMES = {
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
 _MOST_AT_ONCE = 1 << 30
 """Bytes of one write: the kernel takes no more than two gigabytes."""
@@ -101,7 +106,13 @@ def header_of(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, 
 class WeightFiles:
     """The files of some weights in a folder, of which every process knows the same layout."""
 
-    def __init__(self, folder: Path, stem: str, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stem: str,
+        weights: Iterable[tuple[str, Tensor]],
+        in_one_file: bool = False,
+    ) -> None:
         """``weights`` may be cut over ranks, or have no numbers at all: shapes and types count."""
         self._folder, self._stem = folder, stem
         tensors = {name: (each.dtype, tuple(each.shape)) for name, each in weights}
@@ -110,6 +121,8 @@ class WeightFiles:
             for name, (dtype, shape) in tensors.items()
         }
         self._files = shards(stem, self._num_bytes)
+        if in_one_file:
+            self._files = {f"{stem}.safetensors": list(tensors)}
         self._headers: dict[Path, bytes] = {}
         self._places: dict[str, tuple[Path, _Place]] = {}
         for file, unsorted in self._files.items():
@@ -127,13 +140,18 @@ class WeightFiles:
                 _write_at(file, header, 0)
 
     def write(self, pieces: Iterable[WeightPiece]) -> None:
-        """Write pieces to their places; raises ``OSError``."""
-        for piece in pieces:
-            path, place = self._places[piece.name]
-            with _open_to_write(path) as file:
+        """Write pieces to their places, to the disk; raises ``OSError``."""
+        with ExitStack() as stack:
+            files: dict[Path, int] = {}
+            for piece in pieces:
+                path, place = self._places[piece.name]
+                if path not in files:
+                    files[path] = stack.enter_context(_open_to_write(path))
                 for offset, values in _runs(piece, place):
-                    data = values.contiguous().reshape(-1).view(torch.uint8).numpy().data
-                    _write_at(file, data, offset)
+                    data = values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+                    _write_at(files[path], data, offset)
+            for file in files.values():
+                os.fsync(file)
 
 
 def _runs(piece: WeightPiece, place: _Place) -> Iterable[tuple[int, Tensor]]:
@@ -160,8 +178,14 @@ def _open_to_write(path: Path) -> Iterator[int]:
 
 
 def _write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    """All of ``data``; a single write may take less."""
+    """All of ``data``; a single write may take less.
+
+    A machine that writes to NFS completes the page that it begins or ends in with zeros, over what
+    another machine has written there, unless it holds a lock on what it writes.
+    """
     rest = memoryview(data)
+    with suppress(OSError):  # a file system without locks
+        fcntl.lockf(file, fcntl.LOCK_EX, len(rest), offset)
     while rest:
         written = os.pwrite(file, rest[:_MOST_AT_ONCE], offset)
         rest, offset = rest[written:], offset + written

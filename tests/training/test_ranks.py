@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from unittest.mock import Mock
 
 import psutil
@@ -229,18 +230,19 @@ def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gp
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     monkeypatch.setattr(trainer_ranks, "build_trainer", Mock())
     monkeypatch.setattr(trainer_ranks, "load_policy", Mock())
-    monkeypatch.setattr(trainer_ranks, "gathered", lambda model: iter([("w", torch.ones(2))]))
     for offload in (True, False):
         placement = {"gpus_per_node": 2, "engine": {"kind": "vllm", "offload": offload}}
         tree = {"model": {"path": "a", "device": "cuda"}, "placement": placement}
         rank = trainer_ranks.TrainerRank(build_config(tree))
-        rank.begin_gathering()
-        assert len(emptied) == 1, "a server that starts beside it asks what is free"
-        assert len(rank.next_bucket(10**6)) == 1
-        assert len(emptied) == 1
-        assert rank.next_bucket(10**6) == []
-        assert len(emptied) == 1 + offload
-        emptied[:] = [True]
+        begun = int(offload)
+        assert len(emptied) == begun, "a server that starts beside it asks what is free"
+        rank.learn([], 1.0)
+        assert len(emptied) == 2 * begun, "a server wakes after it, before it is sent weights"
+        rank.load(Path("a"), {})
+        rank.write_merged(Path("a"))
+        rank.write_learnt(Path("a"))
+        assert len(emptied) == 5 * begun
+        emptied.clear()
 
 
 def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,8 @@ def stored_safetensors(directory: Path, stem: str = "model") -> dict[str, Stored
 def _read_rows(path: Path, name: str, first: int, end: int) -> Tensor:
     # Opened anew each time: what has been read of an open file stays in memory.
     with safe_open(path, framework="pt") as file:
-        return file.get_slice(name)[first:end] if (first, end) != (0, 1) else file.get_tensor(name)
+        part = file.get_slice(name)
+        return part[first:end] if part.get_shape() else file.get_tensor(name)
 
 
 def _read(root: Path) -> Weights | None:
