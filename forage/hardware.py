@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -208,6 +209,24 @@ def in_passing_thread(call: Callable[[], T]) -> T:
 
 def _throw(error: BaseException) -> Never:
     raise error
+
+
+def address_towards(host: str, port: int) -> str:
+    """This machine's address as the machine at ``host`` sees it; nothing is sent."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return probe.getsockname()[0]
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address of this machine."""
+    import psutil
+
+    for name, found in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in found):
+            return name
+    return None
 
 
 def die_with_parent() -> None:

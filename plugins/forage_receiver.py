@@ -12,6 +12,7 @@ lies where in it. vLLM's layerwise reload puts them into its layers. Nothing of 
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -78,9 +79,13 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
             init_info.address, init_info.port, None, is_master=False, timeout=timeout
         )
         is_gloo = init_info.backend == "gloo"
-        make = dist.ProcessGroupGloo if is_gloo else _nccl_group
         self._bucket_device = torch.device("cpu") if is_gloo else self.device
-        self._group = make(store, init_info.rank_offset + rank, init_info.world_size, timeout)
+        place = (store, init_info.rank_offset + rank, init_info.world_size)
+        if is_gloo:
+            mine = _address_towards(init_info.address, init_info.port)
+            self._group = _gloo_group(*place, mine, timeout)
+        else:
+            self._group = _nccl_group(*place, timeout)
 
     def start_weight_update(self) -> None:
         self.put_back()  # what an update that ended half-way has left open
@@ -182,6 +187,24 @@ def repack_heads(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This machine's address as ``host`` sees it; nothing is sent."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return probe.getsockname()[0]
+
+
+def _gloo_group(
+    store: dist.Store, rank: int, world_size: int, address: str, timeout: timedelta
+) -> dist.ProcessGroupGloo:
+    """By itself gloo listens at what the machine's name means, often loopback's address."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, world_size, options)
 
 
 def _nccl_group(

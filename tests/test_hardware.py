@@ -14,10 +14,12 @@ import torch
 
 from forage import hardware
 from forage.hardware import (
+    address_towards,
     choose_matmul_kernel,
     choose_num_threads,
     free_memory,
     in_passing_thread,
+    interface_of,
     keep_freed_memory,
     loaded_objects_spared,
     memory_left_in_groups,
@@ -252,3 +254,11 @@ def test_what_is_loaded_is_spared_by_the_collector_until_the_run_ends():
         assert gc.get_threshold()[2] > 10**9
     assert gc.get_threshold() == usual
     assert gc.get_freeze_count() < num_spared
+
+
+def test_the_way_to_another_machine_has_an_address_and_an_interface() -> None:
+    """gloo listened at what the machine's name means, loopback's address on many, and ranks of
+    two machines never met."""
+    assert address_towards("127.0.0.1", 9) == "127.0.0.1"
+    assert interface_of("127.0.0.1") in ("lo", "lo0")
+    assert interface_of("203.0.113.9") is None

@@ -32,13 +32,13 @@ needs_vllm = [
 
 
 def served_config(out: Path, *urls: str, **changes: Any) -> RunConfig:
-    """A tiny run that samples with vLLM servers; ``ranks`` is ``placement.trainer``."""
+    """A tiny run that samples with vLLM servers; ``ranks`` and ``cluster`` say where it learns."""
     engine: dict[str, Any] = {"kind": "vllm", "update_timeout_s": 20, "lost_after_s": 120}
     engine |= {"urls": urls} if urls else {"program": str(MADE)}
     engine |= changes.pop("engine", {})
-    ranks = changes.pop("ranks", {})
+    where = {"trainer": changes.pop("ranks", {}), "cluster": changes.pop("cluster", "local")}
     sections = {"model": {"path": str(random_model())}, "rollout": {"engine": None}, **changes}
-    return make_config(out, placement={"engine": engine, "trainer": ranks}, **sections)
+    return make_config(out, placement={"engine": engine, **where}, **sections)
 
 
 @cache

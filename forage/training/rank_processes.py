@@ -9,6 +9,7 @@ several machines, which join, answer and fail by the same functions.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import signal
 from collections.abc import Callable
@@ -23,7 +24,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from forage.errors import PartLostError, UserError
-from forage.hardware import compute_with, die_with_parent, num_cores
+from forage.hardware import (
+    address_towards,
+    compute_with,
+    die_with_parent,
+    interface_of,
+    num_cores,
+)
 from forage.retrieval.serve.port import bind_port
 
 _HOST = "127.0.0.1"
@@ -190,7 +197,8 @@ def answer_of(work: Callable[..., object], *arguments: object) -> bytes:
         import traceback
 
         if isinstance(error, dist.DistError) or "gloo" in str(error):
-            error = RankDiedError(f"rank {dist.get_rank()} waited in vain for another: {error}")
+            who = f"rank {dist.get_rank()}" if dist.is_initialized() else "a rank"
+            error = RankDiedError(f"{who} waited in vain for another: {error}")
         error.add_note("".join(traceback.format_exception(error)))
         is_right, answer = False, error
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -213,6 +221,10 @@ def join_group(place: RankPlace) -> None:
                 "placement.gpus_per_node, or placement.trainer.num_ranks, to what is there"
             )
         torch.cuda.set_device(place.device_index)
+    # gloo listens at what the machine's name means, often an address of loopback's.
+    interface = interface_of(address_towards(place.host, place.port))
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         "gloo" if place.device_type == "cpu" else f"cpu:gloo,{place.device_type}:nccl",
         store=TCPStore(place.host, place.port, is_master=False),

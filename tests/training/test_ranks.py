@@ -6,6 +6,7 @@ a wrong factor.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -28,7 +29,13 @@ from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import build_config
 from forage.errors import UserError
 from forage.training import trainer_ranks
-from forage.training.rank_processes import RankDiedError, RankPlace, RankProcesses, join_group
+from forage.training.rank_processes import (
+    RankDiedError,
+    RankPlace,
+    RankProcesses,
+    answer_of,
+    join_group,
+)
 from forage.training.sharding import check_fits, deal
 from tests.rollout.tiny_models import make_model
 from tests.training.rank_cases import PPO, Case, Learnt, Rank, Unlucky, learn
@@ -243,6 +250,18 @@ def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gp
         rank.write_learnt(Path("a"))
         assert len(emptied) == 5 * begun
         emptied.clear()
+
+
+def test_ranks_that_find_no_way_to_each_other_say_so() -> None:
+    """The error was told by the number of the rank, which it has only once they have met."""
+
+    def fail() -> None:
+        raise RuntimeError("[gloo] no connection")
+
+    is_right, error = pickle.loads(answer_of(fail))
+    assert not is_right
+    assert isinstance(error, RankDiedError)
+    assert "waited in vain for another: [gloo] no connection" in str(error)
 
 
 def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

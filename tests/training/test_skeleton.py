@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -126,6 +128,31 @@ def test_files_that_do_not_hold_the_weights_as_the_model_has_them_are_loaded_who
     assert not is_skeleton(model)
     assert "is loaded whole by each rank: its files cannot be cut" in caplog.text
     assert all(weight.is_meta for weight in without_weights(model).parameters())
+
+
+def changed(path: str, **values: object) -> None:
+    """The config of a saved model with other values."""
+    file = Path(path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_a_head_of_its_own_is_not_taken_for_a_tied_one(tmp_path: Path) -> None:
+    """The config ties it, and the file has another: transformers unties it, and we dropped it."""
+    model = make_model()
+    path = saved(tmp_path, model)
+    weights = load_file(tmp_path / "model.safetensors")
+    inputs = weights["model.embed_tokens.weight"]
+    for head, can_be_cut in ((inputs.clone(), True), (inputs + 1.0, False)):
+        tensors = {**weights, "lm_head.weight": head}
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        assert (load_skeleton(path, torch.float32) is not None) == can_be_cut
+
+
+def test_quantised_weights_are_not_read_as_plain_ones(tmp_path: Path) -> None:
+    """Their names and shapes are those of the model, and their scales were left out."""
+    path = saved(tmp_path, make_model())
+    changed(path, quantization_config={"quant_method": "fp8"})
+    assert load_skeleton(path, torch.float32) is None
 
 
 def test_a_model_that_is_missing_is_named_as_ever(tmp_path: Path) -> None:

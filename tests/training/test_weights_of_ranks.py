@@ -42,6 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
     "whole": {},
     "adapters": {"model": {"lora": {"rank": 2}}},
     "a critic and a reference": {"algorithm": PPO},
+    # Two ranks have a row each of a matrix of two rows.
+    "adapters and a critic": {"model": {"lora": {"rank": 2}}, "algorithm": PPO},
     "tensor parallelism, host memory": {
         "placement": {"trainer": {"num_ranks": 2, "tensor_parallel": 2, "offload": ["policy"]}}
     },
@@ -339,6 +341,31 @@ def test_ranks_share_the_files_of_a_checkpoint_which_one_process_reads(
     load_checkpoint(path, process)
     assert process.weights_digest() == digest
     assert weights_digest(AutoModelForCausalLM.from_pretrained(path)) == digest
+
+
+def test_adapters_of_any_size_are_one_file_which_is_all_that_others_read(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", 1000)
+    process = open_trainer(config_of(start, num_ranks=None, model={"lora": {"rank": 2}}))
+    process.write_learnt(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["adapter_model.safetensors"]
+    lora.load_adapters(lora.read_adapters(tmp_path), process.model)
+
+
+def test_a_disk_that_takes_no_weights_for_servers_is_told_and_the_ranks_live_on(
+    start: Path, tmp_path: Path
+) -> None:
+    """The error ended the ranks, and with them the checkpoint that was written on the way out."""
+    (tmp_path / "file").write_text("no folder")
+    cases: tuple[dict[str, Any], ...] = ({}, {"model": {"lora": {"rank": 2}}})
+    for case in cases:
+        with closing(open_trainer(config_of(start, **case))) as ranks:
+            for write in (ranks.write_merged, ranks.write_learnt):
+                with pytest.raises(OSError, match=r"rank [01]: .*(Not a directory|exists)"):
+                    write(tmp_path / "file" / "published")
+            learn(ranks)
+            ranks.write_merged(tmp_path / str(len(case)))
 
 
 def test_a_model_that_cannot_be_cut_from_its_files_is_trained_all_the_same(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ has a GPU to itself, of gloo, and so through host memory, elsewhere.
 
 from __future__ import annotations
 
-import socket
+import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,8 +21,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.cuda import nccl
 
+from forage.hardware import address_towards
 from forage.retrieval.serve.port import bind_port
 from forage.rollout.engines.engine_server import JoinInfo
+
+_RAISES = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 def name_gpu(device: torch.device) -> list[str]:
@@ -63,11 +68,12 @@ class SenderGroup:
         self.device = device
         self.name = name
         self._timeout = timedelta(seconds=timeout_s)
-        addresses = [_address_towards(url) for url in urls]
+        addresses = [_towards(url) for url in urls]
         # One address is that of all servers, often loopback's: nobody else reaches the store.
         host = addresses[0] if len(set(addresses)) == 1 else "0.0.0.0"
         listener = bind_port(host, 0)
         port = listener.getsockname()[1]
+        self._address = max(set(addresses), key=lambda each: not each.startswith("127."))
         self._store = TCPStore(
             *(host, port),
             is_master=True,
@@ -91,12 +97,42 @@ class SenderGroup:
         if self.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
-            self._group = dist.ProcessGroupNCCL(store, 0, self._world_size, options)
+            with _failures_are_raised():
+                self._group = dist.ProcessGroupNCCL(store, 0, self._world_size, options)
         else:
-            self._group = dist.ProcessGroupGloo(store, 0, self._world_size, self._timeout)
+            # By itself gloo listens at what the machine's name means, often loopback's address.
+            gloo: Any = dist.ProcessGroupGloo
+            options = gloo._Options()
+            options._devices = [gloo.create_device(hostname=self._address)]
+            options._timeout = self._timeout
+            self._group = gloo(store, 0, self._world_size, options)
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast a bucket; raises ``RuntimeError`` where a server is gone or too slow."""
+        if self.device.type == "cpu":
+            self._broadcast(tensors)
+            return
+        # NCCL makes its communicator in the first broadcast, and waits there without a deadline.
+        failures: list[RuntimeError | None] = []
+
+        def work() -> None:
+            torch.cuda.set_device(self.device)  # a thread begins on the first GPU
+            try:
+                self._broadcast(tensors)
+            except RuntimeError as error:
+                failures.append(error)
+            else:
+                failures.append(None)
+
+        thread = threading.Thread(target=work, name="broadcast", daemon=True)
+        thread.start()
+        thread.join(2 * self._timeout.total_seconds())
+        if not failures:
+            raise RuntimeError("NCCL has not begun in time: a server is gone, or has not joined")
+        if failures[0] is not None:
+            raise failures[0]
+
+    def _broadcast(self, tensors: Sequence[Tensor]) -> None:
         ends_at = time.monotonic() + self._timeout.total_seconds()
         options = dist.BroadcastOptions()
         for work in [self._group.broadcast([tensor], options) for tensor in tensors]:
@@ -104,6 +140,23 @@ class SenderGroup:
             work.wait(timedelta(seconds=max(ends_at - time.monotonic(), 0.001)))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def _failures_are_raised() -> Iterator[None]:
+    """A group of NCCL made meanwhile raises what fails; by itself it ends the process for it.
+
+    torch reads this when it makes a group, and has no other way to say it.
+    """
+    before = os.environ.get(_RAISES)
+    os.environ[_RAISES] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_RAISES]
+        else:
+            os.environ[_RAISES] = before
 
 
 def _as_torch_does(store: Store, name: str, device_type: str) -> Store:
@@ -119,11 +172,7 @@ def _as_torch_does(store: Store, name: str, device_type: str) -> Store:
     return store
 
 
-def _address_towards(url: str) -> str:
+def _towards(url: str) -> str:
     """This machine's address as the server at ``url`` sees it."""
     parts = urlsplit(url)
-    host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))  # nothing is sent: it only picks the way
-        return probe.getsockname()[0]
+    return address_towards(parts.hostname or "127.0.0.1", parts.port or 80)
