@@ -94,7 +94,7 @@ def test_the_plan_of_a_published_recipe_says_what_a_laptop_lacks() -> None:
     for expected in (
         "the engine vllm is not installed",
         "8 GPUs are needed in each machine, this one has 0",
-        "GB in the memory of each machine, this one has 16.0 GB",
+        "GB are to rest in the memory of each machine (offloaded, or copied), this one has 16.0 GB",
         "forage data prepare search-r1 --split train --out data/search-r1/train.jsonl",
         "forage data prepare search-r1 --split test --out data/search-r1/test.jsonl",
     ):
