@@ -129,10 +129,10 @@ async def open_updates(
             sender = _sender_of(model, model.device)
         transport = GroupTransport(sender, settings.update_timeout_s)
     elif settings.transfer == "adapters" and has_adapters(model):
-        write = trainer.write_learnt if trainer else partial(write_learnt, model)
+        write = trainer.write_learnt if trainer is not None else partial(write_learnt, model)
         transport = DiskTransport(write, folder, load_adapters)
     else:
-        write = trainer.write_merged if trainer else partial(write_merged, model)
+        write = trainer.write_merged if trainer is not None else partial(write_merged, model)
         transport = DiskTransport(write, folder)
     recomputes = settings.cache_on_update == "recompute"
     updates = ServerUpdates(engine.pool, transport, recomputes, sleeps=settings.offload)

@@ -163,15 +163,11 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         layer = layer_of.get(name)
         merged = whole(weight.detach())
         if layer is not None:
-            inputs, outputs = (whole(each[_NAME].weight.detach()) for each in _halves(layer))
+            halves: tuple[Any, Any] = (layer.lora_A, layer.lora_B)
+            inputs, outputs = (whole(each[_NAME].weight.detach()) for each in halves)
             delta = outputs @ inputs * layer.scaling[_NAME]
             merged = merged + delta.to(merged.dtype)
         yield name.replace(".base_layer.", "."), merged
-
-
-def _halves(layer: Any) -> tuple[Any, Any]:
-    """The two matrices of peft's layer: to its rank, and from it."""
-    return layer.lora_A, layer.lora_B
 
 
 def is_adapter(name: str) -> bool:

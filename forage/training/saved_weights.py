@@ -39,12 +39,12 @@ def whole_by_name(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 class SavedPart:
-    """What this process writes of some weights: those that it holds, in host memory."""
+    """What this process writes of some weights: the rows that it holds."""
 
     def __init__(
         self, folder: Path, stem: str, weights: NamedWeights, ranks: Ranks | None, copy: bool
     ) -> None:
-        """``copy``: as they are now, also what lies in host memory already."""
+        """``copy``: as they are now, in host memory; else as they are when they are written."""
         each = list(weights)
         # peft, and who serves adapters, read one file.
         self._files = WeightFiles(folder, stem, each, in_one_file=stem == ADAPTERS)
