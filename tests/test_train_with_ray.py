@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -24,20 +25,18 @@ def config_of(out: Path, num_steps: int = NUM_STEPS) -> RunConfig:
     return make_config(out, trainer={"num_steps": num_steps}, placement=placement)
 
 
-def rank_actors() -> list[psutil.Process]:
-    """The processes of the ranks, as Ray titles them."""
-    return [
-        each
-        for each in psutil.process_iter()
-        if any("ray::RankActor" in part for part in _command(each))
-    ]
+def rank_actors(address: str) -> list[psutil.Process]:
+    """The processes of the ranks, as the Ray at that address titles them.
 
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:  # it has just ended
-        return []
+    Other tests have theirs at the same time, which are not to be counted, nor killed.
+    """
+    found: list[psutil.Process] = []
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):  # it has just ended
+            raylet = each.parent()
+            if raylet and any("ray::RankActor" in part for part in each.cmdline()):
+                found += [each] * (f"--gcs-address={address}" in raylet.cmdline())
+    return found
 
 
 def assert_resumes(recipe: Path, out: Path) -> None:
@@ -57,7 +56,7 @@ def begun(tmp_path: Path) -> tuple[subprocess.Popen[str], Path, Path]:
 
 def test_a_rank_that_is_killed_under_ray_ends_the_run_which_goes_on(tmp_path: Path):
     child, recipe, out = begun(tmp_path)
-    actors = rank_actors()
+    actors = rank_actors(ray_address())
     assert len(actors) == 2
     os.kill(actors[1].pid, signal.SIGKILL)
     _, err = child.communicate()
@@ -69,8 +68,8 @@ def test_a_rank_that_is_killed_under_ray_ends_the_run_which_goes_on(tmp_path: Pa
 
 def test_a_driver_that_is_killed_takes_its_actors_with_it_and_its_run_goes_on(tmp_path: Path):
     child, recipe, out = begun(tmp_path)
-    assert rank_actors()
+    assert rank_actors(ray_address())
     child.kill()
     child.communicate()
-    until(lambda: not rank_actors())
+    until(lambda: not rank_actors(ray_address()))
     assert_resumes(recipe, out)

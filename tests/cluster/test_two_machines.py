@@ -40,7 +40,7 @@ def placed(address: str) -> dict[str, Any]:
     return {"cluster": cluster, "trainer": {"num_ranks": 2, "timeout_s": 120}}
 
 
-def train(machine: Machine, recipe: Path) -> list[bool]:
+def train(machine: Machine, recipe: Path, address: str) -> list[bool]:
     """Run ``forage train`` there to its end; whether each of its ranks was there, too."""
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
     with recipe.with_suffix(".log").open("wb") as log:
@@ -49,7 +49,7 @@ def train(machine: Machine, recipe: Path) -> list[bool]:
         )
         seen: dict[int, bool] = {}
         while child.poll() is None:
-            for rank in rank_actors():
+            for rank in rank_actors(address):
                 with suppress(OSError):  # it has just ended
                     seen.setdefault(rank.pid, machine.has(rank))
             time.sleep(0.1)
@@ -68,7 +68,7 @@ def test_two_ranks_on_two_machines_make_the_run_of_one_process(tmp_path: Path) -
         trainer = {"num_steps": NUM_STEPS}
         config = make_config(tmp_path / "run", trainer=trainer, placement=placed(address))
         with searching(machines[0]) as url:
-            were_there = train(machines[0], recipe_of(tmp_path, config, url))
+            were_there = train(machines[0], recipe_of(tmp_path, config, url), address)
     assert were_there == [False, True], "a rank on each machine"
     assert_near(tmp_path / "run", alone(), NUM_STEPS)
 
@@ -87,7 +87,7 @@ def test_weights_cross_from_ranks_to_a_server_on_another_machine(
         where = {"cluster": placement["cluster"], "ranks": placement["trainer"]}
         config = served_config(tmp_path / "run", trainer={"num_steps": 3}, **where)
         with searching(machines[0]) as url:
-            were_there = train(machines[0], recipe_of(tmp_path, config, url))
+            were_there = train(machines[0], recipe_of(tmp_path, config, url), address)
     assert were_there == [cpus[0] == 2] * 2
     for row in metrics_of(tmp_path / "run"):
         difference = row["policy/logprob_diff_max"]
