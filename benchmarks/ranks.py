@@ -33,6 +33,7 @@ from forage.batch import Weighed
 from forage.config.run_config import build_config
 from forage.publish import SenderOfRanks
 from forage.rollout.engines.engine_server import JoinInfo
+from forage.rollout.engines.sender_group import GroupPlan
 from forage.training.checkpoint import RunState, begin_checkpoint, load_checkpoint
 from forage.training.model import new_tokenizer, save_model
 from forage.training.trainer_ranks import TrainerRanks, open_trainer
@@ -187,7 +188,7 @@ def _learning(trainer: TrainerRanks, args: argparse.Namespace) -> Callable[[], N
 
 def _publish_twice(trainer: TrainerRanks) -> None:
     sender, context = SenderOfRanks(trainer), multiprocessing.get_context("spawn")
-    (info,) = sender.open_group(["http://127.0.0.1:9"], [1], False, TIMEOUT_S)
+    (info,) = sender.open_group(GroupPlan(("http://127.0.0.1:9",), (1,), False, TIMEOUT_S))
     sizes: Any = context.Queue()
     receiver = context.Process(target=receive, args=(info, sizes), daemon=True)
     receiver.start()

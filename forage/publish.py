@@ -28,6 +28,7 @@ from forage.config.run_config import RunConfig
 from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.engine_server import Bucket, JoinInfo, Tensors
 from forage.rollout.engines.open_engine import open_engine
+from forage.rollout.engines.sender_group import GroupPlan
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.rollout.engines.weight_sender import WeightSender
@@ -163,15 +164,8 @@ class SenderOfRanks:
     def gpu(self) -> list[str]:
         return self._ask("gpu")
 
-    def open_group(
-        self,
-        urls: Sequence[str],
-        num_workers: Sequence[int],
-        by_nccl: bool,
-        timeout_s: float,
-        name: str | None = None,
-    ) -> list[JoinInfo]:
-        return self._ask("open_group", urls, num_workers, by_nccl, timeout_s, name)
+    def open_group(self, plan: GroupPlan) -> list[JoinInfo]:
+        return self._ask("open_group", plan)
 
     def join(self) -> str | None:
         return self._ask("join")

@@ -24,7 +24,7 @@ from forage.training.checkpoint import RunState, begin_checkpoint, load_checkpoi
 from forage.training.credit import Credit
 from forage.training.model import load_policy, save_model
 from forage.training.trainer import Trainer
-from forage.training.trainer_ranks import build_trainer
+from forage.training.trainer_rank import build_trainer
 from forage.types import (
     ActionKind,
     Completion,

@@ -28,7 +28,7 @@ from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy
 from forage.training.rank_processes import RankProcesses
 from forage.training.trainer import Trainer
-from forage.training.trainer_ranks import build_trainer
+from forage.training.trainer_rank import build_trainer
 from tests.rollout.tiny_models import make_model
 from tests.training.rank_cases import Case, batch_of, trainer_of
 

@@ -41,7 +41,7 @@ from forage.training.model import (
     weights_by_name,
 )
 from forage.training.trainer import Trainer
-from forage.training.trainer_ranks import build_trainer
+from forage.training.trainer_rank import build_trainer
 from forage.types import Origin, Segment
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.running_engines import LETTERS, Plan, play, publish

@@ -28,7 +28,7 @@ from forage.config.model_config import ModelConfig
 from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import build_config
 from forage.errors import UserError
-from forage.training import trainer_ranks
+from forage.training import trainer_rank
 from forage.training.rank_processes import (
     RankDiedError,
     RankPlace,
@@ -235,12 +235,12 @@ def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gp
     """The server woke beside the activations of the step, freed and kept, and ran out of memory."""
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    monkeypatch.setattr(trainer_ranks, "build_trainer", Mock())
-    monkeypatch.setattr(trainer_ranks, "load_policy", Mock())
+    monkeypatch.setattr(trainer_rank, "build_trainer", Mock())
+    monkeypatch.setattr(trainer_rank, "load_policy", Mock())
     for offload in (True, False):
         placement = {"gpus_per_node": 2, "engine": {"kind": "vllm", "offload": offload}}
         tree = {"model": {"path": "a", "device": "cuda"}, "placement": placement}
-        rank = trainer_ranks.TrainerRank(build_config(tree))
+        rank = trainer_rank.TrainerRank(build_config(tree))
         begun = int(offload)
         assert len(emptied) == begun, "a server that starts beside it asks what is free"
         rank.learn([], 1.0)
@@ -286,10 +286,10 @@ def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
     critic = {"advantage": {"kind": "gae", "critic": {}}, "kl": {"coefficient": 0.1}}
     placement = {"gpus_per_node": 2, "engine": "vllm"}
     tree = {"model": {"path": "a", "device": "cuda"}, "algorithm": critic, "placement": placement}
-    monkeypatch.setattr(trainer_ranks, "Trainer", made)
-    monkeypatch.setattr(trainer_ranks, "load_policy", lambda config, *_, **__: load(config))
+    monkeypatch.setattr(trainer_rank, "Trainer", made)
+    monkeypatch.setattr(trainer_rank, "load_policy", lambda config, *_, **__: load(config))
     for name in ("load_reference", "load_critic_base"):
-        monkeypatch.setattr(trainer_ranks, name, lambda model, config, *_, **__: load(config))
-    trainer_ranks.TrainerRank(build_config(tree))
+        monkeypatch.setattr(trainer_rank, name, lambda model, config, *_, **__: load(config))
+    trainer_rank.TrainerRank(build_config(tree))
     assert devices == ["cpu", "cpu", "cpu"]
     assert made.call_args.args[-1] == "cuda"

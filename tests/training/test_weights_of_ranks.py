@@ -24,6 +24,7 @@ from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.publish import SenderOfRanks
 from forage.rollout.engines.engine_server import Bucket, JoinInfo
+from forage.rollout.engines.sender_group import GroupPlan
 from forage.rollout.engines.weight_sender import WeightSender
 from forage.training import lora, weight_files
 from forage.training.checkpoint import RunState, begin_checkpoint, load_checkpoint
@@ -218,6 +219,11 @@ class NamedWorker:
         dist.destroy_process_group(self._group)
 
 
+def group_plan(timeout_s: float, name: str | None = None) -> GroupPlan:
+    """A group with the one worker of one server."""
+    return GroupPlan(("http://127.0.0.1:9",), (1,), False, timeout_s, name)
+
+
 def beside(work: Any) -> threading.Thread:
     thread = threading.Thread(target=work)
     thread.start()
@@ -232,7 +238,7 @@ def test_rank_0_sends_what_all_ranks_gather_and_the_driver_sees_no_byte_of_it(
     alone = WeightSender(partial(weights_by_name, process.model), CPU)
     assert sender.tensors() == alone.tensors()
     assert sender.gpu() == []
-    (info,) = sender.open_group(["http://127.0.0.1:9"], [1], False, 30.0)
+    (info,) = sender.open_group(group_plan(30.0))
     worker = Worker(info)
     joining = beside(worker.join)
     assert sender.join() is None
@@ -252,7 +258,7 @@ def test_rank_0_sends_tensor_by_tensor_to_a_group_with_a_name(
 ) -> None:
     ranks, process = learnt
     sender = SenderOfRanks(ranks)
-    (info,) = sender.open_group(["http://127.0.0.1:9"], [1], False, 30.0, NAME)
+    (info,) = sender.open_group(group_plan(30.0, NAME))
     worker = NamedWorker(info)
     joining = beside(worker.join)
     assert sender.join() is None
@@ -273,9 +279,9 @@ def test_a_server_that_does_not_come_is_told_and_the_ranks_live_on(
     """An error raised in a rank ends all of them, and the run with them."""
     ranks, _ = learnt
     sender = SenderOfRanks(ranks)
-    sender.open_group(["http://127.0.0.1:9"], [1], False, 0.5)
+    sender.open_group(group_plan(0.5))
     assert sender.join()
-    (info,) = sender.open_group(["http://127.0.0.1:9"], [1], False, 1.0)
+    (info,) = sender.open_group(group_plan(1.0))
     worker = Worker(info)
     joining = beside(worker.join)
     assert sender.join() is None

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,28 +48,34 @@ def nccl_joins(members: Sequence[Sequence[str]]) -> bool:
     return len(set(gpus)) == len(gpus) and len(set(versions)) == 1
 
 
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """Whose workers are to be in a group with the sender, and how they meet."""
+
+    urls: tuple[str, ...]
+    """Of the servers."""
+    num_workers: tuple[int, ...]
+    """Of each server."""
+    by_nccl: bool
+    """Whether NCCL makes it, and not gloo."""
+    timeout_s: float
+    """For the joining, and for each bucket."""
+    name: str | None = None
+    """That of a group which the workers make as torch does; see ``_as_torch_does``."""
+
+
 class SenderGroup:
     """Rank 0 of a group with the workers of some servers.
 
     ``infos`` go to the servers, which must join while ``join`` runs on a thread of its own.
     """
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        num_workers: Sequence[int],
-        device: torch.device,
-        timeout_s: float,
-        name: str | None = None,
-    ) -> None:
-        """``num_workers``: of each server; ``timeout_s`` is for the joining and each bucket.
-
-        ``name``: that of a group which the workers make as torch does; see ``_as_torch_does``.
-        """
-        self.device = device
-        self.name = name
-        self._timeout = timedelta(seconds=timeout_s)
-        addresses = [_towards(url) for url in urls]
+    def __init__(self, plan: GroupPlan, device: torch.device) -> None:
+        """``device``: what is sent from, if NCCL sends."""
+        self.device = device if plan.by_nccl else torch.device("cpu")
+        self.name = plan.name
+        self._timeout = timedelta(seconds=plan.timeout_s)
+        addresses = [_towards(url) for url in plan.urls]
         # One address is that of all servers, often loopback's: nobody else reaches the store.
         host = addresses[0] if len(set(addresses)) == 1 else "0.0.0.0"
         listener = bind_port(host, 0)
@@ -81,13 +88,15 @@ class SenderGroup:
             timeout=self._timeout,
             master_listen_fd=listener.detach(),
         )
-        self._world_size = 1 + sum(num_workers)
+        self._world_size = 1 + sum(plan.num_workers)
         self._group: Any = None
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "nccl" if plan.by_nccl else "gloo"
         self.infos: list[JoinInfo] = []
         for place, address in enumerate(addresses):
-            offset = 1 + sum(num_workers[:place])
-            self.infos.append(JoinInfo(address, port, offset, self._world_size, backend, timeout_s))
+            offset = 1 + sum(plan.num_workers[:place])
+            self.infos.append(
+                JoinInfo(address, port, offset, self._world_size, backend, plan.timeout_s)
+            )
 
     def join(self) -> None:
         """Make the group, once all are there; raises ``RuntimeError`` after the deadline."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forage.rollout.engines.engine_server import Bucket, JoinInfo, Tensors
-from forage.rollout.engines.sender_group import SenderGroup, name_gpu
+from forage.rollout.engines.sender_group import GroupPlan, SenderGroup, name_gpu
 
 BUCKET_BYTES = 256 * 2**20
 _ALIGNMENT = 16  # so that bytes can be read as numbers of any type where they lie
@@ -130,20 +130,12 @@ class WeightSender:
         """As ``name_gpu``, of the first."""
         return name_gpu(self._device)
 
-    def open_group(
-        self,
-        urls: Sequence[str],
-        num_workers: Sequence[int],
-        by_nccl: bool,
-        timeout_s: float,
-        name: str | None = None,
-    ) -> list[JoinInfo]:
+    def open_group(self, plan: GroupPlan) -> list[JoinInfo]:
         """Prepare a group with the workers of servers (``SenderGroup``); ``join`` makes it."""
         self.leave()
         if not self._is_first:
             return []
-        device = self._device if by_nccl else torch.device("cpu")
-        self._group = SenderGroup(urls, num_workers, device, timeout_s, name)
+        self._group = SenderGroup(plan, self._device)
         return self._group.infos
 
     def join(self) -> str | None:

@@ -19,7 +19,7 @@ from forage.rollout.engines.engine_server import (
     ServerFailed,
     Tensors,
 )
-from forage.rollout.engines.sender_group import nccl_joins
+from forage.rollout.engines.sender_group import GroupPlan, nccl_joins
 from forage.rollout.engines.server_pool import Member
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.rollout.engines.weight_update import UpdateFailed, each
@@ -36,14 +36,7 @@ class Sender(Protocol):
 
     def gpu(self) -> list[str]: ...
 
-    def open_group(
-        self,
-        urls: Sequence[str],
-        num_workers: Sequence[int],
-        by_nccl: bool,
-        timeout_s: float,
-        name: str | None = None,
-    ) -> list[JoinInfo]: ...
+    def open_group(self, plan: GroupPlan) -> list[JoinInfo]: ...
 
     def join(self) -> str | None: ...
 
@@ -119,9 +112,14 @@ class GroupTransport:
             LOG.info("weights go to the servers through host memory, not by NCCL: %s", gpus)
         # Half of what the servers' replies may take, so that a worker that waits for others is
         # free again before its server is given up.
-        asked = (urls, [num_workers[url] for url in urls], by_nccl, self._timeout_s / 2)
-        name = members[0].server.group_name
-        infos = await asyncio.to_thread(self._sender.open_group, *asked, name)
+        plan = GroupPlan(
+            urls=tuple(urls),
+            num_workers=tuple(num_workers[url] for url in urls),
+            by_nccl=by_nccl,
+            timeout_s=self._timeout_s / 2,
+            name=members[0].server.group_name,
+        )
+        infos = await asyncio.to_thread(self._sender.open_group, plan)
         info_of = dict(zip(urls, infos, strict=True))
         joining = asyncio.create_task(asyncio.to_thread(self._sender.join))
         try:

@@ -18,7 +18,7 @@ from forage.errors import PartLostError, UserError
 from forage.rollout.engines import weight_sender, weight_update
 from forage.rollout.engines.engine_http import EngineHttp
 from forage.rollout.engines.engine_server import ServerFailed, Tensors
-from forage.rollout.engines.sender_group import SenderGroup, nccl_joins
+from forage.rollout.engines.sender_group import GroupPlan, SenderGroup, nccl_joins
 from forage.rollout.engines.server_pool import Member, ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.rollout.engines.weight_sender import WeightSender
@@ -147,15 +147,15 @@ def test_nccl_joins_those_that_have_a_gpu_to_themselves_and_its_version():
     assert not nccl_joins([[], other]), "a trainer whose ranks have their GPUs to themselves"
 
 
-@pytest.mark.parametrize(("gpu", "type_"), [("GPU-b", "cuda"), ("GPU-a", "cpu")])
+@pytest.mark.parametrize(("gpu", "by_nccl"), [("GPU-b", True), ("GPU-a", False)])
 async def test_weights_go_through_host_memory_to_a_server_on_the_trainers_gpu(
-    gpu: str, type_: str, monkeypatch: pytest.MonkeyPatch
+    gpu: str, by_nccl: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """NCCL refuses two members on one GPU, which ended every update."""
-    devices: list[torch.device] = []
+    plans: list[GroupPlan] = []
 
-    def make(_urls: object, _workers: object, device: torch.device, *_: object) -> SenderGroup:
-        devices.append(device)
+    def make(plan: GroupPlan, _: torch.device) -> SenderGroup:
+        plans.append(plan)
         raise UserError("seen")
 
     monkeypatch.setattr(weight_sender, "name_gpu", lambda _: ["GPU-a", "2.29.3"])
@@ -166,7 +166,7 @@ async def test_weights_go_through_host_memory_to_a_server_on_the_trainers_gpu(
             transport = GroupTransport(WeightSender(lambda: weights, torch.device("cuda")), 2.0)
             with pytest.raises(UserError, match="seen"):
                 await transport.bring(it.pool.members, "0")
-    assert [device.type for device in devices] == [type_]
+    assert [plan.by_nccl for plan in plans] == [by_nccl]
 
 
 async def test_updates_that_fail_again_and_again_say_why(
@@ -346,7 +346,7 @@ async def test_a_server_sleeps_while_weights_change_and_wakes_for_them_and_for_i
 
 def test_servers_on_this_machine_are_met_where_no_other_reaches():
     """Torch's store listens at every address of the machine, whatever host it is given."""
-    group = SenderGroup(["http://127.0.0.1:1"], [1], torch.device("cpu"), 5.0)
+    group = SenderGroup(GroupPlan(("http://127.0.0.1:1",), (1,), False, 5.0), torch.device("cpu"))
     addresses = {
         found.laddr.ip
         for found in psutil.Process().net_connections("tcp")
