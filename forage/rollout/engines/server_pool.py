@@ -23,6 +23,8 @@ class Member:
 
     server: EngineServer
     is_serving: bool = False
+    why: str = "it has not had the weights"
+    """Why it does not serve."""
     num_episodes: int = 0
     lost: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
@@ -50,7 +52,10 @@ class ServerPool:
         """
         self.members = [Member(server) for server in servers]
         self.num_updates = 0
-        """Updates of the weights so far; an episode's salt is the number that it began with."""
+        """Updates of the weights that have begun; an episode's salt is the number at its own."""
+        self.is_updating = False
+        """Whether servers get weights now. Some sample by the older ones until they are paused, and
+        their keys must not be read by an episode that begins after that."""
         self.versions: tuple[int, int] | None = None
         """Of the weights that servers may sample with, two in an update; None before the first."""
         self._lost_after_s = lost_after_s
@@ -79,11 +84,15 @@ class ServerPool:
             return seat
         await self._wait_until_one_serves()
         member = min(self.serving, key=lambda each: each.num_episodes)
-        salt = seat.salt if seat is not None else str(self.num_updates)
+        salt = seat.salt if seat is not None else self._salt_of(episode_key)
         self.release(episode_key)
         member.num_episodes += 1
         self._seats[episode_key] = Seat(member, salt)
         return self._seats[episode_key]
+
+    def _salt_of(self, episode_key: str) -> str:
+        """One for all episodes between two updates, and for each alone that begins in one."""
+        return str(self.num_updates) + self.is_updating * f"/{episode_key}"
 
     def release(self, episode_key: str) -> None:
         """The episode is over, or leaves its server."""
@@ -102,7 +111,7 @@ class ServerPool:
     def leave_out(self, member: Member, why: str) -> None:
         """The server has failed: no turn goes there until it is admitted again."""
         LOG.warning("the server %s is left out: %s", member.server.url, why)
-        member.is_serving = False
+        member.is_serving, member.why = False, why
         if not member.lost.done():
             member.lost.set_result(None)
         self._on_failed(member.server.url)
@@ -121,9 +130,9 @@ class ServerPool:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            names = ", ".join(member.server.url for member in self.members)
+            names = "; ".join(f"{member.server.url}: {member.why}" for member in self.members)
             raise UserError(
-                f"no server samples any more: none of {names} has worked for "
-                f"{self._lost_after_s:g} s (placement.engine.lost_after_s). Look into their logs, "
-                "start them again, and go on with --resume"
+                f"no server samples any more: none has worked for {self._lost_after_s:g} s "
+                f"(placement.engine.lost_after_s). {names}. Look into their logs, start them again "
+                "where they have ended, and go on with --resume"
             ) from None

@@ -6,17 +6,17 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from safetensors import SafetensorError
 
-from forage.errors import UserError
+from forage.errors import PartLostError, UserError
 from forage.rollout.engines.engine_server import (
     Bucket,
     EngineServer,
     JoinInfo,
-    ServerFailed,
     Tensors,
 )
 from forage.rollout.engines.sender_group import GroupPlan, nccl_joins
@@ -81,6 +81,11 @@ class GroupTransport:
             if not dead.failures and len(failed.failures) < len(members):
                 raise
             raise dead from failed
+        except BaseException:  # a rank that died, or a stop: turns would end half-new servers
+            self._joined = []
+            with suppress(PartLostError):
+                await self._abandon(members)
+            raise
 
     async def _check(self, members: Sequence[Member]) -> None:
         """Raise ``UserError`` where a server has another model: a wrong shape would end it."""
@@ -153,15 +158,25 @@ class GroupTransport:
 
         One that dies takes the group of all with it, so their failures say nothing.
         """
-        # First: whoever waits in the group is told by it, and can answer.
-        await asyncio.to_thread(self._sender.leave)
-        dead: dict[Member, str] = {}
-        for member in members:
-            try:
-                await member.server.abandon_update()
-            except ServerFailed:
-                dead[member] = failed.failures.get(member, str(failed))
-        return UpdateFailed(dead, str(failed))
+        dead = await self._abandon(members)
+        reasons = {member: failed.failures.get(member, str(failed)) for member in dead}
+        return UpdateFailed(reasons, str(failed))
+
+    async def _abandon(self, members: Sequence[Member]) -> list[Member]:
+        """End the update at all; gives those that do not answer, and raises ``PartLostError``."""
+        lost: PartLostError | None = None
+        try:  # whoever waits in the group is told by its end, and can answer
+            await asyncio.to_thread(self._sender.leave)
+        except PartLostError as error:
+            lost = error
+        dead: list[Member] = []
+        try:
+            await each(members, lambda server: server.abandon_update())
+        except UpdateFailed as failed:
+            dead += failed.failures
+        if lost is not None:
+            raise lost
+        return dead
 
 
 async def load_weights(server: EngineServer, folder: Path, version: str) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from time import monotonic
 from typing import Protocol
 
 from forage.errors import PartLostError, UserError
@@ -20,8 +22,11 @@ from forage.rollout.engines.server_pool import Member, ServerPool
 
 LOG = logging.getLogger(__name__)
 
-_LOOK_AGAIN_S = 1.0
-_MAX_ATTEMPTS = 3
+_LOOK_AGAIN_S, _LONGEST_PAUSE_S = 1.0, 300.0
+"""Between two looks at servers that serve no turns, and before one that failed is asked again."""
+_PAUSE_RATIO = 10
+"""A server that fails by hanging takes a tenth of the run's time at most."""
+_MAX_ATTEMPTS, _MAX_RESUMES = 3, 2
 
 
 class Transport(Protocol):
@@ -41,6 +46,25 @@ class UpdateFailed(Exception):
         self.failures = failures
 
 
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    """How long a server that failed is left alone."""
+
+    length_s: float
+    ends_at: float
+
+    @classmethod
+    def after(cls, before: _Pause | None, took_s: float) -> _Pause:
+        """Twice as long as the one before, and long beside what the last update took."""
+        doubled = min(2 * before.length_s, _LONGEST_PAUSE_S) if before else _LOOK_AGAIN_S
+        length_s = max(doubled, _PAUSE_RATIO * took_s)
+        return cls(length_s, monotonic() + length_s)
+
+    @property
+    def is_over(self) -> bool:
+        return self.ends_at <= monotonic()
+
+
 class ServerUpdates:
     """Brings weights to the servers of a pool; ``updating`` is what ``publish.py`` uses."""
 
@@ -55,8 +79,8 @@ class ServerUpdates:
         self._transport = transport
         self._recomputes = recomputes
         self._sleeps = sleeps
-        self._asleep: dict[tuple[Member, Part], asyncio.Future[None]] = {}
-        """Parts without memory, and what tells that their server is gone."""
+        self._asleep: set[tuple[Member, Part]] = set()
+        """Parts that were put to sleep and not woken since."""
         self._version: int | None = None
         self._lock = asyncio.Lock()
         """Held while weights change and while they travel."""
@@ -74,12 +98,20 @@ class ServerUpdates:
             before, self._version = self._version, version()
             self._pool.versions = None if before is None else (before, self._version)
             self._pool.num_updates += 1
-            members = await self._alive(self._pool.members)
-            for member in self._pool.serving:
-                if member not in members:
-                    self._pool.leave_out(member, "it does not answer")
-            await self._update(members, self._recomputes or self._pool.num_updates == 1)
+            self._pool.is_updating = True
+            try:
+                await self._update_all(self._recomputes or self._pool.num_updates == 1)
+            finally:
+                self._pool.is_updating = False
             self._pool.versions = (self._version, self._version)
+
+    async def _update_all(self, is_recomputed: bool) -> None:
+        """Those that serve; where none does, as before the first update, whoever answers."""
+        members = await self._alive(self._pool.serving or self._pool.members)
+        for member in self._pool.serving:
+            if member not in members:
+                self._pool.leave_out(member, "it does not answer")
+        await self._update(members, is_recomputed)
 
     @asynccontextmanager
     async def looking_after(self) -> AsyncIterator[None]:
@@ -92,12 +124,19 @@ class ServerUpdates:
             await asyncio.gather(watcher, return_exceptions=True)
 
     async def _look_after(self) -> None:
+        """One that fails is left alone for a time: who learns waits for an update under way."""
+        pauses: dict[Member, _Pause] = {}
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
-            if self._version is None or not await self._alive(self._pool.waiting):
+            if self._version is None:
+                continue
+            due = [m for m in self._pool.waiting if m not in pauses or pauses[m].is_over]
+            if not await self._alive(due):
                 continue
             async with self._lock:
-                late = await self._alive(self._pool.waiting)  # an update may have come between
+                began_at = monotonic()
+                # An update may have come between.
+                late = await self._alive([member for member in due if not member.is_serving])
                 try:
                     await self._update(late, is_recomputed=True)
                 except PartLostError as lost:  # whoever has the weights is gone
@@ -106,11 +145,15 @@ class ServerUpdates:
                 except Exception as error:  # an end of this task would be noticed by nobody
                     is_bug = not isinstance(error, UserError)
                     LOG.error("a server that came late stays out: %s", error, exc_info=is_bug)
+            for member in late:
+                before = pauses.pop(member, None)
+                if not member.is_serving:
+                    pauses[member] = _Pause.after(before, monotonic() - began_at)
 
     async def _put_to_sleep(self) -> None:
         members = self._pool.serving
         parts: tuple[Part, ...] = ("weights", "kv_cache")
-        self._asleep = {(member, part): member.lost for member in members for part in parts}
+        self._asleep |= {(member, part) for member in members for part in parts}
         try:
             await each(members, lambda server: server.sleep())
         except UpdateFailed as failed:
@@ -118,9 +161,12 @@ class ServerUpdates:
                 self._pool.leave_out(member, why)
 
     async def _wake(self, members: Sequence[Member], part: Part) -> None:
-        """Wake a part, once, of those that sleep: not of one that was lost, and is back awake."""
-        asleep = [m for m in members if self._asleep.pop((m, part), None) is m.lost]
-        await each(asleep, lambda server: server.wake(part))
+        """Wake a part of those that sleep; one that was lost may be another process, and awake."""
+        asleep = [member for member in members if (member, part) in self._asleep]
+        self._asleep -= {(member, part) for member in asleep}
+        await each([m for m in asleep if not m.lost.done()], lambda server: server.wake(part))
+        with suppress(UpdateFailed):
+            await each([m for m in asleep if m.lost.done()], lambda server: server.wake(part))
 
     async def _alive(self, members: Sequence[Member]) -> list[Member]:
         alive = await asyncio.gather(*(member.server.is_alive() for member in members))
@@ -155,9 +201,12 @@ class ServerUpdates:
                     self._pool.leave_out(member, told)
                 members = []
         finally:
-            await asyncio.gather(*map(_resume, paused))
+            stuck = dict(zip(paused, await asyncio.gather(*map(_resume, paused)), strict=True))
         for member in members:
-            self._pool.admit(member)
+            if (stays := stuck[member]) is None:
+                self._pool.admit(member)
+            else:
+                self._pool.leave_out(member, stays)
 
     async def _check_version(self, server: EngineServer) -> None:
         if (found := await server.version()) != str(self._version):
@@ -166,12 +215,18 @@ class ServerUpdates:
             )
 
 
-async def _resume(member: Member) -> None:
-    """Let a server go on, whatever became of the update; one that is gone is no error here."""
-    try:
-        await member.server.resume()
-    except ServerFailed as failed:
-        LOG.warning("%s", failed)
+async def _resume(member: Member) -> str | None:
+    """Let a server go on, whatever became of the update; gives the reason where it stays paused."""
+    why = None
+    for _ in range(_MAX_RESUMES):
+        try:
+            await member.server.resume()
+        except ServerFailed as failed:
+            why = str(failed)
+        else:
+            return None
+    LOG.warning("%s", why)
+    return why
 
 
 async def each(members: Sequence[Member], ask: Callable[[EngineServer], Awaitable[None]]) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from safetensors.torch import save_file
 
 from forage.errors import PartLostError, UserError
 from forage.rollout.engines import weight_sender, weight_update
 from forage.rollout.engines.engine_http import EngineHttp
-from forage.rollout.engines.engine_server import ServerFailed, Tensors
+from forage.rollout.engines.engine_server import Bucket, ServerFailed, Tensors
 from forage.rollout.engines.sender_group import GroupPlan, SenderGroup, nccl_joins
 from forage.rollout.engines.server_pool import Member, ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
@@ -275,6 +275,119 @@ async def test_nothing_is_brought_while_weights_change():
     assert it.brought == [(server.url,)] * 2
 
 
+async def test_an_episode_that_begins_in_an_update_shares_its_keys_with_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The salt was new before the server was paused: keys of older weights were read under it."""
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server, recomputes=False) as it:
+            await it.publish(0)
+            bring, salts = it.bring, [(await it.pool.seat("a")).salt]
+
+            async def bring_later(members: Sequence[Member], version: str) -> None:
+                salts.extend([(await it.pool.seat(key)).salt for key in "abc"])
+                await bring(members, version)
+
+            monkeypatch.setattr(it, "bring", bring_later)
+            await it.publish(1)
+            salts += [(await it.pool.seat(key)).salt for key in "bde"]
+    assert salts == ["1", "1", "2/b", "2/c", "2/b", "2", "2"]
+
+
+async def test_a_server_that_stays_paused_serves_no_turns():
+    """It was warned of and admitted, and each turn waited there until its deadline."""
+    with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as stuck:
+        async with fleet(good, stuck) as it:
+            stuck.broken = "/resume"
+            await it.publish(0)
+            assert (it.serving, it.failed) == ([good.url], [stuck.url])
+    assert stuck.notes.count("/resume") == 2, "it is asked once more"
+
+
+class Hanging(PolicyServer):
+    """It is well, and what is broken never ends."""
+
+    async def _note(self, request: Request) -> Response:
+        if request.url.path == self.broken:
+            self.notes.append(request.url.path)
+            await asyncio.sleep(60)
+        return await super()._note(request)
+
+
+async def test_a_server_that_hangs_delays_one_update_and_no_other():
+    """Each update asked it anew, and the good servers waited for its deadlines, paused."""
+    with policy_serving(PolicyServer()) as good, policy_serving(Hanging()) as hanging:
+        async with fleet(good, hanging) as it:
+            hanging.broken = "/pause"
+            for version in range(3):
+                await it.publish(version)
+            assert it.serving == [good.url]
+    assert hanging.notes.count("/pause") == 1
+
+
+async def test_a_server_that_fails_is_left_alone_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It was asked each second, for ever, and an update of the others waited for it."""
+    monkeypatch.setattr(weight_update, "_LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr(weight_update, "_PAUSE_RATIO", 0)
+    with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as bad:
+        async with fleet(good, bad) as it, it.updates.looking_after():
+            bad.broken = "/pause"
+            await it.publish(0)
+            await asyncio.sleep(1.5)
+            assert 2 <= bad.notes.count("/pause") <= 8
+            bad.broken = ""
+            async with asyncio.timeout(20):
+                while bad.url not in it.serving:
+                    await asyncio.sleep(0.02)
+
+
+class LostRanks(WeightSender):
+    """Its ranks die while a bucket is gathered."""
+
+    def next_bucket(self) -> Bucket | None:
+        raise PartLostError("rank 1 has died")
+
+    def leave(self) -> None:
+        super().leave()
+        if self.has_begun:
+            raise PartLostError("rank 1 has died")
+
+    has_begun = False
+
+    def begin(self) -> None:
+        self.has_begun = True
+        super().begin()
+
+
+async def test_an_update_whose_ranks_die_is_ended_at_the_servers_before_they_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """They were told to go on with half of their weights, and the next turn ended them."""
+    monkeypatch.setattr(LostRanks, "join", lambda _: None)
+    weights = [("weight", torch.zeros(2))]
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+            transport = GroupTransport(LostRanks(lambda: weights, torch.device("cpu")), 2.0)
+            updates = ServerUpdates(it.pool, transport, recomputes=True)
+            with pytest.raises(PartLostError, match="rank 1"):
+                async with updates.updating(lambda: 0):
+                    pass
+    assert server.notes[-3:] == ["/start_weight_update", "abandon_weight_update", "/resume"]
+
+
+async def test_turns_that_find_no_server_say_why_each_was_left_out():
+    """A server that could not join the group was said to have ended."""
+    with policy_serving(PolicyServer(broken="/pause")) as server:
+        async with fleet(server) as it:
+            await it.publish(0)
+            pool = ServerPool([it.pool.members[0].server], 0.05)
+            pool.leave_out(pool.members[0], it.pool.members[0].why)
+            with pytest.raises(UserError, match=r"no server samples .*failed to pause: HTTP 500"):
+                await pool.seat("an episode")
+
+
 async def test_a_folder_that_cannot_be_written_is_an_error_of_the_users(tmp_path: Path):
     def write(folder: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -342,6 +455,30 @@ async def test_a_server_sleeps_while_weights_change_and_wakes_for_them_and_for_i
                 assert server.notes == ["/sleep"]
     expected = ["/sleep", "/pause", "/wake_up weights", "/finish_weight_update"]
     assert server.notes == [*expected, "/wake_up kv_cache", "/resume"]
+
+
+class AwakeAgain(PolicyServer):
+    """It was started again: what is awake cannot be woken."""
+
+    async def _wake(self, request: Request) -> Any:
+        return JSONResponse({"error": "it is awake"}, 500)
+
+
+async def test_a_server_that_was_started_again_while_it_slept_needs_no_waking():
+    with policy_serving(PolicyServer()) as gone:
+        it = Fleet(gone, sleeps=True)
+        await it.publish(0)
+        port = int(gone.url.rpartition(":")[2])
+        update = it.updates.updating(lambda: 1)
+        await update.__aenter__()
+    await update.__aexit__(None, None, None)
+    assert it.serving == []
+    with policy_serving(AwakeAgain(), port) as back:
+        async with it.updates.looking_after(), asyncio.timeout(20):
+            while not it.serving:
+                await asyncio.sleep(0.02)
+        assert back.version == "1"
+    await it.pool.members[0].server.close()
 
 
 def test_servers_on_this_machine_are_met_where_no_other_reaches():
