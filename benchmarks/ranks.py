@@ -130,6 +130,7 @@ def receive(info: JoinInfo, sizes: Any) -> None:
     patience = timedelta(seconds=TIMEOUT_S)
     store = TCPStore(info.address, info.port, is_master=False, timeout=patience)
     group: Any = dist.ProcessGroupGloo(store, info.rank_offset, info.world_size, patience)
+    group.broadcast([torch.empty(1, dtype=torch.uint8)], dist.BroadcastOptions()).wait()
     while (size := sizes.get()) is not None:
         data = torch.empty(size, dtype=torch.uint8)
         group.broadcast([data], dist.BroadcastOptions()).wait()

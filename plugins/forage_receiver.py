@@ -12,7 +12,9 @@ lies where in it. vLLM's layerwise reload puts them into its layers. Nothing of 
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -33,6 +35,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 BACKEND = "forage"
+_RAISES = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 @dataclass
@@ -83,9 +86,11 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
         place = (store, init_info.rank_offset + rank, init_info.world_size)
         if is_gloo:
             mine = _address_towards(init_info.address, init_info.port)
-            self._group = _gloo_group(*place, mine, timeout)
+            group = _gloo_group(*place, mine, timeout)
         else:
-            self._group = _nccl_group(*place, timeout)
+            group = _nccl_group(*place, timeout)
+        _meet(group, self._bucket_device, init_info.timeout_s)
+        self._group = group
 
     def start_weight_update(self) -> None:
         self.put_back()  # what an update that ended half-way has left open
@@ -210,9 +215,45 @@ def _gloo_group(
 def _nccl_group(
     store: dist.Store, rank: int, world_size: int, timeout: timedelta
 ) -> dist.ProcessGroupNCCL:
+    """A group that raises what fails; by itself NCCL's ends the process for it.
+
+    torch reads the variable when it makes a group, and has no other way to say it.
+    """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, rank, world_size, options)
+    before = os.environ.get(_RAISES)
+    os.environ[_RAISES] = "1"
+    try:
+        return dist.ProcessGroupNCCL(store, rank, world_size, options)
+    finally:
+        if before is None:
+            del os.environ[_RAISES]
+        else:
+            os.environ[_RAISES] = before
+
+
+def _meet(group: dist.ProcessGroup | Any, device: torch.device, timeout_s: float) -> None:
+    """Receive a byte: NCCL connects in the first broadcast, and waits there without a deadline."""
+    failures: list[RuntimeError | None] = []
+
+    def work() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # a thread begins on the first GPU
+        byte = torch.zeros(1, dtype=torch.uint8, device=device)
+        try:
+            group.broadcast([byte], dist.BroadcastOptions()).wait()
+        except RuntimeError as error:
+            failures.append(error)
+        else:
+            failures.append(None)
+
+    thread = threading.Thread(target=work, name="meeting", daemon=True)
+    thread.start()
+    thread.join(2 * timeout_s)
+    if not failures:
+        raise RuntimeError(f"the trainer has not begun within {2 * timeout_s:g} s")
+    if failures[0] is not None:
+        raise failures[0]
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, ForageTransferEngine)

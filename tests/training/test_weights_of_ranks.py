@@ -180,6 +180,7 @@ class Worker:
         store = TCPStore(self._info.address, self._info.port, is_master=False, timeout=patience)
         size = self._info.world_size
         self._group: Any = dist.ProcessGroupGloo(store, self._info.rank_offset, size, patience)
+        self._group.broadcast([torch.empty(1, dtype=torch.uint8)], dist.BroadcastOptions()).wait()
 
     def receive(self, bucket: Bucket) -> None:
         data = torch.empty(bucket.num_bytes, dtype=torch.uint8)

@@ -99,7 +99,10 @@ class SenderGroup:
             )
 
     def join(self) -> None:
-        """Make the group, once all are there; raises ``RuntimeError`` after the deadline."""
+        """Make the group, once all are there, and meet in it by a byte that is sent.
+
+        Raises ``RuntimeError`` after the deadline.
+        """
         store: Store = self._store
         if self.name is not None:
             store = _as_torch_does(store, self.name, self.device.type)
@@ -115,13 +118,15 @@ class SenderGroup:
             options._devices = [gloo.create_device(hostname=self._address)]
             options._timeout = self._timeout
             self._group = gloo(store, 0, self._world_size, options)
+        if self.name is None:  # a group that torch makes sends nothing by itself
+            self.send([torch.zeros(1, dtype=torch.uint8, device=self.device)])
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast a bucket; raises ``RuntimeError`` where a server is gone or too slow."""
         if self.device.type == "cpu":
             self._broadcast(tensors)
             return
-        # NCCL makes its communicator in the first broadcast, and waits there without a deadline.
+        # NCCL connects in the first broadcast, and waits there without a deadline.
         failures: list[RuntimeError | None] = []
 
         def work() -> None:
