@@ -72,14 +72,15 @@ class TrainingEvaluation:
     async def at_end(self, weights_digest: Callable[[], str], step: int) -> None:
         """Play all questions after the last step, where ``evaluation.at_end`` asks for it.
 
-        Cut and resumed like any evaluation: what is on the disk is not played again. The digest is
-        asked for on a thread.
+        Cut and resumed like any evaluation: what is on the disk is not played again, but for what
+        the engine or a search failed. The digest is asked for on a thread.
         """
         if not self._config.evaluation.at_end:
             return
         assert self._evaluator is not None, "opened before the first step"
         digest = await asyncio.to_thread(weights_digest)
-        destination = Destination(final_figures(self._config), "final evaluation", step)
+        out = final_figures(self._config)
+        destination = Destination(out, "final evaluation", step, retries_failed=True)
         await evaluate(
             self._evaluator,
             self._questions,

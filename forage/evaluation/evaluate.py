@@ -45,7 +45,7 @@ from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.play.player import Job, play_all
 from forage.training.model import load_sampled, load_tokenizer, weights_digest
-from forage.types import Episode, Generate, Question, Retriever, Score
+from forage.types import Episode, Generate, Question, Retriever, Score, Status
 
 LOG = logging.getLogger(__name__)
 
@@ -170,9 +170,9 @@ async def evaluate(
         summary=summarise(scores, settings.num_bootstrap, config.seed),
         scores={arm: list(rows) for arm, rows in scores.items()},
     )
+    _tell_failures(result, len(jobs))
     write_result(destination.out, result)
     write_whole_text(destination.out.with_suffix(".md"), render_markdown(result))
-    _warn_of_failures(result)
     return result
 
 
@@ -278,8 +278,17 @@ async def open_other_search(
     return client
 
 
-def _warn_of_failures(result: EvaluationResult) -> None:
-    for arm, summary in result.summary.arms.items():
+def _tell_failures(result: EvaluationResult, num_episodes: int) -> None:
+    """Warn of them; raises ``UserError`` where the engine failed each episode."""
+    arms = result.summary.arms
+    failed = Status.ENGINE_FAILED.value
+    if sum(arm.overall.failures.get(failed, 0) for arm in arms.values()) == num_episodes:
+        raise UserError(
+            f"the engine failed each of the {num_episodes} episodes: there are no figures. Look "
+            "into the warnings above and the server's log; the same command with --retry-failed "
+            "plays them again"
+        )
+    for arm, summary in arms.items():
         if failures := summary.overall.failures:
             told = ", ".join(f"{count} {kind}" for kind, count in failures.items())
             text = "arm %s: searches or the engine failed (%s), and count as they ended; "

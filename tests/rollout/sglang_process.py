@@ -28,6 +28,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 Reply = tuple[bool, str]
+Work = Callable[[dict[str, Any]], Reply]
 
 
 class Worker:
@@ -148,9 +149,12 @@ class Server:
         if self._faults.without and self._faults.without in path:
             return web.json_response({"detail": "Not Found"}, status=404)
         match path:
+            case "/health":
+                return web.Response(status=503 if self._is_paused else 200)
             case "/server_info":
+                await self._schedule(lambda _: (True, ""), body)
                 return web.json_response({"tp_size": 1, "pp_size": self._faults.stages})
-            case "/get_model_info":
+            case "/model_info":
                 return web.json_response({"weight_version": self._version})
             case "/update_weight_version":
                 # Its default would end turns in flight.
@@ -159,16 +163,17 @@ class Server:
                 return web.json_response({"success": True, "message": ""})
             case "/pause_generation" | "/continue_generation":
                 self._is_paused = path == "/pause_generation"
-                return web.Response()
-        work: Callable[[dict[str, Any]], Reply] | None = getattr(self._worker, path[1:], None)
-        if work is None:
-            return web.Response()
-        if path == self._faults.hangs_at:
-            work = _stop
-        loop = asyncio.get_running_loop()
-        success, message = await loop.run_in_executor(self._scheduler, work, body)
+        if (reply := fixed_reply(path)) is not None:
+            return reply
+        work: Work = getattr(self._worker, path[1:])
+        success, message = await self._schedule(
+            _stop if path == self._faults.hangs_at else work, body
+        )
         status = 200 if success else 400
         return web.json_response({"success": success, "message": message}, status=status)
+
+    async def _schedule(self, work: Work, body: dict[str, Any]) -> Reply:
+        return await asyncio.get_running_loop().run_in_executor(self._scheduler, work, body)
 
     def _stand_in(self, body: dict[str, Any]) -> web.Response:
         """Set what ``body`` names; give what was loaded and asked, and forget that."""
@@ -178,6 +183,26 @@ class Server:
         reply = web.json_response(told)
         self._asked, self._worker.loaded = [], {}
         return reply
+
+
+def fixed_reply(path: str) -> web.Response | None:
+    """What SGLang answers at a route where that is always the same; None for the other routes."""
+    match path:
+        case "/pause_generation" | "/continue_generation":
+            done = "paused" if path == "/pause_generation" else "continued"
+            said = {"message": f"Generation {done} successfully.", "status": "ok"}
+            return web.json_response(said)
+        case "/flush_cache":
+            said = (
+                "Cache flushed.\nPlease check backend logs for more details. (When there are "
+                "running or waiting requests, the operation will not be performed.)\n"
+            )
+            return web.Response(body=said.encode())
+        case "/release_memory_occupation" | "/resume_memory_occupation":
+            return web.json_response(None)
+        case "/abort_request":
+            return web.Response()
+    return None
 
 
 def _stop(_: dict[str, Any]) -> Reply:

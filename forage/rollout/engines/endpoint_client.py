@@ -30,6 +30,8 @@ _ITS_OWN = {
     FailureKind.SERVER_ERROR,
     FailureKind.MALFORMED,
 }
+# Refusals whatever is asked: of the key, for want of money, of the model, of so many requests.
+_SHUTS_OUT = {401, 402, 403, 404, 429}
 
 T = TypeVar("T")
 
@@ -78,7 +80,7 @@ class EndpointClient:
         if is_overflow(outcome):
             raise ContextOverflow(outcome.detail)
         failure = EndpointFailure(outcome.kind, outcome.detail, outcome.status)
-        if self._has_answered and outcome.kind in _ITS_OWN:
+        if self._has_answered and (outcome.kind in _ITS_OWN or outcome.status in _SHUTS_OUT):
             await self._raise_if_gone(failure)
         raise failure
 
@@ -92,9 +94,13 @@ class EndpointClient:
         is_there = failure.kind is not FailureKind.UNAVAILABLE or await self._client.is_there()
         if is_there and self._num_in_a_row < _MAX_FAILURES_IN_A_ROW:
             return
+        remedy = "Look into its log and start it again"
+        if failure.status in _SHUTS_OUT:
+            remedy = "Look at the key, its quota, and model.endpoint.served_model"
         raise UserError(
             f"the model endpoint at {self.settings.base_url} has stopped answering ({failure}). "
-            "Look into its log and start it again; the same command goes on with what is missing"
+            f"{remedy}; the same command goes on with what is missing, and with --retry-failed "
+            "also with what has failed"
         )
 
     async def list_models(self) -> ModelList | None:

@@ -71,8 +71,8 @@ class EngineHttp:
         """Tell the server that a turn is not wanted any more, whatever it says to that."""
         await self._control.post(path, body, HEALTH_S)
 
-    async def is_alive(self) -> bool:
-        return not isinstance(await self._control.get("/health", HEALTH_S), RemoteFailure)
+    async def is_alive(self, path: str = "/health") -> bool:
+        return not isinstance(await self._control.get(path, HEALTH_S), RemoteFailure)
 
     async def get(self, path: str, doing: str) -> dict[str, Any]:
         """Raises ``ServerFailed``, which says what the server failed to do."""
@@ -83,7 +83,7 @@ class EngineHttp:
         return self._or_raise(await self._control.post(path, body, self._update_timeout_s), doing)
 
     async def tell(self, path: str, body: dict[str, Any], doing: str) -> None:
-        """As ``post``, where the reply is a sentence."""
+        """As ``post``, where the reply is no object: only its status is read."""
         failure = await self._control.tell(path, body, self._update_timeout_s)
         if failure is not None:
             raise ServerFailed(self.url, doing, failure)

@@ -1,8 +1,9 @@
 """The engine over servers of our own policy: vLLM or SGLang, one or several.
 
 A turn goes to its episode's server. Where that fails the turn is sampled again, from its beginning,
-at another one. New weights reach the servers through ``publish.py``; a server serves no turn before
-it has them.
+at another one. A server that answers and samples nothing is left out after some failures in a row,
+and where all are so the run ends. New weights reach the servers through ``publish.py``; a server
+serves no turn before it has them.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from forage.errors import UserError
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
-from forage.rollout.engines.server_pool import Seat, ServerPool
+from forage.rollout.engines.server_pool import Member, Seat, ServerPool
 from forage.types import Completion, ContextOverflow, EngineError, FailureKind, Sampling
 
 LOG = logging.getLogger(__name__)
 
 _MAX_TRIES = 3
 _MAX_NONSENSE = 8
+_MAX_IN_A_ROW, _MAX_ROUNDS = 8, 3
+"""Failures after which a server is left out, and how often it comes back to fail again."""
 _PAUSE_S = 0.5
 
 
@@ -35,21 +39,27 @@ class ServedEngine:
         self.pool = pool
         self._vocabulary = vocabulary
         self._told_of: int | None = None
+        self._in_a_row: Counter[Member] = Counter()
+        """Failures of each server since it last sampled a turn, the first of a turn left out."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one turn.
 
         Raises ``EngineError`` for a turn that a working server cannot sample, and ``UserError``
-        where no server works any more, or those that do give replies that are no turns.
+        where no server works any more, or those that do sample no turn.
         """
-        num_tries = num_nonsense = 0
+        num_tries = num_nonsense = num_aborts = 0
         while True:
             seat = await self.pool.seat(sampling.episode_key)
             try:
                 return await self._sample(seat, token_ids, sampling)
             except _Lost:
                 continue
-            except TurnAborted:  # it sleeps or ends: to ask again at once would keep both busy
+            except TurnAborted as aborted:
+                num_aborts += not self.pool.is_updating
+                if num_aborts > 1:
+                    self._count_failure(seat.member, aborted)
+                # It sleeps or ends: to ask again at once would keep both busy.
                 await asyncio.sleep(_PAUSE_S)
             except ServerFailed as failed:
                 num_tries += 1
@@ -60,6 +70,7 @@ class ServedEngine:
             except ContextOverflow:
                 raise
             except EngineError as refused:
+                self._count_failure(seat.member, refused)
                 self._tell(refused)
                 raise
 
@@ -78,6 +89,7 @@ class ServedEngine:
         why = _foreign(turn, self._vocabulary, (*(first or ()), *(self.pool.versions or ())))
         if why is not None:
             raise ServerFailed.for_good(seat.member.server.url, "sample a turn", why)
+        self._in_a_row.pop(seat.member, None)
         return turn
 
     async def _judge(self, seat: Seat, failed: ServerFailed, num_tries: int) -> None:
@@ -87,14 +99,29 @@ class ServedEngine:
             if not member.lost.done():
                 self.pool.leave_out(member, str(failed))
             return
+        if num_tries > 1:
+            self._count_failure(member, failed)
+        if member.lost.done():
+            return
         if num_tries < _MAX_TRIES:
             await asyncio.sleep(_PAUSE_S * num_tries)
         elif failure.kind is FailureKind.MALFORMED:
-            if not member.lost.done():
-                self.pool.leave_out(member, f"{failed}, {num_tries} times in a row")
+            self.pool.leave_out(member, f"{failed}, {num_tries} times in a row")
         else:
             self._tell(failed)
             raise EngineError(str(failed)) from failed
+
+    def _count_failure(self, member: Member, failed: EngineError) -> None:
+        """Leave out a server that fails again and again; raises ``UserError`` where all do."""
+        if member.lost.done():  # of those in flight then, many fail together
+            return
+        self._in_a_row[member] += 1
+        number = self._in_a_row[member]
+        if number % _MAX_IN_A_ROW == 0:
+            self.pool.leave_out(member, f"{failed}, {number} times in a row")
+        others = (self._in_a_row[other] for other in self.pool.serving)
+        if min([number, *others]) >= _MAX_IN_A_ROW * _MAX_ROUNDS:
+            raise UserError(_none_samples(failed, number)) from failed
 
     def _tell(self, failed: EngineError) -> None:
         """Say why an episode ends, of the first one after each update."""
@@ -113,6 +140,14 @@ def _foreign(turn: Completion, vocabulary: int | None, versions: Sequence[int]) 
         if not min(versions) <= version <= max(versions):
             return f"its tokens are of version {version}, and the run's is {max(versions)}"
     return None
+
+
+def _none_samples(failed: EngineError, number: int) -> str:
+    return (
+        f"the servers answer, and none samples a turn: {failed}, {number} times in a row. Look "
+        "into their logs, and go on: training with --resume, an evaluation with the same command "
+        "and --retry-failed"
+    )
 
 
 def _no_turn_comes(failed: ServerFailed, number: int) -> str:

@@ -21,15 +21,19 @@ from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_com
 from forage.rollout.engines.engine_server import Bucket, JoinInfo, Part, ServerFailed, Tensors
 from forage.types import Completion, FailureKind, Sampling
 
+_UNTIL_IDLE_S = 10
+
 
 class _Reason(BaseModel):
     type: str
 
 
 class _Meta(BaseModel):
+    """An aborted turn may come without log-probabilities and versions."""
+
     finish_reason: _Reason
-    output_token_logprobs: list[tuple[float, int, str | None]]
-    weight_versions: list[VersionSpan]
+    output_token_logprobs: list[tuple[float, int, str | None]] = []
+    weight_versions: list[VersionSpan] = []
 
 
 class _Turn(BaseModel):
@@ -78,10 +82,11 @@ class SglangServer:
             raise
 
     async def is_alive(self) -> bool:
-        return await self._http.is_alive()
+        """Asks for its state: its /health samples a token, and so fails while it is paused."""
+        return await self._http.is_alive("/server_info")
 
     async def version(self) -> str:
-        told = await self._http.get("/get_model_info", "name its weights")
+        told = await self._http.get("/model_info", "name its weights")
         return str(told.get("weight_version"))
 
     async def pause(self) -> None:
@@ -93,15 +98,17 @@ class SglangServer:
     async def sleep(self) -> None:
         """Give the GPU's memory back; the server needs --enable-memory-saver."""
         await self._http.post("/pause_generation", {"mode": "abort"}, "pause")
+        # Told to release its memory while a batch is under way, it would end.
+        await self._http.tell(f"/flush_cache?timeout={_UNTIL_IDLE_S}", {}, "end its turns")
         tags = {"tags": ["weights", "kv_cache"]}
-        await self._http.post("/release_memory_occupation", tags, "sleep")
+        await self._http.tell("/release_memory_occupation", tags, "sleep")
 
     async def wake(self, part: Part) -> None:
-        await self._http.post("/resume_memory_occupation", {"tags": [part]}, f"wake its {part}")
+        await self._http.tell("/resume_memory_occupation", {"tags": [part]}, f"wake its {part}")
 
     async def forget_keys(self) -> None:
         """Keys and values of older weights go; retracted turns compute theirs anew."""
-        await self._http.post("/flush_cache", {}, "drop its cache")
+        await self._http.tell("/flush_cache", {}, "drop its cache")
 
     async def load_from_disk(self, folder: Path, version: str) -> None:
         body = {"model_path": str(folder), "weight_version": version, "flush_cache": False}

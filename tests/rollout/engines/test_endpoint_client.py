@@ -94,6 +94,45 @@ async def test_a_fault_has_its_kind_and_is_retried_only_where_that_may_help(
     assert len(server.seen) == num_requests
 
 
+@pytest.mark.parametrize(
+    ("fault", "num_requests"),
+    [
+        (lambda: error(401, "who?"), 8),
+        (lambda: error(403, "not you"), 8),
+        (lambda: error(404, "no such model"), 8),
+        (lambda: error(429, "pay", "insufficient_quota"), 8),
+        (lambda: error(429, "slow down"), 8 * 3),
+    ],
+)
+async def test_an_endpoint_that_refuses_whatever_is_asked_is_gone(fault: Any, num_requests: int):
+    """It had answered once: each later episode was lost, and counted as wrong, to the end."""
+    with serving(ModelServer()) as server:
+        client = EndpointClient(settings(server), backoff_s=0.001)
+        for num_lost in (3, 7):  # an answer in between begins the count anew
+            assert (await ask(client)).text
+            server.faults.extend(fault() for _ in range(num_requests))
+            for _ in range(num_lost):
+                with pytest.raises(EndpointFailure):
+                    await ask(client)
+            if num_lost == 3:
+                server.faults.clear()
+        with pytest.raises(UserError, match=r"stopped answering \(refused: .* --retry-failed"):
+            await ask(client)
+        assert not server.faults
+        await client.close()
+
+
+async def test_requests_that_are_refused_for_what_they_ask_say_nothing_of_the_endpoint():
+    with serving(ModelServer()) as server:
+        client = EndpointClient(settings(server), backoff_s=0.001)
+        assert (await ask(client)).text
+        server.faults.extend(error(400, "bad seed") for _ in range(20))
+        for _ in range(20):
+            with pytest.raises(EndpointFailure, match="bad seed"):
+                await ask(client)
+        await client.close()
+
+
 async def test_a_server_that_hangs_is_a_timeout():
     with serving(ModelServer()) as server:
         failed = await failure_of(server, HANG, HANG, timeout_s=0.15, max_retries=1)

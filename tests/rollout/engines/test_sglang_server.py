@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from forage.rollout.engines.engine_server import ServerFailed
+from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.server_pool import ServerPool
 from forage.rollout.engines.sglang_server import SglangServer
 from forage.rollout.engines.weight_transports import DiskTransport
 from forage.rollout.engines.weight_update import ServerUpdates
 from forage.types import ContextOverflow, EngineError, FinishReason, Sampling
+from tests.rollout.sglang_process import fixed_reply
 
 
 @dataclass
@@ -29,6 +30,7 @@ class SglangStandIn:
     refusal: tuple[int, str] | None = None
     loads: bool = True
     hangs: bool = False
+    is_paused: bool = False
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
 
@@ -40,14 +42,26 @@ class SglangStandIn:
         match request.path:
             case "/generate":
                 return await self._generate(body)
-            case "/get_model_info":
+            case "/health":  # it samples a token, which waits while the server is paused
+                return web.Response(status=503 if self.is_paused else 200)
+            case "/server_info":
+                return web.json_response({"tp_size": 1, "pp_size": 1})
+            case "/model_info":
                 return web.json_response({"weight_version": self.version})
             case "/update_weights_from_disk":
-                if self.loads:
-                    self.version = body["weight_version"]
-                return web.json_response({"success": self.loads, "message": "no such model"})
-            case _:
-                return web.Response()
+                return self._load(body)
+            case "/pause_generation" | "/continue_generation":
+                self.is_paused = request.path == "/pause_generation"
+        if (reply := fixed_reply(request.path)) is not None:
+            return reply
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    def _load(self, body: dict[str, Any]) -> web.Response:
+        message, status = "no such model", 400
+        if self.loads:
+            self.version, message, status = body["weight_version"], "Succeeded.", 200
+        said = {"success": self.loads, "message": message, "num_paused_requests": 0}
+        return web.json_response(said, status=status)
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         if self.hangs:
@@ -63,6 +77,7 @@ class SglangStandIn:
             "weight_versions": [{"version": self.version, "start": 0, "end": number}],
             **self.changes,
         }
+        meta = {name: value for name, value in meta.items() if value is not None}
         return web.json_response({"output_ids": ids, "meta_info": meta})
 
 
@@ -91,13 +106,19 @@ def ask(**changes: Any) -> Sampling:
 KEYS: dict[str, Any] = {"episode_key": "0/q/0", "seed": 7, "temperature": 0.5}
 
 
+def updates_of(engine: ServedEngine, folder: Path, sleeps: bool = False) -> ServerUpdates:
+    return ServerUpdates(
+        engine.pool, DiskTransport(lambda path: path.mkdir(), folder), True, sleeps
+    )
+
+
 async def publish(engine: ServedEngine, folder: Path, version: int) -> None:
-    transport = DiskTransport(lambda path: path.mkdir(), folder)
-    async with ServerUpdates(engine.pool, transport, True).updating(lambda: version):
+    async with updates_of(engine, folder).updating(lambda: version):
         pass
 
 
 async def test_weights_come_from_a_folder_and_turns_bear_their_version(tmp_path: Path):
+    """Replies that are no JSON objects were failures: no server was ever given weights."""
     server = SglangStandIn()
     async with engine_over(server) as engine:
         await publish(engine, tmp_path, 4)
@@ -106,7 +127,7 @@ async def test_weights_come_from_a_folder_and_turns_bear_their_version(tmp_path:
     assert completion.logprobs_T == (0.0, -0.25, -0.5)
     assert completion.versions_T == (4, 4, 4)
     assert completion.finish_reason is FinishReason.LENGTH
-    routes = [path for path, _ in server.asked if path not in ("/health", "/get_model_info")]
+    routes = [path for path, _ in server.asked if not path.endswith("_info")]
     assert routes == [
         "/pause_generation",
         "/update_weights_from_disk",
@@ -144,6 +165,34 @@ async def test_old_keys_are_kept_where_that_is_asked(tmp_path: Path):
     async with engine_over(server, keeps_keys=True) as engine:
         await publish(engine, tmp_path, 0)
     assert dict(server.asked)["/pause_generation"] == {"mode": "in_place"}
+
+
+async def test_a_server_that_sleeps_while_weights_change_is_alive_and_wakes(tmp_path: Path):
+    """It was left out after each sleep: its /health fails in a pause, and its replies are null."""
+    server = SglangStandIn()
+    async with engine_over(server) as engine:
+        updates = updates_of(engine, tmp_path, sleeps=True)
+        for version in (0, 1):
+            async with updates.updating(lambda version=version: version):
+                before = len(server.asked)
+        assert (await engine.generate([5], ask())).versions_T == (1, 1, 1)
+    slept = [each for each in server.asked[:before] if "_occupation" in each[0]]
+    woken = [each for each in server.asked[before:] if "_occupation" in each[0]]
+    assert slept == [("/release_memory_occupation", {"tags": ["weights", "kv_cache"]})]
+    assert woken == [
+        ("/resume_memory_occupation", {"tags": ["weights"]}),
+        ("/resume_memory_occupation", {"tags": ["kv_cache"]}),
+    ]
+
+
+async def test_a_turn_that_was_aborted_before_it_began_is_sampled_again():
+    """It has no log-probabilities and no versions, and was taken for a reply that is no turn."""
+    server = SglangStandIn(version="0", changes={"finish_reason": {"type": "abort"}})
+    for left_out in ("weight_versions", "output_token_logprobs"):
+        server.changes[left_out] = None
+    async with engine_over(server) as engine:
+        with pytest.raises(TurnAborted):
+            await engine.pool.members[0].server.sample([5], ask(), "0")
 
 
 async def test_weights_that_cannot_be_loaded_leave_a_server_that_serves_no_turn(tmp_path: Path):
