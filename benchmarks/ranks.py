@@ -13,34 +13,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from weight_receiver import publishing
 
 from forage.batch import Weighed
 from forage.config.run_config import build_config
 from forage.publish import SenderOfRanks
-from forage.rollout.engines.engine_server import JoinInfo
-from forage.rollout.engines.sender_group import GroupPlan
 from forage.training.checkpoint import RunState, begin_checkpoint, load_checkpoint
 from forage.training.model import new_tokenizer, save_model
 from forage.training.trainer_ranks import TrainerRanks, open_trainer
 from forage.types import Episode, Origin, Question, Segment, Status
 
 PROMPT = 16
-TIMEOUT_S = 300.0
 
 
 def make_model(args: argparse.Namespace, out: Path) -> PreTrainedTokenizerFast:
@@ -125,29 +119,6 @@ def timed(what: str) -> Iterator[None]:
     print(f"{what}: {time.monotonic() - started:.2f} s; at most {memory.text()}", flush=True)
 
 
-def receive(info: JoinInfo, sizes: Any) -> None:
-    """A server's worker that keeps nothing."""
-    patience = timedelta(seconds=TIMEOUT_S)
-    store = TCPStore(info.address, info.port, is_master=False, timeout=patience)
-    group: Any = dist.ProcessGroupGloo(store, info.rank_offset, info.world_size, patience)
-    group.broadcast([torch.empty(1, dtype=torch.uint8)], dist.BroadcastOptions()).wait()
-    while (size := sizes.get()) is not None:
-        data = torch.empty(size, dtype=torch.uint8)
-        group.broadcast([data], dist.BroadcastOptions()).wait()
-
-
-def publish(sender: SenderOfRanks, sizes: Any) -> int:
-    """All weights once; gives their bytes."""
-    num_bytes = 0
-    sender.begin()
-    while (bucket := sender.next_bucket()) is not None:
-        sizes.put(bucket.num_bytes)
-        if (why := sender.send()) is not None:
-            raise RuntimeError(why)
-        num_bytes += bucket.num_bytes
-    return num_bytes
-
-
 def measure(args: argparse.Namespace) -> None:
     tokenizer = make_model(args, args.out / "model")
     engine = {"kind": "vllm", "urls": ["http://127.0.0.1:9"]}
@@ -188,19 +159,11 @@ def _learning(trainer: TrainerRanks, args: argparse.Namespace) -> Callable[[], N
 
 
 def _publish_twice(trainer: TrainerRanks) -> None:
-    sender, context = SenderOfRanks(trainer), multiprocessing.get_context("spawn")
-    (info,) = sender.open_group(GroupPlan(("http://127.0.0.1:9",), (1,), False, TIMEOUT_S))
-    sizes: Any = context.Queue()
-    receiver = context.Process(target=receive, args=(info, sizes), daemon=True)
-    receiver.start()
-    if (why := sender.join()) is not None:
-        raise RuntimeError(why)
-    for number in (1, 2):
-        with timed(f"publish {number}"):
-            num_bytes = publish(sender, sizes)
-        print(f"  {num_bytes / 1e9:.2f} GB")
-    sizes.put(None)
-    receiver.join()
+    with publishing(SenderOfRanks(trainer), torch.device("cpu")) as (publish, _):
+        for number in (1, 2):
+            with timed(f"publish {number}"):
+                num_bytes = publish()
+            print(f"  {num_bytes / 1e9:.2f} GB")
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
 )
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -26,15 +26,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from forage.cluster.model_servers import ServerHost, open_servers
 from forage.config.run_config import RunConfig
 from forage.rollout.engines.engine import Engine
-from forage.rollout.engines.engine_server import Bucket, JoinInfo, Tensors
+from forage.rollout.engines.engine_server import Bucket, Columns, JoinInfo, Tensors
 from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.engines.sender_group import GroupPlan
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.torch.torch_engine import TorchEngine
-from forage.rollout.engines.weight_sender import WeightSender
-from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport, load_adapters
+from forage.rollout.engines.weight_sender import WeightSender, tensors_of
+from forage.rollout.engines.weight_transports import (
+    DiskTransport,
+    GroupTransport,
+    check_base,
+    check_model,
+    load_adapters,
+)
 from forage.rollout.engines.weight_update import ServerUpdates
-from forage.training.lora import has_adapters
+from forage.training.lora import first_columns, has_adapters
 from forage.training.model import shapes_by_name, weights_by_name
 from forage.training.saved_weights import write_learnt, write_merged
 from forage.training.trainer import Trainer
@@ -123,39 +129,65 @@ async def open_updates(
     assert isinstance(engine, ServedEngine), "weights behind model.endpoint cannot be replaced"
     assert settings.kind != "torch", "servers are named in placement.engine"
     folder = config.output_dir / "published"
+    tensors = tensors_of(shapes_by_name(model))
     if settings.transfer == "group":
+        dtype: torch.dtype = getattr(torch, config.placement.dtype_of_servers(config.model))
         if isinstance(trainer, TrainerRanks):
-            sender = SenderOfRanks(trainer)
+            sender = SenderOfRanks(trainer, dtype)
         else:
-            sender = _sender_of(model, model.device)
+            sender = _sender_of(model, model.device, dtype)
         transport = GroupTransport(sender, settings.update_timeout_s)
     elif settings.transfer == "adapters" and has_adapters(model):
         write = trainer.write_learnt if trainer is not None else partial(write_learnt, model)
-        transport = DiskTransport(write, folder, load_adapters)
+        columns = cache(partial(columns_of_base, model, trainer))  # they stay as they are
+        check = partial(check_base, tensors=tensors, columns=columns)
+        transport = DiskTransport(write, folder, load_adapters, check)
     else:
         write = trainer.write_merged if trainer is not None else partial(write_merged, model)
-        transport = DiskTransport(write, folder)
+        check = partial(check_model, tensors=tensors)
+        transport = DiskTransport(write, folder, check=check)
     recomputes = settings.cache_on_update == "recompute"
     updates = ServerUpdates(engine.pool, transport, recomputes, sleeps=settings.offload)
     async with updates.looking_after():
         yield updates
 
 
-def _sender_of(model: PreTrainedModel, device: torch.device, is_first: bool = True) -> WeightSender:
+def columns_of_base(model: PreTrainedModel, trainer: AnyTrainer | None) -> Columns:
+    """By which servers know the base of the adapters; it may block."""
+    if not isinstance(trainer, TrainerRanks):
+        return first_columns(model)
+    trainer.put_beside(_BaseOfRank)
+    return trainer.ask_beside("columns")
+
+
+class _BaseOfRank:
+    """A rank's part of the base; the ranks are asked together."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._model = trainer.model
+
+    def columns(self) -> Columns:
+        return first_columns(self._model)
+
+
+def _sender_of(
+    model: PreTrainedModel, device: torch.device, dtype: torch.dtype | None, is_first: bool = True
+) -> WeightSender:
     weights, shapes = partial(weights_by_name, model), partial(shapes_by_name, model)
-    return WeightSender(weights, device, shapes, is_first)
+    return WeightSender(weights, device, shapes, is_first, dtype)
 
 
-def _sender_beside(trainer: Trainer) -> WeightSender:
+def _sender_beside(dtype: torch.dtype | None, trainer: Trainer) -> WeightSender:
     """What a rank sends with; the first rank is in the group with the servers' workers."""
-    return _sender_of(trainer.model, trainer.device, is_first=dist.get_rank() == 0)
+    return _sender_of(trainer.model, trainer.device, dtype, is_first=dist.get_rank() == 0)
 
 
 class SenderOfRanks:
     """A ``Sender`` of weights that ranks hold in parts: each call goes to all of them."""
 
-    def __init__(self, trainer: TrainerRanks) -> None:
-        trainer.put_beside(_sender_beside)
+    def __init__(self, trainer: TrainerRanks, dtype: torch.dtype | None = None) -> None:
+        """``dtype``: as ``WeightSender``'s."""
+        trainer.put_beside(partial(_sender_beside, dtype))
         self._ask = trainer.ask_beside
 
     def tensors(self) -> Tensors:

@@ -28,6 +28,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
@@ -35,6 +36,8 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 BACKEND = "forage"
+NUM_SEEN = 64
+"""Numbers of a column by which a layer is known."""
 _RAISES = "TORCH_NCCL_BLOCKING_WAIT"
 
 
@@ -165,10 +168,44 @@ class Receiver:
                 problems.append(f"{name} has the shape {known[name]} there and {shape} here")
         return problems
 
+    def first_columns(self, names: list[str]) -> dict[str, list[float]]:
+        """How the first columns of these linear layers begin, without what adapters add.
+
+        They are asked of the layer, which keeps its weight in a form of its own on a CPU. Layers
+        that vLLM puts together begin with the first of them. Quantized ones are left out.
+        """
+        model = self.model_runner.get_model()
+        packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+        whole = {parts[0]: name for name, parts in packed.items()}
+        layers = dict(model.named_modules())
+        columns: dict[str, list[float]] = {}
+        for name in names:
+            block, _, last = name.rpartition(".")
+            layer = layers.get(f"{block}.{whole.get(last, last)}")
+            layer = getattr(layer, "base_layer", layer)
+            method = getattr(layer, "quant_method", None)
+            if isinstance(layer, LinearBase) and isinstance(method, UnquantizedLinearMethod):
+                width = getattr(layer, "input_size_per_partition", layer.input_size)
+                first = torch.zeros(1, width, dtype=self.model_config.dtype, device=self.device)
+                first[0, 0] = 1
+                with torch.inference_mode():
+                    column = method.apply(layer, first)[0, :NUM_SEEN]
+                columns[name] = column.nan_to_num().tolist()  # JSON knows no other numbers
+        return columns
+
     def load_from_disk(self, folder: str) -> None:
-        """vLLM's own reload from a folder, and the heads after it."""
-        self.reload_weights(weights_path=folder)
-        repack_heads(self.model_runner.model)
+        """vLLM's own reload from a folder, and the heads after it.
+
+        One that fails leaves layers without weights, which the next turn would end the server for.
+        """
+        model = self.model_runner.get_model()
+        try:
+            self.reload_weights(weights_path=folder)
+        except BaseException:
+            finalize_layerwise_reload(model, self.model_config)
+            raise
+        finally:
+            repack_heads(model)
 
     def load_adapters(self, folder: str) -> None:
         """New adapters in the place of those that are served, for turns in flight as well.

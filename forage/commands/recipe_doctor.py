@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forage.commands.finding import Finding, RecipeCheck, Verdict
 from forage.config.run_config import RunConfig, load_config
@@ -23,6 +24,9 @@ from forage.plan.memory import plan_memory
 from forage.plan.models import measure, measure_beside
 from forage.plan.plan import Plan, make_plan
 from forage.retrieval.index.manifest import MANIFEST_FILE
+
+if TYPE_CHECKING:
+    from forage.rollout.engines.vllm_settings import ServerNeeds
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PROBE_S = 3.0
@@ -91,11 +95,11 @@ class RecipeDoctor:
             yield self._asked(("search", *search.urls), _probe_search(config), remedy)
         engine = config.placement.engine
         if engine.kind == "vllm" and engine.urls:
+            wanted = _needs_of(config)
+            key = (config.model.path, wanted._replace(codec=None, model=None))
             for url in engine.urls:
-                alternatives = config.rollout.num_alternatives
-                wanted = (engine.transfer != "disk", alternatives, engine.offload)
-                probe = _probe_vllm(url, *wanted)
-                yield self._asked(("vllm", url), probe, f"forage doctor --server {url}", wanted)
+                remedy = f"forage doctor --server {url}"
+                yield self._asked(("vllm", url), _probe_vllm(url, wanted), remedy, key)
         elif engine.kind == "sglang":
             for url in engine.urls:
                 probe = _probe_http(url, "/health")
@@ -210,16 +214,29 @@ async def _probe_search(config: RunConfig) -> str | None:
     return None
 
 
-async def _probe_vllm(
-    url: str, has_receiver: bool, num_alternatives: int, sleeps: bool
-) -> str | None:
+def _needs_of(config: RunConfig) -> ServerNeeds:
+    """What a recipe wants of its servers; of a model that is not here they are asked less."""
+    from transformers import AutoConfig
+
+    from forage.environment.codec import Codec
+    from forage.rollout.engines.vllm_settings import ServerNeeds
+    from forage.training.tokenizer import load_tokenizer
+
+    codec = model = None
+    with suppress(OSError, ValueError):
+        model = AutoConfig.from_pretrained(config.model.path, local_files_only=True)
+    if model is not None or Path(config.model.path).is_dir():  # else the hub would be asked
+        with suppress(UserError):
+            codec = Codec(load_tokenizer(config.model))
+    return ServerNeeds.of(config, codec, model)
+
+
+async def _probe_vllm(url: str, wanted: ServerNeeds) -> str | None:
     from forage.rollout.engines.vllm_probe import find_faults
 
     try:
         async with asyncio.timeout(10 * _PROBE_S):  # its account of itself takes seconds
-            faults = await find_faults(
-                url, has_receiver, num_alternatives=num_alternatives, sleeps=sleeps
-            )
+            faults = await find_faults(url, *wanted)
     except TimeoutError:
         return f"does not answer within {10 * _PROBE_S:g} s"
     return "; ".join(fault.what for fault in faults if fault.is_fatal) or None

@@ -1,9 +1,10 @@
 """Low-rank adapters in a model (LoRA, https://arxiv.org/abs/2106.09685), through peft.
 
 The base of a policy with adapters is frozen. Models that need the base alone (the reference, the
-critic's trunk) are other module trees over the same weights, so there is no second copy, and no
-adapter is switched off while an engine samples. Sampler and trainer both compute base and adapter
-separately; they are merged only when a model is written or loaded.
+critic's trunk) are other module trees, so no adapter is switched off while an engine samples. In
+one process they are over the same weights; of ranks each has its part of a copy, since cutting a
+tree makes new weights. Sampler and trainer both compute base and adapter separately; they are
+merged only when a model is written or loaded.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+NUM_SEEN = 64
+"""Numbers of a column by which a layer of the base is known."""
 _NAME = "default"
 _MUST_AGREE = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
 _PREFIX = "base_model.model."
@@ -76,6 +79,27 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
     base = copy.deepcopy(model, shared)
     _strip(base)
     return base
+
+
+def first_columns(model: PreTrainedModel) -> dict[str, list[float]]:
+    """How the first column of linear layers begins, by name, without what adapters add.
+
+    Of each kind these are the first layer and the last. Ranks ask for them together.
+    """
+    prefix = f"{model.base_model_prefix}."
+    layers = {
+        prefix + name.removesuffix(".base_layer"): module
+        for name, module in model.base_model.named_modules()
+        if isinstance(module, nn.Linear) and not is_adapter(f"{name}.")
+    }
+    last = {name.rpartition(".")[2]: name for name in layers}
+    first = {name.rpartition(".")[2]: name for name in reversed(layers)}
+    seen = {*first.values(), *last.values()}
+    return {
+        name: whole(layer.weight.detach())[:NUM_SEEN, 0].float().tolist()
+        for name, layer in layers.items()
+        if name in seen
+    }
 
 
 def set_dropout(model: nn.Module, is_on: bool) -> None:

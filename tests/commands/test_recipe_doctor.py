@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,10 @@ from forage.commands import doctor_command as doctor
 from forage.commands.cli import main
 from forage.commands.finding import Finding, RecipeCheck, Verdict
 from forage.commands.recipe_doctor import RecipeDoctor
+from forage.config.model_config import ModelConfig
 from forage.config.shipped_recipes import recipes
+from forage.environment.codec import Codec
+from forage.training.tokenizer import load_tokenizer
 from tests.retrieval.web_servers import serving
 from tests.rollout.policy_server import PolicyServer, policy_serving
 from tests.tiny_runs import make_config, random_model, write_recipe
@@ -91,14 +95,12 @@ def test_the_servers_that_a_recipe_names_are_asked(tmp_path: Path):
     recipe = tmp_path / "recipe.yaml"
 
     def check_with(url: str, **rollout: int) -> RecipeCheck:
-        tree = {"model": {"path": str(random_model())}, "search": AWAY, "output_dir": "run"}
-        tree |= {"data": {"train": "away"}, "placement": {"engine": {"kind": "vllm"}}}
-        tree["placement"]["engine"] |= {"transfer": "disk", "urls": [url]}
-        recipe.write_text(yaml.safe_dump(tree | {"rollout": rollout}))
+        recipe.write_text(yaml.safe_dump(served_recipe(url) | {"rollout": rollout}))
         return looks.check(recipe)
 
     looks = RecipeDoctor(doctor.lacking)
-    with policy_serving(PolicyServer(max_logprobs=20)) as server:
+    codec = Codec(load_tokenizer(ModelConfig(path=str(random_model()))))
+    with policy_serving(PolicyServer(max_logprobs=20, codec=codec)) as server:
         assert of(check_with(server.url), "vllm").found == "answers"
         assert of(check_with(server.url, num_alternatives=19), "vllm").found == "answers"
         lacking = of(check_with(server.url, num_alternatives=20), "vllm")
@@ -107,6 +109,31 @@ def test_the_servers_that_a_recipe_names_are_asked(tmp_path: Path):
     check = check_with(AWAY["url"])
     assert of(check, "vllm").verdict is Verdict.FAILURE
     assert of(check, "vllm").remedy == "forage doctor --server http://127.0.0.1:9"
+
+
+def served_recipe(url: str, **changes: Any) -> dict[str, Any]:
+    """A recipe of the tiny random model that samples with a server."""
+    engine = {"kind": "vllm", "transfer": "disk", "urls": [url], **changes.pop("engine", {})}
+    tree: dict[str, Any] = {"model": {"path": str(random_model())}, "search": AWAY}
+    tree |= {"data": {"train": "away"}, "output_dir": "run"}
+    return tree | {"placement": {"engine": engine}, "environment": {"max_tokens": 1000}} | changes
+
+
+def test_a_server_is_asked_for_all_that_the_recipe_wants(tmp_path: Path):
+    """It answered, said the doctor, whose context, tokenizer or adapters the run then refused."""
+    recipe = tmp_path / "recipe.yaml"
+    model = {"path": str(random_model()), "lora": {"rank": 16}}
+    with policy_serving(PolicyServer()) as server:
+        tree = served_recipe(server.url, model=model, engine={"transfer": "adapters"})
+        recipe.write_text(yaml.safe_dump(tree | {"environment": {"max_tokens": 1024}}))
+        found = of(RecipeDoctor(doctor.lacking).check(recipe), "vllm").found
+        server.transfer = {}
+        recipe.write_text(yaml.safe_dump(served_recipe(server.url)))
+        of_files = of(RecipeDoctor(doctor.lacking).check(recipe), "vllm").found
+    assert "its context of 1000 tokens holds no episode" in found
+    assert "it has room for adapters of rank 0" in found
+    assert "with model.path" in found
+    assert "vLLM keeps the old head where it is tied" in of_files
 
 
 async def _refuses(request: web.Request) -> web.Response:

@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
+from forage.environment.codec import Codec
 from forage.retrieval.serve.port import bind_port
 
 VOCABULARY = 50
@@ -42,13 +43,19 @@ class PolicyServer:
     scheduler: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     max_logprobs: int = 100
+    lora_rank: int = 0
+    codec: Codec | None = None
+    """What its tokens read in; without it they read as nothing."""
     about: str = "0.32.0"
     without: frozenset[str] = frozenset()
-    """Routes that it does not have."""
+    """Routes, and methods of its workers, that it does not have."""
     misfits: list[str] = field(default_factory=list)
     gpu: list[str] = field(default_factory=list)
+    drawing: str = ""
+    """Its model, as vLLM draws it."""
+    columns: dict[str, list[float]] = field(default_factory=dict)
     broken: str = ""
-    """A route that answers with an error."""
+    """A route, or a method of its workers, that answers with an error."""
     keeps_version: bool = False
     is_asleep: bool = False
     """It answers no turn, as after a pause, until it is told to go on."""
@@ -67,7 +74,7 @@ class PolicyServer:
         app = FastAPI()
         gets = {"/health": self._ok, "/version": self._version, "/server_info": self._info}
         gets |= {"/weight_info": self._weights, "/get_world_size": self._size}
-        gets["/is_sleeping"] = self._state
+        gets |= {"/is_sleeping": self._state, "/v1/models": self._models}
         posts = {"/inference/v1/generate": self._generate, "/collective_rpc": self._call}
         posts["/finish_weight_update"] = self._finish
         posts["/update_weight_version"] = self._label
@@ -76,6 +83,7 @@ class PolicyServer:
         posts["/sleep"] = self._sleep
         posts["/wake_up"] = self._wake
         posts |= {"/update_weights": self._note, "/init_weight_transfer_engine": self._note}
+        posts["/v1/load_lora_adapter"] = self._note
         for path, handle in gets.items():
             if path not in self.without:
                 app.get(path)(handle)
@@ -95,7 +103,8 @@ class PolicyServer:
             "model_config": self.model_config,
             "weight_transfer_config": self.transfer,
             "scheduler_config": self.scheduler,
-            "device_config": {"device_type": self.device},
+            "device_config": {"device": self.device},
+            "lora_config": {"max_lora_rank": self.lora_rank} if self.lora_rank else None,
         }
         return {"vllm_config": config}
 
@@ -104,6 +113,9 @@ class PolicyServer:
 
     async def _state(self) -> dict[str, bool]:
         return {"is_sleeping": self.is_asleep}
+
+    async def _models(self) -> dict[str, Any]:
+        return {"data": [{"id": "policy"}]}
 
     async def _size(self) -> dict[str, int]:
         return {"world_size": 1}
@@ -138,10 +150,16 @@ class PolicyServer:
         return {}
 
     async def _call(self, request: Request) -> Any:
-        body = await request.json()
-        self.notes.append(body["method"])
+        method = (await request.json())["method"]
+        if method in self.without:
+            said = f"Call to collective_rpc method failed: Method {method!r} is not implemented."
+            return JSONResponse({"error": {"message": said}}, 500)
+        self.notes.append(method)
+        if method == self.broken:
+            return JSONResponse({"error": "it is broken"}, 500)
         answers = {"check_weights": self.misfits, "name_gpu": self.gpu}
-        return {"results": [answers.get(body["method"])]}
+        answers |= {"get_model_inspection": self.drawing, "first_columns": self.columns}
+        return {"results": [answers.get(method)]}
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
@@ -154,7 +172,7 @@ class PolicyServer:
             return JSONResponse({"error": "it sleeps"}, 503)
         if self.faults:
             return self.faults.popleft()
-        if body["sampling_params"]["logprobs"] > self.max_logprobs:
+        if body["sampling_params"].get("logprobs", 0) > self.max_logprobs:
             return JSONResponse({"error": "more logprobs than max_logprobs"}, 400)
         last, number = body["token_ids"][-1], body["sampling_params"]["max_tokens"]
         ids = [(last + 1 + index) % VOCABULARY for index in range(number)]
@@ -168,7 +186,7 @@ class PolicyServer:
                 ]
             },
             "weight_versions": [{"version": self.version, "start": 0, "end": number}],
-            "text": "",
+            "text": "" if self.codec is None else self.codec.decode(ids),
             **self.changes,
         }
         return JSONResponse({"choices": [choice]})
@@ -179,8 +197,8 @@ def _candidates(body: dict[str, Any], index: int, sampled: int) -> list[dict[str
 
     Tokens 0 and 1 are the likeliest, and all others but the sampled one were cut off.
     """
-    number = body["sampling_params"]["logprobs"]
-    others = [(0, -0.0 - index), (1, -0.25 - index), (40, -9999.0), (41, -9999.0)]
+    number = body["sampling_params"].get("logprobs", 0)
+    others = [(0, -0.0 - index), (1, -0.25 - index), *((40 + k, -9999.0) for k in range(number))]
     said = [(sampled, -0.5 - index), *others][:number]
     return [{"token_id": token_id, "logprob": logprob} for token_id, logprob in said]
 

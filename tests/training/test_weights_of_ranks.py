@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
-from forage.publish import SenderOfRanks
+from forage.publish import SenderOfRanks, columns_of_base
 from forage.rollout.engines.engine_server import Bucket, JoinInfo
 from forage.rollout.engines.sender_group import GroupPlan
 from forage.rollout.engines.weight_sender import WeightSender
@@ -225,6 +225,19 @@ def group_plan(timeout_s: float, name: str | None = None) -> GroupPlan:
     return GroupPlan(("http://127.0.0.1:9",), (1,), False, timeout_s, name)
 
 
+def test_servers_know_the_base_of_ranks_by_the_numbers_that_one_process_gives(
+    learnt: tuple[TrainerRanks, Trainer],
+) -> None:
+    ranks, process = learnt
+    mine, theirs = columns_of_base(process.model, process), columns_of_base(ranks.model, ranks)
+    assert mine.keys() == theirs.keys()
+    assert "model.layers.0.mlp.down_proj" in mine
+    assert not [name for name in mine if "lora" in name or "base_layer" in name]
+    for name, column in mine.items():
+        assert theirs[name] == pytest.approx(column, abs=2e-4)
+        assert any(column)
+
+
 def beside(work: Any) -> threading.Thread:
     thread = threading.Thread(target=work)
     thread.start()
@@ -272,6 +285,27 @@ def test_rank_0_sends_tensor_by_tensor_to_a_group_with_a_name(
     assert_near(worker.received, weights_of(process.model))
     worker.leave()
     sender.leave()
+
+
+def test_weights_are_sent_in_the_type_of_the_servers(learnt: tuple[TrainerRanks, Trainer]) -> None:
+    """Servers that sample in bfloat16 were sent float32: twice the bytes, of which half was cut."""
+    ranks, process = learnt
+    sender = SenderOfRanks(ranks, torch.bfloat16)
+    assert set(sender.tensors().dtypes) == {"bfloat16"}
+    (info,) = sender.open_group(group_plan(30.0))
+    worker = Worker(info)
+    joining = beside(worker.join)
+    assert sender.join() is None
+    joining.join()
+    sender.begin()
+    while (bucket := sender.next_bucket()) is not None:
+        receiving = beside(partial(worker.receive, bucket))
+        assert sender.send() is None
+        receiving.join()
+    received = {name: weight.float() for name, weight in worker.received.items()}
+    assert {weight.dtype for weight in worker.received.values()} == {torch.bfloat16}
+    for name, weight in weights_of(process.model).items():
+        assert torch.allclose(received[name], weight, rtol=2**-8, atol=4e-4), name
 
 
 def test_a_server_that_does_not_come_is_told_and_the_ranks_live_on(

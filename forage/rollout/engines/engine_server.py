@@ -44,6 +44,10 @@ class Tensors:
     shapes: tuple[tuple[int, ...], ...]
 
 
+Columns = dict[str, list[float]]
+"""By which the base of adapters is known: how the first columns of some linear layers begin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Some tensors as one run of bytes; ``starts`` are their places in it."""

@@ -30,6 +30,7 @@ from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.rollout.engines.vllm_probe import find_faults
 from forage.rollout.engines.vllm_server import VllmServer
+from forage.rollout.engines.vllm_settings import ServerNeeds
 
 LOG = logging.getLogger(__name__)
 
@@ -48,8 +49,7 @@ async def open_engine(
     """
     max_tokens = config.environment.max_tokens
     if servers is not None:
-        vocabulary = None if model is None else model.config.vocab_size
-        async with _open_served(config, servers, Codec(tokenizer), vocabulary) as engine:
+        async with _open_served(config, servers, Codec(tokenizer), model) as engine:
             yield engine
         return
     match config.model.endpoint:
@@ -73,7 +73,7 @@ async def open_engine(
 
 @asynccontextmanager
 async def _open_served(
-    config: RunConfig, addresses: Addresses, codec: Codec, vocabulary: int | None
+    config: RunConfig, addresses: Addresses, codec: Codec, model: PreTrainedModel | None
 ) -> AsyncIterator[ServedEngine]:
     """The engine, closed at the end; its servers serve no turn before their first update.
 
@@ -87,17 +87,18 @@ async def _open_served(
     for url in addresses.urls:
         match settings:
             case VllmPlacement():
-                is_empty = await _take_over(url, settings)
-                await _check(url, settings, config, None if is_empty else codec)
+                was_left = await _take_over(url, settings)
+                needs = ServerNeeds.of(config, codec, None if model is None else model.config)
+                await _check(url, needs, may_sample=not was_left)
                 keeps_base = settings.transfer == "adapters"
                 servers.append(VllmServer(url, *timeouts, num_turns, keeps_base))
             case SglangPlacement():
                 keeps_keys = settings.cache_on_update == "keep"
                 servers.append(SglangServer(url, *timeouts, num_turns, keeps_keys))
                 if not await servers[-1].is_alive():
-                    raise UserError(f"the SGLang server {url} does not answer at /health")
+                    raise UserError(f"the SGLang server {url} does not answer at /server_info")
     pool = ServerPool(servers, settings.lost_after_s, addresses.on_failed)
-    engine = ServedEngine(pool, vocabulary)
+    engine = ServedEngine(pool, None if model is None else model.config.vocab_size)
     try:
         yield engine
     finally:
@@ -107,7 +108,7 @@ async def _open_served(
 async def _take_over(url: str, settings: VllmPlacement) -> bool:
     """Let the server go on where a run that was killed has left it paused or asleep.
 
-    Returns whether it has no weights: they went with its sleep.
+    Returns whether one has: its weights may be half new, or gone.
     """
     server = VllmServer(url, settings.timeout_s, settings.update_timeout_s, max_connections=1)
     try:
@@ -119,17 +120,14 @@ async def _take_over(url: str, settings: VllmPlacement) -> bool:
         await server.close()
 
 
-async def _check(url: str, settings: VllmPlacement, config: RunConfig, codec: Codec | None) -> None:
-    """Raise ``UserError`` for what it lacks; without ``codec`` it is not asked to sample.
+async def _check(url: str, needs: ServerNeeds, may_sample: bool) -> None:
+    """Raise ``UserError`` for what it lacks; a server that may not sample is not asked to.
 
     What a GPU's memory holds in the place of weights may be no numbers, which can end the server.
     """
-    lora = config.model.lora
-    lora_rank = lora.rank if lora is not None and settings.transfer == "adapters" else 0
-    max_tokens, has_receiver = config.environment.max_tokens, settings.transfer != "disk"
-    alternatives = 0 if codec is None else config.rollout.num_alternatives
-    asked = (codec, lora_rank, alternatives, settings.offload)
-    faults = await find_faults(url, has_receiver, max_tokens, *asked)
+    if not may_sample:
+        needs = needs._replace(codec=None, num_alternatives=0)
+    faults = await find_faults(url, *needs)
     for fault in faults:
         if not fault.is_fatal:
             LOG.warning("the server %s: %s", url, fault)

@@ -8,51 +8,29 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
-
-from forage.rollout.engines.completions_engine import common_knobs, request_seed
-from forage.rollout.engines.engine_http import EngineHttp, VersionSpan, make_completion
-from forage.rollout.engines.engine_server import Bucket, JoinInfo, Part, ServerFailed, Tensors
-from forage.types import Alternatives, Completion, FailureKind, Sampling
+from forage.rollout.engines.engine_http import EngineHttp
+from forage.rollout.engines.engine_server import (
+    Bucket,
+    Columns,
+    JoinInfo,
+    Part,
+    ServerFailed,
+    Tensors,
+)
+from forage.rollout.engines.vllm_turn import read_turn, sampling_params
+from forage.types import Completion, Sampling
 
 LOG = logging.getLogger(__name__)
 
-_CUT_OFF = -9999.0
 _ADAPTERS = "adapters"
 """The name of the policy's adapters at a server that has the base alone."""
-
-
-class _Candidate(BaseModel):
-    token_id: int
-    logprob: float
-
-
-class _Logprob(BaseModel):
-    logprob: float
-    top_logprobs: list[_Candidate] = []
-
-
-class _Logprobs(BaseModel):
-    content: list[_Logprob]
-
-
-class _Choice(BaseModel):
-    """The part of a choice that is read."""
-
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: _Logprobs
-    weight_versions: list[VersionSpan]
-
-
-class _Reply(BaseModel):
-    choices: list[_Choice] = Field(min_length=1, max_length=1)
 
 
 class VllmServer:
@@ -81,11 +59,11 @@ class VllmServer:
         body = {
             "request_id": f"{sampling.episode_key}/{next(self._numbers)}",
             "token_ids": list(token_ids),
-            "sampling_params": _sampling_params(sampling, len(token_ids)),
+            "sampling_params": sampling_params(sampling, len(token_ids)),
             "cache_salt": salt,
             **self._model,
         }
-        read = partial(_read_turn, sampling=sampling)
+        read = partial(read_turn, sampling=sampling)
         return await self._http.sample("/inference/v1/generate", body, read)
 
     async def is_alive(self) -> bool:
@@ -124,24 +102,31 @@ class VllmServer:
         await self._http.post(f"/sleep?level={self._sleep_level}&mode=abort", {}, "sleep")
 
     async def wake(self, part: Part) -> None:
-        await self._wake(part)
+        await self._http.post(f"/wake_up?tags={part}", {}, f"wake its {part}")
 
     async def take_over(self) -> bool:
         """Let it go on, and wake it, if a run that was killed has left it paused or asleep.
 
-        Returns whether it slept: then it has no weights before the first update.
+        Returns whether one has: then its weights may be half new, or gone, before the first update.
         """
         state = await self._http.get("/is_sleeping", "say whether it sleeps")
         if not state.get("is_sleeping"):  # so it says of a pause, too
             return False
         LOG.warning("the server %s was left paused or asleep: it goes on", self.url)
-        told = await self._wake("weights")  # its keys still sleep, unless it was only paused
-        await self._wake("kv_cache")
+        # First: one that was only paused goes on as soon as it is woken, and a turn that meets
+        # layers without weights ends it.
+        await self._abandon_if_it_can()
+        await self.wake("weights")
+        await self.wake("kv_cache")
         await self.resume()
-        return told.get("status") != "awake"
+        return True
 
-    async def _wake(self, part: Part) -> dict[str, Any]:
-        return await self._http.post(f"/wake_up?tags={part}", {}, f"wake its {part}")
+    async def _abandon_if_it_can(self) -> None:
+        try:
+            await self.abandon_update()
+        except ServerFailed as failed:  # without the receiver there is no update to end
+            if not _is_unknown("abandon_weight_update", failed):
+                raise
 
     async def forget_keys(self) -> None:
         """Keys and values of older weights go; turns in flight compute theirs anew."""
@@ -150,13 +135,42 @@ class VllmServer:
         )
 
     async def misfits(self, tensors: Tensors) -> list[str]:
-        """Why these tensors are not those of the served model, a sentence each."""
+        """Why these tensors are not those of the served model, a sentence each.
+
+        A server without the receiver says nothing; ``find_faults`` compares its sizes.
+        """
         kwargs = {"names": tensors.names, "shapes": tensors.shapes}
         doing = "check the weights' names"
-        found = await self._call("check_weights", kwargs, doing)
+        try:
+            found = await self._call("check_weights", kwargs, doing)
+        except ServerFailed as failed:
+            if _is_unknown("check_weights", failed):
+                return []
+            raise
         if not isinstance(found, list) or not found:
             raise ServerFailed.for_good(self.url, doing, f"its workers say {found!r}")
         return found[0] if isinstance(found[0], list) else [str(found[0])]
+
+    async def other_base(self, columns: Columns) -> list[str]:
+        """Why its base is another one than that of these columns, a sentence each.
+
+        Columns that the server does not keep as such, or has quantized, are not compared.
+        """
+        doing = "say what its base is"
+        found = await self._call("first_columns", {"names": list(columns)}, doing)
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            raise ServerFailed.for_good(self.url, doing, f"its workers say {found!r}")
+        theirs: Columns = {}
+        for of_worker in reversed(found):  # the first has the first rows of what is cut
+            theirs |= of_worker
+        if not theirs:
+            LOG.warning("the server %s: its base cannot be compared with model.path", self.url)
+        others = {name: _first_other(theirs.get(name, []), mine) for name, mine in columns.items()}
+        return [
+            f"{name} has {pair[0]:.6g} in its first column there, and {pair[1]:.6g} here"
+            for name, pair in others.items()
+            if pair is not None
+        ]
 
     async def join(self, info: JoinInfo) -> None:
         """Join the trainer's group, which the trainer makes at the same time."""
@@ -185,11 +199,14 @@ class VllmServer:
         await self._call("abandon_weight_update", {}, "abandon an update")
 
     async def load_from_disk(self, folder: Path, version: str) -> None:
-        """Through the receiver's method where it is; see ``find_faults`` for servers without."""
+        """Through the receiver's method, or through vLLM's own where there is no receiver.
+
+        ``find_faults`` refuses a server that vLLM's own would leave with its old head.
+        """
         try:
             await self._call("load_from_disk", {"folder": str(folder)}, f"load {folder}")
         except ServerFailed as failed:
-            if failed.failure.kind is not FailureKind.SERVER_ERROR:
+            if not _is_unknown("load_from_disk", failed):
                 raise
             await self._call("reload_weights", {"weights_path": str(folder)}, f"load {folder}")
         await self._http.post("/update_weight_version", {"new_version": version}, "take a version")
@@ -220,36 +237,13 @@ class VllmServer:
         return (await self._http.post("/collective_rpc", body, doing)).get("results")
 
 
-def _sampling_params(sampling: Sampling, position: int) -> dict[str, Any]:
-    """Every knob of the distribution: one left out would have the server's default."""
-    return {
-        **common_knobs(sampling),
-        "max_tokens": sampling.max_tokens,
-        "top_k": 0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "seed": request_seed(sampling, position),
-        "include_stop_str_in_output": True,
-        "ignore_eos": False,
-        # The sampled token comes first, and counts: as many others as asked for need one more.
-        "logprobs": sampling.num_alternatives + bool(sampling.num_alternatives),
-    }
+def _is_unknown(method: str, failed: ServerFailed) -> bool:
+    """Whether its workers have no such method: vLLM says so in these words."""
+    return f"Method {method!r} is not implemented" in failed.failure.said
 
 
-def _read_turn(document: dict[str, Any], sampling: Sampling) -> Completion:
-    """The turn; raises ``TurnAborted``, and ``ValueError`` for what is no turn."""
-    (choice,) = _Reply.model_validate(document).choices
-    logprobs = [each.logprob for each in choice.logprobs.content]
-    spans, reason = choice.weight_versions, choice.finish_reason
-    turn = make_completion(choice.token_ids, logprobs, spans, reason, sampling.max_tokens)
-    if not sampling.num_alternatives:
-        return turn
-    kept = partial(_alternatives, number=sampling.num_alternatives)
-    return replace(turn, alternatives_T=tuple(map(kept, choice.logprobs.content)))
-
-
-def _alternatives(told: _Logprob, number: int) -> Alternatives:
-    """The likeliest first, to 4 places, without what was cut off: vLLM gives that as -9999."""
-    ordered = sorted(told.top_logprobs, key=lambda one: -one.logprob)
-    kept = (one for one in ordered[:number] if one.logprob > _CUT_OFF)
-    return tuple((one.token_id, round(one.logprob, 4)) for one in kept)
+def _first_other(theirs: Sequence[float], mine: Sequence[float]) -> tuple[float, float] | None:
+    """The first pair that is not the same number in two types: bfloat16 keeps 8 bits."""
+    pairs = zip(theirs, mine, strict=False)  # a worker may have a part of the rows
+    other = (pair for pair in pairs if not math.isclose(*pair, rel_tol=2**-7, abs_tol=1e-7))
+    return next(other, None)

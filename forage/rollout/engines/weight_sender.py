@@ -32,14 +32,6 @@ def tensors_of(weights: Iterable[NamedTensor]) -> Tensors:
     return Tensors(names, dtypes, shapes)
 
 
-def fill_buckets(
-    weights: Iterable[NamedTensor], device: torch.device, max_bytes: int = BUCKET_BYTES
-) -> Iterator[tuple[Bucket, Tensor]]:
-    """The weights in their order, copied into buckets of about ``max_bytes``, with their bytes."""
-    for held in in_buckets(weights, max_bytes):
-        yield _fill(held, _new_bytes(_size_of(held), device))
-
-
 def in_buckets(
     weights: Iterable[NamedTensor], max_bytes: int = BUCKET_BYTES
 ) -> Iterator[list[NamedTensor]]:
@@ -109,12 +101,17 @@ class WeightSender:
         device: torch.device,
         shapes: WeightsNow | None = None,
         is_first: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """``shapes`` are the weights without numbers; they are sent from ``device``."""
+        """``shapes`` are the weights without numbers; they are sent from ``device``.
+
+        ``dtype``: the servers'; None: as the weights are. To send more would be in vain.
+        """
         self._weights = weights
         self._shapes = shapes or weights
         self._device = device
         self._is_first = is_first
+        self._dtype = dtype
         self._group: SenderGroup | None = None
         self._buckets: Iterator[list[NamedTensor]] = iter(())
         self._room: Tensor | None = None
@@ -124,7 +121,7 @@ class WeightSender:
 
     def tensors(self) -> Tensors:
         """What the weights are."""
-        return tensors_of(self._shapes())
+        return tensors_of(self._typed(self._shapes()))
 
     def gpu(self) -> list[str]:
         """As ``name_gpu``, of the first."""
@@ -151,7 +148,7 @@ class WeightSender:
 
     def begin(self) -> None:
         """The next bucket is the first."""
-        self._buckets = in_buckets(self._weights())
+        self._buckets = in_buckets(self._typed(self._weights()))
 
     def next_bucket(self) -> Bucket | None:
         """Gather and fill the next bucket, to be sent; None after the last."""
@@ -170,6 +167,11 @@ class WeightSender:
     def send(self) -> str | None:
         """Broadcast the bucket; gives the reason where a server is gone or too slow."""
         return self._in_group(lambda group: group.send(self._sent))
+
+    def _typed(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
+        if self._dtype is None:
+            return weights
+        return ((name, tensor.to(self._dtype)) for name, tensor in weights)
 
     def _in_group(self, work: Callable[[SenderGroup], None]) -> str | None:
         """A failure of the servers is told, not raised: it would end the ranks."""

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from forage.errors import PartLostError, UserError
 from forage.rollout.engines.engine_server import (
     Bucket,
+    Columns,
     EngineServer,
     JoinInfo,
     Tensors,
@@ -27,6 +28,7 @@ from forage.rollout.engines.weight_update import UpdateFailed, each
 LOG = logging.getLogger(__name__)
 
 _MAX_NAMED = 5
+_VLLM_ALONE = "only vLLM serves adapters beside its base"
 
 
 class Sender(Protocol):
@@ -90,17 +92,7 @@ class GroupTransport:
     async def _check(self, members: Sequence[Member]) -> None:
         """Raise ``UserError`` where a server has another model: a wrong shape would end it."""
         tensors = await asyncio.to_thread(self._sender.tensors)
-
-        async def check(server: EngineServer) -> None:
-            if misfits := await server.misfits(tensors):
-                more = f" and {len(misfits) - _MAX_NAMED} more" * (len(misfits) > _MAX_NAMED)
-                raise UserError(
-                    f"the server {server.url} serves another model than model.path: "
-                    + "; ".join(misfits[:_MAX_NAMED])
-                    + more
-                )
-
-        await each(members, check)
+        await each(members, lambda server: check_model(server, tensors))
 
     async def _make_group(self, members: Sequence[Member]) -> None:
         num_workers: dict[str, int] = {}
@@ -179,6 +171,34 @@ class GroupTransport:
         return dead
 
 
+async def check_model(server: EngineServer, tensors: Tensors) -> None:
+    """Raise ``UserError`` where a server has another model than these tensors are of."""
+    _refuse(server, await server.misfits(tensors))
+
+
+async def check_base(
+    server: EngineServer, tensors: Tensors, columns: Callable[[], Columns]
+) -> None:
+    """Raise ``UserError`` where a server has another base than adapters are learnt on.
+
+    ``columns`` are those of that base; it may block.
+    """
+    assert isinstance(server, VllmServer), _VLLM_ALONE
+    await check_model(server, tensors)
+    others = await server.other_base(await asyncio.to_thread(columns))
+    remedy = " (start it again with that model, or set placement.engine.transfer: group)"
+    _refuse(server, others, remedy)
+
+
+def _refuse(server: EngineServer, misfits: Sequence[str], remedy: str = "") -> None:
+    if misfits:
+        more = f" and {len(misfits) - _MAX_NAMED} more" * (len(misfits) > _MAX_NAMED)
+        named = "; ".join(misfits[:_MAX_NAMED])
+        raise UserError(
+            f"the server {server.url} serves another model than model.path: {named}{more}{remedy}"
+        )
+
+
 async def load_weights(server: EngineServer, folder: Path, version: str) -> None:
     """A whole model, by a server of any kind."""
     await server.load_from_disk(folder, version)
@@ -186,7 +206,7 @@ async def load_weights(server: EngineServer, folder: Path, version: str) -> None
 
 async def load_adapters(server: EngineServer, folder: Path, version: str) -> None:
     """Adapters, beside the base that a vLLM server has."""
-    assert isinstance(server, VllmServer), "only vLLM serves adapters beside its base"
+    assert isinstance(server, VllmServer), _VLLM_ALONE
     await server.load_adapters(folder, version)
 
 
@@ -198,13 +218,24 @@ class DiskTransport:
         write: Callable[[Path], None],
         folder: Path,
         load: Callable[[EngineServer, Path, str], Awaitable[None]] = load_weights,
+        check: Callable[[EngineServer], Awaitable[None]] | None = None,
     ) -> None:
-        """``write`` writes what ``load`` loads; ``folder`` is seen by all servers."""
+        """``write`` writes what ``load`` loads; ``folder`` is seen by all servers.
+
+        ``check`` is for a server's first load: it raises ``UserError`` for another model.
+        """
         self._write = write
         self._folder = folder
         self._load = load
+        self._check = check
+        self._checked: list[asyncio.Future[None]] = []
 
     async def bring(self, members: Sequence[Member], version: str) -> None:
+        # A server that was lost and is back is another process: its future is a new one.
+        new = [member for member in members if member.lost not in self._checked]
+        if self._check is not None:
+            await each(new, self._check)
+        self._checked += [member.lost for member in new]
         folder = self._folder.absolute() / f"version_{version}"
         try:
             try:

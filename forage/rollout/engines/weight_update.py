@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
@@ -79,8 +79,8 @@ class ServerUpdates:
         self._transport = transport
         self._recomputes = recomputes
         self._sleeps = sleeps
-        self._asleep: set[tuple[Member, Part]] = set()
-        """Parts that were put to sleep and not woken since."""
+        self._asleep: dict[tuple[Member, Part], str] = {}
+        """Parts that were put to sleep and not woken since, and the version that they had."""
         self._version: int | None = None
         self._lock = asyncio.Lock()
         """Held while weights change and while they travel."""
@@ -153,7 +153,7 @@ class ServerUpdates:
     async def _put_to_sleep(self) -> None:
         members = self._pool.serving
         parts: tuple[Part, ...] = ("weights", "kv_cache")
-        self._asleep |= {(member, part) for member in members for part in parts}
+        self._asleep |= {(m, part): str(self._version) for m in members for part in parts}
         try:
             await each(members, lambda server: server.sleep())
         except UpdateFailed as failed:
@@ -161,12 +161,26 @@ class ServerUpdates:
                 self._pool.leave_out(member, why)
 
     async def _wake(self, members: Sequence[Member], part: Part) -> None:
-        """Wake a part of those that sleep; one that was lost may be another process, and awake."""
-        asleep = [member for member in members if (member, part) in self._asleep]
-        self._asleep -= {(member, part) for member in asleep}
-        await each([m for m in asleep if not m.lost.done()], lambda server: server.wake(part))
-        with suppress(UpdateFailed):
-            await each([m for m in asleep if m.lost.done()], lambda server: server.wake(part))
+        """Wake a part of those that sleep."""
+        asleep: list[Member] = []
+        for member in members:
+            version = self._asleep.get((member, part))
+            if version is not None and await self._is_another(member, version):
+                self._asleep = {key: said for key, said in self._asleep.items() if key[0] != member}
+            elif version is not None:
+                del self._asleep[member, part]
+                asleep.append(member)
+        await each(asleep, lambda server: server.wake(part))
+
+    async def _is_another(self, member: Member, version: str) -> bool:
+        """Whether a server that was lost is another process now, and awake: SGLang's would end."""
+        if not member.lost.done():
+            return False
+        try:
+            found = await member.server.version()
+        except ServerFailed as failed:
+            raise UpdateFailed({member: str(failed)}) from failed
+        return found not in (version, str(self._version))
 
     async def _alive(self, members: Sequence[Member]) -> list[Member]:
         alive = await asyncio.gather(*(member.server.is_alive() for member in members))

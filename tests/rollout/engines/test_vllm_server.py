@@ -18,23 +18,31 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from forage.config.model_config import LoraConfig, ModelConfig
 from forage.environment.codec import Codec
 from forage.errors import UserError
-from forage.rollout.engines.engine_server import Tensors
+from forage.publish import open_updates
+from forage.rollout.engines.engine_server import Addresses, ServerFailed, Tensors
+from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.server_pool import ServerPool
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.vllm_probe import find_faults
-from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.weight_sender import WeightSender, fill_buckets, tensors_of
-from forage.rollout.engines.weight_transports import DiskTransport, GroupTransport, load_adapters
+from forage.rollout.engines.vllm_server import VllmServer, _is_unknown
+from forage.rollout.engines.vllm_sizes import sizes_of
+from forage.rollout.engines.weight_sender import WeightSender, in_buckets, tensors_of
+from forage.rollout.engines.weight_transports import (
+    DiskTransport,
+    GroupTransport,
+    check_base,
+    load_adapters,
+)
 from forage.rollout.engines.weight_update import ServerUpdates
 from forage.training import lora
-from forage.training.model import load_tokenizer, weights_by_name
+from forage.training.model import load_tokenizer, shapes_by_name, weights_by_name
 from forage.training.saved_weights import write_merged
 from forage.types import Completion, ContextOverflow, FinishReason, Sampling
 from tests.fakes import tiny_codec
 from tests.rollout.loop_with_delays import LoopWithDelays, check_bound
 from tests.tiny_runs import MAX_TOKENS, random_model
-from tests.vllm_server import needs_vllm, real_server
+from tests.vllm_server import needs_vllm, real_server, served_config
 
 pytestmark = needs_vllm
 
@@ -249,15 +257,20 @@ async def test_another_model_is_refused_before_the_first_byte_and_the_server_liv
         assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
 
 
+async def half_an_update(it: Served) -> None:
+    """The first weights come, and no others."""
+    await it.server.start_update()
+    it.sender._buckets = in_buckets(weights_by_name(it.model), max_bytes=60_000)
+    bucket = it.sender.next_bucket()
+    assert bucket is not None
+    await asyncio.gather(asyncio.to_thread(it.sender.send), it.server.receive(bucket))
+
+
 async def test_an_update_that_ends_half_way_leaves_a_server_that_takes_the_next_one():
     """The next request after a half-failed update once ended the server."""
     async with served() as it:
         it.change()
-        group = it.sender._group
-        assert group is not None
-        await it.server.start_update()
-        bucket, data = next(fill_buckets(weights_by_name(it.model), CPU, max_bytes=60_000))
-        await asyncio.gather(asyncio.to_thread(group.send, [data]), it.server.receive(bucket))
+        await half_an_update(it)
         await it.server.abandon_update()
         await it.engine.generate(PROMPT, ask("between"))  # of half new weights, but it lives
         await it.publish()
@@ -269,7 +282,9 @@ async def test_a_trainer_that_vanishes_in_a_broadcast_is_an_error_in_time_and_no
     async with served(timeout_s=8.0) as it:
         await it.server.pause()
         await it.server.start_update()
-        bucket, _ = next(fill_buckets(weights_by_name(it.model), CPU))
+        it.sender.begin()
+        bucket = it.sender.next_bucket()
+        assert bucket is not None
         started = asyncio.get_running_loop().time()
         with pytest.raises(Exception, match="failed to receive weights"):
             await it.server.receive(bucket)  # and nothing is sent
@@ -281,6 +296,48 @@ async def test_a_trainer_that_vanishes_in_a_broadcast_is_an_error_in_time_and_no
         await it.publish()
         completion = await it.engine.generate(PROMPT, ask("after"))
         assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
+
+
+async def test_an_update_that_a_killed_run_left_open_does_not_end_the_server_of_the_next():
+    """The next run asked it to sample, and the turn met layers without weights."""
+    async with served() as it:
+        await it.server.pause()
+        await half_an_update(it)
+        it.sender.leave()  # the trainer is gone
+    config = served_config(Path("none"), real_server())
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
+    async with (
+        open_engine(config, tokenizer(), model, Addresses((real_server(),))) as engine,
+        open_updates(config, engine, model) as updates,
+    ):
+        async with updates.updating(lambda: 1):
+            pass
+        completion = await engine.generate(PROMPT, ask("next"))
+    expected = logprobs_of(model, PROMPT, completion.token_ids_T)
+    assert difference(completion, expected) < 1e-4
+
+
+async def test_a_folder_that_cannot_be_loaded_leaves_a_server_that_lives_on(tmp_path: Path):
+    """Layers had no weights, and the next turn ended the server."""
+    async with served() as it:
+        with pytest.raises(ServerFailed, match="failed to load"):
+            await it.server.load_from_disk(tmp_path, "9")
+        completion = await it.engine.generate(PROMPT, ask("after"))
+        assert difference(completion, it.logprobs(PROMPT, completion)) < 1e-4
+
+
+async def test_vllms_own_words_are_understood():
+    """What a server without the receiver is known by, and the sizes of its model."""
+    server = VllmServer(real_server(), 20.0, 60.0, 4)
+    with pytest.raises(ServerFailed) as failed:
+        await server._call("no_such_method", {}, "do nothing")
+    assert _is_unknown("no_such_method", failed.value)
+    (drawing,) = await server._call("get_model_inspection", {}, "draw its model")
+    await server.close()
+    config = AutoModelForCausalLM.from_pretrained(random_model()).config.to_dict()
+    sizes = sizes_of(drawing)
+    assert sizes == {name: config[name] for name in sizes}
+    assert {"vocab_size", "intermediate_size", "num_hidden_layers"} < sizes.keys()
 
 
 async def test_a_worker_without_a_gpu_names_none():
@@ -406,6 +463,27 @@ async def test_adapters_travel_alone_and_turns_in_flight_go_on_with_the_new_ones
     finally:
         await engine.close()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_base_of_another_checkpoint_is_refused_before_its_adapters_come():
+    """Its shapes are the same: training went on, with log-probabilities off by 0.78."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
+    lora.add_adapters(model, LoraConfig(rank=4, alpha=4), str(random_model()), seed=0)
+    server = VllmServer(real_server(0, lora_rank=4), 120.0, 20.0, 4)
+    columns = lora.first_columns(model)
+    tensors = tensors_of(shapes_by_name(model))
+    await check_base(server, tensors, lambda: columns)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name == "model.layers.1.self_attn.o_proj.base_layer.weight":
+                weight *= 1.05
+    other = r"another model than model.path: model.layers.1.\w+.o_proj"
+    with pytest.raises(UserError, match=other):
+        await check_base(server, tensors, partial(lora.first_columns, model))
+    asked = await server._call("first_columns", {"names": list(columns)}, "tell")
+    kinds = {name.rpartition(".")[2] for name in asked[0]}
+    assert kinds == {"q_proj", "o_proj", "gate_proj", "down_proj"}
+    await server.close()
 
 
 async def test_a_server_as_it_should_be_has_no_fault_and_others_are_told_apart():

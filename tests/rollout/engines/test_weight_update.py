@@ -457,14 +457,8 @@ async def test_a_server_sleeps_while_weights_change_and_wakes_for_them_and_for_i
     assert server.notes == [*expected, "/wake_up kv_cache", "/resume"]
 
 
-class AwakeAgain(PolicyServer):
-    """It was started again: what is awake cannot be woken."""
-
-    async def _wake(self, request: Request) -> Any:
-        return JSONResponse({"error": "it is awake"}, 500)
-
-
-async def test_a_server_that_was_started_again_while_it_slept_needs_no_waking():
+async def test_a_server_that_was_started_again_while_it_slept_is_not_woken():
+    """SGLang's scheduler ends where it is to wake what is awake."""
     with policy_serving(PolicyServer()) as gone:
         it = Fleet(gone, sleeps=True)
         await it.publish(0)
@@ -473,12 +467,30 @@ async def test_a_server_that_was_started_again_while_it_slept_needs_no_waking():
         await update.__aenter__()
     await update.__aexit__(None, None, None)
     assert it.serving == []
-    with policy_serving(AwakeAgain(), port) as back:
+    with policy_serving(PolicyServer(), port) as back:
         async with it.updates.looking_after(), asyncio.timeout(20):
             while not it.serving:
                 await asyncio.sleep(0.02)
         assert back.version == "1"
+        assert not [note for note in back.notes if "wake" in note]
     await it.pool.members[0].server.close()
+
+
+async def test_a_server_that_failed_while_it_slept_is_woken_when_it_is_well_again():
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server, sleeps=True) as it:
+            await it.publish(0)
+            async with it.updates.updating(lambda: 1):
+                server.broken = "/pause"
+            assert it.serving == []
+            server.broken = ""
+            async with it.updates.looking_after(), asyncio.timeout(20):
+                while not it.serving:
+                    await asyncio.sleep(0.02)
+    assert [note for note in server.notes if "wake" in note] == [
+        "/wake_up weights",
+        "/wake_up kv_cache",
+    ]
 
 
 def test_servers_on_this_machine_are_met_where_no_other_reaches():

@@ -1,0 +1,131 @@
+"""What a recipe wants of a vLLM server, and what the server's settings lack of it.
+
+Nothing is asked here: ``vllm_probe.py`` does, and finds the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from forage.config.run_config import RunConfig
+from forage.config.server_config import VllmPlacement
+from forage.config.shipped_recipes import shipped
+from forage.environment.codec import Codec
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+WITH_RECEIVER = (
+    f"start it with {shipped('plugins')} (forage recipes --out DIR copies it) on PYTHONPATH, "
+    "--worker-extension-cls forage_receiver.Receiver and --weight-transfer-config "
+    '\'{"backend": "forage"}\''
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with a server, and what to do about it."""
+
+    what: str
+    remedy: str
+    is_fatal: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.remedy})"
+
+
+class ServerNeeds(NamedTuple):
+    """What is wanted of a server: all that ``find_faults`` takes after its address."""
+
+    has_receiver: bool
+    max_tokens: int
+    codec: Codec | None
+    lora_rank: int
+    num_alternatives: int | None
+    sleeps: bool | None
+    model: PretrainedConfig | None
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, codec: Codec | None, model: PretrainedConfig | None = None
+    ) -> ServerNeeds:
+        """By a recipe whose engine is vLLM; ``model`` is the configuration of ``model.path``."""
+        engine, lora = config.placement.engine, config.model.lora
+        assert isinstance(engine, VllmPlacement), "only vLLM is asked"
+        return cls(
+            has_receiver=engine.transfer != "disk",
+            max_tokens=config.environment.max_tokens,
+            codec=codec,
+            lora_rank=lora.rank if lora is not None and engine.transfer == "adapters" else 0,
+            num_alternatives=config.rollout.num_alternatives,
+            sleeps=engine.offload,
+            model=model,
+        )
+
+
+def wrong_settings(config: Mapping[str, Any], needs: ServerNeeds) -> list[Fault]:
+    """What is wrong with the settings that a server tells of itself."""
+    return [*_wrong_for_turns(config, needs), *_wrong_for_updates(config, needs)]
+
+
+def _wrong_for_turns(config: Mapping[str, Any], needs: ServerNeeds) -> Iterator[Fault]:
+    model, scheduler = part(config, "model_config"), part(config, "scheduler_config")
+    if (mode := model.get("logprobs_mode")) != "processed_logprobs":
+        remedy = "start it with --logprobs-mode processed_logprobs"
+        yield Fault(f"its log-probabilities are {mode}", remedy)
+    if (source := model.get("generation_config")) != "vllm":
+        remedy = "start it with --generation-config vllm"
+        yield Fault(f"its sampling defaults come from {source!r}", remedy, is_fatal=False)
+    if (longest := _number(model, "max_model_len")) < needs.max_tokens:
+        remedy = (
+            f"start it with --max-model-len {needs.max_tokens}, or lower environment.max_tokens"
+        )
+        yield Fault(f"its context of {longest} tokens holds no episode", remedy)
+    if device_of(config) == "cpu" and scheduler.get("enable_chunked_prefill"):
+        remedy = "start it with --no-enable-chunked-prefill --max-num-batched-tokens 8192"
+        yield Fault("seeded sampling after a chunked prefill ends it on a CPU", remedy)
+
+
+def _wrong_for_updates(config: Mapping[str, Any], needs: ServerNeeds) -> Iterator[Fault]:
+    if needs.has_receiver and not names_receiver(config):
+        remedy = f"{WITH_RECEIVER}, or set placement.engine.transfer: disk"
+        yield Fault("it has no receiver for weights", remedy)
+    room = _number(part(config, "lora_config"), "max_lora_rank")
+    if room < needs.lora_rank:
+        remedy = with_adapters(needs.lora_rank)
+        yield Fault(f"it has room for adapters of rank {room}", remedy)
+    keeps_memory = part(config, "model_config").get("enable_sleep_mode") is False
+    if keeps_memory and device_of(config) != "cpu" and needs.sleeps is not False:
+        remedy = "start it with --enable-sleep-mode, which placement.engine.offload needs"
+        what = "it keeps its GPU's memory while it sleeps"
+        yield Fault(what, remedy, is_fatal=needs.sleeps is not None)
+
+
+def with_adapters(rank: int) -> str:
+    return (
+        "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, --enable-lora and "
+        f"--max-lora-rank {rank} or more, or set placement.engine.transfer: group"
+    )
+
+
+def names_receiver(config: Mapping[str, Any]) -> bool:
+    """Whether the settings name Forage's receiver."""
+    return part(config, "weight_transfer_config").get("backend") == "forage"
+
+
+def device_of(config: Mapping[str, Any]) -> str:
+    """What it computes on, "cpu" or "cuda" for example."""
+    return str(part(config, "device_config").get("device"))
+
+
+def part(told: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A part of what the server tells, empty where it has none of that shape."""
+    part = told.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _number(told: Mapping[str, Any], name: str) -> int:
+    number = told.get(name)
+    return number if isinstance(number, int) else 0

@@ -1,0 +1,32 @@
+"""What one GPU does, with a tiny model on the CPU: it is run to its end, and its check can fail."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY = "--device cpu --shapes tiny --episodes 8 --contexts 64 --new-tokens 8".split()
+
+
+def test_it_measures_a_publish_that_another_process_receives() -> None:
+    """It timed the filling of buckets, which no publish calls."""
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *TINY]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for told in ("engine against float32", "trainer against float32", "training step: "):
+        assert told in said
+    assert "publish by gloo, through host memory: " in said.splitlines()[-1]
+
+
+async def test_log_probabilities_that_are_off_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were printed, and whatever they were the exit status was 0."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu = importlib.import_module("gpu")
+    model = gpu.new_model("tiny", torch.device("cpu"), is_compiled=False)
+    await gpu.check(model)
+    monkeypatch.setattr(gpu, "MEAN", 1e-5)
+    with pytest.raises(SystemExit, match="the engine is wrong: it may be off by 3.1e-02, 2.0e-06"):
+        await gpu.check(model)
