@@ -174,10 +174,11 @@ class _HandOver:
         """The thread's work; what ends it is handed over, too."""
         from forage.plan.fit_here import fit_here
         from forage.train import run_training
+        from forage.training.run_directory import earlier_settings
 
         try:
             config.check_trainable()
-            earlier = config.output_dir / "config.yaml" if resume else None
+            earlier = earlier_settings(config) if resume else None
             run_training(fit_here(config, earlier=earlier), resume, watcher=self)
         except BaseException as error:
             self._steps.put(error)

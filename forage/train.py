@@ -27,11 +27,12 @@ from forage.rewards.scorer import Scorer
 from forage.rollout.engines.engine import IdleEngine
 from forage.rollout.play.groups import GroupsInFlight, GroupSource
 from forage.rollout.play.player import Player
-from forage.rollout.play.recorded_groups import RecordedGroups
+from forage.rollout.play.recorded_groups import RecordedGroups, refuse_own_records
 from forage.training.credit import Credit
 from forage.training.model import load_tokenizer
 from forage.training.rank_processes import RankDiedError
-from forage.training.savepoints import Savepoints, check_run
+from forage.training.run_directory import run_directory
+from forage.training.savepoints import Savepoints
 from forage.training.trainer_ranks import open_trainer
 from forage.types import Group
 from forage.watch.after_step import AfterStep, Watcher
@@ -63,11 +64,12 @@ def run_training(
         raise UserError("an event loop runs on this thread already: use forage.Run instead")
     config.check_trainable()
     config.check_placement()
-    check_run(config, resume)
+    refuse_own_records(replay, config.output_dir)
     if replay or played:
         config = config.without_evaluation()
     try:
-        asyncio.run(_Run(config, replay, played).run(trace, watcher))
+        with run_directory(config, resume):
+            asyncio.run(_Run(config, replay, played).run(trace, watcher))
     except Stopped as stopped:
         rest = "the steps recorded are whole; play the rest into another output_dir"
         LOG.warning("stopped; %s", rest if played else f"go on with: {stopped}")
@@ -98,8 +100,9 @@ class _Run:
             self.places = hold(closing(open_places(config)))
             self.trainer = hold(closing(open_trainer(config, self.places.start_ranks)))
             self.records = hold(RunRecords(config.output_dir, identity, "tensorboard" in trackers))
-            saved = (self.trainer, self.tokenizer, self.records, self.credit)
-            self.savepoints = hold(closing(Savepoints(config, *saved, learns=not played)))
+            saved = (self.trainer, self.tokenizer, self.records, self.credit, identity)
+            asked = None if replay else self.questions
+            self.savepoints = hold(closing(Savepoints(config, *saved, asked, learns=not played)))
             self.opened = opened.pop_all()
 
     async def run(self, trace: Path | None, watcher: Watcher | None) -> None:
@@ -169,13 +172,21 @@ class _Run:
             raise  # what was learnt last is not worth keeping
         except (Stopped, UserError):
             await source.close()
-            # It may come before or after the step's own.
-            await self.savepoints.save(self.num_steps_done)
+            if self._is_recorded():  # else the run goes on from the last checkpoint
+                # It may come before or after the step's own.
+                await self.savepoints.save(self.num_steps_done)
+                # Also one in the background, while a second Ctrl-C still ends the run at once.
+                await asyncio.to_thread(self.savepoints.wait)
             raise
         finally:
             await source.close()
         if self.num_steps_done % self.config.trainer.checkpoint_every:  # else it has been written
             await self.savepoints.save(self.num_steps_done)
+
+    def _is_recorded(self) -> bool:
+        """Whether the records hold every step that the weights have taken."""
+        rows = read_metrics(self.config.output_dir)
+        return self.num_steps_done == (int(rows[-1]["step"]) + 1 if rows else 0)
 
     async def _learn_from(
         self, step: int, groups: Sequence[Group], clock: PhaseClock
@@ -187,9 +198,9 @@ class _Run:
         prepared_P, seen = await asyncio.to_thread(trainer.prepare, self.credit.unweighed(groups))
         weighed_P, credited = self.credit.weigh(groups, prepared_P, trainer.kl_coefficient)
         batches, unmasked = await asyncio.to_thread(trainer.pack, weighed_P)
+        self.num_steps_done = step + 1  # from here on the weights are no longer those before it
         with self.guard.against_divergence(step, self.savepoints.wait):
             learnt = await asyncio.to_thread(trainer.learn, batches, self.weights)
-        self.num_steps_done = step + 1
         clock.lap("train")
         await self.weights.publish()
         clock.lap("publish")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from forage.commands.cli import main
+from forage.errors import UserError
 from forage.records import read_episodes
 from forage.train import run_training
 from tests.tiny_runs import (
@@ -88,6 +89,20 @@ def test_what_was_played_alone_is_learnt_as_if_it_had_been_learnt_at_once(tmp_pa
     assert done.returncode == 0, done.stderr
     assert "next: forage export" in " ".join(done.stderr.split())
     assert _of_the_updates(metrics_of(learnt)[0]) == _of_the_updates(metrics_of(run)[0])
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_may_not_learn_from_the_file_that_it_writes(tmp_path: Path, resume: bool):
+    """--resume cut the file back to the checkpoint before it was read: the steps were lost."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "metrics.jsonl").write_text('{"step": 0}\n')
+    (out / "episodes.jsonl").write_text("the episodes of step 0, and more")
+    (tmp_path / "link").symlink_to(out)
+    own = tmp_path / "link" / ".." / "run" / "episodes.jsonl"
+    with pytest.raises(UserError, match="is the file that this run writes .* output_dir=DIR"):
+        run_training(make_config(out, **NOBODY, **NO_MODEL), resume=resume, replay=[own])
+    assert (out / "episodes.jsonl").read_text() == "the episodes of step 0, and more"
 
 
 @pytest.mark.parametrize(

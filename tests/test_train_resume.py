@@ -4,19 +4,25 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import pytest
 
+from forage.config.run_config import load_config
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.evaluation.along_training import TrainingEvaluation
+from forage.publish import Publisher
 from forage.records import read_episodes, write_records
 from forage.train import run_training
 from forage.training import checkpoint, savepoints
+from forage.training.checkpoint import checkpoints
 from forage.training.savepoints import _played_with
 from tests.fakes import oldest_version
 from tests.tiny_runs import (
@@ -27,6 +33,7 @@ from tests.tiny_runs import (
     metrics_of,
     scratch,
     start_forage,
+    until,
     wait_for,
     weights_of,
     write_recipe,
@@ -122,6 +129,76 @@ def test_a_signal_writes_a_checkpoint_and_the_resumed_run_is_the_same(
     resumed = forage("train", recipe, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_run(out, straight_run(), steps=(6,))
+
+
+_WRITES_CHECKPOINTS_SLOWLY = """
+import sys
+import time
+
+from forage.commands.cli import main
+from forage.training import checkpoint
+
+write_manifest = checkpoint.write_manifest
+
+
+def late(folder):
+    if not folder.name.startswith("step_000002"):
+        time.sleep(600)
+    write_manifest(folder)
+
+
+checkpoint.write_manifest = late
+main(["train", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_second_ctrl_c_ends_a_run_that_writes_a_checkpoint_which_then_is_none(
+    tmp_path: Path, in_background: bool
+):
+    """It changed nothing, as often as it was pressed."""
+    out = tmp_path / "run"
+    recipe = recipe_into(out, checkpoint_in_background=in_background)
+    command = [sys.executable, "-c", _WRITES_CHECKPOINTS_SLOWLY, str(recipe)]
+    child = subprocess.Popen(command, stdout=DEVNULL, stderr=PIPE, text=True)
+    wait_for(out / "checkpoints" / "step_000002", child)
+    wait_for(out / "episodes.jsonl", child, num_lines=2 * 8 + 1)  # more than the checkpoint knows
+    child.send_signal(signal.SIGINT)
+    assert child.stderr is not None
+    assert any("a second Ctrl-C ends the run at once" in line for line in child.stderr)
+    until(lambda: list((out / "checkpoints").glob("*.partial")))
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=30)
+    assert child.returncode == -signal.SIGINT
+    assert [*checkpoints(out)] == [2]
+    run_training(load_config(recipe), resume=True)
+    assert_same_run(out, straight_run(), steps=(4, 6))
+
+
+def test_a_step_whose_weights_could_not_be_published_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It was in the checkpoint and not in the records: the resumed run went on after it, and its
+    questions were lost."""
+    out = tmp_path / "run"
+    config = make_config(out, trainer={"num_steps": NUM_STEPS})
+    publish, num_published = Publisher.publish, 0
+
+    async def fail_after_step_2(publisher: Publisher) -> None:
+        nonlocal num_published
+        num_published += 1
+        if num_published == 4:  # the first one is before step 0
+            raise UserError("cannot write the weights to published: No space left on device")
+        await publish(publisher)
+
+    monkeypatch.setattr(Publisher, "publish", fail_after_step_2)
+    with pytest.raises(UserError, match="cannot write the weights"):
+        run_training(config, resume=False)
+    monkeypatch.undo()
+    assert [row["step"] for row in metrics_of(out)] == [0, 1]
+    assert [*checkpoints(out)] == [2]
+    run_training(config, resume=True)
+    assert_same_run(out, straight_run(), steps=(4, 6))
 
 
 def test_a_stop_during_an_evaluation_loses_and_repeats_no_step(
@@ -226,7 +303,7 @@ def test_a_run_of_which_the_only_checkpoint_is_damaged_says_so(tmp_path: Path):
     shutil.copytree(straight_run(), out)
     shutil.rmtree(out / "checkpoints" / "step_000004")
     (out / "checkpoints" / "step_000006" / "manifest.json").unlink()
-    with pytest.raises(UserError, match="step_000006 cannot be read .* begins at step 0 then"):
+    with pytest.raises(UserError, match="step_000006 cannot be read .* put a whole copy there"):
         run_training(make_config(out, trainer={"num_steps": NUM_STEPS}), resume=True)
     assert (out / "checkpoints" / "step_000006").exists()
 
@@ -294,7 +371,7 @@ def test_what_was_ahead_is_kept_while_it_would_be_played_alike(
     tmp_path: Path, changes: dict[str, Any], are_kept: bool
 ):
     before, after = make_config(tmp_path), make_config(tmp_path, **changes)
-    assert (_played_with(before) == _played_with(after)) == are_kept
+    assert (_played_with(before, "") == _played_with(after, "")) == are_kept
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])

@@ -57,6 +57,7 @@ def run(args: Namespace) -> int:
         return 0
     from forage.plan.fit_here import fit_here
     from forage.train import run_training
+    from forage.training.run_directory import earlier_settings
 
     played = args.rollout_only
     if played and args.resume:
@@ -64,7 +65,7 @@ def run(args: Namespace) -> int:
     if played:
         config = _up_to(config, played.stop)
     config.check_trainable()
-    config = fit_here(config, earlier=config.output_dir / "config.yaml" if args.resume else None)
+    config = fit_here(config, earlier=earlier_settings(config) if args.resume else None)
     run_training(config, args.resume, args.replay, played, args.trace)
     if config.evaluation.at_end and not (args.replay or played):
         from forage.evaluation.along_training import final_figures

@@ -47,11 +47,11 @@ def training_questions(config: DataConfig, seed: int) -> tuple[list[Question], Q
     return questions, order
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepQuestions:
     """The questions of each step: its own ``num_own``, and up to ``num_spare`` others.
 
-    ``num_questions`` is how many there are in all.
+    ``num_questions`` is how many there are in all. ``go_on`` says where a resumed run stands.
     """
 
     order: QuestionOrder
@@ -59,9 +59,23 @@ class StepQuestions:
     num_own: int
     num_spare: int
     seed: int
+    first_step: int = 0
+    first_position: int = 0
+
+    def go_on(self, step: int, position: int | None) -> None:
+        """From here on ``step`` asks the question at ``position`` first.
+
+        None: every step before it had as many questions as now.
+        """
+        self.first_step = step
+        self.first_position = step * self.num_own if position is None else position
+
+    def position(self, step: int) -> int:
+        """Where in the order the step's own questions begin."""
+        return self.first_position + (step - self.first_step) * self.num_own
 
     def own(self, step: int) -> Sequence[Question]:
-        return self.order.of_step(step, self.num_own)
+        return self.order.stretch(self.position(step), self.num_own)
 
     def spare(self, step: int) -> list[Question]:
         """Questions that the step may ask beside its own, in the run's mixture.
@@ -187,8 +201,9 @@ class QuestionOrder:
         num_drawn = block * self._num_in_block[source] + drawn_in_block
         return self._pools[source].at(num_drawn)
 
-    def of_step(self, step: int, size: int) -> list[Question]:
-        return [self.at(position) for position in range(step * size, (step + 1) * size)]
+    def stretch(self, first: int, size: int) -> list[Question]:
+        """``size`` questions from the position ``first`` on."""
+        return [self.at(position) for position in range(first, first + size)]
 
 
 class _Pool:

@@ -4,11 +4,12 @@ A checkpoint is a directory: a Hugging Face model, or the adapters alone where o
 trained; ``forage.json`` (``remembered.py``); ``optimizer`` (what the optimizers remember, a
 distributed checkpoint of torch's, a file a rank); ``critic*.safetensors`` (the trained weights of a
 critic, if there is one); ``progress.json`` (the trainer's numbers); ``ahead.jsonl`` (episodes of
-later steps that were over); ``state.json`` (the step, which gives the data position, schedule and
-sampling seeds; the running baseline; the lengths of the records); and last ``manifest.json``, with
-the checksums of all the others. It is written beside its final place, flushed to the disk, and
-moved there in one rename, so that a killed run or a full disk leaves the previous checkpoint as it
-was. Any number of ranks goes on from what any other number wrote.
+later steps that were over); ``state.json`` (``run_state.py``: the step, which gives schedule and
+sampling seeds; the position in the questions; the running baseline; the lengths of the records; of
+which run it is); and last ``manifest.json``, with the checksums of all the others. It is written
+beside its final place, flushed to the disk, and moved there in one rename, so that a killed run or
+a full disk leaves the previous checkpoint as it was. Any number of ranks goes on from what any
+other number wrote.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,7 +33,14 @@ from forage.environment.template import MEMORY_FILE
 from forage.episode_json import EpisodeRecord
 from forage.errors import UserError
 from forage.records import METRICS_FILE, read_episodes, write_records
-from forage.training.checkpoint_manifest import MANIFEST, check_manifest, damaged, write_manifest
+from forage.training.checkpoint_manifest import (
+    MANIFEST,
+    DamagedCheckpointError,
+    check_manifest,
+    damaged,
+    write_manifest,
+)
+from forage.training.run_state import STATE, RunState, read_state
 from forage.training.saved_weights import write_config
 from forage.training.trainer_ranks import AnyTrainer
 from forage.types import Episode
@@ -43,31 +51,7 @@ CHECKPOINTS_DIR = "checkpoints"
 _PREFIX = "step_"
 _PARTIAL = ".partial"
 _DAMAGED = ".damaged"
-_STATE, _PROGRESS = "state.json", "progress.json"
-_AHEAD = "ahead.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """What a checkpoint holds besides weights: steps done, the run's seed, lengths of the records.
-
-    ``baseline`` is the advantages' running baseline, None for estimators without one. ``settings``
-    is a checksum of what its episodes were played with.
-    """
-
-    num_steps_done: int
-    seed: int
-    record_offsets: dict[str, int]
-    baseline: float | None = None
-    settings: str = ""
-
-    def check_seed(self, seed: int, checkpoint: Path) -> None:
-        """Raise ``UserError`` where the config has another seed than the run had."""
-        if self.seed != seed:
-            raise UserError(
-                f"{checkpoint} was made with seed {self.seed}, the config says {seed}: set "
-                f"seed={self.seed} to go on"
-            )
+_PROGRESS, _AHEAD = "progress.json", "ahead.jsonl"
 
 
 async def begin_checkpoint(
@@ -107,12 +91,13 @@ async def begin_checkpoint(
             if ahead:
                 rows = (EpisodeRecord(state.num_steps_done, key, ahead[key]) for key in ahead)
                 write_records(unfinished / _AHEAD, rows)
-            (unfinished / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
+            (unfinished / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
             write_manifest(unfinished)
-            _flush(unfinished)
+            flush_folder(unfinished)
             if final.exists():
                 _set_aside(final)
             unfinished.rename(final)
+            _flush(folder)  # the new one is there before an older one goes
         for old in list(checkpoints(run_dir).values())[:-num_kept]:
             _set_aside(old)
         _sweep(folder)
@@ -128,17 +113,18 @@ def _the_last_one_intact(run_dir: Path, final: Path) -> Iterator[None]:
         yield
     except Exception as error:
         shutil.rmtree(final.with_name(final.name + _PARTIAL), ignore_errors=True)
-        if not _is_of_the_disk(error):
+        if not is_of_the_disk(error):
             raise  # a rank that has died, or a bug
         last = latest_checkpoint(run_dir)
-        kept = f"the previous one, {last}, is intact" if last else "there is no earlier one"
-        raise UserError(
-            f"cannot write the checkpoint {final}: {error}; {kept}. Free some space and "
-            "continue with --resume"
-        ) from error
+        left = "there is no earlier one. Free some space and begin again in a new output_dir"
+        if last is not None:
+            left = (
+                f"the previous one, {last}, is intact. Free some space and continue with --resume"
+            )
+        raise UserError(f"cannot write the checkpoint {final}: {error}; {left}") from error
 
 
-def _is_of_the_disk(error: Exception) -> bool:
+def is_of_the_disk(error: Exception) -> bool:
     """Whether the disk refused to be written; packages in Rust say so by errors of their own."""
     return isinstance(error, OSError | SafetensorError) or "(os error " in str(error)
 
@@ -150,8 +136,8 @@ def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
     checkpoint of another model or algorithm.
     """
     check_manifest(checkpoint)
+    state = read_state(checkpoint)
     try:
-        state = read_state(checkpoint)
         progress = json.loads((checkpoint / _PROGRESS).read_text(encoding="utf-8"))
     except Exception as error:  # readers raise all kinds of errors for a damaged file
         raise damaged(checkpoint, error) from error
@@ -161,9 +147,28 @@ def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
 
 def checkpoints(run_dir: Path) -> dict[int, Path]:
     """The complete checkpoints of a run by the steps done, oldest first."""
-    paths = (run_dir / CHECKPOINTS_DIR).glob(f"{_PREFIX}*")
+    paths = checkpoints_dir(run_dir).glob(f"{_PREFIX}*")
     found = {step: path for path in paths if (step := step_of(path.name)) is not None}
     return {step: found[step] for step in sorted(found) if found[step].is_dir()}
+
+
+def finish_renames(run_dir: Path) -> None:
+    """Give whole checkpoints their names where a run was killed just before it did.
+
+    By then one that was written for the same step before may have been set aside.
+    """
+    for unfinished in list(checkpoints_dir(run_dir).glob(f"{_PREFIX}*{_PARTIAL}")):
+        final = unfinished.with_suffix("")
+        if step_of(final.name) is not None and not final.exists():
+            with suppress(DamagedCheckpointError):
+                check_manifest(unfinished)
+                unfinished.rename(final)
+                _flush(final.parent)
+
+
+def has_unfinished(run_dir: Path) -> bool:
+    """Whether a run was killed while it wrote a checkpoint."""
+    return any(checkpoints_dir(run_dir).glob(f"{_PREFIX}*{_PARTIAL}"))
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -184,16 +189,14 @@ def set_damaged_aside(checkpoint: Path) -> None:
     checkpoint.rename(aside)
 
 
+def checkpoints_dir(run_dir: Path) -> Path:
+    """Where the checkpoints of a run are."""
+    return run_dir / CHECKPOINTS_DIR
+
+
 def checkpoint_path(run_dir: Path, num_steps_done: int) -> Path:
     """Where the checkpoint after so many steps is, or will be."""
-    return run_dir / CHECKPOINTS_DIR / f"{_PREFIX}{num_steps_done:06d}"
-
-
-def read_state(checkpoint: Path) -> RunState:
-    """What a checkpoint holds besides weights."""
-    row = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-    numbers = row["num_steps_done"], row["seed"], row["record_offsets"], row["baseline"]
-    return RunState(*numbers, row.get("settings", ""))
+    return checkpoints_dir(run_dir) / f"{_PREFIX}{num_steps_done:06d}"
 
 
 def read_ahead(checkpoint: Path) -> dict[str, Episode]:
@@ -238,11 +241,15 @@ def _sweep(folder: Path) -> None:
         shutil.rmtree(left_over, ignore_errors=True)
 
 
-def _flush(directory: Path) -> None:
+def flush_folder(directory: Path) -> None:
     """Return when the files and the directory's entries are on the disk."""
     for path in [*directory.rglob("*"), directory]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _flush(path)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

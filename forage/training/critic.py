@@ -6,7 +6,6 @@ the position that predicts the token.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
@@ -21,6 +20,7 @@ from forage.batch import Batch, Packed, Rows
 from forage.training.gradients import clip_gradient, gradient, means
 from forage.training.logprobs import at_least_float32, hidden_before
 from forage.training.sharding import Ranks
+from forage.training.skipped_updates import SkippedUpdates
 from forage.training.ulysses import SequenceRanks
 
 
@@ -44,6 +44,7 @@ class Critic(nn.Module):
 
     def forward(self, packed: Packed, is_wanted_N: Tensor) -> Tensor:
         """The value before each wanted token [M], float32."""
+        is_wanted_N = is_wanted_N.to(packed.token_ids_N.device)  # as in ``TokenLogprobs``
         hidden_MH = hidden_before(self.base, packed, is_wanted_N, self.sequence_ranks)
         values_M = at_least_float32(self.head(hidden_MH)[:, 0])
         if self.sequence_ranks is None:
@@ -58,6 +59,7 @@ class CriticTrainer:
         self,
         critic: Critic,
         config: CriticConfig,
+        max_skipped_updates: int = 0,
         ranks: Ranks | None = None,
         at_once: int | None = None,
     ) -> None:
@@ -65,14 +67,23 @@ class CriticTrainer:
         self.critic = critic
         self._ranks, self._at_once = ranks, at_once
         self.num_updates = 0
+        remedy = "lower algorithm.advantage.critic.learning_rate"
+        self.skipped = SkippedUpdates("the critic's", remedy, max_skipped_updates)
         self.config = config
         learnt = [weight for weight in critic.parameters() if weight.requires_grad]
+        is_offloaded = ranks is not None and "critic" in ranks.placement.offload
         self.optimizer = torch.optim.AdamW(
-            learnt, lr=config.learning_rate, weight_decay=config.weight_decay
+            learnt,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            fused=is_offloaded or None,  # as in the policy's
         )
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """One optimizer step on the clipped squared error, mean over the batch's sampled tokens."""
+        """One optimizer step on the clipped squared error, mean over the batch's sampled tokens.
+
+        It is left out where the gradient is not finite; raises as ``SkippedUpdates`` does.
+        """
         config = self.config
         rate = config.learning_rate * min(1.0, (self.num_updates + 1) / max(config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
@@ -80,12 +91,8 @@ class CriticTrainer:
         loss_of = partial(self._loss, batch=batch)
         shares = gradient(self.critic, batch.rows, loss_of, self._ranks, self._at_once)
         grad_norm = clip_gradient(self.critic, config.max_grad_norm, self._ranks)
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"the norm of the critic's gradient is {grad_norm} at its update "
-                f"{self.num_updates}; lower algorithm.advantage.critic.learning_rate"
-            )
-        if batch.rows:
+        is_skipped = self.skipped.is_next(grad_norm, f"its update {self.num_updates}")
+        if batch.rows and not is_skipped:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
@@ -97,6 +104,7 @@ class CriticTrainer:
         return {
             "critic/loss": sum(loss for loss, _ in shares),
             "critic/grad_norm": grad_norm,
+            "critic/skipped": float(is_skipped),
             "critic/learning_rate": rate,
             "critic/explained_variance": explained,
             **means([report for _, report in shares], batch.num_sampled_tokens),

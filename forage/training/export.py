@@ -30,6 +30,7 @@ from forage.training.layouts.stored import Shape, Stored, Weights
 from forage.training.model import load_model, load_tokenizer
 from forage.training.saved_weights import MODEL
 from forage.training.weight_files import DTYPE_NAMES, header_of, shards, write_index
+from forage.training.whole_folder import written_beside
 
 LOG = logging.getLogger(__name__)
 
@@ -52,6 +53,27 @@ def export_model(
     if step is not None and step not in steps:
         raise UserError(f"{run_dir} has no checkpoint of step {step}; there are {sorted(steps)}")
     source = steps[max(steps) if step is None else step]
+    with _while_it_is_there(source, run_dir):
+        return _export(source, run_dir, out, adapter_only, dtype)
+
+
+@contextmanager
+def _while_it_is_there(source: Path, run_dir: Path) -> Iterator[None]:
+    """An error in the block says so where the run has removed the checkpoint meanwhile."""
+    try:
+        yield
+    except Exception as error:
+        if source.exists():
+            raise
+        raise UserError(
+            f"the run removed {source} while it was read, for it keeps "
+            f"trainer.keep_checkpoints of them; it has {list(checkpoints(run_dir))} now: name one "
+            "with --step, or leave --step out to take the newest"
+        ) from error
+
+
+def _export(source: Path, run_dir: Path, out: Path, adapter_only: bool, dtype: str | None) -> Path:
+    """Write the checkpoint ``source``; raises ``UserError``."""
     check_manifest(source)
     has_adapters = (source / lora.ADAPTER_CONFIG).exists()
     if adapter_only and not has_adapters:
@@ -146,7 +168,7 @@ def _write(
         )
     cast = None if dtype is None else getattr(torch, dtype)
     weights = {name: _as(stored, cast) for name, stored in sorted(weights.items())}
-    with _written_beside(out) as directory:
+    with written_beside(out) as directory:
         num_bytes = {name: stored.num_bytes for name, stored in weights.items()}
         files = shards(MODEL, num_bytes)
         for file, names in files.items():
@@ -160,6 +182,8 @@ def _write(
         if generation.is_file():
             shutil.copy(generation, directory)
         pass_on(trained, directory)
+        if not trained.exists():
+            raise UserError(f"{trained} was removed while it was read; export another step")
         _compare(stored_safetensors(directory), weights, directory)
     LOG.info("wrote %s (%d tensors, read back and compared)", out, len(weights))
     return out
@@ -167,8 +191,9 @@ def _write(
 
 def _write_adapters(source: Path, out: Path) -> Path:
     """The adapters as they are, with the tokenizer."""
-    with _written_beside(out) as directory:
-        load_tokenizer(ModelConfig(path=str(source))).save_pretrained(directory)
+    tokenizer = load_tokenizer(ModelConfig(path=str(source)))
+    with written_beside(out) as directory:
+        tokenizer.save_pretrained(directory)
         for name in (lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS):
             shutil.copy(source / name, directory)
         pass_on(source, directory)
@@ -231,21 +256,3 @@ def _refuse_contents(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; choose another --out")
     refuse_unwritable(out)
-
-
-@contextmanager
-def _written_beside(out: Path) -> Iterator[Path]:
-    """A directory to write in, which becomes ``out`` when all is well; raises ``UserError``."""
-    out = out.resolve()  # a link stays one, and "." has a name
-    directory = out.with_name(f".{out.name}.partial")
-    try:
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        yield directory
-        if out.exists():
-            out.rmdir()
-        directory.rename(out)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)

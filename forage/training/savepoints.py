@@ -16,51 +16,26 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from forage.config.run_config import RunConfig, to_yaml
+from forage.data.order import StepQuestions
 from forage.environment.remembered import memory_of
-from forage.errors import UserError, refuse_unwritable
 from forage.records import RunRecords, write_whole_text
 from forage.training.checkpoint import (
-    RunState,
     begin_checkpoint,
     checkpoints,
-    has_run,
     latest_checkpoint,
     load_checkpoint,
     read_ahead,
     set_damaged_aside,
 )
 from forage.training.checkpoint_manifest import DamagedCheckpointError
-from forage.training.checkpoints_elsewhere import CheckpointsElsewhere
+from forage.training.checkpoints_elsewhere import SETTINGS_FILE, copies_of
 from forage.training.credit import Credit
+from forage.training.run_id import run_id_of
+from forage.training.run_state import RunState
 from forage.training.trainer_ranks import AnyTrainer
-from forage.types import Episode
+from forage.types import Episode, TokenizerId
 
 LOG = logging.getLogger(__name__)
-
-
-def check_run(config: RunConfig, resume: bool) -> None:
-    """Refuse to begin a run where one is or none can be written, or to resume none.
-
-    Raises ``UserError``. A newer checkpoint at ``trainer.checkpoint_url`` is fetched before a run
-    is resumed.
-    """
-    if config.trainer.checkpoint_url is not None:
-        elsewhere = CheckpointsElsewhere(config.trainer.checkpoint_url)
-        if resume:
-            elsewhere.bring_back(config.output_dir)
-        elif elsewhere.steps():
-            raise UserError(
-                f"trainer.checkpoint_url already holds a run ({config.trainer.checkpoint_url}); go "
-                "on with --resume, or set another address"
-            )
-    out = config.output_dir
-    if has_run(out) and not resume:
-        raise UserError(
-            f"{out} already holds a run; go on with --resume, or set another output_dir"
-        )
-    if resume and not has_run(out):
-        raise UserError(f"{out} holds no run to resume; leave --resume out")
-    refuse_unwritable(out, "output_dir")
 
 
 class Savepoints:
@@ -73,14 +48,19 @@ class Savepoints:
         tokenizer: PreTrainedTokenizerFast,
         records: RunRecords,
         credit: Credit,
+        tokenizer_id: TokenizerId,
+        questions: StepQuestions | None,
         learns: bool = True,
     ) -> None:
-        """Where the run does not learn, ``save`` writes its records to the disk and no more."""
+        """Where the run does not learn, ``save`` writes its records to the disk and no more.
+
+        ``questions`` are None where the steps are recorded ones.
+        """
         self._learns = learns
         self._config, self._trainer, self._tokenizer = config, trainer, tokenizer
-        self._records, self._credit = records, credit
-        url = config.trainer.checkpoint_url
-        self._elsewhere = None if url is None else CheckpointsElsewhere(url)
+        self._records, self._credit, self._questions = records, credit, questions
+        self._tokenizer_sha256 = tokenizer_id.sha256
+        self._elsewhere = copies_of(config)
         self._memory = memory_of(config.environment)  # now: a file of a prompt may change
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
@@ -109,15 +89,27 @@ class Savepoints:
             return
         await asyncio.to_thread(self.wait)
         config, ahead = self._config, self.finished_ahead()
-        offsets, baseline = self._records.offsets(), self._credit.baseline
-        state = RunState(num_steps_done, config.seed, offsets, baseline, _played_with(config))
-        run = (config.output_dir, self._trainer, self._tokenizer, state)
+        run = (config.output_dir, self._trainer, self._tokenizer, self._state(num_steps_done))
         in_background = config.trainer.checkpoint_in_background
         options = (config.trainer.keep_checkpoints, in_background, ahead, self._memory)
         write = await begin_checkpoint(*run, *options)
         self._writing = self._thread.submit(self._finish, write)
         if not in_background:
             await asyncio.to_thread(self.wait)
+
+    def _state(self, num_steps_done: int) -> RunState:
+        config, questions, tokenizer = self._config, self._questions, self._tokenizer_sha256
+        return RunState(
+            num_steps_done,
+            config.seed,
+            self._records.offsets(),
+            self._credit.baseline,
+            _played_with(config, tokenizer),
+            None if questions is None else questions.position(num_steps_done),
+            run_id_of(config.output_dir),
+            tokenizer,
+            self._trainer.model.config.model_type,
+        )
 
     def check(self) -> None:
         """Raise the ``UserError`` of a checkpoint that could not be written meanwhile."""
@@ -168,15 +160,15 @@ class Savepoints:
                 start = self._load(checkpoint)
             except DamagedCheckpointError as error:
                 if len(checkpoints(out)) == 1:
-                    text = "There is none: --resume begins at step 0 then, and cuts the records"
+                    text = "There is none: put a whole copy there, or train into a new output_dir"
                     raise DamagedCheckpointError(f"{error}. {text}") from error
                 LOG.error("%s. Going on from the one before it", error)
                 set_damaged_aside(checkpoint)
             else:
-                write_whole_text(out / "config.yaml", settings)  # now: the checkpoint fits them
+                write_whole_text(out / SETTINGS_FILE, settings)  # now: the checkpoint fits them
                 LOG.info("resuming after step %d from %s", start, checkpoint)
                 return start
-        write_whole_text(out / "config.yaml", settings)
+        write_whole_text(out / SETTINGS_FILE, settings)
         self._go_back(0, {})
         return 0
 
@@ -184,11 +176,13 @@ class Savepoints:
         """Weights, records and the baseline as they were; gives the steps done."""
         self.wait()
         state = load_checkpoint(checkpoint, self._trainer)
-        state.check_seed(self._config.seed, checkpoint)
+        now = self._state(state.num_steps_done)
+        state.check_same_run(now, checkpoint)
         self._go_back(state.num_steps_done, state.record_offsets)
         self._credit.baseline = state.baseline
-        is_as_it_was = state.settings == _played_with(self._config)
-        self.ahead = read_ahead(checkpoint) if is_as_it_was else {}
+        if self._questions is not None:
+            self._questions.go_on(state.num_steps_done, state.position)
+        self.ahead = read_ahead(checkpoint) if state.settings == now.settings else {}
         return state.num_steps_done
 
     def _go_back(self, num_steps_done: int, record_offsets: Mapping[str, int]) -> None:
@@ -198,8 +192,9 @@ class Savepoints:
             self._elsewhere.go_back(num_steps_done, record_offsets)
 
 
-def _played_with(config: RunConfig) -> str:
-    """A checksum of the settings that make an episode what it is; addresses are none of them."""
+def _played_with(config: RunConfig, tokenizer_sha256: str) -> str:
+    """A checksum of what makes an episode what it is; addresses are none of it."""
     sections = dict.fromkeys(("seed", "data", "environment", "reward", "rollout"), True)
     found = {"search": {"topk", "noise"}}
-    return sha256(config.model_dump_json(include=sections | found).encode()).hexdigest()
+    settings = config.model_dump_json(include=sections | found)
+    return sha256(f"{settings}{tokenizer_sha256}".encode()).hexdigest()

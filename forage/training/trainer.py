@@ -53,11 +53,15 @@ from forage.training.saved_weights import (
 )
 from forage.training.sequence_cost import cost_of
 from forage.training.sharding import Ranks
+from forage.training.skipped_updates import SkippedUpdates
 
 LOG = logging.getLogger(__name__)
 
 _OPTIMIZER = "optimizer"
 """The folder of a checkpoint with what the optimizers remember."""
+
+_REMEDY = "lower trainer.learning_rate, or look at the last episodes in the records"
+"""Of a policy whose gradient is not finite."""
 
 Progress = dict[str, float]
 """A trainer's numbers by name: policy version, steps learnt, the coefficient of the KL term ..."""
@@ -102,11 +106,10 @@ class Trainer:
         self.critic = None
         if critic is not None:
             assert algorithm.critic is not None, "a critic is built where the estimator reads one"
-            self.critic = CriticTrainer(
-                critic, algorithm.critic, self._ranks, config.micro_batches_at_once
-            )
+            at_once, max_skipped = config.micro_batches_at_once, config.max_skipped_updates
+            self.critic = CriticTrainer(critic, algorithm.critic, max_skipped, self._ranks, at_once)
         self._num_learnt = 0
-        self._num_skipped = 0
+        self._skipped = SkippedUpdates("the", _REMEDY, config.max_skipped_updates)
         self._config = config
         self._algorithm = algorithm
         self._temperature = temperature
@@ -122,10 +125,8 @@ class Trainer:
             ranks=self._ranks,
             golden=golden,
         )
-        learnt = [weight for weight in model.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            learnt, lr=config.learning_rate, weight_decay=config.weight_decay
-        )
+        is_offloaded = placement is not None and "policy" in placement.offload
+        self.optimizer = _optimizer(model, config, is_offloaded)
 
     def prepare(
         self, weighed_P: Sequence[Sequence[Weighed]]
@@ -217,20 +218,11 @@ class Trainer:
 
         Raises ``FloatingPointError`` after more than ``max_skipped_updates`` without a finite norm.
         """
-        is_finite = math.isfinite(grad_norm)
-        self._num_skipped = 0 if is_finite else self._num_skipped + 1
-        if self._num_skipped > self._config.max_skipped_updates:
-            raise FloatingPointError(
-                f"the gradient's norm is {grad_norm} at policy version {self.version}; "
-                "lower trainer.learning_rate, or look at the last episodes in the records "
-                f"({self._num_skipped - 1} updates before it were left out for the same)"
-            )
-        if not is_finite:
-            LOG.warning("update %d is left out: its gradient's norm is %s", self.version, grad_norm)
+        is_skipped = self._skipped.is_next(grad_norm, f"policy version {self.version}")
         is_far = ratio > (self._algorithm.early_stop_ratio or math.inf)
         if is_far:
             LOG.warning("update %d is left out: the mean ratio is %.3g", self.version, ratio)
-        return not is_finite or is_far
+        return is_skipped or is_far
 
     def _adapted_kl(self, metrics: Mapping[str, float], num_episodes: int) -> dict[str, float]:
         """The coefficient of the leash for the next step, as a metric; none without a leash."""
@@ -250,7 +242,9 @@ class Trainer:
             "version": self.version,
             "num_learnt": self._num_learnt,
             "kl_coefficient": self.kl_coefficient,
+            "skipped_in_a_row": self._skipped.num_in_a_row,
             "critic_updates": self.critic.num_updates if self.critic is not None else 0,
+            "critic_skipped_in_a_row": self.critic.skipped.num_in_a_row if self.critic else 0,
         }
 
     def writer(self, folder: Path, is_copied: bool) -> Callable[[], None]:
@@ -286,7 +280,10 @@ class Trainer:
         if self.critic is not None:
             restore(self.critic.critic, self.critic.optimizer, states["critic"])
             self.critic.num_updates = int(progress["critic_updates"])
+            self.critic.skipped.num_in_a_row = int(progress.get("critic_skipped_in_a_row", 0))
         self.version, self._num_learnt = int(progress["version"]), int(progress["num_learnt"])
+        # Older checkpoints do not hold the counts of skipped updates.
+        self._skipped.num_in_a_row = int(progress.get("skipped_in_a_row", 0))
         kl = self._algorithm.kl
         if kl is not None and kl.adaptive is not None:
             self.kl_coefficient = progress["kl_coefficient"]
@@ -325,6 +322,17 @@ class Trainer:
     @property
     def _is_critic_alone(self) -> bool:
         return self.critic is not None and (self._num_learnt < self.critic.config.num_warmup_steps)
+
+
+def _optimizer(
+    model: PreTrainedModel, config: TrainerConfig, is_offloaded: bool
+) -> torch.optim.AdamW:
+    """AdamW over what is learnt of the model."""
+    learnt = [weight for weight in model.parameters() if weight.requires_grad]
+    # In host memory torch passes a dozen times over each weight, unless it is told not to.
+    is_fused = is_offloaded or None
+    rate, decay = config.learning_rate, config.weight_decay
+    return torch.optim.AdamW(learnt, lr=rate, weight_decay=decay, fused=is_fused)
 
 
 def _shard(

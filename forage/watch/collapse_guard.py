@@ -21,6 +21,7 @@ from forage.config.sentinel_config import RollBack
 from forage.errors import UserError
 from forage.records import ROLLBACKS_FILE, read_metrics
 from forage.training.checkpoint import checkpoints, drop_checkpoint
+from forage.training.checkpoints_elsewhere import copies_of
 from forage.watch.sentinel import Alarm, Sentinel
 
 LOG = logging.getLogger(__name__)
@@ -115,7 +116,6 @@ class CollapseGuard:
 
         Raises ``Collapsed`` where there is none, or after ``most`` rollbacks.
         """
-        out = self._config.output_dir
         if self._num_rollbacks() >= most:
             raise Collapsed(
                 f"the run collapses again after {most} rollbacks: {_listed(alarms)}. Look at the "
@@ -127,15 +127,28 @@ class CollapseGuard:
                 f"the run is collapsing and holds no checkpoint from before: {_listed(alarms)}. "
                 "Raise trainer.keep_checkpoints, and start anew"
             )
-        # Should the process die between these two, the run is resumed from before the trouble.
+        newest = max(healthy)
+        try:
+            self._go_back(newest, alarms)
+        except UserError as error:  # others would have a checkpoint written of the spoilt weights
+            text = f"the run is collapsing ({_listed(alarms)}) and cannot go back: {error}"
+            raise Collapsed(text) from error
+        LOG.warning("back to after step %d, with %g of the learning rate", newest, self.rate_factor)
+        return healthy[newest]
+
+    def _go_back(self, to_step: int, alarms: Sequence[Alarm]) -> None:
+        """Drop the later checkpoints, and record why; raises ``UserError``."""
+        out, elsewhere = self._config.output_dir, copies_of(self._config)
+        # Elsewhere first: --resume would fetch from there what was dropped here. Should the
+        # process die on the way, the alarm comes again, or the run goes on from before the trouble.
+        if elsewhere is not None:
+            elsewhere.forget_after(to_step)
         for step, checkpoint in reversed(checkpoints(out).items()):
-            if step not in healthy:
+            if step > to_step:
                 drop_checkpoint(checkpoint)
-        self._record(max(healthy), alarms)
-        LOG.warning(
-            "back to after step %d, with %g of the learning rate", max(healthy), self.rate_factor
-        )
-        return healthy[max(healthy)]
+        self._record(to_step, alarms)
+        if elsewhere is not None:
+            elsewhere.put_files(out)
 
     def _healthy_checkpoints(self, alarms: Sequence[Alarm]) -> dict[int, Path]:
         """Those from at least a window before the alarms began, by the steps done.

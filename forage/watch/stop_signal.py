@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
+
+LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -44,18 +47,33 @@ class StopSignal:
     def heard(self) -> Iterator[None]:
         """Within the block, SIGINT and SIGTERM ask the run to end instead of killing it.
 
-        Signals are the main thread's: a run on another one is stopped by who started it.
+        A SIGINT after the first of them kills the process. Signals are the main thread's: a run on
+        another one is stopped by who started it.
         """
         self._loop = loop = asyncio.get_running_loop()
         is_main = threading.current_thread() is threading.main_thread()
         signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
         for signum in signals:
-            loop.add_signal_handler(signum, self.set)
+            loop.add_signal_handler(signum, self._hear)
         try:
             yield
         finally:
             for signum in signals:
                 loop.remove_signal_handler(signum)
+            if is_main:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _hear(self) -> None:
+        """Ask the run to end, and leave the next SIGINT to the system.
+
+        Python's own handler would wait for the threads that write a checkpoint. SIGTERM is heard as
+        before: GNU ``timeout`` sends it twice at once.
+        """
+        self.set()
+        assert self._loop is not None, "it is the loop that calls this"
+        if self._loop.remove_signal_handler(signal.SIGINT):
+            LOG.warning("stopping; a second Ctrl-C ends the run at once, with no new checkpoint")
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     async def or_stop(self, work: Awaitable[T]) -> T:
         """The result of ``work``; raises ``Stopped`` as soon as a signal arrives."""

@@ -59,9 +59,9 @@ def test_a_position_does_not_depend_on_what_was_asked_before(seed, weights, posi
         assert walked.at(position) == QuestionOrder(BOTH, seed, weights).at(position)
 
 
-def test_a_step_takes_its_own_stretch():
+def test_stretches_follow_on_from_each_other():
     order = QuestionOrder(BOTH, 1)
-    assert [q.id for step in range(5) for q in order.of_step(step, 4)] == ids(order, 20)
+    assert [q.id for step in range(5) for q in order.stretch(4 * step, 4)] == ids(order, 20)
 
 
 def test_the_seed_changes_the_order():
@@ -89,7 +89,7 @@ def test_each_source_runs_through_its_own_epochs():
 
 def test_sources_are_mixed_and_not_laid_end_to_end():
     order = QuestionOrder(BOTH, 0, {"nq": 1.0, "hotpotqa": 1.0})
-    assert {question.source for question in order.of_step(0, 16)} == {"nq", "hotpotqa"}
+    assert {question.source for question in order.stretch(0, 16)} == {"nq", "hotpotqa"}
 
 
 def test_a_source_of_weight_nought_is_left_out():
@@ -146,6 +146,19 @@ def questions_of(num_spare: int, seed: int = 0) -> StepQuestions:
 def question_ids(questions: object) -> list[str]:
     assert isinstance(questions, list | tuple)
     return [question.id for question in questions]
+
+
+@pytest.mark.parametrize(("num_own", "begins_at"), [(2, 12), (6, 12)])
+def test_a_run_with_another_number_a_step_goes_on_with_the_next_question(num_own, begins_at):
+    """After three steps of four it went on with the seventh question, or the nineteenth."""
+    order = QuestionOrder(ALL, 0)
+    before, after = (StepQuestions(order, len(ALL), n, 0, 0) for n in (4, num_own))
+    after.go_on(3, before.position(3))
+    asked = [q.id for step in (3, 4) for q in after.own(step)]
+    assert asked == ids(order, 2 * num_own, start=begins_at)
+    assert after.position(5) == begins_at + 2 * num_own
+    after.go_on(3, None)  # a checkpoint that does not say: the steps had as many as now
+    assert question_ids(after.own(3)) == ids(order, num_own, start=3 * num_own)
 
 
 def test_spare_questions_are_others_than_the_steps_own_each_once_and_as_many_as_asked_for():

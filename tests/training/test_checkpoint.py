@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -410,6 +411,22 @@ def test_the_critic_its_optimizer_and_its_warm_up_are_in_the_checkpoint(tmp_path
         assert torch.equal(weight, expected[name]), name
 
 
+def test_updates_that_were_left_out_are_counted_on_after_a_resume(tmp_path: Path):
+    """The counts began at 0 again: a run that was resumed often enough never ended."""
+    first, resumed = new_ppo_trainer(), new_ppo_trainer()
+    nan = torch.full((episode(0).num_sampled_tokens,), math.nan)
+    bad = pack([replace(unweighed(episode(0)), returns_M=nan, advantages_M=nan)], 4096)
+    first.learn([bad, bad], nullcontext())
+    path = save(tmp_path, first)
+    load_checkpoint(path, resumed)
+    assert resumed.progress() == first.progress()
+    counts = {"skipped_in_a_row": 2, "critic_skipped_in_a_row": 2}
+    assert resumed.progress().items() >= counts.items()
+    old = {name: number for name, number in first.progress().items() if name not in counts}
+    resumed.load(path, old)  # as older versions wrote them
+    assert resumed.progress() == old | dict.fromkeys(counts, 0)
+
+
 def test_a_checkpoint_without_a_critic_or_with_another_is_an_error_that_says_which(tmp_path: Path):
     save(tmp_path / "plain", new_trainer())
     plain = latest_checkpoint(tmp_path / "plain")
@@ -513,4 +530,8 @@ def test_the_state_is_json_that_one_can_read(tmp_path: Path):
         "record_offsets": {"metrics.jsonl": 0},
         "baseline": None,
         "settings": "",
+        "position": None,
+        "run_id": "",
+        "tokenizer": "",
+        "model_type": "",
     }

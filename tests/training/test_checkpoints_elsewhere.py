@@ -1,6 +1,7 @@
 """Checkpoints at an address of fsspec's: copied whole, kept and dropped as here, and fetched."""
 
 import logging
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -10,12 +11,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from forage.errors import UserError
-from forage.training.checkpoint import (
-    RunState,
-    checkpoints,
-    load_checkpoint,
-)
+from forage.training.checkpoint import checkpoints, load_checkpoint
 from forage.training.checkpoints_elsewhere import CheckpointsElsewhere
+from forage.training.run_id import write_run_id
+from forage.training.run_state import RunState
 from tests.training.test_checkpoint import assert_same_weights, begin, learn, new_trainer
 
 RECORD = "metrics.jsonl"
@@ -31,10 +30,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 class RunHere:
     """A run that learns a step, records a line, and saves here and elsewhere."""
 
-    def __init__(self, out: Path, url: str) -> None:
+    def __init__(self, out: Path, url: str, run_id: str = "") -> None:
         self.out, self.trainer = out, new_trainer()
         self.elsewhere = CheckpointsElsewhere(url)
         out.mkdir(parents=True, exist_ok=True)
+        write_run_id(out, run_id)
 
     @property
     def record(self) -> Path:
@@ -44,7 +44,11 @@ class RunHere:
         learn(self.trainer, self.trainer.version)
         with self.record.open("a") as file:
             file.write(f"step {self.trainer.version}\n")
-        state = RunState(self.trainer.version, 3, {RECORD: self.record.stat().st_size})
+        self.save(num_kept)
+
+    def save(self, num_kept: int = 2, baseline: float | None = None) -> None:
+        offsets = {RECORD: self.record.stat().st_size}
+        state = RunState(self.trainer.version, 3, offsets, baseline)
         saved = begin(self.out, self.trainer, state, num_kept)()
         self.elsewhere.put(saved, num_kept)
 
@@ -138,6 +142,108 @@ def test_a_run_that_went_back_forgets_what_came_later_and_records_it_anew(tmp_pa
     run.elsewhere.go_back(0, {})
     run.elsewhere.bring_back(tmp_path / "third")
     assert not checkpoints(tmp_path / "third")
+
+
+def test_what_a_rollback_and_trackers_left_comes_back_with_the_checkpoint(tmp_path: Path, url: str):
+    """From an empty disk the learning rate was full again, and trackers began new runs."""
+    run = RunHere(tmp_path / "run", url)
+    files = {"rollbacks.jsonl": "{}\n{}\n", "trackers.json": "{}\n", "config.yaml": "seed: 3\n"}
+    for name, text in files.items():
+        (run.out / name).write_text(text)
+    run.step()
+    other, third = tmp_path / "other", tmp_path / "third"
+    run.elsewhere.bring_back(other)
+    assert {name: (other / name).read_text() for name in files} == files
+    (run.out / "rollbacks.jsonl").unlink()  # another run that begins at this address
+    run.step()
+    run.elsewhere.bring_back(third)
+    assert not (third / "rollbacks.jsonl").exists()
+
+
+def test_a_step_that_is_saved_again_stays_until_its_new_copy_is_whole(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The one whole copy was removed first: a machine that was taken away then lost the run."""
+    run = RunHere(tmp_path / "run", url)
+    run.step(num_kept=1)
+    files, root = fsspec.core.url_to_fs(url)
+    put_file, num_put = files.put_file, 0
+
+    def killed_at_the_third(*arguments: str) -> None:
+        nonlocal num_put
+        num_put += 1
+        if num_put == 3:
+            raise KeyboardInterrupt
+        put_file(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run.elsewhere._files, "put_file", killed_at_the_third)
+        with pytest.raises(KeyboardInterrupt):
+            run.save(num_kept=1, baseline=0.25)
+    assert run.elsewhere.steps() == [1]
+    run.elsewhere.bring_back(tmp_path / "other")
+    assert '"baseline": null' in (checkpoints(tmp_path / "other")[1] / "state.json").read_text()
+    for baseline in (0.5, 0.75):
+        run.save(num_kept=1, baseline=baseline)
+        assert len(files.glob(f"{root}/step_*")) == 1
+        out = tmp_path / f"{baseline}"
+        run.elsewhere.bring_back(out)
+        assert f'"baseline": {baseline}' in (checkpoints(out)[1] / "state.json").read_text()
+
+
+def test_a_step_that_is_saved_again_as_it_was_is_not_copied_again(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+):
+    run = RunHere(tmp_path / "run", url)
+    run.step()
+    put, (saved,) = [], checkpoints(run.out).values()
+    monkeypatch.setattr(run.elsewhere._files, "put_file", lambda here, _: put.append(here))
+    run.elsewhere.put(saved, 2)
+    assert put == [str(run.out / "run_id")]
+
+
+def test_the_copies_of_another_run_are_neither_fetched_nor_removed(tmp_path: Path, url: str):
+    """A run that was resumed with a wrong address went on from them, and deleted them."""
+    first = RunHere(tmp_path / "first", url, run_id="first")
+    first.step()
+    first.step()
+    second = RunHere(tmp_path / "second", url, run_id="second")
+    refused = pytest.raises(UserError, match=r"another run \(first\) than that of .* \(second\)")
+    with refused:
+        second.elsewhere.bring_back(second.out)
+    with refused:
+        second.step()
+    assert first.elsewhere.steps() == [1, 2]
+    assert not (second.out / "checkpoints" / "step_000002").exists()
+    first.step()
+    first.elsewhere.bring_back(tmp_path / "other")
+    assert (tmp_path / "other" / RECORD).read_bytes() == first.record.read_bytes()
+
+
+def test_an_address_without_a_whole_checkpoint_is_taken_over(tmp_path: Path, url: str):
+    files, root = fsspec.core.url_to_fs(url)
+    files.makedirs(root, exist_ok=True)
+    files.pipe_file(f"{root}/run_id", b"of a run that ended early\n")
+    run = RunHere(tmp_path / "run", url, run_id="ours")
+    run.step()
+    assert (run.elsewhere.run_id(), run.elsewhere.steps()) == ("ours", [1])
+
+
+def test_records_are_copied_in_blocks_and_only_as_far_as_the_checkpoint_knows(tmp_path: Path):
+    """Each copy held all that was new in memory, and a fetch the whole of each part."""
+    run = RunHere(tmp_path / "run", f"file://{tmp_path}/elsewhere")
+    with run.record.open("wb") as file:
+        file.truncate(64 << 20)
+        file.seek(0, 2)
+        file.write(b"the end, written later")
+    tracemalloc.start()
+    run.elsewhere._put_record(run.record, (64 << 20) + 7)
+    run.elsewhere._fetch_record(RECORD, (64 << 20) + 7, tmp_path / "fetched")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 32 << 20
+    fetched = (tmp_path / "fetched").read_bytes()
+    assert (len(fetched), fetched[-8:]) == ((64 << 20) + 7, b"\0the end")
 
 
 def test_an_address_that_cannot_be_used_is_named(tmp_path: Path):

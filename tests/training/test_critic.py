@@ -92,13 +92,23 @@ def test_each_setting_does_something():
     assert fast["critic/loss"] != slow["critic/loss"]
 
 
-def test_a_gradient_that_is_no_number_is_an_error_that_says_what_to_do():
-    trainer = CriticTrainer(lively(Critic(make_model())), CriticConfig())
-    bad = weighed(
-        EPISODES[0], 1.0, returns_M=torch.full((EPISODES[0].num_sampled_tokens,), math.nan)
-    )
-    with pytest.raises(FloatingPointError, match="lower algorithm.advantage.critic.learning_rate"):
-        trainer.step(pack([bad], 4096))
+def test_updates_without_a_finite_gradient_are_left_out_and_counted_before_they_end_the_run():
+    """The critic's first one ended the run at once, whatever trainer.max_skipped_updates said."""
+    trainer = CriticTrainer(lively(Critic(make_model())), CriticConfig(), max_skipped_updates=2)
+    before = {name: weight.clone() for name, weight in trainer.critic.state_dict().items()}
+    returns = torch.full((EPISODES[0].num_sampled_tokens,), math.nan)
+    bad = pack([weighed(EPISODES[0], 1.0, returns_M=returns)], 4096)
+    for _ in range(2):
+        assert trainer.step(bad)["critic/skipped"] == 1
+    for name, weight in trainer.critic.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+    assert trainer.step(batch())["critic/skipped"] == 0
+    assert not torch.equal(trainer.critic.head.weight, before["head.weight"])
+    for _ in range(2):  # only those in a row count
+        trainer.step(bad)
+    said = r"lower algorithm.advantage.critic.learning_rate \(2 updates before it were left out"
+    with pytest.raises(FloatingPointError, match=said):
+        trainer.step(bad)
 
 
 def test_how_well_the_values_from_before_foretold_the_returns_is_reported():

@@ -4,24 +4,50 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from forage.config.run_config import build_config
+from forage.data.order import QuestionOrder, StepQuestions
+from forage.errors import UserError
 from forage.records import RunRecords
 from forage.training import savepoints
 from forage.training.checkpoint import checkpoint_path
 from forage.training.credit import Credit
+from forage.training.run_state import RunState
 from forage.training.savepoints import Savepoints
+from forage.types import Question, TokenizerId
+from tests.fakes import tiny_model
 
 
-def make_savepoints(out: Path, learns: bool = True, in_background: bool = True) -> Savepoints:
-    trainer = {"checkpoint_in_background": in_background}
-    config = build_config({"model": {"path": "none"}, "output_dir": str(out), "trainer": trainer})
+def make_savepoints(
+    out: Path,
+    learns: bool = True,
+    in_background: bool = True,
+    tokenizer: str = "0",
+    questions: StepQuestions | None = None,
+) -> Savepoints:
+    sizes = {"checkpoint_in_background": in_background}
+    config = build_config({"model": {"path": "none"}, "output_dir": str(out), "trainer": sizes})
     credit = Credit(config.algorithm, train_on_failed_searches=False)
-    nothing = cast(Any, None)
-    return Savepoints(config, nothing, nothing, RunRecords(out), credit, learns)
+    nothing, trainer = cast(Any, None), cast(Any, SimpleNamespace(model=tiny_model()))
+    run = (config, trainer, nothing, RunRecords(out, has_tensorboard=False), credit)
+    return Savepoints(*run, TokenizerId("tiny", tokenizer), questions, learns)
+
+
+def keep_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are the states that the run gives them, and nothing else."""
+    states: dict[Path, RunState] = {}
+
+    async def begin(run_dir: Path, *rest: Any) -> Callable[[], Path]:
+        checkpoint = checkpoint_path(run_dir, rest[2].num_steps_done)
+        states[checkpoint] = rest[2]
+        return lambda: checkpoint
+
+    monkeypatch.setattr(savepoints, "begin_checkpoint", begin)
+    monkeypatch.setattr(savepoints, "load_checkpoint", lambda path, trainer: states[path])
 
 
 async def test_the_newest_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -81,6 +107,52 @@ async def test_a_run_that_learns_nothing_keeps_its_records_and_writes_no_checkpo
     await points.save(3)
     assert points.newest() is None
     points.close()
+
+
+async def test_a_run_with_more_questions_a_step_asks_none_twice_and_leaves_none_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """After three steps of two it went on with the tenth question, where each step had three."""
+    keep_states(monkeypatch)
+    ids = [f"q{number}" for number in range(12)]
+    order = QuestionOrder([Question(id_, "?", ("x",), "test") for id_ in ids], 0)
+    asked = [question.id for question in order.stretch(0, 12)]
+    before, after = (StepQuestions(order, 12, size, 0, 0) for size in (2, 3))
+    points = make_savepoints(tmp_path, questions=before)
+    await points.save(3)
+    points.close()
+    points._records.close()
+    points = make_savepoints(tmp_path, questions=after)
+    assert points.restore(checkpoint_path(tmp_path, 3)) == 3
+    assert [question.id for question in after.own(3)] == asked[6:9]
+    await points.save(4)
+    assert points.restore(checkpoint_path(tmp_path, 4)) == 4
+    assert [question.id for question in after.own(4)] == asked[9:12]
+    points.close()
+
+
+async def test_a_checkpoint_in_other_tokens_is_refused_before_the_records_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A model of the same shape took the weights, and read its tokens as other text."""
+    keep_states(monkeypatch)
+    points = make_savepoints(tmp_path)
+    await points.save(0)
+    points._records.write_metrics(0, {"em/mean": 1.0})
+    points.close()
+    points._records.close()
+    points = make_savepoints(tmp_path, tokenizer="1")
+    with pytest.raises(UserError, match=r"another tokenizer \(0\) than that of model.path \(1\)"):
+        points.restore(checkpoint_path(tmp_path, 0))
+    points.close()
+    assert (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_what_was_ahead_in_other_tokens_is_played_again():
+    """A checkpoint that does not name its tokenizer may be of another."""
+    config = build_config({"model": {"path": "none"}})
+    assert savepoints._played_with(config, "0") == savepoints._played_with(config, "0")
+    assert savepoints._played_with(config, "0") != savepoints._played_with(config, "1")
 
 
 def test_the_settings_of_a_run_are_replaced_in_one_move(tmp_path: Path):

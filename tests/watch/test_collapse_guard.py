@@ -12,18 +12,23 @@ from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.records import RunRecords, read_metrics
 from forage.training.checkpoint import checkpoints
+from forage.training.checkpoint_manifest import write_manifest
+from forage.training.checkpoints_elsewhere import CheckpointsElsewhere
+from forage.watch import collapse_guard
 from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed, CollapseGuard, GoBack
 
 SIGN = "health/repetition"
 
 
-def make_config(out: Path, action: str, staleness: int = 0, **sentinel: Any) -> RunConfig:
+def make_config(
+    out: Path, action: str, staleness: int = 0, url: str | None = None, **sentinel: Any
+) -> RunConfig:
     watched = {"kind": action, "window": 3, "patience": 2, **sentinel}
     return build_config(
         {
             "model": {"path": "somewhere"},
             "output_dir": str(out),
-            "trainer": {"checkpoint_every": 2, "keep_checkpoints": 9},
+            "trainer": {"checkpoint_every": 2, "keep_checkpoints": 9, "checkpoint_url": url},
             "rollout": {"max_staleness": staleness},
             "sentinel": None if action == "off" else watched,
         }
@@ -149,6 +154,74 @@ def test_a_guard_that_remembers_alarms_in_the_step_in_which_the_other_would(tmp_
     resumed.remember(read_metrics(tmp_path))
     with RunRecords(tmp_path) as records, pytest.raises(Collapsed, match="since step 6"):
         play(resumed, records, COLLAPSE[7:], start=7)
+
+
+# --- with copies elsewhere ------------------------------------------------------------------------
+
+
+def make_copies(out: Path, url: str) -> CheckpointsElsewhere:
+    """Checkpoints that are whole, and a copy of each."""
+    elsewhere = CheckpointsElsewhere(url)
+    make_checkpoints(out, 0, 2, 4, 6)
+    for step, checkpoint in checkpoints(out).items():
+        state = {"num_steps_done": step, "seed": 0, "record_offsets": {}}
+        (checkpoint / "state.json").write_text(json.dumps(state))
+        write_manifest(checkpoint)
+        elsewhere.put(checkpoint, 9)
+    return elsewhere
+
+
+def alarm(config: RunConfig) -> None:
+    with RunRecords(config.output_dir, has_tensorboard=False) as records:
+        play(CollapseGuard(config), records, COLLAPSE)
+
+
+def test_a_run_that_is_killed_while_it_goes_back_fetches_nothing_that_it_drops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Copies were removed minutes later, when weights were loaded: until then ``--resume`` took
+    the spoilt ones back."""
+    out, url = tmp_path / "run", f"file://{tmp_path}/elsewhere"
+    elsewhere, drop = make_copies(out, url), collapse_guard.drop_checkpoint
+
+    def killed_after_the_first(checkpoint: Path) -> None:
+        drop(checkpoint)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(collapse_guard, "drop_checkpoint", killed_after_the_first)
+    with pytest.raises(KeyboardInterrupt):
+        alarm(make_config(out, "roll_back", url=url))
+    assert elsewhere.steps() == [0, 2]
+    elsewhere.bring_back(out)
+    assert list(checkpoints(out)) == [0, 2, 4]
+
+
+def test_the_smaller_rate_outlives_the_disk(tmp_path: Path):
+    """A run that went on from an empty disk had its full learning rate, and all its rollbacks."""
+    out, other, url = tmp_path / "run", tmp_path / "other", f"file://{tmp_path}/elsewhere"
+    make_copies(out, url)
+    with pytest.raises(GoBack):
+        alarm(make_config(out, "roll_back", url=url))
+    CheckpointsElsewhere(url).bring_back(other)
+    assert list(checkpoints(other)) == [2]
+    assert CollapseGuard(make_config(other, "roll_back", url=url)).rate_factor == 0.5
+
+
+def test_a_run_that_cannot_drop_its_copies_ends_without_another_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The loop writes one for every other error of the user's, here of spoilt weights."""
+    out, url = tmp_path / "run", f"file://{tmp_path}/elsewhere"
+    make_copies(out, url)
+
+    def refuse(*_: object) -> None:
+        raise UserError("trainer.checkpoint_url fails")
+
+    monkeypatch.setattr(CheckpointsElsewhere, "forget_after", refuse)
+    with pytest.raises(Collapsed, match=r"collapsing .* cannot go back: .*checkpoint_url fails"):
+        alarm(make_config(out, "roll_back", url=url))
+    assert list(checkpoints(out)) == [0, 2, 4, 6]
+    assert not (out / ROLLBACKS_FILE).exists()
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ import pytest
 
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
+from forage.records import TRACKERS_FILE
 from forage.types import ActionKind, Episode, Reward, Status, Turn
 from forage.watch.trackers import tracker
-from forage.watch.trackers.tracker import COLUMNS, IDS_FILE, TrackedRun, Trackers
+from forage.watch.trackers.tracker import COLUMNS, TrackedRun, Trackers
 from tests.fakes import make_question
 from tests.tiny_runs import until
 
@@ -58,7 +59,7 @@ async def track(config: RunConfig, steps: range) -> None:
 
 
 def ids(directory: Path) -> dict[str, str]:
-    return json.loads((directory / IDS_FILE).read_text())
+    return json.loads((directory / TRACKERS_FILE).read_text())
 
 
 def wandb_records(path: Path) -> Iterator[Any]:

@@ -126,16 +126,17 @@ class GroupsInFlight:
             if ahead not in self._started:
                 self._started[ahead] = self._start(self._questions_to_play(ahead), f"{ahead}")
         groups = await self._finish(self._started[step])
-        del self._started[step]
         if all(has_failed(episode) for group in groups for episode in group.episodes_G):
             raise EngineGone(
                 f"the engine failed every episode of step {step}, which is not recorded. Look into "
                 "the servers' logs and the warnings above, or raise rollout.episode_deadline_s "
                 "where episodes take longer, and go on with --resume"
             )
-        if self._dynamic is None:
-            return StepGroups(tuple(groups), tuple(groups))
-        return await self._replace_flat(step, groups, self._dynamic)
+        found = StepGroups(tuple(groups), tuple(groups))
+        if self._dynamic is not None:
+            found = await self._replace_flat(step, groups, self._dynamic)
+        del self._started[step]  # not before: a stop in the rounds above keeps what is over
+        return self._worth_learning(step, found)
 
     def finished_ahead(self) -> dict[str, Episode]:
         """See ``GroupSource``; a checkpoint keeps them."""
@@ -202,21 +203,30 @@ class GroupsInFlight:
     async def _replace_flat(
         self, step: int, groups: Sequence[Group], dynamic: DynamicSamplingConfig
     ) -> StepGroups:
-        """More groups for those of ``step`` that are flat.
+        """More groups for those of ``step`` that are flat."""
 
-        Where all were spoilt from outside they are kept: searches that fail say nothing about the
-        questions.
-        """
+        def play_more(questions: Sequence[Question], number: int) -> Awaitable[list[Group]]:
+            started = self._start(questions, f"{step}+{number}")
+            self._started[step] += started
+            return self._finish(started)
+
         num_wanted = self._trainer.questions_per_step
-        found = await refill(
+        return await refill(
             groups,
             num_wanted,
             self._worth.is_flat,
             self._questions.spare(step)[num_oversampled(dynamic, num_wanted) :],
-            lambda more, number: self._finish(self._start(more, f"{step}+{number}")),
+            play_more,
             dynamic.max_rounds,
             dynamic.oversampling,
         )
+
+    def _worth_learning(self, step: int, found: StepGroups) -> StepGroups:
+        """What was found; raises ``NothingToLearn`` where no group varies.
+
+        Where all were spoilt from outside they are kept: searches that fail say nothing about the
+        questions.
+        """
         if not found.chosen and not any(map(self._worth.is_learnable, found.episodes)):
             return replace(found, chosen=found.played)
         if not found.chosen:
@@ -227,7 +237,7 @@ class GroupsInFlight:
                 "reward tells nothing apart. Change data.train, reward or trainer.group_size, and "
                 "go on with --resume"
             )
-        if len(found.chosen) < num_wanted:
+        if len(found.chosen) < self._trainer.questions_per_step:
             message = "step %d learns from %d groups: no more of %d varied"
             LOG.warning(message, step, len(found.chosen), len(found.played))
         return found

@@ -21,7 +21,7 @@ from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.episode_json import EpisodeRecord, record_from_json
 from forage.errors import UserError
-from forage.records import GREEDY_ARM, ROLLBACKS_FILE
+from forage.records import EPISODES_FILE, GREEDY_ARM, ROLLBACKS_FILE
 from forage.rollout.play.groups import StepGroups, Worth
 from forage.types import Episode, Group
 
@@ -38,6 +38,17 @@ class _Stretch:
     offset: int
     first_line: int
     num_lines: int
+
+
+def refuse_own_records(paths: Sequence[Path], output_dir: Path) -> None:
+    """Raise ``UserError`` where the run would read the file that it writes, and cuts to resume."""
+    own = (output_dir / EPISODES_FILE).resolve()
+    for path in paths:
+        if path.resolve() == own:
+            raise UserError(
+                f"--replay: {path} is the file that this run writes its own episodes to; learn "
+                "from it in another run, with output_dir=DIR"
+            )
 
 
 class RecordedGroups:

@@ -22,13 +22,12 @@ import yaml
 from forage.config.run_config import RunConfig, to_yaml
 from forage.config.tracking_config import TrackerName
 from forage.errors import UserError
-from forage.records import write_whole_text
+from forage.records import TRACKERS_FILE, write_whole_text
 from forage.remote.own_code import run_beside
 from forage.types import Episode
 
 LOG = logging.getLogger(__name__)
 
-IDS_FILE = "trackers.json"
 COLUMNS = ("step", "question", "answers", "answer", "reward", "em", "searches", "status", "text")
 """The columns of a table of episodes."""
 _DEADLINE_S = 60.0
@@ -85,7 +84,7 @@ class Trackers:
             self._trackers[name] = _open(name, run)
         if names:
             found = {name: tracker.id for name, tracker in self._trackers.items()}
-            write_whole_text(directory / IDS_FILE, json.dumps(ids | found) + "\n")
+            write_whole_text(directory / TRACKERS_FILE, json.dumps(ids | found) + "\n")
 
     async def log(
         self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]
@@ -152,7 +151,7 @@ def _open(name: TrackerName, run: TrackedRun) -> Tracker:
 
 def _read_ids(directory: Path) -> dict[str, str]:
     """The ids of a run that goes on; none for a new one."""
-    path = directory / IDS_FILE
+    path = directory / TRACKERS_FILE
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError) as error:

@@ -1,7 +1,9 @@
 """Flat groups are replaced, in bounded rounds, and the end is clear when all are flat."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import cast
 
 import pytest
@@ -9,10 +11,16 @@ import pytest
 from forage.algorithms.dapo import DynamicSamplingConfig
 from forage.config.run_config import build_config
 from forage.data.order import StepQuestions
-from forage.rollout.play.groups import GroupsInFlight, NothingToLearn, num_oversampled, refill
+from forage.rollout.play.groups import (
+    GroupsInFlight,
+    NothingToLearn,
+    Play,
+    num_oversampled,
+    refill,
+)
 from forage.rollout.play.player import Job
 from forage.types import Episode, Group, Question, Status
-from tests.rollout.play.stage import episode_of, question, score
+from tests.rollout.play.stage import Stage, episode_of, question, score, settle
 
 
 class Table:
@@ -101,11 +109,15 @@ async def test_no_round_is_played_where_none_is_allowed():
 
 
 def source(
-    dynamic: DynamicSamplingConfig | None, varied: Sequence[int], status: Status = Status.ANSWERED
+    dynamic: DynamicSamplingConfig | None,
+    varied: Sequence[int],
+    status: Status = Status.ANSWERED,
+    play: Play | None = None,
+    kept: Mapping[str, Episode] = MappingProxyType({}),
 ) -> GroupsInFlight:
     """Steps of two questions, and four spare ones each."""
 
-    async def play(job: Job) -> Episode:
+    async def play_at_once(job: Job) -> Episode:
         return replace(episode_of(job), status=status)
 
     class OfStep:
@@ -132,7 +144,8 @@ def source(
             "algorithm": {"dynamic_sampling": dynamic},
         }
     )
-    return GroupsInFlight(config, cast(StepQuestions, OfStep()), play, score, Learnt())
+    questions = cast(StepQuestions, OfStep())
+    return GroupsInFlight(config, questions, play or play_at_once, score, Learnt(), kept)
 
 
 def ids_of(groups: Sequence[Group]) -> list[str]:
@@ -166,6 +179,42 @@ async def test_a_step_in_which_nothing_varies_says_what_was_tried_and_what_to_ch
     groups = source(DynamicSamplingConfig(max_rounds=1), varied=[])
     with pytest.raises(NothingToLearn, match=r"4 groups of step 0 \(after 1 rounds .* data.train"):
         await groups.next_groups(0)
+
+
+async def test_a_stop_while_flat_groups_are_replaced_keeps_what_is_over():
+    """The groups of the step and of its rounds were thrown away, and played again."""
+    stage = Stage()
+    groups = source(DynamicSamplingConfig(), [1, 2], play=stage.play)
+    waiting = asyncio.create_task(groups.next_groups(0))
+    await settle()
+    over = {"0/q0/0", "0/q0/1", "0/q1/0", "0/q1/1"}
+    for key in over:
+        stage.finish(key)
+    await settle()
+    stage.finish("0+1/q2/0")
+    await settle()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await groups.close()
+    kept = groups.finished_ahead()
+    assert {*kept} == {*over, "0+1/q2/0"}
+
+    stage = Stage()
+    playing = asyncio.create_task(
+        source(DynamicSamplingConfig(), [1, 2], play=stage.play, kept=kept).next_groups(0)
+    )
+    await settle()
+    assert stage.started == ["0+1/q2/1"]
+    stage.finish("0+1/q2/1")
+    assert ids_of((await playing).chosen) == ["q1", "q2"]
+
+
+async def test_groups_of_a_step_in_which_nothing_varies_are_played_again():
+    """Kept, they would end the resumed run by what ended this one."""
+    groups = source(DynamicSamplingConfig(max_rounds=1), varied=[])
+    with pytest.raises(NothingToLearn):
+        await groups.next_groups(0)
+    assert groups.finished_ahead() == {}
 
 
 async def test_a_retriever_that_is_down_is_no_reason_to_end_the_run():

@@ -1,0 +1,78 @@
+"""The first Ctrl-C asks a run to end, the second one ends its process."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forage.watch.stop_signal import StopSignal
+
+_STOPS_SLOWLY = """
+import asyncio
+import time
+
+from forage.watch.stop_signal import Stopped, StopSignal
+
+
+async def run():
+    stop = StopSignal()
+    with stop.heard():
+        print("running", flush=True)
+        try:
+            await stop.or_stop(asyncio.sleep(600))
+        except Stopped:
+            print("stopped", flush=True)
+            await asyncio.to_thread(time.sleep, 600)
+
+
+asyncio.run(run())
+"""
+
+
+@pytest.fixture
+def child():
+    child = subprocess.Popen(
+        [sys.executable, "-c", _STOPS_SLOWLY],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "running\n"
+    yield child
+    child.kill()
+    child.communicate()
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_ends_the_process_at_once(
+    child: subprocess.Popen[str], first: signal.Signals
+):
+    """It was heard like the first one, and a checkpoint that took minutes could not be left."""
+    assert child.stdout is not None
+    child.send_signal(first)
+    assert child.stdout.readline() == "stopped\n"
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=30) == -signal.SIGINT
+
+
+def test_a_sigterm_that_comes_again_changes_nothing(child: subprocess.Popen[str]):
+    """GNU ``timeout`` sends it to its child, and at once to the child's group."""
+    assert child.stdout is not None
+    child.send_signal(signal.SIGTERM)
+    assert child.stdout.readline() == "stopped\n"
+    child.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(timeout=0.5)
+
+
+async def test_afterwards_ctrl_c_is_pythons_again():
+    stop = StopSignal()
+    with stop.heard():
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0.05)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
