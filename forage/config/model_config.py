@@ -116,8 +116,8 @@ class ModelConfig(Frozen):
     """The type of the weights."""
     arithmetic: Literal["bfloat16"] | None = None
     """The type of products over float32 weights; null: that of the weights."""
-    device: str = "cpu"
-    """Where the weights are, for example cpu or cuda."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the weights are; CUDA_VISIBLE_DEVICES chooses the GPU."""
     compile: bool = False
     """Fuse the operations between products by torch.compile: faster on a GPU, after a minute."""
     gradient_checkpointing: bool = False
@@ -131,6 +131,17 @@ class ModelConfig(Frozen):
     @classmethod
     def _where_it_ships(cls, path: str) -> str:
         return find_model(path)
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _no_number(cls, device: object) -> object:
+        """Threads of their own sample, learn and write, and each begins on the first GPU."""
+        if isinstance(device, str) and device.startswith("cuda:"):
+            raise ValueError(
+                f"model.device is {device}: set it to cuda, and choose the GPU by the environment "
+                f"variable CUDA_VISIBLE_DEVICES={device.removeprefix('cuda:')}"
+            )
+        return device
 
     @model_validator(mode="after")
     def _no_dead_keys(self) -> Self:

@@ -7,6 +7,10 @@ is compiled on its own, once for all layers, which takes seconds where a whole m
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -22,13 +26,27 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
 
     Attention stays what the caller passes: it is called between compiled parts.
     """
-    torch._dynamo.config.recompile_limit = _KINDS
     layers = getattr(model.base_model, "layers", ())
     assert isinstance(layers, nn.ModuleList), "a causal language model has its blocks in layers"
     attention.install(model)
     AttentionInterface.register(attention.NAME, torch.compiler.disable(attention.delegate))
     for layer in layers:
-        layer.compile(dynamic=True, backend=backend)
+        compiled = torch.compile(layer._call_impl, dynamic=True, backend=backend)
+        layer._compiled_call_impl = _keeping_all(compiled)  # as ``layer.compile`` does
+
+
+def _keeping_all(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call`` on a thread that keeps all variants: torch's limit is one of each thread.
+
+    The engine's and the trainer's compile, and autograd's where it computes a layer again.
+    """
+
+    @wraps(call)
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        torch._dynamo.config.recompile_limit = _KINDS
+        return call(*args, **kwargs)
+
+    return keeping
 
 
 def is_compiled(model: PreTrainedModel) -> bool:

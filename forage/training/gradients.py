@@ -46,6 +46,8 @@ def accumulate(
         parameter.grad = None
     if not losses:
         return []
+    if parameters[0].device.type != "cpu":
+        return [_added(loss_of) for loss_of in losses]
     keep_freed_memory()
 
     def differentiate(loss_of: Loss[T]) -> tuple[float, T, Sequence[Tensor]]:
@@ -53,7 +55,7 @@ def accumulate(
         return loss.item(), report, torch.autograd.grad(loss, parameters)
 
     results: list[tuple[float, T]] = []
-    with _pool(parameters[0].device, at_once) as pool:
+    with _pool(at_once) as pool:
         for value, report, gradients in pool.map(differentiate, losses):
             results.append((value, report))
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -98,7 +100,9 @@ def evaluate(
         with torch.no_grad():  # a setting of this thread alone
             return function()
 
-    with _pool(device, at_once) as pool:
+    if device.type != "cpu":
+        return [run(function) for function in functions]
+    with _pool(at_once) as pool:
         return list(pool.map(run, functions))
 
 
@@ -111,10 +115,18 @@ def means(reports: Sequence[Mapping[str, Tensor]], num_tokens: int) -> dict[str,
     return totals
 
 
-def _pool(device: torch.device, at_once: int | None) -> ThreadPoolExecutor:
+def _added(loss_of: Loss[T]) -> tuple[float, T]:
+    """Add the gradient of one loss to the parameters' ``grad``; returns its value and report.
+
+    Each parameter's share is let go of once it is added: there is no second set of gradients.
+    """
+    loss, report = loss_of()
+    loss.backward()
+    return loss.item(), report
+
+
+def _pool(at_once: int | None) -> ThreadPoolExecutor:
     """As many threads as micro-batches are learnt at once, each with its share of the cores."""
-    if device.type != "cpu":
-        return ThreadPoolExecutor(1)
     at_once = at_once or num_cores()
     share = max(1, num_cores() // at_once)
     return ThreadPoolExecutor(at_once, initializer=compute_with, initargs=(share,))

@@ -61,6 +61,8 @@ class TokenLogprobs(nn.Module):
         has_entropy_gradient: bool = False,
         summary: Summary = entropy,
     ) -> tuple[Tensor, Tensor]:
+        # FSDP moves the tensors among a root's arguments to its GPU, and none inside of ``packed``.
+        is_wanted_N = is_wanted_N.to(packed.token_ids_N.device)
         return token_logprobs(
             self.model,
             packed,

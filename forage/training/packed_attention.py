@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from forage.attention import mix_values
 
@@ -45,8 +45,17 @@ class PackedAttend:
 
 
 def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    """Causal attention by torch's kernels; of those that keep no scores, only one takes float32.
+
+    That one wants a key head for each query head. Under autocast only the values tell the type:
+    the rotation leaves queries and keys in float32.
+    """
+    group = query.shape[1] // key.shape[1]
+    if group > 1 and value.dtype == torch.float32:
+        key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
+        group = 1
+    return scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=group > 1
     )
 
 

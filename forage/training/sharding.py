@@ -269,5 +269,12 @@ def part_of(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be cut over ranks; they must all ask for it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """All of a tensor that may be cut over ranks; they must all ask for it.
+
+    A part that rests in host memory goes to its rank's GPU first, for that is where NCCL gathers.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    there = tensor.to(tensor.device_mesh.device_type)
+    assert isinstance(there, DTensor), "a part stays a part where it goes"
+    return there.full_tensor()

@@ -87,6 +87,21 @@ def test_a_missing_key_is_named() -> None:
     assert "model.path is missing" in message({"model": {}})
 
 
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cuda:1", "set it to cuda, and choose the GPU by the environment variable CUDA_VISIBLE_"),
+        ("mps", "'cpu' or 'cuda'"),
+    ],
+)
+def test_a_device_is_the_cpu_or_the_gpu_that_the_process_sees_first(
+    device: str, expected: str
+) -> None:
+    """The threads that sample and learn began on the first GPU, whatever number was set."""
+    with pytest.raises(UserError, match=expected):
+        build_config(tree(model={"path": "somewhere", "device": device}))
+
+
 def test_a_wrong_value_is_shown_with_its_key() -> None:
     said = message(tree(trainer={"group_size": 0}))
     assert "trainer.group_size" in said

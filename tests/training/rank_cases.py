@@ -122,6 +122,15 @@ class Rank:
     def learn(self, case: Case) -> Learnt:
         return learn(case, case.placement)
 
+    def weights_after(self, case: Case, foreach: bool) -> dict[str, Tensor]:
+        """After three steps of AdamW, which takes all weights at once, or one after the other."""
+        trainer = trainer_of(case, case.placement)
+        for group in trainer.optimizer.param_groups:
+            group["foreach"] = foreach
+        for _ in range(3):
+            trainer.step(batch_of(case), nullcontext())
+        return dict(gathered(trainer.model))
+
 
 class Unlucky:
     """Ranks of which the second does not come to the sum that the first waits in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from forage.batch import Packed
 from forage.config.model_config import ModelConfig
 from forage.config.run_config import build_config
 from forage.errors import UserError
-from forage.training.compiled import compile_layers, is_compiled
+from forage.training.compiled import _KINDS, compile_layers, is_compiled
+from forage.training.gradients import evaluate
 from forage.training.logprobs import token_logprobs
 from forage.training.model import load_model
 from tests.rollout.tiny_models import ARCHITECTURES, VOCABULARY, Architecture, make_model
@@ -65,6 +67,21 @@ def test_micro_batches_of_other_lengths_compile_nothing_anew(monkeypatch: pytest
     for lengths in ((9, 40, 12), (64,), (5, 6, 7, 8), (100,)):
         learn(model, *lengths)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+def test_each_thread_that_computes_keeps_all_variants_of_a_layer(monkeypatch: pytest.MonkeyPatch):
+    """torch keeps its limit by thread: those of the engine and the trainer kept 8 variants."""
+    monkeypatch.setattr("forage.training.logprobs.BACKEND", "aot_eager")
+    model = make_model("qwen2")
+    compile_layers(model, backend="aot_eager")
+
+    def limit() -> int:
+        token_logprobs(model, *packed(30, 17), 1.0)
+        return torch._dynamo.config.recompile_limit
+
+    with ThreadPoolExecutor(1) as another:
+        assert another.submit(limit).result() == _KINDS
+    assert evaluate(torch.device("cpu"), [limit]) == [_KINDS]
 
 
 def test_a_model_that_is_cut_over_ranks_is_not_compiled():

@@ -1,15 +1,23 @@
 """Sequences laid end to end attend to themselves alone, as if each were by itself."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from forage import attention
 from forage.rollout.engines.torch.slot_attend import attend_rows
+from forage.training import packed_attention
 from forage.training.logprobs import hidden_states
-from forage.training.packed_attention import QUERY_BLOCK, PackedAttend, _attend_fused
+from forage.training.packed_attention import (
+    QUERY_BLOCK,
+    PackedAttend,
+    _attend_cpu,
+    _attend_fused,
+)
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
 from tests.training.sequences import lay
 
@@ -38,6 +46,26 @@ def test_the_blocks_of_queries_give_causal_attention_and_its_gradients(length: i
     (expected * weight).sum().backward()
     for part, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(part.grad, other.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "num_key_heads"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_in_float32_a_gpu_gets_as_many_key_heads_as_query_heads(
+    dtype: torch.dtype, num_key_heads: int, monkeypatch: pytest.MonkeyPatch
+):
+    """No kernel of a GPU takes groups of heads in float32: all scores were kept instead."""
+    given: list[tuple[int, bool]] = []
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any):
+        given.append((key.shape[1], settings["enable_gqa"]))
+        return scaled_dot_product_attention(query, key, value, **settings)
+
+    monkeypatch.setattr(packed_attention, "scaled_dot_product_attention", attend)
+    query, key, value = (part.to(dtype) for part in random_qkv(9))
+    out = _attend_fused(query, key, value, 0.3)
+    assert given == [(num_key_heads, num_key_heads < HEADS)]
+    expected = _attend_cpu(query, key, value, 0.3)
+    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
 def test_a_packed_row_equals_its_sequences_one_by_one_to_the_bit():

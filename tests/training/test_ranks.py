@@ -28,7 +28,7 @@ from forage.config.model_config import ModelConfig
 from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import build_config
 from forage.errors import UserError
-from forage.training import trainer_rank
+from forage.training import rank_processes, trainer_rank
 from forage.training.rank_processes import (
     RankDiedError,
     RankPlace,
@@ -53,6 +53,7 @@ TWO = (
     Case("tp", TrainerPlacement(tensor_parallel=2)),
     Case("tp, norms of heads", TrainerPlacement(tensor_parallel=2), "qwen3"),
     Case("tp, llama", TrainerPlacement(tensor_parallel=2), "llama"),
+    Case("tp, checkpointing", TrainerPlacement(tensor_parallel=2), checkpoints_activations=True),
     Case("ulysses", TrainerPlacement(sequence_parallel=2)),
     Case("ulysses, a critic", TrainerPlacement(sequence_parallel=2), algorithm=PPO),
     Case("ulysses, means of sequences", TrainerPlacement(sequence_parallel=2), algorithm=GSPO),
@@ -86,6 +87,17 @@ FOUR = (
     Case("ulysses beyond the key-value heads", TrainerPlacement(sequence_parallel=4)),
     Case("tp and ulysses", TrainerPlacement(tensor_parallel=2, sequence_parallel=2), "llama"),
     Case("tp and hybrid", TrainerPlacement(tensor_parallel=2, replicas=2)),
+    Case("hybrid and ulysses", TrainerPlacement(replicas=2, sequence_parallel=2)),
+    Case(
+        "adapters, tp and hybrid",
+        TrainerPlacement(tensor_parallel=2, replicas=2),
+        has_adapters=True,
+    ),
+    Case(
+        "a critic, tp, ulysses and offload",
+        TrainerPlacement(tensor_parallel=2, sequence_parallel=2, offload=("policy", "critic")),
+        algorithm=PPO,
+    ),
     Case(
         "hybrid, one sum of unequal micro-batches",
         TrainerPlacement(replicas=2, reduce_once=True),
@@ -155,6 +167,14 @@ def test_four_ranks_have_the_gradient_of_one_process(four: RankProcesses, case: 
     assert_same(four.call("learn", case), alone(case))
 
 
+def test_offloaded_ranks_take_the_step_of_one_process(two: RankProcesses):
+    """In one pass over each weight, which torch takes where it is asked to alone."""
+    case = Case("offload", TrainerPlacement(offload=("policy",), tensor_parallel=2))
+    mine, theirs = two.call("learn", case), alone(case)
+    for name, weight in mine.weights.items():
+        torch.testing.assert_close(weight, theirs.weights[name], atol=1e-9, rtol=1e-9)
+
+
 def test_ranks_compute_in_bfloat16_and_sum_in_float32(two: RankProcesses):
     """Weights stay in float32; one micro-batch has the gradient of a model in bfloat16."""
     placement = TrainerPlacement(compute_dtype="bfloat16")
@@ -174,6 +194,13 @@ def test_the_gradient_is_clipped_by_its_norm_over_all_ranks(four: RankProcesses)
     mine, theirs = four.call("learn", case), alone(case)
     assert mine.metrics["optimizer/grad_norm"] > 10 * case.max_grad_norm
     assert_same(mine, theirs)
+
+
+def test_adam_over_two_meshes_at_once_is_adam_weight_by_weight(four: RankProcesses):
+    """On GPUs torch updates all weights in one go; with tensor parallelism they have two meshes."""
+    case = Case("two meshes", TrainerPlacement(tensor_parallel=2, replicas=2), "qwen3")
+    at_once, each = (four.call("weights_after", case, foreach) for foreach in (True, False))
+    assert all(torch.equal(weight, each[name]) for name, weight in at_once.items())
 
 
 def test_the_dearest_micro_batches_share_the_first_round():
@@ -267,6 +294,8 @@ def test_ranks_that_find_no_way_to_each_other_say_so() -> None:
 def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended with torch's own words: no attribute _cuda_setDevice, or an invalid ordinal."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    # It would hold for this process, in which other tests count in denormal numbers.
+    monkeypatch.setattr(rank_processes, "compute_with", lambda _: None)
     place = RankPlace(1, 2, 2, "127.0.0.1", 9, "cuda", device_index=1, timeout_s=1.0)
     with pytest.raises(UserError, match=r"torch sees 1 GPUs where rank 1 is to compute on number"):
         join_group(place)

@@ -4,6 +4,10 @@ What a row gets depends on its own queries, keys and length alone: keys are take
 first to the last, and a long row's parts are cut at places that do not depend on other rows
 (promise 7). The sums are those of https://arxiv.org/abs/2205.14135, the cut of the keys over
 programs that of flash-decoding. Imported where there is a GPU and Triton only.
+
+Keys are loaded in whole blocks, those past a row's length with them: their scores are hidden, and a
+slot's room is a multiple of every block. A mask along the keys would cut each load of 16 bytes in
+eight of 2. Values are masked, because a weight of 0 times what is no number is none.
 """
 
 # Parameters of kernels are pointers and numbers, for which Triton has no types.
@@ -22,7 +26,6 @@ from forage.rollout.engines.torch.slots import SlotCache
 
 _PART = 512
 """Keys that one program goes through where a single token attends."""
-_KEY_BLOCK = 64
 _MIN_ROWS = 16
 """The smallest side of a product of a tensor core: rows are filled up to it, and dimensions."""
 
@@ -33,8 +36,11 @@ class KernelAttention:
     def __init__(self, cache: SlotCache) -> None:
         self._cache = cache
         self._num_parts = -(-cache.capacity // _PART)
+        is_float32 = cache.dtype == torch.float32
         # In float32, products of tensor cores would be rounded to 10 bits.
-        self._precision = "ieee" if cache.dtype == torch.float32 else "tf32"
+        self._precision = "ieee" if is_float32 else "tf32"
+        # Of numbers twice as wide, 64 keys of 128 dimensions have no room in the registers.
+        self._key_block, self._num_warps = (32, 4) if is_float32 else (64, 2)
 
     def attend_singles(
         self,
@@ -71,10 +77,10 @@ class KernelAttention:
             D=dim,
             DP=max(_MIN_ROWS, triton.next_power_of_2(dim)),
             PART=_PART,
-            BLOCK=_KEY_BLOCK,
+            BLOCK=self._key_block,
             PARTS=self._num_parts,
             PRECISION=self._precision,
-            num_warps=2,
+            num_warps=self._num_warps,
             num_stages=2,
         )
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -122,7 +128,7 @@ class KernelAttention:
             D=dim,
             DP=max(_MIN_ROWS, triton.next_power_of_2(dim)),
             QUERIES=QUERY_BLOCK,
-            BLOCK=_KEY_BLOCK,
+            BLOCK=self._key_block,
             PRECISION=self._precision,
             num_warps=4,
             num_stages=2,
@@ -159,7 +165,7 @@ def _attend_part(
     for at in range(start, tl.minimum(start + PART, length - 1), BLOCK):
         is_key = at + n < length - 1
         k_places = d[:, None] * ks_dim + (at + n)[None, :]
-        k = tl.load(base_k + k_places, mask=is_dim[:, None] & is_key[None, :], other=0.0)
+        k = tl.load(base_k + k_places, mask=is_dim[:, None], other=0.0)
         scores = tl.dot(q, k, input_precision=PRECISION) * scale
         scores = tl.where(is_key[None, :], scores, float("-inf"))
         v_places = (at + n)[:, None] * vs_place + d[None, :]
@@ -168,9 +174,9 @@ def _attend_part(
     if length <= start + PART:  # the last part: the new token sees itself, and is kept
         new_key = tl.load(key + slot * k_row + kv_head * k_head + d, mask=is_dim, other=0.0)
         new_value = tl.load(value + slot * v_row + kv_head * v_head + d, mask=is_dim, other=0.0)
-        is_kept = is_dim & (position != scratch)
-        tl.store(base_k + d * ks_dim + position, new_key, mask=is_kept)
-        tl.store(base_v + position * vs_place + d, new_value, mask=is_kept)
+        if position != scratch:
+            tl.store(base_k + d * ks_dim + position, new_key, mask=is_dim)
+            tl.store(base_v + position * vs_place + d, new_value, mask=is_dim)
         score = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
         higher = tl.maximum(top, score)
         weight, shrink = tl.exp(score - higher), tl.exp(top - higher)
@@ -240,7 +246,7 @@ def _attend_block(
         place = at + n
         is_key = place < length
         k_places = d[:, None] * ks_dim + place[None, :]
-        k = tl.load(base_k + k_places, mask=is_dim[:, None] & is_key[None, :], other=0.0)
+        k = tl.load(base_k + k_places, mask=is_dim[:, None], other=0.0)
         scores = tl.dot(q, k, input_precision=PRECISION) * scale
         is_seen = is_key[None, :] & (place[None, :] <= own[:, None])
         scores = tl.where(is_seen, scores, float("-inf"))

@@ -109,7 +109,9 @@ def _draw(logprobs_BV: Tensor, noise_B: Tensor) -> Tensor:
 def _draw_by_blocks(logprobs_BV: Tensor, noise_B: Tensor) -> Tensor:
     """``_draw`` with a fifth of the memory moved: first the block, then the token in it."""
     mass_BV = logprobs_BV.exp()
-    mass_BNC = pad(mass_BV, (0, -mass_BV.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    if missing := -mass_BV.shape[1] % _BLOCK:  # to pad by nothing would copy it all
+        mass_BV = pad(mass_BV, (0, missing))
+    mass_BNC = mass_BV.unflatten(1, (-1, _BLOCK))
     sums_BN = mass_BNC.sum(dim=-1, dtype=torch.float64)
     cumulative_BN = sums_BN.cumsum(dim=-1)
     target_B1 = (noise_B * cumulative_BN[:, -1])[:, None]

@@ -1,4 +1,10 @@
-"""The kernels of a GPU against attention as its definition says; skipped where there is no GPU."""
+"""The kernels of a GPU against attention as its definition says.
+
+Without a GPU they are skipped, or run in Triton's interpreter where Triton is installed and
+TRITON_INTERPRET is 1 from the start: torch imports Triton, which looks at it once.
+"""
+
+import os
 
 import pytest
 import torch
@@ -7,15 +13,20 @@ from forage.rollout.engines.torch.graph_forward import QUERY_BLOCK
 from forage.rollout.engines.torch.slots import CacheShape, SlotCache
 from tests.rollout.engines.torch.plain_attention import PlainAttention
 
-if not torch.cuda.is_available():
+if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
     pytest.skip("torch sees no GPU", allow_module_level=True)
 
 from forage.rollout.engines.torch.kernels import KernelAttention
 
-DEVICE = torch.device("cuda")
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 SHAPES = [(12, 2, 128), (9, 3, 64), (4, 4, 96), (8, 1, 16), (4, 2, 8), (32, 8, 128)]
-DTYPES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+HALF = torch.float16 if IS_INTERPRETED else torch.bfloat16
+"""The interpreter multiplies by NumPy, which has no bfloat16."""
+DTYPES = {torch.float32: 2e-6, HALF: 2e-2}
 NUM_SLOTS, CAPACITY = 7, 1600
+if IS_INTERPRETED:  # it takes seconds for each of the larger ones
+    SHAPES = SHAPES[:2] + SHAPES[4:5]
 
 
 def filled_cache(num_kv_heads: int, dim: int, dtype: torch.dtype) -> SlotCache:
@@ -80,11 +91,38 @@ def test_blocks_of_tokens_attend_as_the_definition_says(
     assert torch.equal(found.keys[0][..., :CAPACITY], expected.keys[0][..., :CAPACITY])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_what_lies_past_a_slots_tokens_changes_nothing(
+    shape: tuple[int, int, int], dtype: torch.dtype
+):
+    """Keys are loaded in whole blocks, also where an episode of a broken policy has left them."""
+    num_heads, num_kv_heads, dim = shape
+    clean, broken = (filled_cache(num_kv_heads, dim, dtype) for _ in range(2))
+    positions = [0, 63, 64, 511, 512, 1599, clean.scratch]
+    for slot, position in enumerate(positions[:-1]):
+        broken.keys[0][slot, :, :, position:] = float("nan")
+        broken.values[0][slot, :, position:] = float("nan")
+    query = random(NUM_SLOTS, num_heads, dim, dtype=dtype)
+    new = random(NUM_SLOTS, num_kv_heads, dim, dtype=dtype)
+    arguments = (0, query, new, new, torch.tensor(positions, device=DEVICE), dim**-0.5)
+    first, second = (KernelAttention(each).attend_singles(*arguments) for each in (clean, broken))
+    assert torch.equal(first[:-1], second[:-1])
+    query = random(2 * QUERY_BLOCK, num_heads, dim, dtype=dtype)
+    new = random(2 * QUERY_BLOCK, num_kv_heads, dim, dtype=dtype)
+    slots = torch.tensor([4] * QUERY_BLOCK + [2] * QUERY_BLOCK, device=DEVICE)
+    places = [*range(400, 400 + QUERY_BLOCK), *range(QUERY_BLOCK)]
+    own, lengths = (torch.tensor(n, device=DEVICE) for n in (places, [432, 32]))
+    arguments = (0, query, new, new, slots, own, lengths, dim**-0.5)
+    first, second = (KernelAttention(each).attend_blocks(*arguments) for each in (clean, broken))
+    assert torch.equal(first, second)
+
+
 def test_what_a_slot_gets_has_the_same_bits_whatever_the_other_slots_hold():
-    cache = filled_cache(2, 128, torch.bfloat16)
+    cache = filled_cache(2, 128, HALF)
     attention = KernelAttention(cache)
-    query = random(NUM_SLOTS, 12, 128, dtype=torch.bfloat16)
-    new = random(NUM_SLOTS, 2, 128, dtype=torch.bfloat16)
+    query = random(NUM_SLOTS, 12, 128, dtype=HALF)
+    new = random(NUM_SLOTS, 2, 128, dtype=HALF)
     alone = torch.full((NUM_SLOTS,), cache.scratch, device=DEVICE)
     alone[2] = 900
     among = torch.tensor([5, 1599, 900, 0, 700, 64, 1200], device=DEVICE)

@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
 
+from forage.rollout.engines.torch import sampling
 from forage.rollout.engines.torch.sampling import (
+    _BLOCK,
+    _draw,
+    _draw_by_blocks,
     choose_tokens,
     likeliest_tokens,
     noise_key,
@@ -181,6 +185,20 @@ def test_under_top_p_a_token_outside_the_nucleus_is_never_chosen(eighths, top_p,
         mass += probabilities[index]
     assert int(token) in nucleus
     assert float(logprob) >= math.log(probabilities[int(token)]) - 1e-5
+
+
+@pytest.mark.parametrize("vocabulary", [5, _BLOCK, 3 * _BLOCK, 3 * _BLOCK + 1])
+def test_a_gpu_finds_the_token_by_blocks(vocabulary: int):
+    generator = torch.Generator().manual_seed(0)
+    logprobs_BV = torch.log_softmax(torch.randn(64, vocabulary, generator=generator), dim=-1)
+    noise_B = grid(64)
+    assert torch.equal(_draw_by_blocks(logprobs_BV, noise_B), _draw(logprobs_BV, noise_B))
+
+
+def test_a_vocabulary_of_whole_blocks_is_not_copied(monkeypatch: pytest.MonkeyPatch):
+    """To pad by nothing copied all probabilities: 312 MB a round of 512 rows."""
+    monkeypatch.setattr(sampling, "pad", None)
+    _draw_by_blocks(torch.zeros(2, 2 * _BLOCK), grid(2))
 
 
 # Promise 7: a row does not depend on its neighbours.
