@@ -9,11 +9,15 @@
 #SBATCH --cpus-per-task=64
 #SBATCH --time=24:00:00
 set -euo pipefail
-source .venv/bin/activate  # pip install -e '.[gpu,ray]'
+# Two environments, made once, since vLLM wants an older transformers than Forage:
+#   python -m venv .venv && .venv/bin/pip install -e '.[gpu,ray]'
+#   python -m venv .vllm && .vllm/bin/pip install 'vllm==0.32.*'
+source .venv/bin/activate
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address="$(srun --nodes=1 --ntasks=1 -w "$head" hostname --all-ip-addresses | cut -d ' ' -f 1):6379"
 
 srun ray symmetric-run --address "$address" --min-nodes "$SLURM_NNODES" -- \
   forage train configs/search-r1-grpo-32b.yaml ${RESUME:-} \
-  placement.cluster.address="$address" search.url=http://retriever:8000
+  placement.cluster.address="$address" placement.engine.program="$PWD/.vllm/bin/vllm" \
+  search.url=http://retriever:8000

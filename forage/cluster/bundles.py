@@ -6,8 +6,9 @@ Servers that share the trainer's GPUs ask for nothing: they stand where the rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from forage.config.placement_config import PlacementConfig, RayCluster
 
@@ -43,15 +44,21 @@ def bundles_of(placement: PlacementConfig, on_gpus: bool) -> list[Bundle]:
 
 def fit(bundles: Sequence[Bundle], machines: Sequence[Bundle]) -> bool:
     """Whether the machines hold all bundles, the largest placed first."""
-    free = list(machines)
-    for bundle in sorted(bundles, key=lambda each: (each.gpus, each.cpus), reverse=True):
-        for index, machine in enumerate(free):
-            if machine.gpus >= bundle.gpus and machine.cpus >= bundle.cpus:
-                free[index] = Bundle(machine.cpus - bundle.cpus, machine.gpus - bundle.gpus)
-                break
-        else:
-            return False
-    return True
+    return _place(bundles, machines) is not None
+
+
+def side_by_side(machine_of_R: Sequence[Hashable], size: int) -> list[range]:
+    """The ranks whose GPUs each shared server of ``size`` GPUs can take, all on one machine.
+
+    Ranks are numbered machine by machine. Six on each of two, four a server: 0 to 3, and 6 to 9.
+    """
+    groups: list[range] = []
+    first = 0
+    for _, ranks in groupby(machine_of_R):
+        end = first + len(list(ranks))
+        groups += [range(at, at + size) for at in range(first, end - size + 1, size)]
+        first = end
+    return groups
 
 
 def nearest_fit(placement: PlacementConfig, on_gpus: bool, machines: Sequence[Bundle]) -> list[str]:
@@ -60,20 +67,59 @@ def nearest_fit(placement: PlacementConfig, on_gpus: bool, machines: Sequence[Bu
     First fewer CPUs for each, which slows them alone; then fewer ranks, then fewer servers.
     """
     bundles = bundles_of(placement, on_gpus)
-    if fit([Bundle(0.0, each.gpus) for each in bundles], machines):
+
+    def fits_with(cpus: float) -> bool:
+        asked = [Bundle(cpus, each.gpus) for each in bundles]
+        return _have_room(placement, on_gpus, asked, machines)
+
+    if fits_with(0.0):
         share = int(100 * sum(each.cpus for each in machines) / len(bundles)) / 100
         while share >= 0.05:
-            if fit([Bundle(share, each.gpus) for each in bundles], machines):
+            if fits_with(share):
                 return [f"placement.cluster.cpus_each={share:g}"]
             share = int(50 * share) / 100
     for num_servers, num_ranks in _fewer(placement):
         smaller = _resized(placement, num_ranks, num_servers)
-        if fit(bundles_of(smaller, on_gpus), machines):
+        if _have_room(smaller, on_gpus, bundles_of(smaller, on_gpus), machines):
             changes = [f"placement.trainer.num_ranks={num_ranks}"]
             if num_servers:
                 changes.append(f"placement.engine.num_servers={num_servers}")
             return changes
     return []
+
+
+def _have_room(
+    placement: PlacementConfig,
+    on_gpus: bool,
+    bundles: Sequence[Bundle],
+    machines: Sequence[Bundle],
+) -> bool:
+    """Whether machines hold all bundles, and shared servers each find their GPUs on one of them."""
+    places = _place(bundles, machines)
+    if places is None:
+        return False
+    if not (on_gpus and shares_places(placement, on_gpus)):
+        return True
+    groups = side_by_side(sorted(places), placement.engine.tensor_parallel)
+    return placement.num_servers <= len(groups)
+
+
+def _place(bundles: Sequence[Bundle], machines: Sequence[Bundle]) -> list[int] | None:
+    """The machine of each bundle, by its number; None where they do not fit."""
+    free, places = list(machines), [0] * len(bundles)
+    largest_first = sorted(
+        range(len(bundles)), key=lambda i: (bundles[i].gpus, bundles[i].cpus), reverse=True
+    )
+    for index in largest_first:
+        bundle = bundles[index]
+        for number, machine in enumerate(free):
+            if machine.gpus >= bundle.gpus and machine.cpus >= bundle.cpus:
+                free[number] = Bundle(machine.cpus - bundle.cpus, machine.gpus - bundle.gpus)
+                places[index] = number
+                break
+        else:
+            return None
+    return places
 
 
 def _fewer(placement: PlacementConfig) -> Iterator[tuple[int, int]]:
@@ -86,8 +132,7 @@ def _fewer(placement: PlacementConfig) -> Iterator[tuple[int, int]]:
                 num_ranks % (each * tensor)
                 for each in (trainer.replicas, trainer.sequence_parallel)
             )
-            has_place = num_servers * placement.engine.tensor_parallel <= num_ranks
-            if is_cut and (has_place or placement.own_gpus or placement.num_gpus == 1):
+            if is_cut:
                 yield num_servers, num_ranks
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from forage.cluster.bundles import Bundle, bundles_of, fit, nearest_fit, shares_places
+from forage.cluster.bundles import Bundle, bundles_of, fit, nearest_fit, shares_places, side_by_side
 from forage.cluster.model_servers import ThisMachine
 from forage.cluster.ray_actors import OWN, Actor, address_of, connect, disconnect, machines, reserve
 from forage.cluster.ray_ranks import RankActor, RayRanks
@@ -103,26 +103,35 @@ class RayPlaces:
     def server_hosts(self) -> Sequence[RayHost]:
         """A place for each server that the run starts: its own, or one beside the ranks."""
         placement = self._config.placement
-        number, size = placement.num_servers, placement.engine.tensor_parallel
-        first, none = placement.num_ranks or 0, Bundle(0.0, 0.0)
-        for index in range(number):
-            if not shares_places(placement, self._on_gpus):
-                place = first + index
-                make = partial(Actor, ServerActor, self._group, place, self._bundles[place])
-                self._hosts.append(RayHost(make, self._environment(number, None)))
-                continue
-            assert self._ranks is not None, "the trainer is opened first"
-            beside = self._ranks.spots[index * size : (index + 1) * size]
-            if self._on_gpus and len({spot.machine for spot in beside}) > 1:
-                raise UserError(
-                    f"placement.engine.tensor_parallel is {size}, and server {index} would share "
-                    "the GPUs of ranks on two machines; lower it, or give servers own_gpus"
-                )
-            gpus = [gpu for spot in beside for gpu in spot.gpus]
-            place = self._ranks.bundles[index * size % first]
-            make = partial(Actor, ServerActor, self._group, place, none)
+        number, is_shared = placement.num_servers, shares_places(placement, self._on_gpus)
+        if is_shared:
+            places = self._beside_ranks(number, placement.engine.tensor_parallel)
+        else:
+            first = placement.num_ranks or 0
+            places = [(place, None) for place in range(first, first + number)]
+        for place, gpus in places:
+            bundle = Bundle(0.0, 0.0) if is_shared else self._bundles[place]
+            make = partial(Actor, ServerActor, self._group, place, bundle)
             self._hosts.append(RayHost(make, self._environment(number, gpus)))
         return self._hosts
+
+    def _beside_ranks(self, number: int, size: int) -> list[tuple[int, list[str] | None]]:
+        """The place of each server beside a rank, with the GPUs of those that it stands beside."""
+        assert self._ranks is not None, "the trainer is opened first"
+        spots, bundles = self._ranks.spots, self._ranks.bundles
+        if not self._on_gpus:
+            return [(bundles[index * size % len(bundles)], []) for index in range(number)]
+        groups = side_by_side([spot.machine for spot in spots], size)
+        if number > len(groups):
+            raise UserError(
+                f"placement.engine.tensor_parallel is {size}, and {number} servers would share the "
+                f"GPUs of ranks, which have room for {len(groups)}, each on one machine: lower it "
+                "or placement.engine.num_servers, or give servers own_gpus"
+            )
+        return [
+            (bundles[ranks[0]], [gpu for rank in ranks for gpu in spots[rank].gpus])
+            for ranks in groups[:number]
+        ]
 
     def close(self) -> None:
         """End what is left, and give the places back."""
@@ -147,18 +156,22 @@ class RayPlaces:
         if group is not None:
             LOG.info("Ray has the places of this run (%.0f s)", time.monotonic() - started)
             return group
+        raise UserError(self._why_not())
+
+    def _why_not(self) -> str:
+        """Why there is no place: what is asked, what is there, and what would help."""
         there, free = machines(are_free=False), machines(are_free=True)
         placement = self._config.placement
+        is_busy = fit(self._bundles, there)
         changes = nearest_fit(placement, self._on_gpus, free)
-        remedy = f"it would fit with {' '.join(changes)}" if changes else "nothing smaller fits"
-        if changes and fit(self._bundles, there):
-            remedy += ", or wait until other runs end"
-        raise UserError(
-            f"the cluster is too small: {placement.num_ranks or 0} ranks and "
-            f"{placement.num_servers} servers ask for {_sum(self._bundles)}, each of at most "
-            f"{max(self._bundles, key=lambda each: (each.gpus, each.cpus))} on one machine; Ray "
-            f"has {len(there)} machines with {_sum(there)}, of which {_sum(free)} are free; "
-            f"{remedy}"
+        remedies = ["wait until other runs end"] if is_busy else []
+        remedies += [f"it would fit with {' '.join(changes)}"] if changes else []
+        return (
+            f"the cluster is {'busy' if is_busy else 'too small'}: {placement.num_ranks or 0} "
+            f"ranks and {placement.num_servers} servers ask for {_sum(self._bundles)}, each of at "
+            f"most {max(self._bundles, key=lambda each: (each.gpus, each.cpus))} on one machine; "
+            f"Ray has {len(there)} machines with {_sum(there)}, of which {_sum(free)} are free; "
+            f"{', or '.join(remedies) or 'nothing smaller fits'}"
         )
 
 

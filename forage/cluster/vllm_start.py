@@ -33,7 +33,8 @@ def vllm_command(config: RunConfig, engine: VllmPlacement, program: Path) -> lis
     """``vllm serve`` as the engine and the receiver need it; address and port come after it."""
     longest = config.environment.max_tokens
     command = [str(program), "serve", config.model.path, "--served-model-name", "policy"]
-    command += ["--dtype", config.model.dtype, "--max-model-len", str(longest)]
+    dtype = config.placement.dtype_of_servers(config.model)
+    command += ["--dtype", dtype, "--max-model-len", str(longest)]
     command += ["--tensor-parallel-size", str(engine.tensor_parallel)]
     # The route for token ids; log-probabilities after the temperature; no defaults of the model's.
     command += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from forage.config.model_config import ModelConfig
 from forage.config.server_config import SglangPlacement, VllmPlacement
 from forage.settings import Frozen, kind_or
 
@@ -20,6 +21,7 @@ class TorchPlacement(Frozen):
     kind: Literal["torch"] = "torch"
     tensor_parallel: ClassVar[int] = 1
     offload: ClassVar[bool] = False
+    urls: ClassVar[tuple[str, ...]] = ()
 
 
 class TrainerPlacement(Frozen):
@@ -34,7 +36,7 @@ class TrainerPlacement(Frozen):
     sequence_parallel: int = Field(default=1, ge=1)
     """Ranks that the tokens of a micro-batch are cut over, for episodes that fit no single one."""
     compute_dtype: Literal["bfloat16"] | None = None
-    """The type of gathered weights and of arithmetic; sums are float32; null: model.dtype."""
+    """The type of arithmetic, and of servers on GPUs; sums are float32; null: model.dtype."""
     offload: tuple[Literal["policy", "critic", "reference"], ...] = ()
     """Models whose weights, gradients and optimizer states rest in host memory."""
     timeout_s: float = Field(default=600.0, gt=0)
@@ -102,6 +104,22 @@ class PlacementConfig(Frozen):
             return 0
         num_gpus = self.own_gpus or self.num_gpus
         return self.engine.num_servers or max(1, num_gpus // self.engine.tensor_parallel)
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that sample: this process, servers that run already, or those that will."""
+        if self.engine.kind == "torch":
+            return 1
+        started = self.num_servers or max(1, self.num_gpus // self.engine.tensor_parallel)
+        return len(self.engine.urls) or started
+
+    def arithmetic_of(self, model: ModelConfig) -> str:
+        """The type in which the trainer multiplies."""
+        return self.trainer.compute_dtype or model.arithmetic or model.dtype
+
+    def dtype_of_servers(self, model: ModelConfig) -> str:
+        """The type in which servers keep weights and sample: the trainer's arithmetic on a GPU."""
+        return model.dtype if model.device == "cpu" else self.arithmetic_of(model)
 
     @property
     def learning(self) -> TrainerPlacement:
@@ -190,6 +208,20 @@ class PlacementConfig(Frozen):
             raise ValueError(
                 f"placement.engine asks for {self.num_servers} servers of "
                 f"{self.engine.tensor_parallel} GPUs, and there are {for_servers} for them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ray_has_gpus_for_servers(self) -> Self:
+        """Ray gives this run a GPU for each rank: servers without their own share these alone."""
+        size, num_ranks = self.engine.tensor_parallel, self.num_ranks or 1
+        is_shared = self.cluster.kind == "ray" and self.num_gpus > 1 and not self.own_gpus
+        if is_shared and self.num_servers * size > num_ranks:
+            raise ValueError(
+                f"placement.engine asks for {self.num_servers} servers of {size} GPUs, and under "
+                f"Ray they share the GPUs of the {num_ranks} ranks: lower placement.engine."
+                "num_servers, raise placement.trainer.num_ranks, or give servers "
+                "placement.engine.own_gpus"
             )
         return self
 

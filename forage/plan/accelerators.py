@@ -1,8 +1,9 @@
 """Hardware by name: ``4x8xH100-80GB`` is four machines of eight GPUs of 80 GB.
 
 The figures of each GPU are its maker's: arithmetic in bfloat16 without sparsity, with sums in
-float32, and the bandwidth of its memory. A memory of 80 GB counts as 80e9 bytes; what a GPU has
-above that (an H100 has 85.0e9) is left to the CUDA context and to fragmentation.
+float32; arithmetic in float32 (not TF32, which torch leaves off); and the bandwidth of its memory.
+A memory of 80 GB counts as 80e9 bytes; what a GPU has above that (an H100 has 85.0e9) is left to
+the CUDA context and to fragmentation.
 """
 
 from __future__ import annotations
@@ -15,24 +16,32 @@ from forage.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One GPU: its memory in GB, and its peaks."""
+    """One GPU: its memory in GB, and its peaks in bfloat16, in float32 and of its memory."""
 
     memory_gb: int
     teraflops: float
+    float32_teraflops: float
     terabytes_per_s: float
 
+    def flops_in(self, dtype: str) -> float:
+        """Operations a second at the peak of a type."""
+        return 1e12 * (self.float32_teraflops if dtype == "float32" else self.teraflops)
 
+
+# NVIDIA's data sheets: "A10 Tensor Core GPU", "L4", "L40S", "A100 80GB" (and 40GB), "H100" (SXM),
+# "H200" (SXM), "Blackwell" (a GPU of the HGX B200), and the white paper of the Ada architecture for
+# the RTX 4090. The H20 has no public sheet: its figures are those that its sellers print.
 ACCELERATORS = {
-    "A10-24GB": Accelerator(24, 125, 0.6),
-    "L4-24GB": Accelerator(24, 121, 0.3),
-    "RTX4090-24GB": Accelerator(24, 165, 1.008),
-    "L40S-48GB": Accelerator(48, 362, 0.864),
-    "A100-40GB": Accelerator(40, 312, 1.555),
-    "A100-80GB": Accelerator(80, 312, 2.039),
-    "H20-96GB": Accelerator(96, 148, 4.0),
-    "H100-80GB": Accelerator(80, 989, 3.35),
-    "H200-141GB": Accelerator(141, 989, 4.8),
-    "B200-180GB": Accelerator(180, 2250, 8.0),
+    "A10-24GB": Accelerator(24, 125, 31.2, 0.6),
+    "L4-24GB": Accelerator(24, 121, 30.3, 0.3),
+    "RTX4090-24GB": Accelerator(24, 165, 82.6, 1.008),
+    "L40S-48GB": Accelerator(48, 362, 91.6, 0.864),
+    "A100-40GB": Accelerator(40, 312, 19.5, 1.555),
+    "A100-80GB": Accelerator(80, 312, 19.5, 2.039),
+    "H20-96GB": Accelerator(96, 148, 44, 4.0),
+    "H100-80GB": Accelerator(80, 989, 67, 3.35),
+    "H200-141GB": Accelerator(141, 989, 67, 4.8),
+    "B200-180GB": Accelerator(180, 2250, 75, 8.0),
 }
 """The GPUs that a plan knows, by name and memory."""
 
@@ -58,7 +67,10 @@ class Hardware:
 
     def describe(self) -> str:
         machines = f"{self.num_nodes} machines of " if self.num_nodes > 1 else ""
-        gpu = f"{self.gpu.teraflops:,g} Tflop/s in bfloat16, {self.gpu.terabytes_per_s:g} TB/s"
+        gpu = (
+            f"{self.gpu.teraflops:,g} Tflop/s in bfloat16, {self.gpu.float32_teraflops:g} in "
+            f"float32, {self.gpu.terabytes_per_s:g} TB/s"
+        )
         return f"{machines}{self.gpus_per_node} x {self.name}: {gpu}"
 
 

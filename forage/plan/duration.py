@@ -3,8 +3,8 @@
 Decoding reads the weights and the keys and values of all episodes once a token, so its floor is
 bytes over bandwidth. Learning multiplies each weight with each token: 6 operations, 2 more where
 activations are computed again, 2 for each pass that only scores (old policy, reference).
-https://arxiv.org/abs/2001.08361, section 2.1, counts so. Nothing is measured; each share below is
-an assumption that the plan prints.
+https://arxiv.org/abs/2001.08361, section 2.1, counts so. The peak is that of the type in which is
+multiplied. Each share below is an assumption that the plan prints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from math import ceil
 
 from forage.config.run_config import RunConfig
 from forage.plan.accelerators import Hardware
-from forage.plan.memory import SERVER_BYTES
+from forage.plan.engine_memory import sampling_dtype
+from forage.plan.memory_parts import BYTES, learnt_numbers
 from forage.plan.models import ModelSize
 
 LENGTH_SHARE = 0.4
@@ -26,11 +27,15 @@ DECODE_SHARE = 0.5
 """The speed of decoding, of what the bandwidth of the memory allows."""
 LEARN_SHARE = 0.3
 """The arithmetic of learning and of prefill, of the GPU's peak."""
-PUBLISH_BYTES_PER_S = 10e9
-"""The speed at which new weights reach the engines."""
-PUBLISHED_RATIOS = (1.26, 3.6)
-"""Published steps of 3B on 8 x H100, over this arithmetic: RLinf's (86 s for 2,048 episodes) and
-SkyRL's (305 s for 2,560); most of the difference is search and orchestration."""
+GPU_BYTES_PER_S = 10e9
+"""The speed at which weights reach servers with GPUs of their own, by NCCL: what others publish
+lies between 3 GB/s (verl, 7B in 5.5 s) and 28 GB/s (TRL, 32B in 2.3 s)."""
+HOST_BYTES_PER_S = 0.25e9
+"""And through host memory or files: 1.98 GB in 7.2 and 8.2 s, two ranks over gloo on two cores
+(benchmarks/scale.md). It has not been measured on more cores, which do more."""
+PUBLISHED_RATIOS = (1.27, 3.6)
+"""Published steps of 3B on 8 x H100, over sampling and learning here: RLinf's (86 s for 2,048
+episodes) and SkyRL's (305 s for 2,560); most of the difference is search and orchestration."""
 TAIL = 1.3
 """The longer wait for the last episodes of a step, when few are left to decode."""
 
@@ -73,11 +78,12 @@ def estimate_duration(
         num_played = (num_questions or 0) * evaluation.num_samples * len(evaluation.arms)
         if times and num_played:
             hours += times * sampling_seconds(config, model, num_played, hardware) / 3600
+    placement = config.placement
+    peak = (placement.num_ranks or 1) * hardware.gpu.flops_in(placement.arithmetic_of(config.model))
     return Duration(
         sampling_s=sampling_seconds(config, model, num_episodes, hardware),
-        learning_s=learning_operations(config, model, tokens)
-        / ((config.placement.num_ranks or 1) * hardware.gpu.teraflops * 1e12 * LEARN_SHARE),
-        publishing_s=model.num_parameters * SERVER_BYTES / PUBLISH_BYTES_PER_S,
+        learning_s=learning_operations(config, model, tokens) / (peak * LEARN_SHARE),
+        publishing_s=published_bytes(config, model) / publishing_speed(config),
         overlaps=config.rollout.max_staleness > 0,
         num_steps=config.trainer.num_steps,
         evaluation_hours=hours,
@@ -89,18 +95,49 @@ def sampling_seconds(
 ) -> float:
     """The time to play so many episodes: decoding, and the prefill of what is not sampled."""
     tensor_parallel = config.placement.engine.tensor_parallel
-    num_gpus = config.placement.own_gpus or hardware.num_gpus
-    num_engines = max(num_gpus // tensor_parallel, 1)
+    num_engines, dtype = config.placement.num_engines, sampling_dtype(config)
     length = LENGTH_SHARE * config.environment.max_tokens
-    at_once = ceil(min(config.rollout.max_concurrent_episodes, num_episodes) / num_engines)
-    held = at_once * (length / 2) * model.kv_numbers_per_token * SERVER_BYTES
-    read = model.num_parameters * SERVER_BYTES + held
+    at_once = ceil(min(_num_in_flight(config), num_episodes) / num_engines)
+    held = at_once * (length / 2) * model.kv_numbers_per_token * BYTES[dtype]
+    read = model.num_parameters * BYTES[dtype] + held
     bandwidth = tensor_parallel * hardware.gpu.terabytes_per_s * 1e12 * DECODE_SHARE
     tokens_per_s = num_engines * at_once / (read / bandwidth)
     decoding = num_episodes * length * SAMPLED_SHARE / tokens_per_s
     prefilled = num_episodes * num_contexts(config) * length * (1 - SAMPLED_SHARE)
-    arithmetic = num_gpus * hardware.gpu.teraflops * 1e12 * LEARN_SHARE
+    arithmetic = num_engines * tensor_parallel * hardware.gpu.flops_in(dtype) * LEARN_SHARE
     return TAIL * decoding + 2 * model.num_parameters * prefilled / arithmetic
+
+
+def _num_in_flight(config: RunConfig) -> int:
+    """Episodes that decode at the same time, in all engines together."""
+    asked = config.rollout.max_concurrent_episodes
+    is_served = config.placement.has_server
+    return asked if is_served else min(asked, config.rollout.engine.num_slots)
+
+
+def published_bytes(config: RunConfig, model: ModelSize) -> int:
+    """What travels after a step: the weights in the servers' type, or adapters alone.
+
+    Files have the trainer's.
+    """
+    placement = config.placement
+    engine = placement.engine
+    if engine.kind == "torch" and placement.num_ranks is None:
+        return 0  # the engine samples with the trainer's own
+    if engine.kind == "vllm" and engine.transfer == "adapters":
+        learnt = learnt_numbers(config, model)
+        return learnt.count * learnt.size
+    is_grouped = engine.kind != "torch" and engine.transfer == "group"
+    dtype = sampling_dtype(config) if is_grouped else config.model.dtype
+    return model.num_parameters * BYTES[dtype]
+
+
+def publishing_speed(config: RunConfig) -> float:
+    """Bytes a second: NCCL joins no two processes on one GPU, so what shares takes another way."""
+    engine = config.placement.engine
+    is_apart = config.placement.own_gpus > 0 or (bool(engine.urls) and not engine.offload)
+    is_grouped = engine.kind != "torch" and engine.transfer == "group"
+    return GPU_BYTES_PER_S if is_apart and is_grouped else HOST_BYTES_PER_S
 
 
 def num_contexts(config: RunConfig) -> int:
@@ -131,16 +168,21 @@ def assumptions(config: RunConfig) -> Iterator[str]:
         f"an episode has {length:,} tokens ({LENGTH_SHARE:.0%} of environment.max_tokens), "
         f"{SAMPLED_SHARE:.0%} of them sampled"
     )
+    placement = config.placement
     yield (
-        f"decoding at {DECODE_SHARE:.0%} of what the memory's bandwidth allows, learning at "
-        f"{LEARN_SHARE:.0%} of the GPU's peak, weights to the engines at "
-        f"{PUBLISH_BYTES_PER_S / 1e9:g} GB/s; waiting for the last episodes of a step adds "
+        f"decoding at {DECODE_SHARE:.0%} of what the memory's bandwidth allows, in "
+        f"{sampling_dtype(config)}; learning at {LEARN_SHARE:.0%} of the GPU's peak in "
+        f"{placement.arithmetic_of(config.model)}; waiting for the last episodes of a step adds "
         f"{TAIL - 1:.0%}"
     )
+    speed = publishing_speed(config)
+    how = "from GPU to GPU" if speed == GPU_BYTES_PER_S else "through host memory or files"
+    measured = "" if speed == GPU_BYTES_PER_S else ", as was measured on two cores"
+    yield f"weights reach the engines {how} at {speed / 1e9:g} GB/s{measured}"
     least, most = PUBLISHED_RATIOS
     yield (
         "searches are answered while other episodes are decoded; published steps of 3B on 8 x "
-        f"H100 took {least:g} to {most:g} times this arithmetic"
+        f"H100 took {least:g} to {most:g} times what sampling and learning take here"
     )
     evaluation = config.evaluation
     is_evaluated = evaluation.at_end or (evaluation.every and not evaluation.num_training_questions)

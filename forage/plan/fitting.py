@@ -15,10 +15,11 @@ from forage.config.placement_config import PlacementConfig
 from forage.config.run_config import RunConfig, with_overrides
 from forage.errors import UserError
 from forage.plan.accelerators import ACCELERATORS, Hardware
-from forage.plan.memory import Memory
+from forage.plan.memory_parts import Memory
 
 _MOST_NODES = 64
-_LEAST_IN_FLIGHT = 64
+_LEAST_IN_FLIGHT = 8
+"""Fewer take as long for each token as one alone does: more machines are cheaper."""
 
 MemoryOf = Callable[[RunConfig], Memory]
 """The memory of each device that a config takes."""
@@ -157,17 +158,38 @@ def _cheaper(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, st
     if not config.model.gradient_checkpointing:
         yield "model.gradient_checkpointing", "true"
     yield from _smaller_micro_batches(config, taken)
+    if placement.num_ranks is not None:
+        if placement.trainer.compute_dtype is None:
+            yield "placement.trainer.compute_dtype", "bfloat16"
+        yield from _in_host_memory(placement)
     if placement.has_server:
-        if not placement.engine.offload and placement.num_ranks is not None:
-            yield "placement.engine.offload", "true"
         key = "placement.engine.tensor_parallel"
         parallel = 2 * int(taken.get(key, placement.engine.tensor_parallel))
         if parallel <= placement.gpus_per_node:
             yield key, str(parallel)
+    yield from _sequences_cut(placement, taken)
     key = "rollout.max_concurrent_episodes"
     in_flight = int(taken.get(key, config.rollout.max_concurrent_episodes)) // 2
     if in_flight >= _LEAST_IN_FLIGHT:
         yield key, str(in_flight)
+
+
+def _in_host_memory(placement: PlacementConfig) -> Iterator[tuple[str, str]]:
+    """The trainer's states, in turn with servers where these share its GPUs."""
+    if placement.engine.offload:
+        return
+    if placement.has_server and not placement.own_gpus and not placement.engine.urls:
+        yield "placement.engine.offload", "true"
+    else:
+        yield "placement.trainer.offload", "[policy, critic, reference]"
+
+
+def _sequences_cut(placement: PlacementConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Sequences cut over more ranks; numbers that do not divide the heads are refused later."""
+    key = "placement.trainer.sequence_parallel"
+    now = int(taken.get(key, placement.trainer.sequence_parallel))
+    most = (placement.num_ranks or 1) // placement.trainer.tensor_parallel
+    yield from ((key, str(each)) for each in range(now + 1, most + 1) if most % each == 0)
 
 
 def _cheaper_on_cpu(config: RunConfig, taken: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ class Linear:
 class ModelSize:
     """Counts of one model; ``num_base_parameters`` leaves the head out, as a critic does.
 
-    ``linears`` are the linear layers of all blocks.
+    ``linears`` are the linear layers of all blocks; ``family`` is transformers' name of its type.
     """
 
     num_parameters: int
@@ -42,6 +42,7 @@ class ModelSize:
     head_dim: int
     source: str
     linears: tuple[Linear, ...] = ()
+    family: str = ""
 
     @property
     def num_outside_blocks(self) -> int:
@@ -167,4 +168,5 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
             for name, module in model.base_model.named_modules()
             if isinstance(module, torch.nn.Linear)
         ),
+        family=config.model_type,
     )

@@ -28,7 +28,7 @@ from forage.rewards.scorer import Scorer
 from forage.rollout.play.groups import num_oversampled
 from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
-from forage.training.tensor_parallel import check_counts
+from forage.training.tensor_parallel import KNOWN, check_counts
 from forage.training.ulysses import check_heads
 
 TYPICAL_WEIGHT = 0.02
@@ -112,7 +112,7 @@ def make_plan(
         config, memory = verdict.config, verdict.memory
         duration = estimate_duration(config, model, work.episodes_per_step, hardware)
     if model is not None:
-        _check_heads(config.placement, model)
+        _check_cuts(config.placement, model)
     needed = tuple(needs(config, model, beside))
     return Plan(
         config=config,
@@ -155,16 +155,21 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
 
 def _memory_on_gpus(config: RunConfig, model: ModelSize, beside: BesideSizes) -> Memory:
     """The memory of a GPU; raises ``UserError`` for what ranks or servers would refuse to cut."""
-    _check_heads(config.placement, model)
+    _check_cuts(config.placement, model)
     return plan_memory(config, model, beside, 1)
 
 
-def _check_heads(placement: PlacementConfig, model: ModelSize) -> None:
+def _check_cuts(placement: PlacementConfig, model: ModelSize) -> None:
     """Raise ``UserError`` where ranks and servers would, once they have loaded the model."""
     trainer, heads = placement.trainer, {"num_attention_heads": model.num_heads}
     # vLLM and SGLang repeat key-value heads beyond their number.
     check_counts(heads, placement.engine.tensor_parallel, "placement.engine.tensor_parallel")
     tensor = trainer.tensor_parallel
+    if tensor > 1 and model.family not in KNOWN:
+        raise UserError(
+            f"placement.trainer.tensor_parallel is {tensor}, and there is no plan for a model of "
+            f"the type {model.family} (there is one for {', '.join(KNOWN)}): set it to 1"
+        )
     counts = {
         **heads,
         "num_key_value_heads": model.num_kv_heads,

@@ -95,13 +95,10 @@ def _places(plan: Plan) -> Iterator[str]:
         yield f"trainer: this process, on {config.model.device}"
     in_flight = f"{config.rollout.max_concurrent_episodes:,} episodes in flight"
     if placement.has_server:
-        num_engines = (
-            placement.num_servers or placement.num_gpus // placement.engine.tensor_parallel
-        )
         turns = ", taking turns with the trainer" if placement.engine.offload else ""
         turns += ", which the trainer has no part in" if placement.own_gpus else ""
         yield (
-            f"engine: {num_engines} x {placement.engine.kind} on "
+            f"engine: {placement.num_engines} x {placement.engine.kind} on "
             f"{placement.engine.tensor_parallel} GPUs each{turns}; {in_flight}"
         )
     else:

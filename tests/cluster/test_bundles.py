@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forage.cluster.bundles import Bundle, bundles_of, fit, nearest_fit, shares_places
+from forage.cluster.bundles import Bundle, bundles_of, fit, nearest_fit, shares_places, side_by_side
 from forage.config.placement_config import PlacementConfig
 
 
@@ -36,6 +36,12 @@ def test_a_bundle_is_on_one_machine():
     assert not fit([Bundle(9, 0)], machines)
 
 
+def test_a_shared_server_stands_beside_ranks_of_one_machine():
+    assert side_by_side("aaaaaabbbbbb", 4) == [range(0, 4), range(6, 10)]
+    assert side_by_side("aaaab", 2) == [range(0, 2), range(2, 4)]
+    assert side_by_side("ab", 2) == []
+
+
 @pytest.mark.parametrize(
     ("keys", "machines", "expected"),
     [
@@ -54,6 +60,16 @@ def test_a_bundle_is_on_one_machine():
             {"num_ranks": 4, "gpus_per_node": 8, "engine": {"kind": "vllm", "own_gpus": 4}},
             [Bundle(16, 6)],
             ["placement.trainer.num_ranks=2", "placement.engine.num_servers=4"],
+        ),
+        (  # three servers of four GPUs were said to fit there, and refused once ranks had started
+            {
+                "num_ranks": None,
+                "num_nodes": 2,
+                "gpus_per_node": 8,
+                "engine": {"kind": "vllm", "tensor_parallel": 4},
+            },
+            [Bundle(64, 6), Bundle(64, 6)],
+            ["placement.trainer.num_ranks=12", "placement.engine.num_servers=2"],
         ),
         ({"num_ranks": 2, "gpus_per_node": 2}, [Bundle(16, 0)], []),
     ],

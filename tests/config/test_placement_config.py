@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from forage.cluster.vllm_start import vllm_command
 from forage.config.run_config import RunConfig, build_config, load_config, to_yaml
 from forage.errors import UserError
 
@@ -90,6 +91,17 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             },
             "4 ranks for 2 GPUs",
         ),
+        (
+            {
+                "placement": {
+                    "cluster": "ray",
+                    "gpus_per_node": 8,
+                    "trainer": {"num_ranks": 4},
+                    "engine": {"kind": "vllm", "tensor_parallel": 2},
+                }
+            },
+            "asks for 4 servers of 2 GPUs, and under Ray they share the GPUs of the 4 ranks",
+        ),
         ({"placement": {"cluster": "ray"}}, "one process learns and samples"),
         (
             {
@@ -106,6 +118,39 @@ def test_a_placement_that_cannot_be_meant_is_refused(
     with pytest.raises(UserError) as error:
         config(**sections)
     assert expected in str(error.value)
+
+
+def test_under_ray_servers_have_gpus_of_their_own_or_those_of_the_ranks() -> None:
+    """Fewer ranks than GPUs were accepted, and servers beside no rank saw no GPU."""
+    four = {"cluster": "ray", "gpus_per_node": 8, "trainer": {"num_ranks": 4}}
+    for engine in ({"num_servers": 4}, {"own_gpus": 4}, {"num_servers": 2, "tensor_parallel": 2}):
+        config(placement={**four, "engine": {"kind": "vllm", **engine}}).check_placement()
+    here = {**four, "cluster": "local", "engine": "vllm"}
+    assert config(placement=here).placement.num_servers == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer", "expected"),
+    [
+        ({}, {}, "float32"),
+        ({"dtype": "bfloat16"}, {}, "bfloat16"),
+        ({"arithmetic": "bfloat16"}, None, "bfloat16"),
+        ({}, {"num_ranks": 2, "compute_dtype": "bfloat16"}, "bfloat16"),
+        ({"device": "cpu"}, {"num_ranks": 2, "compute_dtype": "bfloat16"}, "float32"),
+        ({"device": "cpu", "arithmetic": "bfloat16"}, None, "float32"),
+    ],
+)
+def test_servers_sample_in_the_type_of_the_trainers_arithmetic(
+    model: dict[str, Any], trainer: dict[str, Any] | None, expected: str
+) -> None:
+    """They were started in ``model.dtype``, which is that of the master weights."""
+    placement: dict[str, Any] = {"engine": "vllm"} | ({"trainer": trainer} if trainer else {})
+    model = {"path": "somewhere", "device": "cuda", **model}
+    run = build_config({"model": model, "placement": placement})
+    assert run.placement.dtype_of_servers(run.model) == expected
+    assert run.placement.engine.kind == "vllm"
+    command = vllm_command(run, run.placement.engine, Path("vllm"))
+    assert command[command.index("--dtype") + 1] == expected
 
 
 @pytest.mark.parametrize(

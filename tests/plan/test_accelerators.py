@@ -3,7 +3,7 @@
 import pytest
 
 from forage.errors import UserError
-from forage.plan.accelerators import parse_hardware
+from forage.plan.accelerators import ACCELERATORS, parse_hardware
 
 
 def test_machines_gpus_and_memory_are_read_in_any_case() -> None:
@@ -14,6 +14,14 @@ def test_machines_gpus_and_memory_are_read_in_any_case() -> None:
 
 def test_a_gpu_of_one_memory_needs_none_in_its_name() -> None:
     assert parse_hardware("1xH200").name == "H200-141GB"
+
+
+def test_float32_has_a_peak_of_its_own_which_the_page_says() -> None:
+    hardware = parse_hardware("8xH100")
+    assert hardware.gpu.flops_in("bfloat16") == 989e12
+    assert hardware.gpu.flops_in("float32") == 67e12
+    assert "989 Tflop/s in bfloat16, 67 in float32" in hardware.describe()
+    assert all(gpu.float32_teraflops < gpu.teraflops for gpu in ACCELERATORS.values())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The formulas against torch's own count, on the small model that ships, and against the papers."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,27 +9,24 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
-from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
-from forage.plan.memory import Memory, activation_bytes, plan_memory, torch_cache_bytes
+from forage.plan.activations import activation_bytes
+from forage.plan.engine_memory import torch_cache_bytes
+from forage.plan.memory import plan_memory
+from forage.plan.memory_parts import Memory
 from forage.plan.models import BesideSizes, ModelSize, measure
 from forage.rollout.engines.torch.slots import SlotCache, round_up
 from forage.rollout.engines.torch.torch_engine import _cache_shape
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy
-from forage.training.rank_processes import RankProcesses
 from forage.training.trainer import Trainer
 from forage.training.trainer_rank import build_trainer
-from tests.rollout.tiny_models import make_model
-from tests.training.rank_cases import Case, batch_of, trainer_of
 
 WARM = Path(__file__).parents[2] / "forage" / "warm" / "model"
 PPO = {"advantage": "gae", "kl": {"coefficient": 0.001}}
@@ -180,9 +176,41 @@ def test_a_layer_in_bfloat16_on_a_gpu_is_counted_by_hand() -> None:
     assert activation_bytes(config, size, 10) == 10 * (layer + last)
 
 
+def test_a_layer_in_float32_on_a_gpu_has_keys_and_values_for_each_query_head() -> None:
+    """The same layer: two norms of 48 B, and 44 numbers of 4 B."""
+    size = ModelSize(0, 0, 0, 1, 4, 6, 2, 1, 2, "by hand")
+    config = make_config(model={"path": str(WARM), "device": "cuda"})
+    layer, last = 2 * 48 + 4 * (3 * 4 + 2 * 4 + 4 * 6), 48
+    assert activation_bytes(config, size, 10) == 10 * (layer + last)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_are_of_the_type_in_which_ranks_compute(dtype: str) -> None:
+    """They were counted in ``model.dtype``: twice as many bytes for float32 masters.
+
+    Two ranks kept 0.54 as much with ``compute_dtype`` as without (0.53 with adapters), by hooks.
+    """
+    ranks = {"trainer": {"num_ranks": 2, "compute_dtype": "bfloat16"}}
+
+    def planned(kept_in: str, **sections: Any) -> int:
+        model = {"path": str(WARM), "dtype": kept_in}
+        config = make_config(model=model, environment=budget(600), **sections)
+        return activation_bytes(config, warm_size(), 600)
+
+    assert planned(dtype, placement=ranks) == planned("bfloat16")
+    assert planned("bfloat16") < 0.6 * planned("float32")
+    with_adapters = make_config(
+        model={"path": str(WARM), "lora": LORA}, environment=budget(600), placement=ranks
+    )
+    rank_of_two_layers = 2 * LORA["rank"] * 2 * warm_size().num_layers
+    assert activation_bytes(with_adapters, warm_size(), 600) == pytest.approx(
+        planned("bfloat16") + 600 * rank_of_two_layers, rel=0.01
+    )
+
+
 # With adapters the weights rest, and what learns is counted alone.
 
-LORA = {"rank": 8, "target_modules": ["q_proj", "v_proj"]}
+LORA: dict[str, Any] = {"rank": 8, "target_modules": ["q_proj", "v_proj"]}
 
 
 def adapted(algorithm: dict[str, Any] | None = None, **model: Any) -> RunConfig:
@@ -246,6 +274,18 @@ def test_adapters_beside_a_layer_that_is_not_there_have_no_plan() -> None:
         memory_of(adapted(lora={"target_modules": ["c_attn"]}))
 
 
+# The 7B's figures are by hand: 7,615,616,512 parameters.
+
+SEVEN_B = "Qwen/Qwen2.5-7B"
+
+
+@cache
+def seven_b() -> ModelSize:
+    size = measure(SEVEN_B)
+    assert size is not None
+    return size
+
+
 def test_the_adapters_of_a_7b_are_counted_by_hand() -> None:
     """Rank 16 in 28 blocks: q and o 3584 -> 3584, k and v -> 512, gate and up -> 18944 and back."""
     config = build_config(
@@ -258,191 +298,6 @@ def test_the_adapters_of_a_7b_are_counted_by_hand() -> None:
     assert part(memory, "adapters") == 4 * numbers
     assert part(memory, "optimizer (AdamW)") == 2 * 4 * numbers
     assert part(memory, "gradients") == 2 * 4 * numbers
-
-
-# What a placement changes. The 7B's figures are by hand: 7,615,616,512 parameters of 4 bytes.
-
-SEVEN_B = "Qwen/Qwen2.5-7B"
-SERVER = {"gpus_per_node": 8, "engine": "vllm"}
-OFFLOADED = {"kind": "vllm", "offload": True}
-
-
-@cache
-def seven_b() -> ModelSize:
-    size = measure(SEVEN_B)
-    assert size is not None
-    return size
-
-
-def placed(**placement: Any) -> Memory:
-    config = build_config(
-        {
-            "model": {"path": SEVEN_B, "device": "cuda"},
-            "algorithm": {"kl": {"coefficient": 0.001}},
-            "placement": placement,
-        }
-    )
-    return plan_memory(config, seven_b(), BesideSizes(), num_cores=2)
-
-
-def test_states_are_sharded_over_all_gpus_and_the_engines_over_some() -> None:
-    eight = placed(**SERVER)
-    assert part(eight, "weights") == 7_615_616_512 * 4 // 8
-    assert part(eight, "optimizer (AdamW)") == 7_615_616_512
-    assert part(eight, "reference model") == part(eight, "weights")
-    assert part(eight, "engine: weights (vllm)") == 7_615_616_512 * 2
-    more = placed(gpus_per_node=8, num_nodes=2, engine={"kind": "vllm", "tensor_parallel": 4})
-    assert part(more, "weights") == part(eight, "weights") // 2
-    assert part(more, "engine: weights (vllm)") == 7_615_616_512 * 2 // 4
-    assert part(more, "engine: KV cache") == part(eight, "engine: KV cache") // 2
-    assert part(more, "activations") == part(eight, "activations")
-    names = [p.name for p in placed().parts]
-    assert "gathered weights" not in names
-    outside = 2 * 152_064 * 3584
-    blocks = 2 * ((7_615_616_512 - outside) // 28)
-    assert part(eight, "gathered weights") == (outside + blocks) * 4
-    both = placed(**SERVER, trainer={"tensor_parallel": 2})
-    assert part(both, "weights") == (7_615_616_512 + outside) * 4 // 8
-    assert part(both, "gathered weights") == (outside + blocks // 2) * 4
-
-
-@pytest.mark.parametrize(
-    ("lora", "learnt"),
-    [(None, ("weights", "optimizer (AdamW)")), ({}, ("adapters", "optimizer (AdamW)"))],
-)
-def test_a_checkpoint_in_the_background_is_a_copy_in_host_memory(
-    lora: dict[str, int] | None, learnt: tuple[str, ...]
-) -> None:
-    """A machine's memory was said to be free of what each of its ranks copies there."""
-    adapters = {"lora": lora} if lora is not None else {}
-    tree = {
-        "model": {"path": SEVEN_B, "device": "cuda", **adapters},
-        "trainer": {"checkpoint_in_background": True},
-        "placement": SERVER,
-    }
-    memory = plan_memory(build_config(tree), seven_b(), BesideSizes(), num_cores=2)
-    copied = sum(part(memory, name) for name in learnt)
-    assert part(memory, "copy for a checkpoint") == copied
-    assert memory.host_bytes_per_node == 8 * copied
-
-
-def test_the_cache_of_a_server_is_that_of_all_episodes_in_flight() -> None:
-    """28 layers, 4 key heads of 128, keys and values: 57,344 bytes a token in bfloat16."""
-    assert part(placed(**SERVER), "engine: KV cache") == 64 * 4096 * 57_344 // 8
-
-
-def test_with_offload_trainer_and_engine_take_turns() -> None:
-    together, apart = placed(**SERVER), placed(gpus_per_node=8, engine=OFFLOADED)
-    states = sum(part(apart, name) for name in ("weights", "optimizer (AdamW)", "reference model"))
-    gradients = part(apart, "gradients")
-    engine = part(apart, "engine: weights (vllm)") + part(apart, "engine: KV cache")
-    assert apart.sampling_bytes == engine
-    assert together.sampling_bytes == engine + states
-    assert together.learning_bytes == apart.learning_bytes + engine + states + gradients
-    assert together.peak_bytes > apart.peak_bytes == max(apart.sampling_bytes, apart.learning_bytes)
-    assert together.host_bytes_per_node == 0
-    assert apart.host_bytes_per_node == 8 * (states + gradients)
-
-
-def test_servers_with_gpus_of_their_own_hold_nothing_on_those_of_the_trainer() -> None:
-    own = placed(gpus_per_node=8, engine={"kind": "vllm", "own_gpus": 4})
-    assert part(own, "weights") == 7_615_616_512 * 4 // 4
-    engine = part(own, "engine: weights (vllm)") + part(own, "engine: KV cache")
-    assert own.sampling_bytes == engine
-    rest = sum(each.num_bytes for each in own.parts) - engine
-    assert own.learning_bytes == rest
-
-
-@pytest.mark.parametrize(
-    ("keys", "name", "factor"),
-    [
-        ({"num_ranks": 4}, "weights", 2),
-        ({"replicas": 2}, "optimizer (AdamW)", 2),
-        ({"sequence_parallel": 2}, "activations", 1 / 2),
-        ({"compute_dtype": "bfloat16"}, "gathered weights", 1 / 2),
-        ({"reduce_once": True}, "gradients", 8),
-    ],
-)
-def test_each_key_of_the_ranks_changes_a_part(
-    keys: dict[str, Any], name: str, factor: float
-) -> None:
-    changed = placed(**SERVER, trainer=keys)
-    assert part(changed, name) == factor * part(placed(**SERVER), name)
-
-
-class Rank:
-    """One of several, which says what it holds."""
-
-    def held(self, placement: TrainerPlacement) -> tuple[int, int, int]:
-        """Bytes of its weights, of their moments, and of weights gathered at once, in a step."""
-        case = Case("held", placement, "llama", dtype=torch.float32)
-        trainer = trainer_of(case, placement)
-        gathered: list[int] = []
-
-        def look(*_: object) -> None:
-            gathered.append(num_bytes_gathered(trainer._policy))
-
-        blocks = trainer.model.base_model.layers
-        assert isinstance(blocks, nn.ModuleList)
-        for block in blocks.children():
-            block.get_submodule("mlp").register_full_backward_hook(look)
-        trainer.step(batch_of(case), nullcontext())
-        states = [value for state in trainer.optimizer.state.values() for value in state.values()]
-        return own_bytes(trainer.model.parameters()), own_bytes(states), max(gathered)
-
-
-def own_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of this rank's parts of those that are cut."""
-    return sum(each.to_local().nbytes for each in tensors if isinstance(each, DTensor))
-
-
-def num_bytes_gathered(root: nn.Module) -> int:
-    """What FSDP has gathered at this moment, or is gathering; it says so nowhere else."""
-    tensors: list[Tensor] = []
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            group = module._get_fsdp_state()._fsdp_param_group
-            assert group is not None
-            tensors += [each for weight in group.fsdp_params for each in weight.all_gather_outputs]
-            if group._all_gather_result is not None:
-                tensors.append(group._all_gather_result.all_gather_output)
-    return sum(each.untyped_storage().nbytes() for each in tensors)
-
-
-@pytest.fixture(scope="module")
-def four_ranks() -> Iterator[RankProcesses]:
-    with closing(RankProcesses(4, Rank, "cpu", timeout_s=60)) as ranks:
-        yield ranks
-
-
-@pytest.mark.parametrize(
-    "keys", [{}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "replicas": 2}]
-)
-def test_a_rank_holds_and_gathers_what_is_planned(
-    four_ranks: RankProcesses, tmp_path: Path, keys: dict[str, Any]
-) -> None:
-    """The plan cut embedding and head over the ranks of tensor parallelism too, and gathered less.
-
-    Without replicas the most is gathered in the backward pass: the block before is on its way.
-    """
-    make_model("llama").save_pretrained(tmp_path)
-    placement = {"trainer": {"num_ranks": 4, **keys}}
-    config = make_config(model={"path": str(tmp_path)}, placement=placement)
-    size = measure(str(tmp_path))
-    assert size is not None
-    memory = plan_memory(config, size, BesideSizes(), num_cores=1)
-    weights, moments, gathered = four_ranks.call("held", config.placement.trainer)
-    assert part(memory, "weights") == pytest.approx(weights, rel=0.01)
-    assert part(memory, "optimizer (AdamW)") == pytest.approx(moments, rel=0.01)
-    if "replicas" not in keys:  # one shard: nothing is on its way
-        assert part(memory, "gathered weights") == pytest.approx(gathered, rel=0.01)
-
-
-def test_models_that_rest_in_host_memory_take_none_of_the_gpu() -> None:
-    all_there, resting = placed(**SERVER), placed(**SERVER, trainer={"offload": ["reference"]})
-    reference = part(resting, "reference model")
-    assert resting.peak_bytes == all_there.peak_bytes - reference
-    assert resting.host_bytes_per_node == 8 * reference
 
 
 def test_a_cpu_learns_a_micro_batch_on_each_core() -> None:

@@ -1,6 +1,7 @@
 """The plan of a recipe on machines that it fits and on machines that it does not."""
 
 import json
+import shutil
 from io import StringIO
 from pathlib import Path
 from typing import Any, get_args
@@ -237,6 +238,21 @@ def test_what_training_would_refuse_the_plan_refuses(
 ) -> None:
     with pytest.raises(UserError, match=expected):
         make_plan(small_config(questions, **sections), LAPTOP)
+
+
+def test_tensor_parallelism_of_a_model_without_a_plan_for_it_is_refused(
+    questions: Path, tmp_path: Path
+) -> None:
+    """A dry run accepted it, and the ranks refused once they had loaded the model."""
+    settings = json.loads((WARM / "config.json").read_text()) | {"model_type": "granite"}
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    shutil.copy(WARM / "tokenizer.json", tmp_path)
+    ranks = {"num_ranks": 2, "tensor_parallel": 2}
+    placed = {"model": {"path": str(tmp_path)}, "placement": {"trainer": ranks}}
+    refusal = "tensor_parallel is 2, and there is no plan for a model of the type granite"
+    with pytest.raises(UserError, match=refusal):
+        make_plan(small_config(questions, **placed), LAPTOP)
+    make_plan(small_config(questions, placement=placed["placement"]), LAPTOP)
 
 
 @pytest.mark.parametrize("key", ["train_sets", "test_sets"])

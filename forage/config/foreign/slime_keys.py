@@ -147,11 +147,15 @@ def derive(given: Given) -> Recipe:
         ours["algorithm.advantage.baseline"] = "group"
     if "recompute-granularity" in given.values:
         ours["model.gradient_checkpointing"] = True
-    if (own := given.number("rollout-num-gpus")) and not given.flag("colocate"):
+    own = 0 if given.flag("colocate") else int(given.number("rollout-num-gpus") or 0)
+    if own:
         ours["placement.engine.kind"] = "vllm"  # Forage starts no SGLang on GPUs of its own
-        ours["placement.engine.own_gpus"] = int(own)
-    if (given.number("actor-num-nodes") or 1) > 1:
+        ours["placement.engine.own_gpus"] = own
+    num_nodes = given.number("actor-num-nodes") or 1
+    if num_nodes > 1:
         ours["placement.cluster"] = "ray"
+    if num_nodes * (given.number("actor-num-gpus-per-node") or 1) - own > 1:
+        ours["placement.trainer.compute_dtype"] = "bfloat16"  # what Megatron computes in there
     return ours
 
 

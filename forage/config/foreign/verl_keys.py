@@ -302,8 +302,11 @@ def _optimizer_steps(given: Given, is_search_r1: bool) -> Recipe:
 
 def _placement(given: Given) -> Recipe:
     ours: Recipe = {}
-    if (given.number("trainer.nnodes") or 1) > 1:
+    num_nodes = given.number("trainer.nnodes") or 1
+    if num_nodes > 1:
         ours["placement.cluster"] = "ray"
+    if num_nodes * (given.number("trainer.n_gpus_per_node") or 1) > 1:
+        ours["placement.trainer.compute_dtype"] = "bfloat16"  # what FSDP computes in there
     if given.text(f"{_ROLLOUT}.name") in ("vllm", "sglang"):
         ours["placement.engine.offload"] = True
     for theirs, name in (("save", "trainer.checkpoint_every"), ("test", "evaluation.every")):

@@ -1,0 +1,68 @@
+"""What a forward pass keeps for its backward pass, counted number by number.
+
+What autograd keeps of a transformer layer, as in https://arxiv.org/abs/2205.05198, section 4.1, for
+a layer with RMS norms, grouped queries and a gated feed-forward, and without dropout. Gradient
+checkpointing keeps a layer's input alone and one layer's activations at a time
+(https://arxiv.org/abs/1604.06174). Numbers are of the type in which ranks compute
+(``placement.trainer.compute_dtype``), else of ``model.dtype``.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from forage.config.run_config import RunConfig
+from forage.plan.memory_parts import ADAPTER_BYTES, BYTES
+from forage.plan.models import ModelSize
+from forage.training.packed_attention import QUERY_BLOCK
+
+
+def activation_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> int:
+    """What a forward pass over a micro-batch keeps for its backward pass, logits left out.
+
+    With adapters this is an upper bound: of a layer without one the input need not be kept.
+    """
+    size, hidden = _size(config), model.hidden_size
+    norm = (4 + 2 * size) * hidden  # its input in float32, normalised, and scaled
+    numbers = _attention_numbers(config, model)
+    numbers += 4 * model.intermediate_size  # gate, its SiLU, up, the product
+    layer = 2 * norm + size * numbers + _adapter_activations(config, model)
+    if config.model.gradient_checkpointing:
+        layers = model.num_layers * size * hidden + layer
+    else:
+        layers = model.num_layers * layer
+    # The last norm keeps only those scaled states that predict a token, not all of them.
+    return num_tokens * (layers + norm)
+
+
+def _size(config: RunConfig) -> int:
+    return BYTES[config.placement.trainer.compute_dtype or config.model.dtype]
+
+
+def _adapter_activations(config: RunConfig, model: ModelSize) -> int:
+    """Bytes a token that the adapters of one block keep: what lies between their two matrices."""
+    lora = config.model.lora
+    if lora is None:
+        return 0
+    layers = model.adapted(lora)
+    numbers = lora.rank * len(layers)
+    computes_as_kept = config.placement.trainer.compute_dtype is None
+    size = ADAPTER_BYTES if computes_as_kept else _size(config)
+    if _size(config) != size:
+        numbers += sum(layer.num_inputs for layer in layers)
+    return size * numbers // model.num_layers
+
+
+def _attention_numbers(config: RunConfig, model: ModelSize) -> int:
+    """Numbers a token that attention keeps: queries, keys, values, output (and scores on a CPU)."""
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    if config.model.device != "cpu":  # the fused kernel keeps its output, copied once
+        is_float32 = _size(config) == BYTES["float32"] and config.model.arithmetic is None
+        # In float32 each query head has keys and values of its own (``packed_attention.py``).
+        return 3 * queries + 2 * (queries if is_float32 else keys)
+    # Each block of queries attends to all keys before its end: half of the square, and a rest. It
+    # copies those keys and values once for each head.
+    longest = config.environment.max_tokens
+    width = (longest + QUERY_BLOCK) / 2
+    copies = 2 * queries * ceil(longest / QUERY_BLOCK) * width / longest
+    return 2 * queries + round(copies + model.num_heads * width)

@@ -1,0 +1,73 @@
+"""The memory of what samples: the engine in this process, or servers with weights of their own.
+
+A server keeps weights, keys and values in one type (``PlacementConfig.dtype_of_servers``). Servers
+that are named by ``placement.engine.urls`` hold nothing on the trainer's GPUs, unless they take
+turns with it there (``placement.engine.offload``).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from forage.config.run_config import RunConfig
+from forage.plan.memory_parts import BYTES, KV_CACHE, MemoryPart, millions
+from forage.plan.models import ModelSize
+from forage.rollout.engines.torch.slots import LENGTH_BUCKET, round_up
+
+
+def sampling_dtype(config: RunConfig) -> str:
+    """The type of the weights, keys and values that are read to sample."""
+    model, placement = config.model, config.placement
+    own = model.arithmetic or model.dtype
+    return placement.dtype_of_servers(model) if placement.has_server else own
+
+
+def engine_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
+    """What the engine holds on a device that it samples on."""
+    if config.placement.has_server:
+        return _server_parts(config, model)
+    size = BYTES[sampling_dtype(config)]
+    text = f"{cache_tokens(config):,} tokens x {model.kv_numbers_per_token:,} x {size} B"
+    num_bytes = torch_cache_bytes(config, model)
+    cache = MemoryPart(KV_CACHE, num_bytes, text, while_sampling=True)
+    if config.placement.num_ranks is None:
+        return [cache]
+    # Ranks hold parts: the engine samples with a copy of its own.
+    text = f"{millions(model.num_parameters)} x {size} B, whole, on the first GPU"
+    copy = MemoryPart("engine: weights", model.num_parameters * size, text, while_sampling=True)
+    return [copy, cache]
+
+
+def _server_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
+    placement = config.placement
+    engine, tensor_parallel = placement.engine, placement.engine.tensor_parallel
+    if engine.urls and not engine.offload:
+        return []
+    # A server that shares its GPUs in turn frees its memory while the trainer learns; one that has
+    # its own holds nothing on those of the trainer.
+    stays = not engine.offload and not placement.own_gpus
+    size = BYTES[sampling_dtype(config)]
+    weights = ceil(model.num_parameters * size / tensor_parallel)
+    whole = f"{millions(model.num_parameters)} x {size} B / {tensor_parallel} (tensor_parallel)"
+    gpus = placement.num_engines * tensor_parallel
+    tokens = config.rollout.max_concurrent_episodes * config.environment.max_tokens
+    per_token = model.kv_numbers_per_token
+    cache = ceil(tokens * per_token * size / gpus)
+    at_most = f"at most {tokens:,} tokens x {per_token:,} x {size} B / {gpus} GPUs"
+    return [
+        MemoryPart(f"engine: weights ({engine.kind})", weights, whole, True, stays),
+        MemoryPart("engine: KV cache", cache, at_most, True, stays),
+    ]
+
+
+def cache_tokens(config: RunConfig) -> int:
+    """Room for tokens in the slots of the in-process engine (``slots.py`` there)."""
+    engine = config.rollout.engine
+    num_slots = round_up(engine.num_slots, engine.tile_rows)
+    capacity = round_up(config.environment.max_tokens + engine.prefill_bucket, LENGTH_BUCKET)
+    return num_slots * (capacity + LENGTH_BUCKET)
+
+
+def torch_cache_bytes(config: RunConfig, model: ModelSize) -> int:
+    """Keys and values of all slots of the in-process engine."""
+    return cache_tokens(config) * model.kv_numbers_per_token * BYTES[sampling_dtype(config)]

@@ -1,0 +1,99 @@
+"""What a plan of memory is made of: named parts on a device, and counts of numbers.
+
+The formulas are in ``memory.py``, ``activations.py`` and ``engine_memory.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from forage.config.run_config import RunConfig
+from forage.plan.models import ModelSize
+
+KV_CACHE = "KV cache"
+"""The part that only sampling in this process needs."""
+ADAPTER_BYTES = 4
+"""Adapters are in float32 (``training/lora.py``): smaller steps would be rounded away."""
+BYTES = {"float32": 4, "bfloat16": 2}
+"""Bytes of one number, by its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A count of numbers, the bytes of each, and how many tensor parallelism leaves whole."""
+
+    count: int
+    size: int
+    uncut: int
+
+    @property
+    def text(self) -> str:
+        return f"{millions(self.count)} x {self.size} B"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """Memory of one kind on one device, and in which phases of a step it is held."""
+
+    name: str
+    num_bytes: int
+    formula: str
+    while_sampling: bool = False
+    while_learning: bool = True
+    rests_in_host: bool = False
+    """It is in the host's memory, in pieces on the device for the time that they are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The parts on one device, and what rests in a node's host memory."""
+
+    parts: tuple[MemoryPart, ...]
+    host_bytes_per_node: int
+
+    @property
+    def sampling_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts if part.while_sampling)
+
+    @property
+    def learning_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts if part.while_learning)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that one device holds at any moment of a step."""
+        return max(self.sampling_bytes, self.learning_bytes)
+
+    @property
+    def supervised_bytes(self) -> int:
+        """What learning takes where nothing is played: no cache of an engine."""
+        return sum(part.num_bytes for part in self.parts if part.name != KV_CACHE)
+
+
+def learnt_numbers(config: RunConfig, model: ModelSize) -> Numbers:
+    """The trained numbers of a model: all of them, or the adapters'.
+
+    Rank 2 beside layers 4 -> 4 and 4 -> 2: 2 x (4 + 4) + 2 x (4 + 2) = 28 numbers of 4 bytes.
+    """
+    lora = config.model.lora
+    if lora is None:
+        size = BYTES[config.model.dtype]
+        return Numbers(model.num_parameters, size, model.num_outside_blocks)
+    widths = [layer.num_inputs + layer.num_outputs for layer in model.adapted(lora)]
+    count = lora.rank * sum(widths)
+    return Numbers(count, ADAPTER_BYTES, count)
+
+
+def held_bytes(numbers: Numbers, num_parts: int, tensor_parallel: int) -> int:
+    """Bytes of one rank's part of so many, the ranks of tensor parallelism among them.
+
+    Of 10 numbers, 4 of them uncut, in 4 parts with a tensor parallelism of 2: (10 + 4) / 4.
+    """
+    count = numbers.count + (tensor_parallel - 1) * numbers.uncut
+    return ceil(count * numbers.size / num_parts)
+
+
+def millions(count: int) -> str:
+    """A count as a page has it: 7.62 G, 870.5 M."""
+    return f"{count / 1e6:,.1f} M" if count < 1e9 else f"{count / 1e9:,.2f} G"

@@ -1,0 +1,87 @@
+"""Where servers stand beside ranks, and why there is no place, with a cluster that is made up."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forage.cluster import places
+from forage.cluster.bundles import Bundle, bundles_of
+from forage.cluster.places import RayPlaces
+from forage.cluster.ray_actors import Spot
+from forage.config.placement_config import RayCluster
+from forage.config.run_config import build_config
+from forage.errors import UserError
+
+
+def ray_places(**keys: Any) -> RayPlaces:
+    """As ``RayPlaces`` would be on machines with GPUs, without Ray."""
+    model = {"path": "m", "device": "cuda"}
+    cluster = {"kind": "ray", "address": "10.0.0.1:6379"}
+    config = build_config({"model": model, "placement": {"cluster": cluster, **keys}})
+    made = object.__new__(RayPlaces)
+    made._config, made._on_gpus, made._group, made._hosts = config, True, None, []
+    made._bundles = bundles_of(config.placement, True)
+    return made
+
+
+def reserve_in(found: RayPlaces, monkeypatch: pytest.MonkeyPatch, free: list[Bundle]) -> str:
+    """What a run is told on a machine of eight GPUs, of which so many are free."""
+    there = [Bundle(64.0, 8.0)]
+    monkeypatch.setattr(places, "reserve", lambda bundles, timeout_s: None)
+    monkeypatch.setattr(places, "machines", lambda are_free: free if are_free else there)
+    with pytest.raises(UserError) as error:
+        found._reserve(RayCluster(address="10.0.0.1:6379"))
+    return str(error.value)
+
+
+def test_a_cluster_that_others_use_is_busy_and_not_too_small(monkeypatch: pytest.MonkeyPatch):
+    """It was said to be too small, with "nothing smaller fits", while others had all of it."""
+    eight = {"gpus_per_node": 8, "engine": {"kind": "vllm", "offload": True}}
+    said = reserve_in(ray_places(**eight), monkeypatch, [Bundle(0.0, 0.0)])
+    assert said.startswith("the cluster is busy: 8 ranks and 8 servers ask for 8 CPUs and 8 GPUs")
+    assert said.endswith("; wait until other runs end")
+    said = reserve_in(ray_places(**eight), monkeypatch, [Bundle(64.0, 4.0)])
+    assert "; wait until other runs end, or it would fit with placement.trainer.num_ranks=4" in said
+
+
+def test_a_cluster_that_no_end_of_others_makes_large_enough_is_too_small(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    said = reserve_in(ray_places(gpus_per_node=16), monkeypatch, [Bundle(0.0, 0.0)])
+    assert said.startswith("the cluster is too small: 16 ranks")
+    assert said.endswith("; nothing smaller fits")
+
+
+def seen_by_servers(
+    monkeypatch: pytest.MonkeyPatch, num_ranks: int, per_machine: int, **engine: Any
+) -> list[tuple[int, str]]:
+    """The rank that each server stands beside, and the GPUs that it sees."""
+    keys = {"num_nodes": 2, "gpus_per_node": 8, "trainer": {"num_ranks": num_ranks}}
+    found = ray_places(**keys, engine={"kind": "vllm", **engine})
+    spots = [
+        Spot(f"machine {rank // per_machine}", "10.0.0.1", (str(rank % per_machine),))
+        for rank in range(num_ranks)
+    ]
+    found._ranks = SimpleNamespace(spots=spots, bundles=list(range(num_ranks)))  # pyright: ignore[reportAttributeAccessIssue] # as much of RayRanks as is read
+    seen: list[tuple[int, str]] = []
+
+    def host(make: Any, environment: Any) -> None:
+        seen.append((make.args[2], environment({})["CUDA_VISIBLE_DEVICES"]))
+
+    monkeypatch.setattr(places, "RayHost", host)
+    found.server_hosts()
+    return seen
+
+
+def test_shared_servers_take_the_gpus_of_ranks_machine_by_machine(monkeypatch: pytest.MonkeyPatch):
+    """With six ranks on each of two machines the second server of four GPUs was refused."""
+    seen = seen_by_servers(monkeypatch, 12, 6, num_servers=2, tensor_parallel=4)
+    assert seen == [(0, "0,1,2,3"), (6, "0,1,2,3")]
+    seen = seen_by_servers(monkeypatch, 4, 2, num_servers=4)
+    assert seen == [(0, "0"), (1, "1"), (2, "0"), (3, "1")]
+
+
+def test_a_shared_server_that_would_span_two_machines_is_refused(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match="3 servers would share the GPUs of ranks, which have room"):
+        seen_by_servers(monkeypatch, 12, 6, num_servers=3, tensor_parallel=4)
