@@ -87,7 +87,8 @@ def _refuse_to_lose_records(config: RunConfig) -> None:
     rows = read_metrics(out)
     num_steps = int(rows[-1]["step"]) + 1 if rows else 0
     was_writing_its_first = num_steps < 2 * every and has_unfinished(out)
-    if num_steps >= every and not was_writing_its_first:
+    # The process may have ended between the records of a step and its checkpoint.
+    if num_steps > every and not was_writing_its_first:
         raise UserError(
             f"{out} has the records of {num_steps} steps, and no checkpoint in "
             f"{checkpoints_dir(out)}, which has one from step {every} on "

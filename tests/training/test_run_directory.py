@@ -53,7 +53,14 @@ def test_a_run_whose_checkpoints_are_gone_is_not_cut_to_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("num_steps", "is_writing", "is_refused"),
-    [(1, False, False), (2, False, True), (2, True, False), (3, True, False), (4, True, True)],
+    [
+        (1, False, False),
+        (2, False, False),
+        (3, False, True),
+        (2, True, False),
+        (3, True, False),
+        (4, True, True),
+    ],
 )
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again_and_says_what_is_cut(
     tmp_path: Path,
