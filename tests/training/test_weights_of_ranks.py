@@ -244,6 +244,20 @@ def beside(work: Any) -> threading.Thread:
     return thread
 
 
+def meet(sender: SenderOfRanks, worker: Worker | NamedWorker) -> None:
+    joining = beside(worker.join)
+    assert sender.join() is None
+    joining.join()
+
+
+def send_all(sender: SenderOfRanks, worker: Worker | NamedWorker) -> None:
+    sender.begin()
+    while (bucket := sender.next_bucket()) is not None:
+        receiving = beside(partial(worker.receive, bucket))
+        assert sender.send() is None
+        receiving.join()
+
+
 def test_rank_0_sends_what_all_ranks_gather_and_the_driver_sees_no_byte_of_it(
     learnt: tuple[TrainerRanks, Trainer],
 ) -> None:
@@ -254,16 +268,10 @@ def test_rank_0_sends_what_all_ranks_gather_and_the_driver_sees_no_byte_of_it(
     assert sender.gpu() == []
     (info,) = sender.open_group(group_plan(30.0))
     worker = Worker(info)
-    joining = beside(worker.join)
-    assert sender.join() is None
-    joining.join()
+    meet(sender, worker)
     for _ in range(2):  # the next version begins with the first bucket again
         worker.received.clear()
-        sender.begin()
-        while (bucket := sender.next_bucket()) is not None:
-            receiving = beside(partial(worker.receive, bucket))
-            assert sender.send() is None
-            receiving.join()
+        send_all(sender, worker)
         assert_near(worker.received, weights_of(process.model))
 
 
@@ -274,14 +282,8 @@ def test_rank_0_sends_tensor_by_tensor_to_a_group_with_a_name(
     sender = SenderOfRanks(ranks)
     (info,) = sender.open_group(group_plan(30.0, NAME))
     worker = NamedWorker(info)
-    joining = beside(worker.join)
-    assert sender.join() is None
-    joining.join()
-    sender.begin()
-    while (bucket := sender.next_bucket()) is not None:
-        receiving = beside(partial(worker.receive, bucket))
-        assert sender.send() is None
-        receiving.join()
+    meet(sender, worker)
+    send_all(sender, worker)
     assert_near(worker.received, weights_of(process.model))
     worker.leave()
     sender.leave()
@@ -294,14 +296,8 @@ def test_weights_are_sent_in_the_type_of_the_servers(learnt: tuple[TrainerRanks,
     assert set(sender.tensors().dtypes) == {"bfloat16"}
     (info,) = sender.open_group(group_plan(30.0))
     worker = Worker(info)
-    joining = beside(worker.join)
-    assert sender.join() is None
-    joining.join()
-    sender.begin()
-    while (bucket := sender.next_bucket()) is not None:
-        receiving = beside(partial(worker.receive, bucket))
-        assert sender.send() is None
-        receiving.join()
+    meet(sender, worker)
+    send_all(sender, worker)
     received = {name: weight.float() for name, weight in worker.received.items()}
     assert {weight.dtype for weight in worker.received.values()} == {torch.bfloat16}
     for name, weight in weights_of(process.model).items():
