@@ -142,8 +142,12 @@ def fingerprint_of(
     arms = evaluation.arms
     found: dict[str, object] = {**policy}
     if config.model.endpoint is None:
-        found["model.dtype"] = config.model.arithmetic or config.model.dtype
-        found["model.device"] = config.model.device.partition(":")[0]
+        found["model.device"] = config.model.device
+        if config.placement.has_server:
+            found["model.dtype"] = config.placement.dtype_of_servers(config.model)
+            found["placement.engine"] = config.placement.engine.kind
+        else:
+            found["model.dtype"] = config.model.arithmetic or config.model.dtype
     found |= {f"environment.{k}": v for k, v in config.environment.model_dump().items()}
     found["environment.tools"] = tuple(map(written, config.environment.tools))
     if config.environment.tools == (SEARCH_TOOL,):  # as it was before there were others

@@ -41,6 +41,18 @@ def test_weights_here_and_a_server_are_two_policies_whichever_came_first():
     assert differences(here, here) == []
 
 
+def test_what_servers_sample_in_is_not_what_this_process_would_sample_in():
+    """The type was that of this process: servers in bfloat16 were taken for float32."""
+    model = {"path": "p", "device": "cuda"}
+    trainer = {"num_ranks": 2, "compute_dtype": "bfloat16"}
+    here = fingerprint(config_of(model=model, placement={"gpus_per_node": 2, "trainer": trainer}))
+    engine = {"kind": "vllm", "urls": ["http://127.0.0.1:1"]}
+    placement = {"gpus_per_node": 2, "trainer": trainer, "engine": engine}
+    there = fingerprint(config_of(model=model, placement=placement))
+    assert (here["model.dtype"], there["model.dtype"]) == ("float32", "bfloat16")
+    assert names(here, there) == names(there, here) == {"model.dtype", "placement.engine"}
+
+
 def test_what_only_an_arm_depends_on_may_be_added_and_left_out_but_not_changed():
     one = fingerprint(config_of())
     arms = {"arms": ["normal", "random", "other_retriever"], "other_search": {"url": "http://b:1"}}
