@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -97,8 +98,8 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
 
     def start_weight_update(self) -> None:
         self.put_back()  # what an update that ended half-way has left open
-        initialize_layerwise_reload(self.model)
         self._is_open = True
+        initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base's, without its wait for an accelerator, which a CPU build refuses."""
@@ -162,7 +163,10 @@ class Receiver:
         needed = {name for name, _ in model.named_parameters()}  # tied ones once
         problems = [f"{name} is missing" for name in sorted(needed - set(names))]
         for name, shape in zip(names, shapes, strict=True):
-            if name not in known:
+            if name in known and name not in needed:
+                # Whichever came last would be both.
+                problems.append(f"{name} is another weight's twin there, and one of its own here")
+            elif name not in known:
                 problems.append(f"{name} is not in the served model")
             elif known[name] != shape:
                 problems.append(f"{name} has the shape {known[name]} there and {shape} here")
@@ -199,28 +203,30 @@ class Receiver:
         One that fails leaves layers without weights, which the next turn would end the server for.
         """
         model = self.model_runner.get_model()
-        try:
-            self.reload_weights(weights_path=folder)
-        except BaseException:
-            finalize_layerwise_reload(model, self.model_config)
-            raise
-        finally:
-            repack_heads(model)
+        with set_current_vllm_config(self.vllm_config):
+            try:
+                self.reload_weights(weights_path=folder)
+            except BaseException:
+                finalize_layerwise_reload(model, self.model_config)
+                raise
+            finally:
+                repack_heads(model)
 
     def load_adapters(self, folder: str) -> None:
         """New adapters in the place of those that are served, for turns in flight as well.
 
-        vLLM's own load in place reads the folder of each request that is in flight at every step:
-        those of older adapters would come back.
+        A request that asks for a load in place has its folder read at every step while it is in
+        flight: those of older adapters would come back.
         """
         manager = self.model_runner.lora_manager
         (served,) = manager.list_adapters()
-        manager.remove_adapter(served)
-        manager.add_adapter(LoRARequest(folder, served, folder))
+        # In place, this once: the old ones go when the new ones have been read.
+        manager.add_adapter(LoRARequest(folder, served, folder, load_inplace=True))
 
     def abandon_weight_update(self) -> None:
         """End an update that will not go on, so that the next one can start."""
-        self.weight_transfer_engine.put_back()
+        with set_current_vllm_config(self.vllm_config):  # which some layers read
+            self.weight_transfer_engine.put_back()
         self._weight_update_active = False
 
 

@@ -12,11 +12,12 @@ import asyncio
 import os
 import shutil
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 from rich.console import Console
@@ -63,11 +64,28 @@ def add_arguments(parser: ArgumentParser) -> None:
         "look at a vLLM server that training shall sample with, for example "
         "http://127.0.0.1:8000, and say what it lacks"
     )
-    parser.add_argument("--server", metavar="URL", help=text)
+    parser.add_argument("--server", type=_address, metavar="URL", help=text)
+
+
+def _address(text: str) -> str:
+    """That of a server, as ``placement.engine.urls`` takes it."""
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # half of an IPv6 address, or a port beyond the last
+        is_address = False
+    if not is_address:
+        raise ArgumentTypeError(f"{text!r} is no address; http://127.0.0.1:8000 would be one")
+    return text
 
 
 def run(args: Namespace) -> int:
     if args.server is not None:
+        if args.configs or args.recipes:
+            raise UserError(
+                "--server looks at a server alone, and compares it with no recipe: name recipes in "
+                "a call of their own (a run compares model, tokenizer and context when it begins)"
+            )
         return 0 if check_server(args.server) else 1
     if args.configs or args.recipes:
         return 0 if check_recipes(args.configs, has_shipped=args.recipes) else 1

@@ -272,6 +272,24 @@ def test_a_server_whose_memory_is_shared_in_turn_must_have_the_routes_of_sleep()
     assert [fault.what for fault in faults] == ["it has no /sleep", "it has no /wake_up"]
 
 
+@pytest.mark.parametrize(
+    "url", ["", "foo", "localhost:8000", "ftp://x:1", "http://", "http://[::1", "http://x:99999"]
+)
+def test_what_is_no_address_is_an_error_of_the_users(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was said not to answer: cannot be reached (NonHttpUrlClientError)."""
+    assert main(["doctor", "--server", url]) == 2
+    assert f"{url!r} is no address; http://127.0.0.1:8000" in capsys.readouterr().err
+
+
+def test_recipes_beside_a_server_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """They were read by nobody, as if model and tokenizer had been compared."""
+    for arguments in (["recipe.yaml"], ["--recipes"]):
+        assert main(["doctor", *arguments, "--server", "http://127.0.0.1:9"]) == 2
+        assert "--server looks at a server alone" in capsys.readouterr().err
+
+
 def test_an_address_where_nothing_answers_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--server", "http://127.0.0.1:9"]) == 1
     assert "/health" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from forage.errors import UserError
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.engine_server import ServerFailed, TurnAborted
-from forage.rollout.engines.server_pool import Member, Seat, ServerPool
+from forage.rollout.engines.server_pool import GO_ON, Member, Seat, ServerPool
 from forage.types import Completion, ContextOverflow, EngineError, FailureKind, Sampling
 
 LOG = logging.getLogger(__name__)
@@ -145,16 +145,14 @@ def _foreign(turn: Completion, vocabulary: int | None, versions: Sequence[int]) 
 def _none_samples(failed: EngineError, number: int) -> str:
     return (
         f"the servers answer, and none samples a turn: {failed}, {number} times in a row. Look "
-        "into their logs, and go on: training with --resume, an evaluation with the same command "
-        "and --retry-failed"
+        f"into their logs, and {GO_ON}"
     )
 
 
 def _no_turn_comes(failed: ServerFailed, number: int) -> str:
     return (
         f"{failed}; that was so {number} times for one turn. Is the server one that "
-        "placement.engine names, and in use by this run alone? Look into its log, and go on with "
-        "--resume"
+        f"placement.engine names, and in use by this run alone? Look into its log, and {GO_ON}"
     )
 
 

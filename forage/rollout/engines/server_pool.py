@@ -16,6 +16,9 @@ from forage.rollout.engines.engine_server import EngineServer
 
 LOG = logging.getLogger(__name__)
 
+GO_ON = "go on: training with --resume, an evaluation with the same command and --retry-failed"
+"""What to do about an error that ends either of them."""
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -48,7 +51,8 @@ class ServerPool:
     ) -> None:
         """``on_failed`` is told the address of a server that failed, so that it is started again.
 
-        ``lost_after_s``: how long a turn waits while no server serves.
+        ``lost_after_s``: how long a turn waits while no server serves, and longer while weights
+        change: until they are out, no server can have them.
         """
         self.members = [Member(server) for server in servers]
         self.num_updates = 0
@@ -56,6 +60,8 @@ class ServerPool:
         self.is_updating = False
         """Whether servers get weights now. Some sample by the older ones until they are paused, and
         their keys must not be read by an episode that begins after that."""
+        self.weights_lock = asyncio.Lock()
+        """Held while weights change and while they travel."""
         self.versions: tuple[int, int] | None = None
         """Of the weights that servers may sample with, two in an update; None before the first."""
         self._lost_after_s = lost_after_s
@@ -122,17 +128,20 @@ class ServerPool:
         self._changed.set()
 
     async def _wait_until_one_serves(self) -> None:
-        try:
-            async with asyncio.timeout(self._lost_after_s):
-                while not self.serving:
-                    if self._end is not None:
-                        raise self._end
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            names = "; ".join(f"{member.server.url}: {member.why}" for member in self.members)
-            raise UserError(
-                f"no server samples any more: none has worked for {self._lost_after_s:g} s "
-                f"(placement.engine.lost_after_s). {names}. Look into their logs, start them again "
-                "where they have ended, and go on with --resume"
-            ) from None
+        while not self.serving:
+            if self._end is not None:
+                raise self._end
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._lost_after_s)
+            except TimeoutError:
+                if not (self.serving or self.weights_lock.locked()):
+                    raise UserError(self._none_serves()) from None
+
+    def _none_serves(self) -> str:
+        names = "; ".join(f"{member.server.url}: {member.why}" for member in self.members)
+        return (
+            f"no server samples any more: none has worked for {self._lost_after_s:g} s "
+            f"(placement.engine.lost_after_s). {names}. Look into their logs, start them again "
+            f"where they have ended, and {GO_ON}"
+        )

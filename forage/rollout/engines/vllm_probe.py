@@ -45,6 +45,10 @@ _ROUTES = {
     "/reset_prefix_cache": _DEV_MODE,
     "/pause": _DEV_MODE,
     "/resume": _DEV_MODE,
+    "/is_sleeping": _DEV_MODE,
+    "/get_world_size": _DEV_MODE,
+    "/init_weight_transfer_engine": _DEV_MODE,
+    "/update_weight_version": _DEV_MODE,
 }
 _ROUTES_OF_SLEEP = {"/sleep": _DEV_MODE, "/wake_up": _DEV_MODE}
 _ROUTE_OF_ADAPTERS = "/v1/load_lora_adapter"

@@ -10,6 +10,7 @@ import itertools
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -208,8 +209,19 @@ class VllmServer:
         except ServerFailed as failed:
             if not _is_unknown("load_from_disk", failed):
                 raise
-            await self._call("reload_weights", {"weights_path": str(folder)}, f"load {folder}")
+            await self._reload_by_itself(folder)
         await self._http.post("/update_weight_version", {"new_version": version}, "take a version")
+
+    async def _reload_by_itself(self, folder: Path) -> None:
+        doing = f"load {folder}"
+        try:
+            await self._call("reload_weights", {"weights_path": str(folder)}, doing)
+        except ServerFailed:
+            # Layers are without weights, and the next turn would end the server. A load of nothing
+            # puts back what they had.
+            with suppress(ServerFailed):
+                await self._call("reload_weights", {"weights_iterator": []}, doing)
+            raise
 
     async def load_adapters(self, folder: Path, version: str) -> None:
         """Adapters of peft in the place of those that it has; turns name them from then on."""

@@ -66,8 +66,9 @@ class GroupTransport:
 
     async def bring(self, members: Sequence[Member], version: str) -> None:
         """Check what can be, then send; a failure ends the update at the other servers."""
-        # A server that was lost and is back is another process: its future is a new one.
-        if self._joined != [member.lost for member in members]:
+        # A server that was lost and is back is another process.
+        is_new = any(member.lost.done() for member in members)
+        if is_new or self._joined != [member.lost for member in members]:
             self._joined = []
             await self._check(members)
             await self._make_group(members)
@@ -231,8 +232,8 @@ class DiskTransport:
         self._checked: list[asyncio.Future[None]] = []
 
     async def bring(self, members: Sequence[Member], version: str) -> None:
-        # A server that was lost and is back is another process: its future is a new one.
-        new = [member for member in members if member.lost not in self._checked]
+        # A server that was lost and is back is another process.
+        new = [m for m in members if m.lost.done() or m.lost not in self._checked]
         if self._check is not None:
             await each(new, self._check)
         self._checked += [member.lost for member in new]

@@ -82,8 +82,6 @@ class ServerUpdates:
         self._asleep: dict[tuple[Member, Part], str] = {}
         """Parts that were put to sleep and not woken since, and the version that they had."""
         self._version: int | None = None
-        self._lock = asyncio.Lock()
-        """Held while weights change and while they travel."""
 
     @asynccontextmanager
     async def updating(self, version: Callable[[], int]) -> AsyncIterator[None]:
@@ -91,7 +89,7 @@ class ServerUpdates:
 
         Raises ``UserError`` where they are not those of the served model.
         """
-        async with self._lock:
+        async with self._pool.weights_lock:
             if self._sleeps:
                 await self._put_to_sleep()
             yield
@@ -100,13 +98,17 @@ class ServerUpdates:
             self._pool.num_updates += 1
             self._pool.is_updating = True
             try:
-                await self._update_all(self._recomputes or self._pool.num_updates == 1)
+                await self._update_all()
             finally:
                 self._pool.is_updating = False
             self._pool.versions = (self._version, self._version)
 
-    async def _update_all(self, is_recomputed: bool) -> None:
-        """Those that serve; where none does, as before the first update, whoever answers."""
+    async def _update_all(self) -> None:
+        """Those that serve; where none does, as before the first update, whoever answers.
+
+        The latter may hold keys and values of another run, under the same salts.
+        """
+        is_recomputed = self._recomputes or not self._pool.serving
         members = await self._alive(self._pool.serving or self._pool.members)
         for member in self._pool.serving:
             if member not in members:
@@ -133,7 +135,7 @@ class ServerUpdates:
             due = [m for m in self._pool.waiting if m not in pauses or pauses[m].is_over]
             if not await self._alive(due):
                 continue
-            async with self._lock:
+            async with self._pool.weights_lock:
                 began_at = monotonic()
                 # An update may have come between.
                 late = await self._alive([member for member in due if not member.is_serving])
@@ -148,7 +150,9 @@ class ServerUpdates:
             for member in late:
                 before = pauses.pop(member, None)
                 if not member.is_serving:
-                    pauses[member] = _Pause.after(before, monotonic() - began_at)
+                    # Where none serves there is nobody to spare.
+                    took_s = monotonic() - began_at if self._pool.serving else 0.0
+                    pauses[member] = _Pause.after(before, took_s)
 
     async def _put_to_sleep(self) -> None:
         members = self._pool.serving

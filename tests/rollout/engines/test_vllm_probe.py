@@ -4,6 +4,8 @@ tests/commands/test_doctor_command.py has how the doctor says it.
 """
 
 import asyncio
+import inspect
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from transformers import Qwen2Config
 
+from forage.rollout.engines import vllm_server
 from forage.rollout.engines.vllm_probe import find_faults
 from forage.rollout.engines.vllm_sizes import other_sizes, sizes_of
 from tests.rollout.policy_server import PolicyServer, policy_serving
@@ -105,6 +108,16 @@ def test_a_server_that_cannot_sample_is_not_said_to_give_too_few_alternatives(
     assert "alternatives" not in str(fault)
     for part in said:
         assert part in str(fault)
+
+
+def test_each_route_that_a_run_calls_is_asked_for():
+    """A server of another version without the last four was found fit, and took no weights."""
+    called = set(re.findall(r'"(/[a-z0-9_/]+)', inspect.getsource(vllm_server)))
+    assert {"/update_weights", "/update_weight_version", "/wake_up"} < called
+    with policy_serving(PolicyServer(without=frozenset(called))) as server:
+        faults = asyncio.run(find_faults(server.url, True, lora_rank=1, sleeps=True))
+    missing = {fault.what.removeprefix("it has no ") for fault in faults}
+    assert called - missing == {"/v1/models"}, "which each server has"
 
 
 def test_a_server_for_adapters_must_have_the_route_that_takes_them():

@@ -1,0 +1,127 @@
+"""A real vLLM server with weights that a test changes, and what their policy says of a turn."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from forage.config.model_config import ModelConfig
+from forage.rollout.engines.served_engine import ServedEngine
+from forage.rollout.engines.server_pool import ServerPool
+from forage.rollout.engines.vllm_server import VllmServer
+from forage.rollout.engines.weight_sender import WeightSender
+from forage.rollout.engines.weight_transports import (
+    GroupTransport,
+)
+from forage.rollout.engines.weight_update import ServerUpdates
+from forage.training.model import load_tokenizer, weights_by_name
+from forage.types import Completion, Sampling
+from tests.tiny_runs import random_model
+from tests.vllm_server import real_server
+
+CPU = torch.device("cpu")
+PROMPT = list(range(20, 60))
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_tokenizer(ModelConfig(path=str(random_model())))
+
+
+def ask(key: str = "0/q/0", **changes: Any) -> Sampling:
+    fields: dict[str, Any] = {
+        "max_tokens": 24,
+        "stop": (),
+        "stop_ids": (0,),
+        "episode_key": key,
+        "seed": 7,
+    }
+    return Sampling(**{**fields, **changes})
+
+
+class Served:
+    """The real server with the weights of ``model``, which ``change`` makes other ones."""
+
+    def __init__(self, timeout_s: float = 20.0) -> None:
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
+        self.server = VllmServer(real_server(), 120.0, timeout_s, 64)
+        self.pool = ServerPool([self.server], 60.0)
+        self.engine = ServedEngine(self.pool)
+        self.sender = WeightSender(lambda: weights_by_name(self.model), CPU)
+        self.transport = GroupTransport(self.sender, timeout_s)
+        self.updates = ServerUpdates(self.pool, self.transport, recomputes=True)
+        self.version = 0
+        self.models: dict[int, PreTrainedModel] = {}
+
+    def change(self, scale: float = 0.3) -> None:
+        """Other weights, so large that each token matters; the old ones are kept by version."""
+        torch.manual_seed(self.version)
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight += (
+                    scale * weight.std().nan_to_num(1.0).clamp(min=0.1) * torch.randn_like(weight)
+                )
+        self.version += 1
+
+    async def publish(self) -> None:
+        async with self.updates.updating(lambda: self.version):
+            pass
+        copy = AutoModelForCausalLM.from_config(self.model.config)
+        copy.load_state_dict(self.model.state_dict())
+        self.models[self.version] = copy.eval()
+
+    def logprobs(
+        self, prompt: Sequence[int], completion: Completion, temperature: float = 1.0
+    ) -> Tensor:
+        """What the policy of the last version says of the sampled tokens."""
+        return logprobs_of(self.model, prompt, completion.token_ids_T, temperature)
+
+
+def logprobs_of(
+    model: PreTrainedModel, prompt: Sequence[int], sampled: Sequence[int], temperature: float = 1.0
+) -> Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *sampled]])).logits[0].double() / temperature
+    return torch.log_softmax(logits, -1)[len(prompt) - 1 : -1].gather(
+        1, torch.tensor(sampled)[:, None]
+    )[:, 0]
+
+
+def difference(completion: Completion, expected: Tensor) -> float:
+    return (torch.tensor(completion.logprobs_T).double() - expected).abs().max().item()
+
+
+@asynccontextmanager
+async def served(**settings: Any) -> AsyncIterator[Served]:
+    """With its first, changed weights published."""
+    it = Served(**settings)
+    it.change()
+    await it.publish()
+    try:
+        yield it
+    finally:
+        await it.engine.close()
+
+
+async def in_flight(engine: ServedEngine, server: VllmServer, key: str) -> asyncio.Task[Completion]:
+    """A long turn that the server samples at this moment; one that has ended is begun again."""
+    while True:
+        sampling = ask(key, max_tokens=300, stop_ids=())
+        turn = asyncio.create_task(engine.generate(PROMPT, sampling))
+        while not turn.done():
+            if await metric(server, "vllm:num_requests_running"):
+                return turn
+            await asyncio.sleep(0.01)
+        await turn
+
+
+async def metric(server: VllmServer, name: str) -> float:
+    """The sum of a metric over its labels."""
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
