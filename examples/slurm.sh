@@ -17,7 +17,8 @@ source .venv/bin/activate
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address="$(srun --nodes=1 --ntasks=1 -w "$head" hostname --all-ip-addresses | cut -d ' ' -f 1):6379"
 
-srun ray symmetric-run --address "$address" --min-nodes "$SLURM_NNODES" -- \
+# Without a number of CPUs srun gives each task one, whatever sbatch was asked for.
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" ray symmetric-run --address "$address" --min-nodes "$SLURM_NNODES" -- \
   forage train configs/search-r1-grpo-32b.yaml ${RESUME:-} \
   placement.cluster.address="$address" placement.engine.program="$PWD/.vllm/bin/vllm" \
   search.url=http://retriever:8000

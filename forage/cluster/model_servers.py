@@ -199,8 +199,8 @@ class _OwnServer:
     """One process at one address, through all its starts."""
 
     def __init__(self, command: list[str], host: ServerHost, run_dir: Path, index: int) -> None:
-        port = host.free_port()
-        self.url = f"http://{host.address}:{port}"
+        port, address = host.free_port(), host.address
+        self.url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
         self.is_ready = self.must_restart = self.has_given_up = False
         self.num_failed_starts = 0
         self.log_path = Path()

@@ -156,7 +156,8 @@ def connect(cluster: RayCluster) -> str:
         ) from None
     address = address_of(cluster)
     if address != OWN:
-        _try(address, cluster.startup_timeout_s)
+        setting = "RAY_ADDRESS" if cluster.address is None else "placement.cluster.address"
+        _try(f"{setting} ({address})", address, cluster.startup_timeout_s)
     # Ray gives its own processes 30 s to start, which a busy machine does not always keep.
     for tries_left in reversed(range(_MAX_STARTS if address == OWN else 1)):
         try:
@@ -205,9 +206,8 @@ def _bundle(resources: Mapping[str, float]) -> Bundle:
     return Bundle(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
 
 
-def _try(address: str, timeout_s: float) -> None:
+def _try(setting: str, address: str, timeout_s: float) -> None:
     """Raise ``UserError`` where nobody answers at ``address``, or another version of Ray."""
-    setting = f"placement.cluster.address ({address})"
     command = [sys.executable, "-c", _TRY, address]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)

@@ -83,8 +83,8 @@ def run(args: Namespace) -> int:
     if args.server is not None:
         if args.configs or args.recipes:
             raise UserError(
-                "--server looks at a server alone, and compares it with no recipe: name recipes in "
-                "a call of their own (a run compares model, tokenizer and context when it begins)"
+                "--server looks at a server alone: name it in the recipe's placement.engine.urls, "
+                "and `forage doctor RECIPE` compares the two"
             )
         return 0 if check_server(args.server) else 1
     if args.configs or args.recipes:

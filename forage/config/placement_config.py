@@ -194,36 +194,33 @@ class PlacementConfig(Frozen):
                 f"placement.engine.own_gpus ({self.own_gpus}) leaves no GPU to learn on: the run "
                 f"has {has}; lower it, or set it to 0 to share the trainer's GPUs"
             )
-        if self.num_gpus == 1:  # which also stands for a CPU
-            return self
-        for_servers = self.own_gpus or self.num_gpus
-        needed = self.num_servers * self.engine.tensor_parallel
-        learners = self.num_gpus - self.own_gpus
-        if (self.num_ranks or 1) > learners:
-            raise ValueError(
-                f"placement.trainer has {self.num_ranks} ranks for {learners} GPUs: "
-                f"{self.num_gpus} in all, less placement.engine.own_gpus ({self.own_gpus})"
-            )
-        if needed > for_servers:
-            raise ValueError(
-                f"placement.engine asks for {self.num_servers} servers of "
-                f"{self.engine.tensor_parallel} GPUs, and there are {for_servers} for them"
-            )
+        if self.num_gpus > 1:
+            self.check_gpus()
         return self
 
-    @model_validator(mode="after")
-    def _ray_has_gpus_for_servers(self) -> Self:
-        """Ray gives this run a GPU for each rank: servers without their own share these alone."""
+    def check_gpus(self) -> None:
+        """Raise ``ValueError`` where ranks or servers want more GPUs than there are for them."""
         size, num_ranks = self.engine.tensor_parallel, self.num_ranks or 1
-        is_shared = self.cluster.kind == "ray" and self.num_gpus > 1 and not self.own_gpus
-        if is_shared and self.num_servers * size > num_ranks:
+        learners = self.num_gpus - self.own_gpus
+        if num_ranks > learners:
+            raise ValueError(
+                f"placement.trainer has {num_ranks} ranks for {learners} GPUs: "
+                f"{self.num_gpus} in all, less placement.engine.own_gpus ({self.own_gpus})"
+            )
+        for_servers, needed = self.own_gpus or self.num_gpus, self.num_servers * size
+        if needed > for_servers:
+            raise ValueError(
+                f"placement.engine asks for {self.num_servers} servers of {size} GPUs, and there "
+                f"are {for_servers} for them"
+            )
+        # Ray gives this run a GPU for each rank: servers without their own share these alone.
+        if self.cluster.kind == "ray" and not self.own_gpus and needed > num_ranks:
             raise ValueError(
                 f"placement.engine asks for {self.num_servers} servers of {size} GPUs, and under "
                 f"Ray they share the GPUs of the {num_ranks} ranks: lower placement.engine."
                 "num_servers, raise placement.trainer.num_ranks, or give servers "
                 "placement.engine.own_gpus"
             )
-        return self
 
     @model_validator(mode="after")
     def _ray_has_work(self) -> Self:

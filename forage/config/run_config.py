@@ -1,8 +1,8 @@
-"""The typed settings of a run: one YAML a recipe, dotted overrides, every check that spans keys.
+"""The typed settings of a run: one YAML a recipe, dotted overrides, and how they are read.
 
-Unknown, misspelt and contradictory keys are errors that name the nearest valid key. The
-sections are in the ``*_config.py`` files beside this one. Every key is read by the code that it
-configures; a key that nothing reads does not belong there.
+Unknown, misspelt and contradictory keys are errors that name the nearest valid key. The sections
+are in the ``*_config.py`` files beside this one; what spans them is in ``whole_config.py``. Every
+key is read by the code that it configures; a key that nothing reads does not belong there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from forage.algorithms.credit.turn_credit import TurnRewards
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.config_errors import explain, new_spellings
 from forage.config.config_file import apply_override, read_tree
@@ -26,11 +25,12 @@ from forage.config.placement_config import PlacementConfig
 from forage.config.rollout_config import RolloutConfig
 from forage.config.search_config import KEYS_OF_SERVERS, SearchConfig
 from forage.config.sentinel_config import SentinelKind, WarnOrStop
-from forage.config.server_config import KEYS_OF_OWN_SERVERS, ServerPlacement
+from forage.config.server_config import KEYS_OF_OWN_SERVERS
 from forage.config.shipped_recipes import find_recipe
 from forage.config.tracking_config import TrackingConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
+from forage.config.whole_config import check_sections
 from forage.errors import UserError
 from forage.rewards.reward_config import RewardConfig
 from forage.settings import Frozen
@@ -108,167 +108,8 @@ class RunConfig(Frozen):
         return {**values, "algorithm": {**algorithm, **corrected}}
 
     @model_validator(mode="after")
-    def _cross_field_checks(self) -> Self:
-        env, roll, trainer = self.environment, self.rollout, self.trainer
-        if self.evaluation.other_search == self.search:
-            raise ValueError(
-                "evaluation.other_search is the same as search: the arms normal and "
-                "other_retriever would be one; name another url, or remove it"
-            )
-        endpoint = self.model.endpoint
-        if env.keep_observations is not None and endpoint and endpoint.form == "chat":
-            raise ValueError(
-                "environment.keep_observations begins contexts anew, token by token, and a chat "
-                "endpoint takes messages: use model.endpoint.form: completions, or remove it"
-            )
-        if env.max_turn_tokens + env.max_observation_tokens > env.max_tokens:
-            raise ValueError(
-                f"environment.max_tokens ({env.max_tokens}) does not hold one turn "
-                f"({env.max_turn_tokens}) and one observation ({env.max_observation_tokens})"
-            )
-        if trainer.max_tokens_per_micro_batch < env.max_tokens:
-            raise ValueError(
-                f"trainer.max_tokens_per_micro_batch ({trainer.max_tokens_per_micro_batch}) is "
-                f"below environment.max_tokens ({env.max_tokens}): a whole episode must fit"
-            )
-        if roll.engine.num_slots < roll.engine.tile_rows:
-            raise ValueError(
-                f"rollout.engine.num_slots ({roll.engine.num_slots}) is below tile_rows "
-                f"({roll.engine.tile_rows}); lower tile_rows"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _algorithm_fits_the_run(self) -> Self:
-        algorithm, trainer, env = self.algorithm, self.trainer, self.environment
-        advantage = algorithm.advantage
-        if advantage.kind == "pass_at_k" and advantage.k > trainer.group_size:
-            raise ValueError(
-                f"algorithm.advantage.k ({advantage.k}) is above trainer.group_size "
-                f"({trainer.group_size}): no k episodes can be drawn; lower k"
-            )
-        if trainer.num_mini_batches > trainer.questions_per_step:
-            raise ValueError(
-                f"trainer.num_mini_batches ({trainer.num_mini_batches}) is above "
-                f"questions_per_step ({trainer.questions_per_step}): groups are not split; lower it"
-            )
-        is_learnt_once = trainer.num_mini_batches * trainer.num_epochs == 1
-        is_fresh = algorithm.decoupled or self.rollout.max_staleness == 0
-        if algorithm.likelihood_protection and is_learnt_once and is_fresh:
-            raise ValueError(
-                "algorithm.likelihood_protection does nothing where each batch is learnt once: "
-                "set trainer.num_mini_batches or trainer.num_epochs above 1, or remove it"
-            )
-        if algorithm.dynamic_sampling and trainer.group_size < 2:
-            raise ValueError(
-                "algorithm.dynamic_sampling compares the episodes of a group: set "
-                f"trainer.group_size above {trainer.group_size}"
-            )
-        if self.reward.search_cost and isinstance(advantage, TurnRewards) and advantage.search_cost:
-            raise ValueError(
-                "reward.search_cost and algorithm.advantage.search_cost both take off what a "
-                "search costs: remove the first to charge the turn that searched, or the second to "
-                "charge the episode"
-            )
-        gain = algorithm.information_gain
-        if gain is not None and gain.num_others and trainer.questions_per_step < 2:
-            raise ValueError(
-                "algorithm.advantage.information_gain: others compares a search with those of "
-                "other questions of the step: set trainer.questions_per_step above 1, or take "
-                "information_gain: before"
-            )
-        overlong = algorithm.overlong
-        if overlong and overlong.max_tokens - overlong.buffer_tokens >= env.max_tokens:
-            raise ValueError(
-                f"algorithm.overlong.max_tokens ({overlong.max_tokens}) less its buffer_tokens "
-                f"is not below environment.max_tokens ({env.max_tokens}): no episode could reach "
-                "it; lower it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_healthy_checkpoint_is_kept(self) -> Self:
-        trainer, sentinel = self.trainer, self.sentinel
-        if sentinel is None or sentinel.kind != "roll_back":
-            return self
-        reach = (trainer.keep_checkpoints - 1) * trainer.checkpoint_every
-        needed = sentinel.patience + sentinel.window + self.rollout.max_staleness
-        if reach < needed:
-            raise ValueError(
-                "sentinel.kind is roll_back, but no checkpoint from before an alarm would be left: "
-                f"(trainer.keep_checkpoints - 1) * checkpoint_every is {reach}, and "
-                f"sentinel.patience + sentinel.window + rollout.max_staleness is {needed}; raise "
-                "keep_checkpoints"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _placement_fits_the_run(self) -> Self:
-        placement = self.placement
-        if placement.has_server and "engine" in self.rollout.model_fields_set:
-            raise ValueError(
-                f"rollout.engine does nothing: it sizes the in-process engine, and "
-                f"placement.engine is {placement.engine.kind}; remove one of them"
-            )
-        served, own = placement.engine, self.rollout.engine
-        engine = served if isinstance(served, ServerPlacement) else own
-        if engine.cache_on_update == "keep" and self.rollout.max_staleness == 0:
-            raise ValueError(
-                "cache_on_update: keep does nothing at rollout.max_staleness 0: weights "
-                "change while no turn is in flight; raise max_staleness, or remove it"
-            )
-        if served.kind == "vllm" and served.transfer == "adapters" and self.model.lora is None:
-            raise ValueError(
-                "placement.engine.transfer is adapters, and the run learns none: set model.lora, "
-                "or transfer to group"
-            )
-        if self.model.arithmetic is not None and placement.num_ranks is not None:
-            raise ValueError(
-                "model.arithmetic is for one process; ranks gather their weights in "
-                "placement.trainer.compute_dtype: set that instead"
-            )
-        if self.model.compile and placement.num_ranks is not None:
-            raise ValueError(
-                "model.compile is for one process: a layer that is cut over ranks is gathered "
-                "around its call; remove it"
-            )
-        if self.model.device == "cpu" and placement.num_gpus > 1:
-            raise ValueError(
-                f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs: set "
-                "model.device to cuda, or remove placement"
-            )
-        if placement.engine.offload and self.rollout.max_staleness > 0:
-            raise ValueError(
-                f"rollout.max_staleness is {self.rollout.max_staleness}, and with "
-                "placement.engine.offload nothing is sampled while the trainer learns: set one of "
-                "them to 0 or false"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _policy_fits_the_run(self) -> Self:
-        endpoint, roll = self.model.endpoint, self.rollout
-        if endpoint is not None and "engine" in roll.model_fields_set:
-            raise ValueError(
-                "rollout.engine does nothing with model.endpoint, where a server samples; remove it"
-            )
-        has_none = endpoint is not None or self.placement.engine.kind == "sglang"
-        if roll.num_alternatives and has_none:
-            raise ValueError(
-                f"rollout.num_alternatives is {roll.num_alternatives}, and only the in-process "
-                "engine and vLLM (placement.engine) record alternatives; set it to 0"
-            )
-        is_chat = endpoint is not None and endpoint.form == "chat"
-        if is_chat and self.environment.protocol == "tools":
-            raise ValueError(
-                "environment.protocol: tools needs the tokens of the chat template, which "
-                "model.endpoint.form: chat does not give; use environment.protocol: tags"
-            )
-        if self.evaluation.method == "rejection_sampling" and roll.temperature <= 0:
-            raise ValueError(
-                "evaluation.method: rejection_sampling chooses among different episodes, and at "
-                "rollout.temperature 0 they are all the same; raise it"
-            )
+    def _sections_go_together(self) -> Self:
+        check_sections(self)
         return self
 
     def without_evaluation(self) -> Self:

@@ -38,10 +38,10 @@ class ServerPlacement(Frozen):
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.netloc or parts.query:
                 raise ValueError(
-                    f"placement.engine.urls has {url!r}: name the address of a server without a "
-                    "path, for example http://127.0.0.1:8000"
+                    f"placement.engine.urls has {url!r}: name the address of a server, for "
+                    "example http://127.0.0.1:8000"
                 )
-        if len(set(self.urls)) < len(self.urls):
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
             raise ValueError("placement.engine.urls names a server twice; name each once")
         return self
 
@@ -66,6 +66,15 @@ class VllmPlacement(ServerPlacement):
     """Seconds that a server may take to start."""
     transfer: Literal["group", "disk", "adapters"] = "group"
     """How weights travel: a torch process group, files that both see, or model.lora's alone."""
+
+    @model_validator(mode="after")
+    def _shares_or_has_its_own(self) -> Self:
+        if self.offload and self.own_gpus:
+            raise ValueError(
+                f"placement.engine.own_gpus ({self.own_gpus}) gives servers GPUs of their own, and "
+                "placement.engine.offload has them share the trainer's in turn; remove one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _own_servers_are_not_named(self) -> Self:

@@ -2,8 +2,9 @@
 
 The figures of each GPU are its maker's: arithmetic in bfloat16 without sparsity, with sums in
 float32; arithmetic in float32 (not TF32, which torch leaves off); and the bandwidth of its memory.
-A memory of 80 GB counts as 80e9 bytes; what a GPU has above that (an H100 has 85.0e9) is left to
-the CUDA context and to fragmentation.
+A memory of 80 GB counts as 80e9 bytes; what a GPU has above that (an H100 has 85.5e9) is left to
+the CUDA context and to fragmentation. An A10, an L4 and an L40S keep a part for error correction
+and show 24.1e9 and 48.3e9 bytes, so that 2 GB less are counted of each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from forage.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One GPU: its memory in GB, and its peaks in bfloat16, in float32 and of its memory."""
+    """One GPU: GB that a run may take, and its peaks in bfloat16, in float32 and of its memory."""
 
     memory_gb: int
     teraflops: float
@@ -32,10 +33,10 @@ class Accelerator:
 # "H200" (SXM), "Blackwell" (a GPU of the HGX B200), and the white paper of the Ada architecture for
 # the RTX 4090. The H20 has no public sheet: its figures are those that its sellers print.
 ACCELERATORS = {
-    "A10-24GB": Accelerator(24, 125, 31.2, 0.6),
-    "L4-24GB": Accelerator(24, 121, 30.3, 0.3),
+    "A10-24GB": Accelerator(22, 125, 31.2, 0.6),
+    "L4-24GB": Accelerator(22, 121, 30.3, 0.3),
     "RTX4090-24GB": Accelerator(24, 165, 82.6, 1.008),
-    "L40S-48GB": Accelerator(48, 362, 91.6, 0.864),
+    "L40S-48GB": Accelerator(46, 362, 91.6, 0.864),
     "A100-40GB": Accelerator(40, 312, 19.5, 1.555),
     "A100-80GB": Accelerator(80, 312, 19.5, 2.039),
     "H20-96GB": Accelerator(96, 148, 44, 4.0),
@@ -66,12 +67,12 @@ class Hardware:
         return self.gpu.memory_gb * 10**9
 
     def describe(self) -> str:
-        machines = f"{self.num_nodes} machines of " if self.num_nodes > 1 else ""
+        machines = f"{self.num_nodes} machines" if self.num_nodes > 1 else "one machine"
         gpu = (
             f"{self.gpu.teraflops:,g} Tflop/s in bfloat16, {self.gpu.float32_teraflops:g} in "
             f"float32, {self.gpu.terabytes_per_s:g} TB/s"
         )
-        return f"{machines}{self.gpus_per_node} x {self.name}: {gpu}"
+        return f"{machines} of {self.gpus_per_node} x {self.name}: {gpu}"
 
 
 def parse_hardware(text: str) -> Hardware:

@@ -33,9 +33,10 @@ lies between 3 GB/s (verl, 7B in 5.5 s) and 28 GB/s (TRL, 32B in 2.3 s)."""
 HOST_BYTES_PER_S = 0.25e9
 """And through host memory or files: 1.98 GB in 7.2 and 8.2 s, two ranks over gloo on two cores
 (benchmarks/scale.md). It has not been measured on more cores, which do more."""
-PUBLISHED_RATIOS = (1.27, 3.6)
-"""Published steps of 3B on 8 x H100, over sampling and learning here: RLinf's (86 s for 2,048
-episodes) and SkyRL's (305 s for 2,560); most of the difference is search and orchestration."""
+PUBLISHED_RATIOS = {"verl, 8 x H20": 0.38, "RLinf, 8 x H100": 1.27, "SkyRL, 8 x H100": 3.6}
+"""Published steps of 3B over sampling and learning here: 185 s for 2,560 episodes (27 h less six
+evaluations of 6,000 s, over 331 steps), 86 s for 2,048, 305 s for 2,560. Above 1 most of it is
+search and orchestration; below it episodes are shorter, and an H20 reaches more of its peak."""
 TAIL = 1.3
 """The longer wait for the last episodes of a step, when few are left to decode."""
 
@@ -56,6 +57,10 @@ class Duration:
         """One step; with staleness, sampling and learning go on at the same time."""
         phases = (self.sampling_s, self.learning_s)
         return (max(phases) if self.overlaps else sum(phases)) + self.publishing_s
+
+    @property
+    def publishing_hours(self) -> float:
+        return self.num_steps * self.publishing_s / 3600
 
     @property
     def hours(self) -> float:
@@ -98,7 +103,8 @@ def sampling_seconds(
     num_engines, dtype = config.placement.num_engines, sampling_dtype(config)
     length = LENGTH_SHARE * config.environment.max_tokens
     at_once = ceil(min(_num_in_flight(config), num_episodes) / num_engines)
-    held = at_once * (length / 2) * model.kv_numbers_per_token * BYTES[dtype]
+    num_copies = max(1, tensor_parallel / model.num_kv_heads)  # a GPU has a key-value head at least
+    held = num_copies * at_once * (length / 2) * model.kv_numbers_per_token * BYTES[dtype]
     read = model.num_parameters * BYTES[dtype] + held
     bandwidth = tensor_parallel * hardware.gpu.terabytes_per_s * 1e12 * DECODE_SHARE
     tokens_per_s = num_engines * at_once / (read / bandwidth)
@@ -164,9 +170,11 @@ def learning_operations(config: RunConfig, model: ModelSize, num_tokens: float) 
 def assumptions(config: RunConfig) -> Iterator[str]:
     """What the hours rest on, a sentence each."""
     length = round(LENGTH_SHARE * config.environment.max_tokens)
+    num = num_contexts(config)
+    many = f"; it has {num} contexts of this length, and each is learnt" if num > 1 else ""
     yield (
         f"an episode has {length:,} tokens ({LENGTH_SHARE:.0%} of environment.max_tokens), "
-        f"{SAMPLED_SHARE:.0%} of them sampled"
+        f"{SAMPLED_SHARE:.0%} of them sampled{many}"
     )
     placement = config.placement
     yield (
@@ -178,11 +186,14 @@ def assumptions(config: RunConfig) -> Iterator[str]:
     speed = publishing_speed(config)
     how = "from GPU to GPU" if speed == GPU_BYTES_PER_S else "through host memory or files"
     measured = "" if speed == GPU_BYTES_PER_S else ", as was measured on two cores"
-    yield f"weights reach the engines {how} at {speed / 1e9:g} GB/s{measured}"
-    least, most = PUBLISHED_RATIOS
     yield (
-        "searches are answered while other episodes are decoded; published steps of 3B on 8 x "
-        f"H100 took {least:g} to {most:g} times what sampling and learning take here"
+        f"weights reach the engines {how} at {speed / 1e9:g} GB/s{measured}; a faster way "
+        "shortens the hours of publishing in proportion"
+    )
+    ratios = ", ".join(f"{ratio:g} ({who})" for who, ratio in PUBLISHED_RATIOS.items())
+    yield (
+        "searches are answered while other episodes are decoded; published steps of 3B took so "
+        f"many times what sampling and learning take here: {ratios}"
     )
     evaluation = config.evaluation
     is_evaluated = evaluation.at_end or (evaluation.every and not evaluation.num_training_questions)

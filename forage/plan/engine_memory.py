@@ -49,11 +49,12 @@ def _server_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     size = BYTES[sampling_dtype(config)]
     weights = ceil(model.num_parameters * size / tensor_parallel)
     whole = f"{millions(model.num_parameters)} x {size} B / {tensor_parallel} (tensor_parallel)"
-    gpus = placement.num_engines * tensor_parallel
+    # A GPU holds a key-value head at least: beyond their number they are repeated.
+    num_parts = placement.num_engines * min(tensor_parallel, model.num_kv_heads)
     tokens = config.rollout.max_concurrent_episodes * config.environment.max_tokens
     per_token = model.kv_numbers_per_token
-    cache = ceil(tokens * per_token * size / gpus)
-    at_most = f"at most {tokens:,} tokens x {per_token:,} x {size} B / {gpus} GPUs"
+    cache = ceil(tokens * per_token * size / num_parts)
+    at_most = f"at most {tokens:,} tokens x {per_token:,} x {size} B / {num_parts}"
     return [
         MemoryPart(f"engine: weights ({engine.kind})", weights, whole, True, stays),
         MemoryPart("engine: KV cache", cache, at_most, True, stays),

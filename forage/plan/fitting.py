@@ -29,7 +29,8 @@ MemoryOf = Callable[[RunConfig], Memory]
 class Fit:
     """``changes`` are overrides after which it fits; ``num_nodes`` machines where none do.
 
-    ``config`` is the recipe placed on the hardware by ``placement``, without the changes.
+    ``config`` is the recipe placed on the hardware by ``placement``, without the changes, and
+    ``proposed`` the one that fits, None where none is known.
     """
 
     config: RunConfig
@@ -37,9 +38,15 @@ class Fit:
     memory: Memory
     placement: tuple[str, ...]
     """Overrides that place the recipe on those machines, of ``num_nodes`` where it is set."""
+    proposed: RunConfig | None = None
     changes: tuple[str, ...] = ()
-    changed_bytes: int | None = None
+    changed_memory: Memory | None = None
     num_nodes: int | None = None
+
+    @property
+    def changed_bytes(self) -> int | None:
+        """The peak with the changes; None where none do."""
+        return None if self.changed_memory is None else self.changed_memory.peak_bytes
 
     @property
     def fits(self) -> bool:
@@ -52,7 +59,7 @@ def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit
     placed = with_overrides(config, placement)
     memory, room = memory_of(placed), hardware.gpu_bytes
     if memory.peak_bytes <= room:
-        return Fit(placed, hardware, memory, tuple(placement))
+        return Fit(placed, hardware, memory, tuple(placement), placed)
 
     def peak_of(changed: RunConfig) -> int:
         return memory_of(changed).peak_bytes
@@ -65,8 +72,17 @@ def judge_fit(config: RunConfig, hardware: Hardware, memory_of: MemoryOf) -> Fit
         spread_placement = _placement(config, hardware, num_nodes)
         spread = with_overrides(config, spread_placement)
     more_nodes = None if num_nodes == hardware.num_nodes else num_nodes
-    peak = peak_of(with_overrides(spread, changes))
-    return Fit(placed, hardware, memory, tuple(spread_placement), tuple(changes), peak, more_nodes)
+    proposed = with_overrides(spread, changes)
+    return Fit(
+        placed,
+        hardware,
+        memory,
+        placement=tuple(spread_placement),
+        proposed=proposed,
+        changes=tuple(changes),
+        changed_memory=memory_of(proposed),
+        num_nodes=more_nodes,
+    )
 
 
 def smallest_fit(config: RunConfig, memory_of: MemoryOf) -> str | None:

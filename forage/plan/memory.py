@@ -20,7 +20,8 @@ replace 30.46 GB of moments.
 Tensor parallelism cuts the matrices of the blocks: embedding, head and adapters are whole on each
 of its ranks (``training/tensor_parallel.py``; one half of an adapter is cut, which is not
 counted). Ranks gather a block's weights while they use them, and meanwhile those of the next one;
-the embedding and the head are gathered all the while.
+the embedding and the head are gathered all the while. The gradients of a block are whole until they
+are summed over the ranks, those of the head for the whole backward pass.
 
 Left out: the CUDA context and fragmentation (1 to 3 GB a GPU).
 """
@@ -140,9 +141,8 @@ def _uncut(numbers: Numbers, num_parts: int, tensor_parallel: int) -> str:
 def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> list[MemoryPart]:
     placement = config.placement
     trainer = placement.learning
-    num_sets = 1 if trainer.reduce_once else 1 + num_at_once
     learnt = learnt_numbers(config, model)
-    sets = f"{num_sets} sets (the sum, and the current ones)" if num_sets > 1 else "a set"
+    num_sets, sets = _gradient_sets(config, num_at_once)
     num_parts, shard = _cut(config)
     tokens = config.trainer.max_tokens_per_micro_batch
     kept = activation_bytes(config, model, ceil(tokens / trainer.sequence_parallel))
@@ -164,7 +164,7 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
         MemoryPart("logits", logits, f"{_LOGIT_COPIES} chunks of {num_logits:,} x 4 B"),
     ]
     if placement.num_ranks is not None:
-        parts.append(_gathered(config, model))
+        parts += _gathered(config, model)
     if trainer.reduce_once:  # they wait for the last micro-batch on the GPU, offloaded or not
         whole = held_bytes(learnt, trainer.tensor_parallel, trainer.tensor_parallel)
         text = f"a set x {learnt.text}, whole on every rank (reduce_once)"
@@ -172,8 +172,20 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
     return parts
 
 
-def _gathered(config: RunConfig, model: ModelSize) -> MemoryPart:
-    """The weights that a rank has whole at once: those outside the blocks, and of two blocks."""
+def _gradient_sets(config: RunConfig, num_at_once: int) -> tuple[int, str]:
+    """How many sets of gradients there are at once, and why."""
+    if config.model.device == "cpu" and config.placement.num_ranks is None:
+        return 1 + num_at_once, f"{1 + num_at_once} sets (the sum, and the current ones)"
+    return 1, "a set"
+
+
+def _gathered(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
+    """What a rank has whole at once: weights of two blocks, gradients of one, and what is outside.
+
+    Embedding and head are gathered all the while. The head's gradient stays from the first chunk of
+    logits to the end of the backward pass; a block's is copied into the type of the sum over ranks.
+    The gradients of adapters are small, and left out.
+    """
     trainer = config.placement.trainer
     size = 2 if trainer.compute_dtype else BYTES[config.model.dtype]
     outside = model.num_outside_blocks
@@ -181,7 +193,14 @@ def _gathered(config: RunConfig, model: ModelSize) -> MemoryPart:
     blocks = (model.num_parameters - outside) * num_blocks // model.num_layers
     numbers = outside + ceil(blocks / trainer.tensor_parallel)
     text = f"embedding, head and {num_blocks} blocks, whole: {millions(numbers)} x {size} B"
-    return MemoryPart("gathered weights", numbers * size, text)
+    weights = MemoryPart("gathered weights", numbers * size, text)
+    if config.model.lora is not None:
+        return [weights]
+    head = model.num_parameters - model.num_base_parameters or model.num_embedding_parameters
+    block = ceil(blocks / num_blocks / trainer.tensor_parallel)
+    of_block = size + (4 if trainer.compute_dtype else size)
+    text = f"head {millions(head)} x {size} B, a block {millions(block)} x {of_block} B"
+    return [weights, MemoryPart("whole gradients", head * size + block * of_block, text)]
 
 
 def _cut(config: RunConfig) -> tuple[int, str]:

@@ -28,7 +28,7 @@ from forage.rewards.scorer import Scorer
 from forage.rollout.play.groups import num_oversampled
 from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
-from forage.training.tensor_parallel import KNOWN, check_counts
+from forage.training.tensor_parallel import check_counts, check_type
 from forage.training.ulysses import check_heads
 
 TYPICAL_WEIGHT = 0.02
@@ -110,7 +110,9 @@ def make_plan(
             )
         verdict = judge_fit(config, hardware, lambda c: _memory_on_gpus(c, model, beside))
         config, memory = verdict.config, verdict.memory
-        duration = estimate_duration(config, model, work.episodes_per_step, hardware)
+        if verdict.proposed is not None:
+            episodes = work.episodes_per_step
+            duration = estimate_duration(verdict.proposed, model, episodes, hardware)
     if model is not None:
         _check_cuts(config.placement, model)
     needed = tuple(needs(config, model, beside))
@@ -162,14 +164,16 @@ def _memory_on_gpus(config: RunConfig, model: ModelSize, beside: BesideSizes) ->
 def _check_cuts(placement: PlacementConfig, model: ModelSize) -> None:
     """Raise ``UserError`` where ranks and servers would, once they have loaded the model."""
     trainer, heads = placement.trainer, {"num_attention_heads": model.num_heads}
+    served, num_kv_heads = placement.engine.tensor_parallel, model.num_kv_heads
+    check_counts(heads, served, "placement.engine.tensor_parallel")
     # vLLM and SGLang repeat key-value heads beyond their number.
-    check_counts(heads, placement.engine.tensor_parallel, "placement.engine.tensor_parallel")
-    tensor = trainer.tensor_parallel
-    if tensor > 1 and model.family not in KNOWN:
+    if num_kv_heads % served and served % num_kv_heads:
         raise UserError(
-            f"placement.trainer.tensor_parallel is {tensor}, and there is no plan for a model of "
-            f"the type {model.family} (there is one for {', '.join(KNOWN)}): set it to 1"
+            f"placement.engine.tensor_parallel is {served}, and the model has {num_kv_heads} "
+            "key-value heads, which it neither divides nor repeats: set it to a divisor"
         )
+    tensor = trainer.tensor_parallel
+    check_type(model.family, tensor, "placement.trainer.tensor_parallel")
     counts = {
         **heads,
         "num_key_value_heads": model.num_kv_heads,

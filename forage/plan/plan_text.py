@@ -121,8 +121,8 @@ def _on_hardware(plan: Plan) -> Iterator[str]:
     if verdict is None:
         return
     yield verdict.hardware.describe()
-    host = verdict.memory.host_bytes_per_node
-    if host:
+    memory = verdict.changed_memory or verdict.memory
+    if host := memory.host_bytes_per_node:
         yield f"each machine needs {_gb(host)} of its own memory besides; it is not checked"
     for refusal in verdict.config.placement.not_yet():
         yield f"training refuses this recipe: {refusal}"
@@ -150,18 +150,20 @@ def _fit(verdict: Fit) -> Iterator[str]:
 def _time(plan: Plan) -> Iterator[str]:
     """The hours of the run on named hardware, with what they rest on."""
     duration, verdict = plan.duration, plan.verdict
-    if duration is None or verdict is None:
+    if duration is None or verdict is None or verdict.proposed is None:
         return
     how = "the longer of" if duration.overlaps else "that is"
-    evaluations = f", {duration.evaluation_hours:,.1f} of them evaluations"
+    shares = {"publishing": duration.publishing_hours, "evaluations": duration.evaluation_hours}
+    parts = " and ".join(f"{hours:,.0f} of {what}" for what, hours in shares.items() if hours >= 1)
     yield (
-        f"about {duration.hours:,.0f} hours{evaluations if duration.evaluation_hours else ''}: "
+        f"about {duration.hours:,.0f} hours{'' if verdict.fits else ' with these changes'}"
+        f"{f', {parts} among them' if parts else ''}: "
         f"{duration.num_steps:,} steps of {duration.step_s:,.0f} s, {how} sampling "
         f"{duration.sampling_s:,.0f} s and learning {duration.learning_s:,.0f} s, with publishing "
         f"{duration.publishing_s:,.1f} s"
     )
     yield "it is arithmetic and not a measurement; it assumes that"
-    for sentence in assumptions(verdict.config):
+    for sentence in assumptions(verdict.proposed):
         yield f"- {sentence}"
 
 

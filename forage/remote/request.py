@@ -146,7 +146,7 @@ class HttpSender:
             # Here and below only the kind of error: its text may repeat the address, or headers.
             name = type(error).__name__
             return RemoteFailure(FailureKind.MALFORMED, f"not a whole HTTP reply ({name})")
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, UnicodeError) as error:  # a name that is no host's
             name = type(error).__name__
             return RemoteFailure(FailureKind.UNAVAILABLE, f"cannot be reached ({name})")
         if response.status != 200:

@@ -33,13 +33,18 @@ KNOWN = ("qwen2", "qwen3", "llama")
 def check_divisible(model: PreTrainedModel, num_ranks: int, key: str) -> None:
     """Raise ``UserError`` where the matrices of ``model`` cannot be cut over so many ranks."""
     config = model.config
-    if config.model_type not in KNOWN:
-        raise UserError(
-            f"{key} is {num_ranks}, and there is no plan for a model of the type "
-            f"{config.model_type} (there is one for {', '.join(KNOWN)}): set it to 1"
-        )
+    check_type(config.model_type, num_ranks, key)
     names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
     check_counts({name: getattr(config, name) for name in names}, num_ranks, key)
+
+
+def check_type(model_type: str, num_ranks: int, key: str) -> None:
+    """Raise ``UserError`` where matrices are to be cut and no plan names the layers of the type."""
+    if num_ranks > 1 and model_type not in KNOWN:
+        raise UserError(
+            f"{key} is {num_ranks}, and there is no plan for a model of the type {model_type} "
+            f"(there is one for {', '.join(KNOWN)}): set it to 1"
+        )
 
 
 def check_counts(counts: Mapping[str, int], num_ranks: int, key: str) -> None:

@@ -73,6 +73,13 @@ def test_vllm_is_installed_into_an_environment_of_its_own(name: str) -> None:
     assert not re.search(r"gpu,ray.*vllm", text)
 
 
+def test_each_task_of_slurm_has_the_cpus_that_were_asked_for() -> None:
+    """Since SLURM 22.05 srun does not take them over from sbatch: a whole node ran on one CPU."""
+    text = slurm()[0]
+    assert "#SBATCH --cpus-per-task=" in text
+    assert 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" ray symmetric-run' in text
+
+
 def test_each_example_goes_on_after_a_failure() -> None:
     for text, *_ in (slurm(), cloud()):
         assert run_of(text, resume="--resume")[1] == ["--resume"]

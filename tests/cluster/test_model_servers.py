@@ -11,11 +11,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from forage.cluster.model_servers import OwnServers, ServerRun, ThisMachine, open_servers
+from forage.cluster.model_servers import (
+    OwnServers,
+    ServerRun,
+    ThisMachine,
+    _OwnServer,
+    open_servers,
+)
 from forage.cluster.places import LocalPlaces
 from forage.cluster.vllm_start import server_environment, vllm_command
 from forage.config.rollout_config import RolloutConfig
@@ -151,6 +158,14 @@ def test_without_vllm_and_with_adapters_the_run_is_refused(tmp_path: Path):
     config = config_of(tmp_path, program=str(tmp_path / "adapter_config.json"))
     with pytest.raises(UserError, match="a directory of adapters"):
         OwnServers(config, vllm_of(config), LocalPlaces(config).server_hosts)
+
+
+def test_a_server_at_an_address_of_ipv6_has_brackets_in_its_url(tmp_path: Path):
+    """Ray gives such addresses where there are no others; the port was taken for a part of it."""
+    host: Any = SimpleNamespace(address="fd00::5", free_port=lambda: 8000)
+    server = _OwnServer(["vllm"], host, tmp_path, 0)
+    assert server.url == "http://[fd00::5]:8000"
+    assert server._command == ["vllm", "--host", "fd00::5", "--port", "8000"]
 
 
 async def test_servers_of_the_users_are_taken_as_they_are(tmp_path: Path):

@@ -62,7 +62,7 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             "needs others than the trainer's: set transfer to disk",
         ),
         (
-            {"placement": {"engine": {"kind": "sglang", "urls": ["http://a", "http://a"]}}},
+            {"placement": {"engine": {"kind": "sglang", "urls": ["http://a", "http://a/"]}}},
             "names a server twice",
         ),
         (
@@ -102,6 +102,30 @@ def config(device: str = "cuda", **sections: Any) -> RunConfig:
             },
             "asks for 4 servers of 2 GPUs, and under Ray they share the GPUs of the 4 ranks",
         ),
+        (  # on one GPU this was found out once the ranks had started
+            {
+                "placement": {
+                    "cluster": "ray",
+                    "trainer": {"num_ranks": 1},
+                    "engine": {"kind": "vllm", "num_servers": 2},
+                }
+            },
+            "asks for 2 servers of 1 GPUs, and there are 1 for them",
+        ),
+        (  # the second one took a GPU that the run does not have
+            {"placement": {"engine": {"kind": "vllm", "num_servers": 2}}},
+            "asks for 2 servers of 1 GPUs, and there are 1 for them",
+        ),
+        ({"placement": {"trainer": {"num_ranks": 2}}}, "has 2 ranks for 1 GPUs"),
+        (  # on this machine it meant the first, and under Ray the second
+            {
+                "placement": {
+                    "gpus_per_node": 8,
+                    "engine": {"kind": "vllm", "own_gpus": 4, "offload": True},
+                }
+            },
+            "own_gpus (4) gives servers GPUs of their own, and placement.engine.offload has them",
+        ),
         ({"placement": {"cluster": "ray"}}, "one process learns and samples"),
         (
             {
@@ -118,6 +142,14 @@ def test_a_placement_that_cannot_be_meant_is_refused(
     with pytest.raises(UserError) as error:
         config(**sections)
     assert expected in str(error.value)
+
+
+def test_a_cpu_is_shared_by_as_many_ranks_and_servers_as_are_asked_for() -> None:
+    """There ``gpus_per_node`` is 1, which stands for the CPU."""
+    engine = {"kind": "vllm", "num_servers": 2}
+    for cluster in ("local", "ray"):
+        keys = {"cluster": cluster, "trainer": {"num_ranks": 2}, "engine": engine}
+        config("cpu", placement=keys).check_placement()
 
 
 def test_under_ray_servers_have_gpus_of_their_own_or_those_of_the_ranks() -> None:
@@ -146,6 +178,7 @@ def test_servers_sample_in_the_type_of_the_trainers_arithmetic(
     """They were started in ``model.dtype``, which is that of the master weights."""
     placement: dict[str, Any] = {"engine": "vllm"} | ({"trainer": trainer} if trainer else {})
     model = {"path": "somewhere", "device": "cuda", **model}
+    placement["gpus_per_node"] = 2 if trainer and model["device"] == "cuda" else 1
     run = build_config({"model": model, "placement": placement})
     assert run.placement.dtype_of_servers(run.model) == expected
     assert run.placement.engine.kind == "vllm"

@@ -168,8 +168,12 @@ def test_the_page_says_whether_it_fits_and_leaves_this_machine_out() -> None:
     assert "FITS: " in page
     assert "this machine" not in page
     page = said(plan_of("search-r1-grpo-32b.yaml", "4x8xH100", "placement.engine.offload=false"))
-    assert "DOES NOT FIT: 114.78 GB on each GPU, which has 80.00 GB" in page
+    assert "DOES NOT FIT: 115.17 GB on each GPU, which has 80.00 GB" in page
     assert "with: placement.engine.offload=true" in page
+    resting = plan_of("search-r1-grpo-32b.yaml", "4x8xH100").memory
+    assert resting is not None
+    host = resting.host_bytes_per_node / 1e9
+    assert f"each machine needs {host:,.2f} GB of its own memory besides" in page, "then, not now"
 
 
 def test_the_page_says_what_places_the_recipe_there_and_what_training_refuses() -> None:
@@ -193,6 +197,29 @@ def test_an_engine_is_cut_over_no_number_of_gpus_that_does_not_divide_its_heads(
     assert "placement.engine.tensor_parallel=4" in verdict.changes
     with pytest.raises(UserError, match=r"engine.tensor_parallel is 8, which does not divide"):
         plan_of("search-r1-grpo-v0.2.yaml", "8xH100", "placement.engine.tensor_parallel=8")
+
+
+def test_an_engine_is_cut_over_no_number_of_gpus_that_leaves_part_of_a_key_value_head() -> None:
+    """vLLM refuses it when it starts: seven GPUs for 28 heads over four keys."""
+    seven = ("placement.gpus_per_node=7", "placement.engine.tensor_parallel=7")
+    with pytest.raises(UserError, match="is 7, and the model has 4 key-value heads"):
+        plan_of("search-r1-grpo-v0.2.yaml", "7xH100", *seven)
+
+
+def test_the_hours_are_those_of_the_plan_that_fits() -> None:
+    """They were those of a plan that could not run: fewer episodes in flight take longer."""
+    changes = "rollout.max_concurrent_episodes=256"
+    plan = plan_of("search-r1-grpo-72b.yaml", "8xH100")
+    assert plan.verdict is not None
+    assert plan.verdict.changes == (changes,)
+    assert plan.duration == plan_of("search-r1-grpo-72b.yaml", "8xH100", changes).duration
+    assert "hours with these changes, 162 of publishing among them" in said(plan)
+    many = plan_of("search-r1-grpo-72b.yaml", "4x8xH100")
+    assert many.duration is not None
+    assert "hours, 162 of publishing among them" in said(many)
+    nowhere = plan_of("search-r1-grpo-72b.yaml", "1xL4")
+    assert nowhere.duration is None
+    assert " hours" not in said(nowhere)
 
 
 def test_hardware_without_a_plan_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor
 
 from forage.config.placement_config import TrainerPlacement
@@ -100,6 +101,9 @@ def test_the_cache_lies_on_the_gpus_of_the_servers_alone() -> None:
     assert part(two, "engine: KV cache") == 4 * part(placed(**SERVER), "engine: KV cache")
     both = placed(gpus_per_node=8, engine={**engine, "tensor_parallel": 2})
     assert part(both, "engine: KV cache") == part(two, "engine: KV cache") // 2
+    # Of four key-value heads each of eight GPUs holds one: a quarter of the cache, and no eighth.
+    eight = placed(gpus_per_node=8, engine={"kind": "vllm", "tensor_parallel": 8})
+    assert part(eight, "engine: KV cache") == 2 * part(placed(**SERVER), "engine: KV cache")
     elsewhere = placed(gpus_per_node=8, engine={"kind": "vllm", "urls": ["http://a", "http://b"]})
     assert not [each for each in elsewhere.parts if each.name.startswith("engine")]
     in_turn = {"kind": "sglang", "urls": ["http://a", "http://b"], "offload": True}
@@ -136,7 +140,6 @@ def test_servers_with_gpus_of_their_own_hold_nothing_on_those_of_the_trainer() -
         ({"replicas": 2}, "optimizer (AdamW)", 2),
         ({"sequence_parallel": 2}, "activations", 1 / 2),
         ({"compute_dtype": "bfloat16"}, "gathered weights", 1 / 2),
-        ({"reduce_once": True}, "gradients", 1 / 2),
     ],
 )
 def test_each_key_of_the_ranks_changes_a_part(
@@ -181,8 +184,11 @@ def test_of_ranks_reference_and_critic_each_hold_their_part_of_the_frozen_weight
 class Rank:
     """One of several, which says what it holds."""
 
-    def held(self, placement: TrainerPlacement) -> tuple[int, int, int]:
-        """Bytes of its weights, of their moments, and of weights gathered at once, in a step."""
+    def held(self, placement: TrainerPlacement) -> tuple[int, ...]:
+        """Bytes of its weights, their moments, its gradients, and of what is whole at once.
+
+        Of that the weights, and the gradients as the last block's are summed over the ranks.
+        """
         case = Case("held", placement, "llama", dtype=torch.float32)
         trainer = trainer_of(case, placement)
         gathered: list[int] = []
@@ -194,9 +200,40 @@ class Rank:
         assert isinstance(blocks, nn.ModuleList)
         for block in blocks.children():
             block.get_submodule("mlp").register_full_backward_hook(look)
-        trainer.step(batch_of(case), nullcontext())
+        gradients: list[int] = []
+        weights = list(trainer.model.parameters())
+        trainer.optimizer.register_step_pre_hook(
+            lambda *_: gradients.append(own_bytes(w.grad for w in weights if w.grad is not None))
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            summed = watch_sums(trainer._policy, patch)
+            trainer.step(batch_of(case), nullcontext())
         states = [value for state in trainer.optimizer.state.values() for value in state.values()]
-        return own_bytes(trainer.model.parameters()), own_bytes(states), max(gathered)
+        return own_bytes(weights), own_bytes(states), gradients[0], max(gathered), summed[0]
+
+
+def watch_sums(root: nn.Module, patch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of whole gradients at each sum over ranks, with the copy that is summed."""
+    found: list[int] = []
+    reduce: Any = vars(_fsdp_param_group)["foreach_reduce"]
+
+    def look(weights: Any, gradients: list[Tensor], *rest: Any) -> Any:
+        others = [weight.unsharded_param.grad for weight in fsdp_weights(root)]
+        waiting = sum(each.nbytes for each in others if each is not None)
+        found.append(waiting + 2 * sum(each.nbytes for each in gradients))
+        return reduce(weights, gradients, *rest)
+
+    patch.setattr(_fsdp_param_group, "foreach_reduce", look)
+    return found
+
+
+def fsdp_weights(root: nn.Module) -> Iterator[Any]:
+    """What FSDP keeps of each weight that has been gathered."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            assert group is not None
+            yield from (each for each in group.fsdp_params if hasattr(each, "_unsharded_param"))
 
 
 def own_bytes(tensors: Iterable[Tensor]) -> int:
@@ -239,9 +276,11 @@ def test_a_rank_holds_and_gathers_what_is_planned(
     size = measure(str(tmp_path))
     assert size is not None
     memory = plan_memory(config, size, BesideSizes(), num_cores=1)
-    weights, moments, gathered = four_ranks.call("held", config.placement.trainer)
+    weights, moments, gradients, gathered, whole = four_ranks.call("held", config.placement.trainer)
     assert part(memory, "weights") == pytest.approx(weights, rel=0.01)
     assert part(memory, "optimizer (AdamW)") == pytest.approx(moments, rel=0.01)
+    assert part(memory, "gradients") == pytest.approx(gradients, rel=0.01)
+    assert part(memory, "whole gradients") == pytest.approx(whole, rel=0.02)
     if "replicas" not in keys:  # one shard: nothing is on its way
         assert part(memory, "gathered weights") == pytest.approx(gathered, rel=0.01)
 

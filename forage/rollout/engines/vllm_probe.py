@@ -122,10 +122,14 @@ async def _missing_routes(http: JsonServer, routes: Mapping[str, str]) -> list[F
         remedy = "is it busy, or started with --disable-fastapi-docs?"
         return [*faults, Fault(f"it does not list its routes: {pages.detail}", remedy)]
     paths = part(pages, "paths")
+    missing: dict[str, list[str]] = {}
     for route, remedy in routes.items():
         if route not in paths:
-            faults.append(Fault(f"it has no {route}", remedy))
-    return faults
+            missing.setdefault(remedy, []).append(route)
+    if not version and not any(route in paths for route in routes):
+        remedy = "is this the address of another kind of server? Training samples with vLLM's"
+        return [Fault("it has none of the routes of a vLLM server", remedy)]
+    return [*faults, *(Fault(f"it has no {', '.join(of)}", why) for why, of in missing.items())]
 
 
 async def _wrong_settings(http: JsonServer, needs: ServerNeeds) -> list[Fault]:

@@ -13,9 +13,10 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from transformers import Qwen2Config
 
-from forage.rollout.engines import vllm_server
+from forage.rollout.engines import vllm_probe, vllm_server
 from forage.rollout.engines.vllm_probe import find_faults
 from forage.rollout.engines.vllm_sizes import other_sizes, sizes_of
+from tests.fakes import tiny_codec
 from tests.rollout.policy_server import PolicyServer, policy_serving
 
 DRAWING = """\
@@ -116,8 +117,20 @@ def test_each_route_that_a_run_calls_is_asked_for():
     assert {"/update_weights", "/update_weight_version", "/wake_up"} < called
     with policy_serving(PolicyServer(without=frozenset(called))) as server:
         faults = asyncio.run(find_faults(server.url, True, lora_rank=1, sleeps=True))
-    missing = {fault.what.removeprefix("it has no ") for fault in faults}
+    told = (fault.what.removeprefix("it has no ").split(", ") for fault in faults)
+    missing = {route for routes in told for route in routes}
     assert called - missing == {"/v1/models"}, "which each server has"
+
+
+def test_what_is_no_vllm_server_is_one_fault_and_not_a_dozen_missing_routes():
+    """Of an SGLang server each route of vLLM was said to be missing."""
+    routes = frozenset({*re.findall(r'"(/[a-z0-9_/]+)', inspect.getsource(vllm_probe))})
+    with policy_serving(
+        PolicyServer(about="", without=routes - {"/health", "/server_info"})
+    ) as server:
+        (fault,) = asyncio.run(find_faults(server.url, True))
+    assert fault.what == "it has none of the routes of a vLLM server"
+    assert fault.is_fatal
 
 
 def test_a_server_for_adapters_must_have_the_route_that_takes_them():
@@ -128,6 +141,26 @@ def test_a_server_for_adapters_must_have_the_route_that_takes_them():
         (fault,) = asyncio.run(find_faults(server.url, True, lora_rank=8))
     assert fault.what == f"it has no {route}"
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in fault.remedy
+
+
+def test_a_server_whose_context_holds_no_episode_is_told():
+    """A real server alone was asked: each long episode would end at the server's limit."""
+    with policy_serving(PolicyServer()) as server:
+        assert asyncio.run(find_faults(server.url, True, max_tokens=1000)) == []
+        (fault,) = asyncio.run(find_faults(server.url, True, max_tokens=1001))
+    assert fault.is_fatal
+    assert fault.what == "its context of 1000 tokens holds no episode"
+
+
+def test_a_server_of_another_tokenizer_is_told():
+    """A real server alone was asked: its tokens would be read as other words."""
+    codec = tiny_codec()
+    with policy_serving(PolicyServer(codec=codec)) as server:
+        assert asyncio.run(find_faults(server.url, True, codec=codec)) == []
+        server.changes = {"text": "other words"}
+        (fault,) = asyncio.run(find_faults(server.url, True, codec=codec))
+    assert fault.is_fatal
+    assert fault.what.startswith("its tokens read 'other words' there and ")
 
 
 def files_faults(server: PolicyServer, **sizes: Any) -> list[str]:

@@ -1,0 +1,189 @@
+"""What spans the sections of a run: settings that contradict each other, or that do nothing.
+
+Each check raises ``ValueError``, which ``run_config.py`` says with the recipe's name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forage.algorithms.credit.turn_credit import TurnRewards
+from forage.config.server_config import ServerPlacement
+
+if TYPE_CHECKING:
+    from forage.config.run_config import RunConfig
+
+
+def check_sections(run: RunConfig) -> None:
+    """Raise ``ValueError`` where sections do not go together."""
+    _sizes_fit(run)
+    _algorithm_fits(run)
+    _a_healthy_checkpoint_is_kept(run)
+    _placement_fits(run)
+    _sampling_fits(run)
+
+
+def _sizes_fit(run: RunConfig) -> None:
+    """Sizes that hold each other, and addresses that differ."""
+    env, roll, trainer = run.environment, run.rollout, run.trainer
+    if run.evaluation.other_search == run.search:
+        raise ValueError(
+            "evaluation.other_search is the same as search: the arms normal and "
+            "other_retriever would be one; name another url, or remove it"
+        )
+    endpoint = run.model.endpoint
+    if env.keep_observations is not None and endpoint and endpoint.form == "chat":
+        raise ValueError(
+            "environment.keep_observations begins contexts anew, token by token, and a chat "
+            "endpoint takes messages: use model.endpoint.form: completions, or remove it"
+        )
+    if env.max_turn_tokens + env.max_observation_tokens > env.max_tokens:
+        raise ValueError(
+            f"environment.max_tokens ({env.max_tokens}) does not hold one turn "
+            f"({env.max_turn_tokens}) and one observation ({env.max_observation_tokens})"
+        )
+    if trainer.max_tokens_per_micro_batch < env.max_tokens:
+        raise ValueError(
+            f"trainer.max_tokens_per_micro_batch ({trainer.max_tokens_per_micro_batch}) is "
+            f"below environment.max_tokens ({env.max_tokens}): a whole episode must fit"
+        )
+    if roll.engine.num_slots < roll.engine.tile_rows:
+        raise ValueError(
+            f"rollout.engine.num_slots ({roll.engine.num_slots}) is below tile_rows "
+            f"({roll.engine.tile_rows}); lower tile_rows"
+        )
+
+
+def _algorithm_fits(run: RunConfig) -> None:
+    """The algorithm against the shape of a step and the budgets of an episode."""
+    algorithm, trainer, env = run.algorithm, run.trainer, run.environment
+    advantage = algorithm.advantage
+    if advantage.kind == "pass_at_k" and advantage.k > trainer.group_size:
+        raise ValueError(
+            f"algorithm.advantage.k ({advantage.k}) is above trainer.group_size "
+            f"({trainer.group_size}): no k episodes can be drawn; lower k"
+        )
+    if trainer.num_mini_batches > trainer.questions_per_step:
+        raise ValueError(
+            f"trainer.num_mini_batches ({trainer.num_mini_batches}) is above "
+            f"questions_per_step ({trainer.questions_per_step}): groups are not split; lower it"
+        )
+    is_learnt_once = trainer.num_mini_batches * trainer.num_epochs == 1
+    is_fresh = algorithm.decoupled or run.rollout.max_staleness == 0
+    if algorithm.likelihood_protection and is_learnt_once and is_fresh:
+        raise ValueError(
+            "algorithm.likelihood_protection does nothing where each batch is learnt once: "
+            "set trainer.num_mini_batches or trainer.num_epochs above 1, or remove it"
+        )
+    if algorithm.dynamic_sampling and trainer.group_size < 2:
+        raise ValueError(
+            "algorithm.dynamic_sampling compares the episodes of a group: set "
+            f"trainer.group_size above {trainer.group_size}"
+        )
+    if run.reward.search_cost and isinstance(advantage, TurnRewards) and advantage.search_cost:
+        raise ValueError(
+            "reward.search_cost and algorithm.advantage.search_cost both take off what a "
+            "search costs: remove the first to charge the turn that searched, or the second to "
+            "charge the episode"
+        )
+    gain = algorithm.information_gain
+    if gain is not None and gain.num_others and trainer.questions_per_step < 2:
+        raise ValueError(
+            "algorithm.advantage.information_gain: others compares a search with those of "
+            "other questions of the step: set trainer.questions_per_step above 1, or take "
+            "information_gain: before"
+        )
+    overlong = algorithm.overlong
+    if overlong and overlong.max_tokens - overlong.buffer_tokens >= env.max_tokens:
+        raise ValueError(
+            f"algorithm.overlong.max_tokens ({overlong.max_tokens}) less its buffer_tokens "
+            f"is not below environment.max_tokens ({env.max_tokens}): no episode could reach "
+            "it; lower it"
+        )
+
+
+def _a_healthy_checkpoint_is_kept(run: RunConfig) -> None:
+    """The sentinel, which rolls back, against the checkpoints that are kept."""
+    trainer, sentinel = run.trainer, run.sentinel
+    if sentinel is None or sentinel.kind != "roll_back":
+        return
+    reach = (trainer.keep_checkpoints - 1) * trainer.checkpoint_every
+    needed = sentinel.patience + sentinel.window + run.rollout.max_staleness
+    if reach < needed:
+        raise ValueError(
+            "sentinel.kind is roll_back, but no checkpoint from before an alarm would be left: "
+            f"(trainer.keep_checkpoints - 1) * checkpoint_every is {reach}, and "
+            f"sentinel.patience + sentinel.window + rollout.max_staleness is {needed}; raise "
+            "keep_checkpoints"
+        )
+
+
+def _placement_fits(run: RunConfig) -> None:
+    """Ranks and servers against the model, its device and the staleness."""
+    placement = run.placement
+    if run.model.device != "cpu":  # of one device, placement alone does not know the kind
+        placement.check_gpus()
+    if placement.has_server and "engine" in run.rollout.model_fields_set:
+        raise ValueError(
+            f"rollout.engine does nothing: it sizes the in-process engine, and "
+            f"placement.engine is {placement.engine.kind}; remove one of them"
+        )
+    served, own = placement.engine, run.rollout.engine
+    engine = served if isinstance(served, ServerPlacement) else own
+    if engine.cache_on_update == "keep" and run.rollout.max_staleness == 0:
+        raise ValueError(
+            "cache_on_update: keep does nothing at rollout.max_staleness 0: weights "
+            "change while no turn is in flight; raise max_staleness, or remove it"
+        )
+    if served.kind == "vllm" and served.transfer == "adapters" and run.model.lora is None:
+        raise ValueError(
+            "placement.engine.transfer is adapters, and the run learns none: set model.lora, "
+            "or transfer to group"
+        )
+    if run.model.arithmetic is not None and placement.num_ranks is not None:
+        raise ValueError(
+            "model.arithmetic is for one process; ranks gather their weights in "
+            "placement.trainer.compute_dtype: set that instead"
+        )
+    if run.model.compile and placement.num_ranks is not None:
+        raise ValueError(
+            "model.compile is for one process: a layer that is cut over ranks is gathered "
+            "around its call; remove it"
+        )
+    if run.model.device == "cpu" and placement.num_gpus > 1:
+        raise ValueError(
+            f"model.device is cpu, and placement asks for {placement.num_gpus} GPUs: set "
+            "model.device to cuda, or remove placement"
+        )
+    if placement.engine.offload and run.rollout.max_staleness > 0:
+        raise ValueError(
+            f"rollout.max_staleness is {run.rollout.max_staleness}, and with "
+            "placement.engine.offload nothing is sampled while the trainer learns: set one of "
+            "them to 0 or false"
+        )
+
+
+def _sampling_fits(run: RunConfig) -> None:
+    """What samples against what is recorded, prompted and chosen."""
+    endpoint, roll = run.model.endpoint, run.rollout
+    if endpoint is not None and "engine" in roll.model_fields_set:
+        raise ValueError(
+            "rollout.engine does nothing with model.endpoint, where a server samples; remove it"
+        )
+    has_none = endpoint is not None or run.placement.engine.kind == "sglang"
+    if roll.num_alternatives and has_none:
+        raise ValueError(
+            f"rollout.num_alternatives is {roll.num_alternatives}, and only the in-process "
+            "engine and vLLM (placement.engine) record alternatives; set it to 0"
+        )
+    is_chat = endpoint is not None and endpoint.form == "chat"
+    if is_chat and run.environment.protocol == "tools":
+        raise ValueError(
+            "environment.protocol: tools needs the tokens of the chat template, which "
+            "model.endpoint.form: chat does not give; use environment.protocol: tags"
+        )
+    if run.evaluation.method == "rejection_sampling" and roll.temperature <= 0:
+        raise ValueError(
+            "evaluation.method: rejection_sampling chooses among different episodes, and at "
+            "rollout.temperature 0 they are all the same; raise it"
+        )
