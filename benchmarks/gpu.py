@@ -240,7 +240,8 @@ def publish(model: PreTrainedModel, machine: Machine) -> None:
     if machine.device.type == "cuda" and torch.cuda.device_count() > 1:
         there = torch.device("cuda", 0 if machine.device.index else 1)
     weights, shapes = partial(weights_by_name, model), partial(shapes_by_name, model)
-    with publishing(WeightSender(weights, machine.device, shapes), there) as (send, way):
+    # The model's own device has the number, which a thread that sends by NCCL needs.
+    with publishing(WeightSender(weights, model.device, shapes), there) as (send, way):
         seconds, num_bytes = seconds_of(send, machine), send()
     print(f"  publish by {way}: {seconds:.3f} s for {num_bytes / 1e9:.2f} GB", flush=True)
 

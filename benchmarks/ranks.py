@@ -88,8 +88,9 @@ class MostMemory:
         self._thread.start()
 
     def _look(self) -> None:
-        me = psutil.Process()
-        while not self._is_over.wait(0.25):  # a look holds up the process that it is at
+        me, is_over = psutil.Process(), False
+        while not is_over:  # the last look is at the end: a phase may be shorter than a pause
+            is_over = self._is_over.wait(0.25)  # a look holds up the process that it is at
             for process in (me, *me.children(recursive=True)):
                 size = _anonymous(process.pid)
                 self.of[process.pid] = max(size, self.of.get(process.pid, 0))

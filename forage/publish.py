@@ -173,8 +173,8 @@ class _BaseOfRank:
 def _sender_of(
     model: PreTrainedModel, device: torch.device, dtype: torch.dtype | None, is_first: bool = True
 ) -> WeightSender:
-    weights, shapes = partial(weights_by_name, model), partial(shapes_by_name, model)
-    return WeightSender(weights, device, shapes, is_first, dtype)
+    weights = partial(weights_by_name, model, dtype)
+    return WeightSender(weights, device, partial(shapes_by_name, model), is_first, dtype)
 
 
 def _sender_beside(dtype: torch.dtype | None, trainer: Trainer) -> WeightSender:

@@ -3,6 +3,7 @@
 Between its products a layer has some thirty operations that each read and write everything once:
 on a GPU a fifth of a training step and a third of a decoded token (benchmarks/scale.md). A layer
 is compiled on its own, once for all layers, which takes seconds where a whole model takes minutes.
+Layers that compute their activations again learn as they are: torch compiles nothing in there.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from forage.algorithms.loss.aggregation import token_mean
 from forage.batch import Batch, Packed, Rows
 from forage.training.gradients import clip_gradient, gradient, means
 from forage.training.logprobs import at_least_float32, hidden_before
+from forage.training.optimizer_states import adamw
 from forage.training.sharding import Ranks
 from forage.training.skipped_updates import SkippedUpdates
 from forage.training.ulysses import SequenceRanks
@@ -46,7 +47,8 @@ class Critic(nn.Module):
         """The value before each wanted token [M], float32."""
         is_wanted_N = is_wanted_N.to(packed.token_ids_N.device)  # as in ``TokenLogprobs``
         hidden_MH = hidden_before(self.base, packed, is_wanted_N, self.sequence_ranks)
-        values_M = at_least_float32(self.head(hidden_MH)[:, 0])
+        # A copy: FSDP warns of a view, which may not be changed in place.
+        values_M = at_least_float32(self.head(hidden_MH)[:, 0]).clone()
         if self.sequence_ranks is None:
             return values_M
         return self.sequence_ranks.join(values_M, is_wanted_N)
@@ -70,14 +72,9 @@ class CriticTrainer:
         remedy = "lower algorithm.advantage.critic.learning_rate"
         self.skipped = SkippedUpdates("the critic's", remedy, max_skipped_updates)
         self.config = config
-        learnt = [weight for weight in critic.parameters() if weight.requires_grad]
         is_offloaded = ranks is not None and "critic" in ranks.placement.offload
-        self.optimizer = torch.optim.AdamW(
-            learnt,
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-            fused=is_offloaded or None,  # as in the policy's
-        )
+        rate, decay = config.learning_rate, config.weight_decay
+        self.optimizer = adamw(critic.parameters(), rate, decay, is_offloaded)
 
     def step(self, batch: Batch) -> dict[str, float]:
         """One optimizer step on the clipped squared error, mean over the batch's sampled tokens.

@@ -172,8 +172,13 @@ def merge(model: PreTrainedModel) -> None:
     model.requires_grad_(True)
 
 
-def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """What ``merge`` would leave, a whole weight at a time; the model stays as it is."""
+def merged_weights(
+    model: PreTrainedModel, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """What ``merge`` would leave, a whole weight at a time, in ``dtype``; the model stays as it is.
+
+    What has no adapter is gathered in that type, too; None: as it is.
+    """
     from peft.tuners.lora import LoraLayer
 
     layer_of = {
@@ -184,14 +189,15 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     for name, weight in model.named_parameters():
         if is_adapter(name):
             continue
-        layer = layer_of.get(name)
+        layer, given = layer_of.get(name), dtype or weight.dtype
+        if layer is None:
+            yield name.replace(".base_layer.", "."), whole(weight.detach().to(given))
+            continue
         merged = whole(weight.detach())
-        if layer is not None:
-            halves: tuple[Any, Any] = (layer.lora_A, layer.lora_B)
-            inputs, outputs = (whole(each[_NAME].weight.detach()) for each in halves)
-            delta = outputs @ inputs * layer.scaling[_NAME]
-            merged = merged + delta.to(merged.dtype)
-        yield name.replace(".base_layer.", "."), merged
+        halves: tuple[Any, Any] = (layer.lora_A, layer.lora_B)
+        inputs, outputs = (whole(each[_NAME].weight.detach()) for each in halves)
+        delta = outputs @ inputs * layer.scaling[_NAME]
+        yield name.replace(".base_layer.", "."), (merged + delta.to(merged.dtype)).to(given)
 
 
 def is_adapter(name: str) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -36,6 +37,9 @@ LOG = logging.getLogger(__name__)
 disable_progress_bar()
 
 _DIGESTED_NUMBERS = 4096
+
+_CHECKPOINT = "_gradient_checkpointing_func"
+"""Where transformers keeps what a layer is called through."""
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -74,6 +78,7 @@ def load_model(
             # transformers also needs the layer's training flag; dropout inside has its own flag.
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True
+                vars(module)[_CHECKPOINT] = _where_it_learns(vars(module)[_CHECKPOINT])
     if not is_skeleton(model):
         model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
     if config.arithmetic is not None:
@@ -83,13 +88,26 @@ def load_model(
     return model
 
 
+def _where_it_learns(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """``checkpoint``, which other passes do without.
+
+    It asks for the state of random numbers, which a GPU may refuse while a pass of the engine is
+    captured, and keeps what is in it from being compiled.
+    """
+
+    def call(layer: Callable[..., Any], *inputs: Any) -> Any:
+        return checkpoint(layer, *inputs) if torch.is_grad_enabled() else layer(*inputs)
+
+    return call
+
+
 def load_reference(
     policy: PreTrainedModel, config: ModelConfig, path: str | None, in_parts: bool = False
 ) -> PreTrainedModel:
     """A frozen model beside the policy: ``path``, or the weights that the run starts with.
 
-    A policy with adapters still holds those weights, and they are shared. Raises ``UserError``
-    where the reference has another vocabulary than the policy.
+    A policy with adapters still holds those weights: one process shares them, ranks each cut a
+    copy. Raises ``UserError`` where the reference has another vocabulary than the policy.
     """
     if path is None and lora.has_adapters(policy):
         return lora.without_adapters(policy)
@@ -207,15 +225,19 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: 
     tokenizer.save_pretrained(out)
 
 
-def weights_by_name(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+def weights_by_name(
+    model: PreTrainedModel, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The policy's weights, each once, whole, in one order; adapters are added to them.
 
-    Ranks gather each of them together, so they must all go through all of them.
+    Ranks gather each of them together, so they must all go through all of them. ``dtype`` is that
+    in which they are gathered, and given; None: as they are.
     """
     if lora.has_adapters(model):
-        yield from lora.merged_weights(model)
+        yield from lora.merged_weights(model, dtype)
     else:
-        yield from ((name, whole(weight.detach())) for name, weight in model.named_parameters())
+        for name, weight in model.named_parameters():
+            yield name, whole(weight.detach().to(dtype or weight.dtype))
 
 
 def shapes_by_name(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""What AdamW remembers of each weight, by the weight's name, in memory and on disk.
+"""AdamW, and what it remembers of each weight, by the weight's name, in memory and on disk.
 
 The files are a distributed checkpoint of torch's. Every rank writes the parts that it holds, side
 by side, and reads the parts that it needs, so what four ranks wrote is read by one process or by
@@ -8,7 +8,7 @@ three. One process writes the same layout.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +18,24 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.utils._pytree import tree_map
 
 States = dict[str, dict[str, Tensor]]
 """The states of each learnt weight: its steps, and its two moments."""
+
+
+def adamw(
+    weights: Iterable[nn.Parameter], learning_rate: float, weight_decay: float, is_offloaded: bool
+) -> AdamW:
+    """The optimizer of those weights that are learnt.
+
+    On a GPU and for weights in host memory torch updates a weight in one pass. Else it would hold
+    the roots of all second moments beside them on a GPU, and pass a dozen times over host memory.
+    """
+    learnt = [weight for weight in weights if weight.requires_grad]
+    is_fused = is_offloaded or learnt[0].is_cuda or None
+    return AdamW(learnt, lr=learning_rate, weight_decay=weight_decay, fused=is_fused)
 
 
 def states_of(root: nn.Module, optimizer: Optimizer) -> States:
@@ -57,12 +70,13 @@ def write_states(
         save(dict(states), checkpoint_id=folder, process_group=group, no_dist=group is None)
 
 
-def read_states(like: Mapping[str, States], folder: Path) -> dict[str, States]:
-    """Read states of these names, shapes and parts; raises ``OSError`` for others."""
-    read = tree_map(torch.zeros_like, dict(like))
+def read_states(states: Mapping[str, States], folder: Path) -> None:
+    """Read into these states, in place: others beside them may find no room.
+
+    Raises ``OSError`` where the folder has them of other names or shapes.
+    """
     with _one_process_is_enough():
-        load(read, checkpoint_id=folder, no_dist=not dist.is_initialized())
-    return read
+        load(dict(states), checkpoint_id=folder, no_dist=not dist.is_initialized())
 
 
 @contextmanager
@@ -79,4 +93,4 @@ def _one_process_is_enough() -> Iterator[None]:
 
 def _new_states(weight: Tensor) -> dict[str, Tensor]:
     moments = {key: torch.zeros_like(weight.detach()) for key in ("exp_avg", "exp_avg_sq")}
-    return {"step": torch.tensor(0.0), **moments}
+    return {"step": torch.zeros((), device=weight.device), **moments}

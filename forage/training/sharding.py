@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -86,6 +87,9 @@ class Ranks:
             (replicas, shards, tensor),
             mesh_dim_names=("replicate", "shard", "tensor"),
         )
+        patience = timedelta(seconds=placement.timeout_s)
+        for group in (*by_work.get_all_groups(), *by_weights.get_all_groups()):
+            _set_pg_timeout(patience, group)  # a mesh gives its groups torch's own half an hour
         rows_group = by_work["sequence"].get_group()
         return Ranks(
             placement=placement,

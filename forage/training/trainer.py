@@ -34,6 +34,7 @@ from forage.training.model import weights_digest
 from forage.training.objective import Objective, compare, merge
 from forage.training.optimizer_states import (
     States,
+    adamw,
     copies_of,
     read_states,
     restore,
@@ -126,7 +127,8 @@ class Trainer:
             golden=golden,
         )
         is_offloaded = placement is not None and "policy" in placement.offload
-        self.optimizer = _optimizer(model, config, is_offloaded)
+        rate, decay = config.learning_rate, config.weight_decay
+        self.optimizer = adamw(model.parameters(), rate, decay, is_offloaded)
 
     def prepare(
         self, weighed_P: Sequence[Sequence[Weighed]]
@@ -275,7 +277,8 @@ class Trainer:
         restore_model(self.model, checkpoint)
         if self.critic is not None:
             restore_critic(self.critic.critic, checkpoint)
-        states = read_states(self._states(), checkpoint / _OPTIMIZER)
+        states = self._states()
+        read_states(states, checkpoint / _OPTIMIZER)
         restore(self.model, self.optimizer, states["policy"])
         if self.critic is not None:
             restore(self.critic.critic, self.critic.optimizer, states["critic"])
@@ -322,17 +325,6 @@ class Trainer:
     @property
     def _is_critic_alone(self) -> bool:
         return self.critic is not None and (self._num_learnt < self.critic.config.num_warmup_steps)
-
-
-def _optimizer(
-    model: PreTrainedModel, config: TrainerConfig, is_offloaded: bool
-) -> torch.optim.AdamW:
-    """AdamW over what is learnt of the model."""
-    learnt = [weight for weight in model.parameters() if weight.requires_grad]
-    # In host memory torch passes a dozen times over each weight, unless it is told not to.
-    is_fused = is_offloaded or None
-    rate, decay = config.learning_rate, config.weight_decay
-    return torch.optim.AdamW(learnt, lr=rate, weight_decay=decay, fused=is_fused)
 
 
 def _shard(

@@ -3,7 +3,9 @@
 import importlib
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,3 +32,20 @@ async def test_log_probabilities_that_are_off_end_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gpu, "MEAN", 1e-5)
     with pytest.raises(SystemExit, match="the engine is wrong: it may be off by 3.1e-02, 2.0e-06"):
         await gpu.check(model)
+
+
+def test_a_publish_is_sent_from_a_gpu_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``cuda`` alone names none to a thread, and a publish by NCCL ended with nothing sent."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu = importlib.import_module("gpu")
+    senders: list[Any] = []
+
+    def publishing(sender: object, _: torch.device) -> AbstractContextManager[Any]:
+        senders.append(sender)
+        return nullcontext((lambda: 1, "a stand-in"))
+
+    monkeypatch.setattr(gpu, "publishing", publishing)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    model = gpu.new_model("tiny", torch.device("cpu"), is_compiled=False)
+    gpu.publish(model, gpu.Machine(torch.device("cuda"), None, None))
+    assert senders[0]._device == model.device

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import PreTrainedModel
 
 from forage.algorithms.credit.gae import Gae
 from forage.algorithms.packing import pack
-from forage.batch import Batch
+from forage.batch import Batch, Weighed
 from forage.config.algorithm_config import AlgorithmConfig, CriticConfig
 from forage.config.model_config import LoraConfig
 from forage.config.placement_config import TrainerPlacement
@@ -22,7 +29,10 @@ from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.training import lora
 from forage.training.critic import Critic
-from forage.training.sharding import gathered, whole
+from forage.training.optimizer_states import states_of
+from forage.training.run_state import STATE, RunState
+from forage.training.saved_weights import write_config
+from forage.training.sharding import Ranks, gathered, whole
 from forage.training.trainer import Trainer
 from tests.rollout.tiny_models import Architecture, make_model
 from tests.training.sequences import episode, weighed
@@ -56,10 +66,25 @@ class Learnt:
     weights: dict[str, Tensor]
 
 
-def batch_of(case: Case) -> Batch:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a rank does in a step."""
+
+    num_sums: int
+    """Sums of gradients over ranks: one for each part of the model that is gathered at once."""
+    num_tokens: int
+    """Tokens that it runs its model on."""
+    offloaded: set[str]
+    """Models of which every weight rests in host memory."""
+
+
+def episodes_of(case: Case) -> list[Weighed]:
     advantages = (1.0, -0.5, 0.25, -1.5, 0.75, 2.0)
-    each = [weighed(episode(i), advantages[i % 6]) for i in range(case.num_episodes)]
-    return pack(each, case.max_tokens)
+    return [weighed(episode(i), advantages[i % 6]) for i in range(case.num_episodes)]
+
+
+def batch_of(case: Case) -> Batch:
+    return pack(episodes_of(case), case.max_tokens)
 
 
 def cast(case: Case, model: PreTrainedModel) -> PreTrainedModel:
@@ -92,8 +117,11 @@ def trainer_of(case: Case, placement: TrainerPlacement | None) -> Trainer:
     return Trainer(model, config, case.algorithm, 1.0, reference, critic, placement)
 
 
-def learn(case: Case, placement: TrainerPlacement | None) -> Learnt:
-    """One step of the policy, and of the critic where there is one."""
+def learn(case: Case, placement: TrainerPlacement | None, batch: Batch | None = None) -> Learnt:
+    """One step of the policy, and of the critic where there is one.
+
+    Without ``batch`` it learns the case's, after the forward passes that its algorithm asks for.
+    """
     trainer = trainer_of(case, placement)
     gradients: dict[str, Tensor] = {}
     roots: dict[str, nn.Module] = {"policy": trainer.model}
@@ -110,10 +138,38 @@ def learn(case: Case, placement: TrainerPlacement | None) -> Learnt:
 
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(keep)
-    batch = batch_of(case)
+    if batch is None:
+        (filled,), _ = trainer.prepare([episodes_of(case)])
+        batch = pack(filled, case.max_tokens)
     metrics = trainer.critic.step(batch) if trainer.critic is not None else {}
     metrics |= trainer.step(batch, nullcontext())
     return Learnt(gradients, metrics, dict(gathered(trainer.model)))
+
+
+def forward_after_update(case: Case, placement: TrainerPlacement | None) -> list[Tensor]:
+    """What the forward passes over each episode give, where the last ones were before an update."""
+    trainer = trainer_of(case, placement)
+    trainer.prepare([episodes_of(case)])
+    assert trainer.critic is not None, "the case has one"
+    for optimizer in (trainer.optimizer, trainer.critic.optimizer):
+        for group in optimizer.param_groups:
+            torch._foreach_mul_([weight.data for weight in group["params"]], 1.1)
+    (filled,), _ = trainer.prepare([episodes_of(case)])
+    return [values for each in filled for values in (each.old_logprobs_M, each.values_M)]
+
+
+def saved(trainer: Trainer) -> dict[str, Tensor]:
+    """All that a checkpoint holds of the policy and the critic, whole."""
+    models: list[Any] = [("policy", trainer.model, trainer.optimizer)]
+    if trainer.critic is not None:
+        models.append(("critic", trainer.critic.critic, trainer.critic.optimizer))
+    found: dict[str, Tensor] = {}
+    for kind, root, optimizer in models:
+        found |= {f"{kind}.{name}": weight.clone() for name, weight in gathered(root)}
+        for name, states in states_of(root, optimizer).items():
+            for key, state in states.items():
+                found[f"{kind}.{name}.{key}"] = whole(state).clone()
+    return found
 
 
 class Rank:
@@ -122,14 +178,67 @@ class Rank:
     def learn(self, case: Case) -> Learnt:
         return learn(case, case.placement)
 
-    def weights_after(self, case: Case, foreach: bool) -> dict[str, Tensor]:
-        """After three steps of AdamW, which takes all weights at once, or one after the other."""
+    def see(self, case: Case) -> Seen:
+        trainer = trainer_of(case, case.placement)
+        num_tokens: list[int] = []
+
+        def count(_: object, __: object, keys: dict[str, Any]) -> None:
+            num_tokens.append(keys["input_ids"].numel())
+
+        trainer.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+        reduce = vars(_fsdp_param_group)["foreach_reduce"]
+        with patch.object(_fsdp_param_group, "foreach_reduce", wraps=reduce) as sums:
+            trainer.step(batch_of(case), nullcontext())
+        passes = trainer._forward_passes
+        roots = {"policy": passes.policy, "critic": passes.critic, "reference": passes.reference}
+        offloaded = {name for name, root in roots.items() if root and _is_offloaded(root)}
+        return Seen(sums.call_count, sum(num_tokens), offloaded)
+
+    def forward_after_update(self, case: Case) -> list[Tensor]:
+        return forward_after_update(case, case.placement)
+
+    def write(self, case: Case, folder: Path) -> dict[str, Tensor]:
+        """Write a checkpoint after a step; what it holds."""
+        trainer = trainer_of(case, case.placement)
+        trainer.learn([batch_of(case)], nullcontext())
+        if dist.get_rank() == 0:
+            write_config(trainer.model, folder)
+            (folder / STATE).write_text(json.dumps(asdict(RunState(1, 0, {}))))
+        trainer.writer(folder, is_copied=False)()
+        return saved(trainer)
+
+    def read(self, case: Case, folder: Path) -> dict[str, Tensor]:
+        """What a checkpoint holds, once it is read."""
+        trainer = trainer_of(case, case.placement)
+        trainer.load(folder, trainer.progress())
+        return saved(trainer)
+
+    def patience(self, placement: TrainerPlacement) -> set[float]:
+        """The seconds that this rank waits for others, in each group that it computes in."""
+        ranks = Ranks.join(placement, "cpu", float)
+        groups = [ranks.data_group, *ranks.shard_mesh.get_all_groups()]
+        groups += ranks.tensor_mesh.get_all_groups() if ranks.tensor_mesh else []
+        groups += [ranks.sequence_ranks.group] if ranks.sequence_ranks else []
+        backends: list[Any] = [each._get_backend(ranks.device) for each in groups]
+        return {each.options._timeout.total_seconds() for each in backends}
+
+    def weights_after(
+        self, case: Case, way: Literal["fused", "foreach"] | None
+    ) -> dict[str, Tensor]:
+        """After three steps of AdamW, in a way of torch's; None: weight by weight."""
         trainer = trainer_of(case, case.placement)
         for group in trainer.optimizer.param_groups:
-            group["foreach"] = foreach
+            group.update(fused=way == "fused", foreach=way == "foreach")
         for _ in range(3):
             trainer.step(batch_of(case), nullcontext())
         return dict(gathered(trainer.model))
+
+
+def _is_offloaded(root: nn.Module) -> bool:
+    """Whether FSDP keeps every part in host memory; on a CPU its tensors do not tell."""
+    modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    groups = [module._get_fsdp_state()._fsdp_param_group for module in modules]
+    return all(weight.offload_to_cpu for group in groups if group for weight in group.fsdp_params)
 
 
 class Unlucky:
@@ -144,3 +253,9 @@ class Unlucky:
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.zeros(1))
+
+    def die_while_others_sleep(self) -> None:
+        """Nothing tells the first that the second is gone."""
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(300)

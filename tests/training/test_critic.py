@@ -56,6 +56,12 @@ def test_a_new_critic_expects_nothing():
     assert values.tolist() == [0.0] * EPISODES[0].num_sampled_tokens
 
 
+def test_its_values_are_no_view():
+    """Each rank began with a warning of torch's, of a backward pass that may fail."""
+    (rows,) = pack([with_returns(0)], 4096).rows
+    assert not Critic(make_model())(rows.packed, rows.is_sampled_N)._is_view()
+
+
 def test_it_learns_the_returns():
     trainer = CriticTrainer(Critic(make_model()), CriticConfig(learning_rate=3e-3, value_clip=None))
     losses = [trainer.step(batch())["critic/loss"] for _ in range(30)]

@@ -3,19 +3,23 @@
 import shutil
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forage import attention
 from forage.algorithms.packing import lay_end_to_end
-from forage.config.model_config import ModelConfig
+from forage.config.model_config import LoraConfig, ModelConfig
 from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
-from forage.training.logprobs import token_logprobs
+from forage.training import lora
+from forage.training import model as model_module
+from forage.training.logprobs import hidden_states, token_logprobs
 from forage.training.model import (
     END_OF_TEXT,
     load_critic_base,
@@ -26,6 +30,7 @@ from forage.training.model import (
     new_tokenizer,
     save_model,
     tokenizer_digest,
+    weights_by_name,
     weights_digest,
 )
 from tests.fakes import tiny_model, tiny_tokenizer
@@ -80,6 +85,20 @@ def test_gradient_checkpointing_computes_layers_again_and_gives_the_same_gradien
         gradients.append(torch.cat(grads))
     assert num_forwards == [1, 2]
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_pass_that_does_not_learn_asks_for_no_state_of_random_numbers(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A checkpoint keeps it, which a GPU may refuse while the engine's passes are captured."""
+    model = load_model(ModelConfig(path=str(directory), gradient_checkpointing=True))
+    attention.install(model)
+    monkeypatch.setattr(torch, "get_rng_state", Mock(side_effect=AssertionError("asked")))
+    packed = lay_end_to_end([list(range(20))])
+    with torch.no_grad():
+        hidden_states(model, packed)
+    with pytest.raises(AssertionError, match="asked"):
+        hidden_states(model, packed)
 
 
 def test_a_path_without_a_model_is_an_error_that_names_it(tmp_path: Path):
@@ -194,3 +213,30 @@ def test_a_model_beside_the_policy_that_cannot_be_read_is_named_by_its_own_key(
     load = load_reference if key == "kl.reference" else partial(load_critic_base, seed=0)
     with pytest.raises(UserError, match=rf"^algorithm\.{key} is '{place}'.*{expected}"):
         load(tiny_model(), config, str(place))
+
+
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_weights_are_gathered_in_the_type_of_the_servers_to_the_same_bits(
+    has_adapters: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Ranks sent each other float32, of which rank 0 then sent half; a merge still needs all."""
+    model = tiny_model()
+    if has_adapters:
+        lora.add_adapters(model, LoraConfig(rank=4, target_modules=("q_proj",)), "base", seed=1)
+        for weight in lora.adapter_parameters(model).values():
+            nn.init.normal_(weight)
+    expected = {name: weight.bfloat16() for name, weight in weights_by_name(model)}
+    gathered: list[torch.dtype] = []
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        gathered.append(tensor.dtype)
+        return tensor
+
+    for module in (model_module, lora):
+        monkeypatch.setattr(module, "whole", whole)
+    found = dict(weights_by_name(model, torch.bfloat16))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    num_merged = sum(".q_proj.weight" in name for name in found) if has_adapters else 0
+    assert gathered.count(torch.float32) == 3 * num_merged
+    assert gathered.count(torch.bfloat16) == len(found) - num_merged

@@ -7,16 +7,19 @@ a wrong factor.
 from __future__ import annotations
 
 import pickle
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
+from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from forage.algorithms.loss.aggregation import Constant, SequenceMean
@@ -38,13 +41,25 @@ from forage.training.rank_processes import (
 )
 from forage.training.sharding import check_fits, deal
 from tests.rollout.tiny_models import make_model
-from tests.training.rank_cases import PPO, Case, Learnt, Rank, Unlucky, learn
+from tests.training.rank_cases import (
+    PPO,
+    Case,
+    Learnt,
+    Rank,
+    Unlucky,
+    batch_of,
+    forward_after_update,
+    learn,
+)
 
 DR_GRPO = AlgorithmConfig(loss=ReinforceLoss(), aggregate=Constant(tokens=50))
 GSPO = AlgorithmConfig(loss=GspoLoss(low=0.05), aggregate=SequenceMean())
 ONE = (
     Case("fsdp"),
     Case("offload", TrainerPlacement(offload=("policy",))),
+    Case("accumulation, one sum", TrainerPlacement(reduce_once=True)),
+    Case("adapters", has_adapters=True),
+    Case("a critic", algorithm=PPO),
 )
 TWO = (
     Case("fsdp"),
@@ -77,10 +92,18 @@ TWO = (
         "entropy and a reference",
         algorithm=AlgorithmConfig(entropy_coefficient=0.1, kl=KlConfig(coefficient=0.2)),
     ),
+    Case(
+        "an offloaded reference",
+        TrainerPlacement(offload=("reference",)),
+        algorithm=AlgorithmConfig(kl=KlConfig(coefficient=0.2)),
+    ),
 )
 FOUR = (
     Case("fsdp"),
     Case("unequal micro-batches", num_episodes=5, algorithm=DR_GRPO),
+    Case("offload", TrainerPlacement(offload=("policy",))),
+    Case("adapters", has_adapters=True),
+    Case("a critic", algorithm=PPO),
     Case("hybrid", TrainerPlacement(replicas=2)),
     Case("tp and fsdp", TrainerPlacement(tensor_parallel=2)),
     Case("ulysses and fsdp", TrainerPlacement(sequence_parallel=2), "qwen3"),
@@ -131,6 +154,12 @@ def four() -> Iterator[RankProcesses]:
         yield ranks
 
 
+@pytest.fixture(scope="module")
+def three() -> Iterator[RankProcesses]:
+    with closing(RankProcesses(3, Rank, "cpu", timeout_s=60)) as ranks:
+        yield ranks
+
+
 @cache
 def alone(case: Case) -> Learnt:
     """The same by one process, without any of this."""
@@ -175,7 +204,7 @@ def test_offloaded_ranks_take_the_step_of_one_process(two: RankProcesses):
         torch.testing.assert_close(weight, theirs.weights[name], atol=1e-9, rtol=1e-9)
 
 
-def test_ranks_compute_in_bfloat16_and_sum_in_float32(two: RankProcesses):
+def test_ranks_compute_in_bfloat16(two: RankProcesses):
     """Weights stay in float32; one micro-batch has the gradient of a model in bfloat16."""
     placement = TrainerPlacement(compute_dtype="bfloat16")
     case = Case("bfloat16", placement, max_tokens=4096, dtype=torch.float32)
@@ -184,8 +213,19 @@ def test_ranks_compute_in_bfloat16_and_sum_in_float32(two: RankProcesses):
         expected = theirs.gradients[name].float()
         assert (gradient - expected).norm() <= 1e-6 * expected.norm(), name
         assert mine.weights[name.removeprefix("policy.")].dtype == torch.float32
-    several = two.call("learn", replace(case, max_tokens=160)).gradients.values()
-    assert all((gradient.bfloat16().float() != gradient).any() for gradient in several)
+
+
+def test_ranks_add_up_gradients_in_float32(two: RankProcesses):
+    """A sum over ranks in bfloat16 went unnoticed: with one micro-batch a rank adds zeros."""
+    placement = TrainerPlacement(compute_dtype="bfloat16")
+    case = Case("a sum", placement, max_tokens=320, dtype=torch.float32)
+    batch = batch_of(case)
+    assert len(batch.rows) == 2, "one for each rank"
+    in_bfloat16 = replace(case, dtype=torch.bfloat16)
+    parts = [learn(in_bfloat16, None, replace(batch, rows=(each,))) for each in batch.rows]
+    for name, gradient in two.call("learn", case).gradients.items():
+        expected = sum(part.gradients[name].float() for part in parts)
+        assert (gradient - expected).norm() <= 1e-6 * expected.norm(), name
 
 
 def test_the_gradient_is_clipped_by_its_norm_over_all_ranks(four: RankProcesses):
@@ -196,11 +236,93 @@ def test_the_gradient_is_clipped_by_its_norm_over_all_ranks(four: RankProcesses)
     assert_same(mine, theirs)
 
 
+def test_gradients_are_summed_over_ranks_with_each_micro_batch_or_once(two: RankProcesses):
+    """``reduce_once`` did nothing, and no test saw it: the gradient is the same."""
+    case = Case("sums")
+    num_rounds = len(deal([1.0] * len(batch_of(case).rows), 0, 2))
+    num_parts = len(make_model().base_model.layers) + 1
+    assert num_rounds > 1
+    assert two.call("see", case).num_sums == num_rounds * num_parts
+    once = replace(case, placement=TrainerPlacement(reduce_once=True))
+    assert two.call("see", once).num_sums == num_parts
+
+
+def test_with_sequence_parallelism_a_rank_computes_its_stretch_of_every_row(two: RankProcesses):
+    """Where each rank computed whole rows instead, no test saw it: the gradient is the same."""
+    case = Case("stretches", TrainerPlacement(sequence_parallel=2))
+    lengths = [len(each.packed.token_ids_N) for each in batch_of(case).rows]
+    assert two.call("see", case).num_tokens == sum(-(-length // 2) for length in lengths)
+
+
+@pytest.mark.parametrize("offload", [(), ("policy",), ("critic",), ("reference",)], ids=str)
+def test_the_models_that_the_placement_names_rest_in_host_memory(
+    two: RankProcesses, offload: tuple[Any, ...]
+):
+    """``offload`` did nothing, and no test saw it: on a CPU all memory is the host's."""
+    algorithm = PPO.model_copy(update={"kl": KlConfig(coefficient=0.2)})
+    case = Case("offload", TrainerPlacement(offload=offload), algorithm=algorithm)
+    assert two.call("see", case).offloaded == set(offload)
+
+
+def test_a_forward_pass_is_of_the_weights_after_the_last_update(two: RankProcesses):
+    """Those of the root that the pass before had gathered were kept, and no test saw it."""
+    algorithm = PPO.model_copy(update={"decoupled": True})
+    case = Case("forward", algorithm=algorithm)
+    mine, theirs = two.call("forward_after_update", case), forward_after_update(case, None)
+    for values, expected in zip(mine, theirs, strict=True):
+        assert_close(values, expected)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("a critic, tp", TrainerPlacement(tensor_parallel=2), algorithm=PPO),
+        Case("adapters", has_adapters=True),  # of four rows: the third of three ranks has none
+    ],
+    ids=name_of,
+)
+def test_what_four_ranks_write_is_read_by_three_by_two_and_by_one(
+    four: RankProcesses,
+    three: RankProcesses,
+    two: RankProcesses,
+    one: RankProcesses,
+    case: Case,
+    tmp_path: Path,
+):
+    """Only two ranks and one process read what the other had written."""
+    written = four.call("write", case, tmp_path)
+    moments = [state for name, state in written.items() if name.endswith("exp_avg")]
+    assert moments
+    assert all(each.any() for each in moments)
+    for ranks in (three, two, one):
+        read = ranks.call("read", replace(case, placement=TrainerPlacement()), tmp_path)
+        assert read.keys() == written.keys()
+        for name, value in written.items():
+            assert torch.equal(read[name], value), name
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        TrainerPlacement(tensor_parallel=2, timeout_s=60),
+        TrainerPlacement(sequence_parallel=2, timeout_s=60),
+        TrainerPlacement(replicas=2, timeout_s=60),
+    ],
+)
+def test_a_rank_waits_for_others_as_long_as_the_placement_says(
+    four: RankProcesses, placement: TrainerPlacement
+):
+    """In a part of the ranks it waited for half an hour, which is torch's, whatever was set."""
+    assert four.call("patience", placement) == {60.0}
+
+
 def test_adam_over_two_meshes_at_once_is_adam_weight_by_weight(four: RankProcesses):
-    """On GPUs torch updates all weights in one go; with tensor parallelism they have two meshes."""
+    """On GPUs many weights are updated at once; with tensor parallelism they have two meshes."""
     case = Case("two meshes", TrainerPlacement(tensor_parallel=2, replicas=2), "qwen3")
-    at_once, each = (four.call("weights_after", case, foreach) for foreach in (True, False))
-    assert all(torch.equal(weight, each[name]) for name, weight in at_once.items())
+    fused, foreach, each = (four.call("weights_after", case, w) for w in ("fused", "foreach", None))
+    assert all(torch.equal(weight, each[name]) for name, weight in foreach.items())
+    for name, weight in fused.items():  # it multiplies in another order
+        assert_close(weight, each[name], rtol=1e-12, atol=1e-14)
 
 
 def test_the_dearest_micro_batches_share_the_first_round():
@@ -248,12 +370,14 @@ def test_a_rank_that_fails_ends_the_others_at_once():
             ranks.call("sum")
 
 
-def test_a_rank_that_is_killed_ends_the_others_at_once():
-    with (
-        closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks,
-        pytest.raises(RankDiedError, match="rank 1 has died"),
-    ):
-        ranks.call("die")
+@pytest.mark.parametrize("method", ["die", "die_while_others_sleep"])
+def test_a_rank_that_is_killed_ends_the_others_at_once(method: str):
+    """A rank that did not hear of it lived on as an orphan, and no test looked for it."""
+    with closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks:
+        processes = list(ranks._processes)
+        with pytest.raises(RankDiedError, match="rank 1 has died"):
+            ranks.call(method)
+        assert [each.exitcode for each in processes] == [-signal.SIGKILL, -signal.SIGKILL]
 
 
 def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gpu(

@@ -175,13 +175,14 @@ class EngineThread:
         if tuple(seen) != turn.token_ids[: len(seen)]:
             self._count(transcript_violations=1)
             slot.num_cached = 0
+        # The last token is computed with what follows, also where a round too many has computed it:
+        # whether there was one depends on the other episodes, and a GPU's passes differ in bits.
+        slot.num_cached = min(slot.num_cached, max(len(seen) - 1, 0))
         self._count(reused_tokens=slot.num_cached)
         slot.is_first_turn = not seen
         if self._config.max_draft_tokens:
             self._drafter.learn(turn.token_ids, len(seen), are_sampled=False)
         slot.token_ids = list(turn.token_ids)
-        # The last token's logits are what is sampled from, also where a round too many computed it.
-        slot.num_cached = min(slot.num_cached, len(slot.token_ids) - 1)
         slot.turn = turn
 
     def _round(self, forward: Forward) -> None:

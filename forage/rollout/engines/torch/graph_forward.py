@@ -117,8 +117,9 @@ class GraphForward:
         self._prefilling.forget()
 
     def close(self) -> None:
-        """It has no threads."""
-        self.take_weights()
+        """Let go of the passes: each holds this object, and the cache would wait for Python to look
+        for cycles."""
+        del self._decoding, self._prefilling
 
     def _run_singles(self, singles: Sequence[Stretch]) -> Tensor:
         """Logits [S, V], which the next pass overwrites; rows of other slots mean nothing."""

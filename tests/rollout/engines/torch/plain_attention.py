@@ -1,5 +1,7 @@
 """Attention over slots as its definition says, a token at a time, to compare kernels with."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -68,11 +70,20 @@ class PlainAttention:
         return (weights @ values_KLD).view(query_HD.shape).to(query_HD.dtype)
 
 
-def run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+class TwoRoundings(PlainAttention):
+    """The two passes differ in bits, as those of a GPU do, whose products have two shapes."""
+
+    def attend_blocks(self, *arguments: Any, **named: Any) -> Tensor:
+        return super().attend_blocks(*arguments, **named) * (1 + 1e-5)
+
+
+def run_ahead(
+    monkeypatch: pytest.MonkeyPatch, attention_of: type[PlainAttention] = PlainAttention
+) -> None:
     """Engines decode as on a GPU from now on, but that nothing is captured."""
 
     def choose(model: PreTrainedModel, cache: SlotCache, *_: object) -> GraphForward:
         torch.set_num_threads(1)
-        return GraphForward(model, cache, PlainAttention)
+        return GraphForward(model, cache, attention_of)
 
     monkeypatch.setattr(engine_thread, "choose_forward", choose)

@@ -3,6 +3,11 @@
 On a CPU the passes are called where a GPU replays them, with attention by its definition.
 """
 
+import asyncio
+import gc
+import weakref
+
+import pytest
 import torch
 
 from forage.rollout.engines.torch.graph_forward import (
@@ -13,7 +18,8 @@ from forage.rollout.engines.torch.graph_forward import (
 )
 from forage.rollout.engines.torch.slots import UNREAD, CacheShape, SlotCache, Stretch
 from forage.training.mixed_precision import compute_in
-from tests.rollout.engines.torch.plain_attention import PlainAttention
+from forage.types import Completion
+from tests.rollout.engines.torch.plain_attention import PlainAttention, TwoRoundings, run_ahead
 from tests.rollout.engines.torch.test_forward import (
     HEADS,
     HIDDEN,
@@ -22,7 +28,7 @@ from tests.rollout.engines.torch.test_forward import (
     by_transformers,
     new_model_and_cache,
 )
-from tests.rollout.running_engines import tokens
+from tests.rollout.running_engines import running_engine, sampling, tokens
 
 
 def test_stretches_of_many_slots_give_what_whole_episodes_give():
@@ -83,3 +89,55 @@ def test_products_in_bfloat16_over_weights_in_float32_are_near_those_of_float32(
         forward([Stretch(2, 0, tokens(2, 40))])
         (logits_V,) = forward([Stretch(2, 40, tokens(2, 41)[40:])])
     torch.testing.assert_close(logits_V.float(), by_transformers(tokens(2, 41)), atol=0.02, rtol=0)
+
+
+async def played(num_beside: int) -> list[Completion]:
+    """An episode of turns that end at a stop token.
+
+    Others of its group begin while it plays, from the prompt that it has computed.
+    """
+    ids = prompt = tokens(1, 20)
+    completions: list[Completion] = []
+    num_kept = num_beside * len(prompt)
+
+    async with running_engine(num_slots=16) as engine:
+
+        async def begin(step: int) -> None:
+            while engine.counters.decode_steps < step:
+                await asyncio.sleep(0)
+            await engine.generate(prompt, sampling(f"beside/{step}", 2))
+
+        beside = [asyncio.create_task(begin(2 + step)) for step in range(num_beside)]
+        for turn in range(3):
+            asked = sampling("episode", 30, stop_ids=tuple(range(0, 96, 4)))
+            completion = await engine.generate(ids, asked)
+            completions.append(completion)
+            ids = (*ids, *completion.token_ids_T)
+            num_kept += len(ids) - 1 if turn < 2 else 0
+            ids = (*ids, *tokens(turn + 3, 5))
+        await asyncio.gather(*beside)
+        assert engine.counters.reused_tokens == num_kept, "all but the last token of each turn"
+        return completions
+
+
+async def test_an_episode_that_begins_beside_another_changes_no_bit_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its first token was sampled between two rounds, and so the token that ended a turn beside it
+    was read before the round after it: that round computed its keys in a pass of other bits."""
+    run_ahead(monkeypatch, TwoRoundings)
+    assert await played(num_beside=8) == await played(num_beside=0)
+
+
+async def test_a_closed_engine_leaves_no_keys_and_values_behind(monkeypatch: pytest.MonkeyPatch):
+    """They waited for Python to look for cycles: 39 GB beside the training step of a benchmark."""
+    run_ahead(monkeypatch)
+    gc.disable()
+    try:
+        async with running_engine() as engine:
+            await engine.generate(tokens(1, 20), sampling())
+            cache = weakref.ref(engine._worker._cache)
+        del engine
+        assert cache() is None
+    finally:
+        gc.enable()
