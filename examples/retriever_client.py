@@ -117,9 +117,12 @@ def main() -> None:
     parser.add_argument("--topk", type=int, default=3)
     args = parser.parse_args()
     urls = args.url or ["http://127.0.0.1:8000"]
-    retriever = Retriever(urls, token=os.environ.get("FORAGE_TOKEN"))
-    scored = retriever.retrieve(args.query, args.topk, return_scores=True)
-    plain = retriever.retrieve(args.query, args.topk, return_scores=False)
+    retriever = Retriever(urls, token=os.environ.get("FORAGE_TOKEN"), deadline_s=10.0)
+    try:
+        scored = retriever.retrieve(args.query, args.topk, return_scores=True)
+        plain = retriever.retrieve(args.query, args.topk, return_scores=False)
+    except (SearchFailed, ValueError) as error:
+        raise SystemExit(str(error)) from None
     for query, with_scores, without in zip(args.query, scored, plain, strict=True):
         print(query)
         assert [d.id for d in with_scores] == [d.id for d in without]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -62,12 +63,15 @@ def lines(documents: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("query")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="without /retrieve")
     parser.add_argument("--topk", type=int, default=3)
     args = parser.parse_args()
     for (name, setting), client in zip(SETTINGS.items(), (search_r1, verl, slime), strict=True):
         print(f"# {name}: {setting.format(url=args.url, topk=args.topk)}")
-        print(client(args.url, args.query, args.topk), end="\n\n")
+        try:
+            print(client(args.url, args.query, args.topk), end="\n\n")
+        except urllib.error.URLError as error:
+            raise SystemExit(f"{args.url}/retrieve does not answer: {error}") from None
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import logging
 import os
 import re
@@ -77,6 +78,8 @@ EXAMPLES = {
 }
 """An example of each command, which stands at the end of its help."""
 
+_SIGPIPE = 128 + 13
+"""The code of a program that this signal ended: ``forage ... | head`` is no bug."""
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _PLACE_IS_WRONG = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
@@ -87,6 +90,8 @@ _PLACE_IS_WRONG = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; a bug's exception passes through."""
     quiet_openmp()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # no arrow of a table ends a command in Latin-1
+        sys.stdout.reconfigure(errors="backslashreplace")
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         args = _parse(argv)
@@ -111,7 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _is_stdout_closed():
             raise
-        return 128 + 13  # the code of SIGPIPE: `forage ... | head` is no error
+        return _SIGPIPE
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # rich has caught it, and says 1
+            return _SIGPIPE
+        raise
     except OSError as error:
         if error.errno in _PLACE_IS_WRONG and error.filename is not None:
             text = f"cannot use {error.filename}: {error.strerror}; name another place"

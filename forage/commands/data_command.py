@@ -7,7 +7,8 @@ that one kind does not wait for the packages of another.
 from __future__ import annotations
 
 import logging
-from argparse import ArgumentParser, Namespace
+import math
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 from forage.commands.arguments import add_kind, add_kinds, count, made_of, positive
@@ -65,7 +66,7 @@ def _add_select(parser: ArgumentParser) -> None:
     add("files", type=Path, nargs="+", metavar="EPISODES.jsonl", help=text)
     text = "file to write the chosen episodes to (default: they are only counted)"
     add("--out", type=Path, metavar="FILE.jsonl", help=text)
-    add("--min-reward", type=float, metavar="R", help="lowest reward that an episode may have")
+    add("--min-reward", type=_reward, metavar="R", help="lowest reward that an episode may have")
     text = "keep only the best episode of each question in each step"
     add("--best-of-group", action="store_true", help=text)
     text = "highest number of episodes to keep for a question"
@@ -94,9 +95,27 @@ def _add_directory(parser: ArgumentParser) -> None:
 def _add_question_output(parser: ArgumentParser) -> None:
     text = "file to write the questions to, in Forage's form (jsonl) or Search-R1's (parquet)"
     metavar = "FILE.jsonl|FILE.parquet"
-    parser.add_argument("--out", type=Path, required=True, metavar=metavar, help=text)
+    parser.add_argument("--out", type=_question_file, required=True, metavar=metavar, help=text)
     text = "prompt template to write into Search-R1's parquet rows"
     parser.add_argument("--prompt", default="search-r1", metavar="TEMPLATE", help=text)
+
+
+def _question_file(text: str) -> Path:
+    """A file to write questions to: its ending says in which form."""
+    if Path(text).suffix not in (".jsonl", ".parquet"):
+        raise ArgumentTypeError(f"{text!r} must end in .jsonl or .parquet, which says the form")
+    return Path(text)
+
+
+def _reward(text: str) -> float:
+    """A number: every episode would pass the bound ``nan``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise ArgumentTypeError(f"{text!r} is not a number")
+    return value
 
 
 def _world(args: Namespace) -> int:

@@ -30,6 +30,7 @@ from forage.commands.sft_command import LOSSES_FILE, run_sft
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.errors import UserError, refuse_unwritable
 from forage.retrieval.serve.child_server import ServerProcess
+from forage.retrieval.serve.port import bind_port
 
 WORLD_SIZE = 40_000
 
@@ -88,6 +89,9 @@ def run_demo(settings: DemoSettings) -> None:
 
     started = time.perf_counter()
     console = Console()
+    if settings.warm_start_steps is not None and not settings.from_scratch:
+        raise UserError("--warm-start-steps has no effect without --from-scratch")
+    bind_port("127.0.0.1", settings.port).close()  # a taken port is said before a world is made
     out = _choose_out(settings.out)
     signal.signal(signal.SIGTERM, interrupt)
     console.print(f"[bold]Forage demo[/bold], seed {settings.seed}, into {out}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from forage.commands.arguments import DTYPES, positive
+from forage.commands.arguments import DTYPES, local_path, positive
 from forage.commands.own_text import OWN_TEXT, add_own_text, corpus_of
 from forage.errors import UserError
 
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "passages as JSON lines (plain or gzip); or a folder or file of documents (.txt .md .html "
         ".pdf .docx); or a table (.csv .tsv .parquet)"
     )
-    add("--corpus", type=Path, required=True, metavar="PATH", help=text)
+    add("--corpus", type=local_path, required=True, metavar="PATH", help=text)
     add("--out", type=Path, metavar="DIR", help="where the index is written (not with --estimate)")
     names = [name for models in BACKENDS.values() for name in models]
     add("--backend", choices=names, help="how passages are searched (default bm25)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from argparse import ArgumentParser, Namespace
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +32,11 @@ def run(args: Namespace) -> int:
     from forage.retrieval.serve.child_server import ServerProcess
 
     is_address = args.source.startswith(("http://", "https://"))
+    if not is_address and re.match(r"[\w.+-]+://|[\w.-]+:\d+(/|$)", args.source):
+        raise UserError(
+            f"{args.source!r} is neither the directory of an index nor an address: that of a "
+            "search server begins with http:// or https://"
+        )
     if not is_address and args.token_file is not None:
         raise UserError("--token-file has no effect: the server of an index is started here")
     with ExitStack() as stack:

@@ -84,8 +84,11 @@ def make_model(
 
 def _texts(corpus: Path, questions: Path | None) -> Iterator[str]:
     """The texts of corpus and questions, in the words of prompts and observations."""
+    number = -1
     for number, passage in enumerate(read_corpus(corpus)):
         yield f"Doc {1 + number % 3}(Title: {passage.title}) {passage.text}\n"
+    if number < 0:
+        raise UserError(f"the corpus {corpus} holds no passage: there is nothing to learn words of")
     if questions is not None:
         for question in read_questions(questions):
             yield f"Question: {question.text}\n"

@@ -50,9 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    question, overrides = args.question, list(args.overrides)
-    if question is not None and re.match(r"[a-z_]+(\.\w+)*=", question):
-        question, overrides = None, [question, *overrides]
+    question, overrides = _asked(args)
     if args.web:
         from forage.viewer.viewer_page import check_loopback
 
@@ -69,6 +67,21 @@ def run(args: Namespace) -> int:
         else:
             asyncio.run(play(config, question, args.json))
     return 0
+
+
+def _asked(args: Namespace) -> tuple[str | None, list[str]]:
+    """The question, wherever among the settings and options it stands, and the settings."""
+    words = [*([] if args.question is None else [args.question]), *args.overrides]
+    overrides = [word for word in words if re.match(r"[a-z_]+(\.\w+)*=", word)]
+    questions = [word for word in words if word not in overrides]
+    if len(questions) > 1:
+        raise UserError(
+            f"one question is played, and {questions[0]!r} and {questions[1]!r} are two: put a "
+            "question between quotes, and write a setting as key=value"
+        )
+    if questions and not questions[0].strip():
+        raise UserError("the question is empty: leave it out to be asked for one here")
+    return next(iter(questions), None), overrides
 
 
 def _config(path: Path, overrides: list[str]) -> RunConfig:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from forage.evaluation.result import EvaluationResult
 
 FILES = ("corpus", "train", "dev")
+_RECIPE = "forage/commands/real.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ def run_real(settings: RealSettings) -> None:
     """Index, warm start, learn, evaluate, report; always stops the search service at the end."""
     if settings.encoder is not None and find_spec("sentence_transformers") is None:
         raise ModuleNotFoundError("--encoder needs it", name="sentence_transformers")
+    # A misspelt setting is said before a model is unpacked and an index is built.
+    build_config(_tree(settings, Path("base"), "http://127.0.0.1"), _RECIPE, settings.overrides)
     console = Console()
     out = settings.out
     notes = RunNotes.open(out / "real.json", settings.told())
@@ -201,19 +204,24 @@ def _made(folder: Path, write: Callable[[Path], object]) -> Path:
     return folder
 
 
+def _tree(settings: RealSettings, base: Path, url: str) -> dict[str, Any]:
+    """The recipe before it is fitted to this machine."""
+    tree = shipped_tree("real.yaml", settings.out, settings.seed, url)
+    tree["model"] = {"path": str(base)}
+    put_on_device(tree, "cuda" if has_gpu() else "cpu")
+    for name, file in (("train", "train"), ("test", "dev")):
+        tree["data"][name] = str(settings.out / "data" / f"{file}.jsonl")
+    return tree
+
+
 def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> RunConfig:
     """The whole recipe but for the steps of learning, fitted to this machine."""
     from forage.plan.fit_here import fit_here
 
-    out = settings.out
-    tree = shipped_tree("real.yaml", out, settings.seed, url)
-    tree["model"] = {"path": str(base)}
-    put_on_device(tree, "cuda" if has_gpu() else "cpu")
+    tree = _tree(settings, base, url)
     choose_arithmetic(tree, notes, base, settings.overrides)
-    for name, file in (("train", "train"), ("test", "dev")):
-        tree["data"][name] = str(out / "data" / f"{file}.jsonl")
-    recipe = out / "config.yaml"
-    config = build_config(tree, "forage/commands/real.yaml", settings.overrides)
+    recipe = settings.out / "config.yaml"
+    config = build_config(tree, _RECIPE, settings.overrides)
     config = fit_here(config, earlier=recipe)
     if not recipe.exists():
         write_whole_text(recipe, to_yaml(config))

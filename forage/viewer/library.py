@@ -144,6 +144,12 @@ def _run_directory_of(path: Path) -> Path:
     """The directory whose records a path names: its own, or that of a file of an evaluation."""
     if not path.exists():
         raise UserError(f"{path} does not exist: name the output_dir of a run, or a folder of runs")
+    is_known = path.is_dir() or path.name == METRICS_FILE
+    if not (is_known or _holds_episodes(path) or _has_figures(path)):
+        raise UserError(
+            f"{path} is a file without records: name the output_dir of a run, a folder of runs, or "
+            "the .json or .jsonl of an evaluation"
+        )
     directory = path.resolve() if path.is_dir() else path.resolve().parent
     is_part = directory.name == _EVALUATIONS and _has_records(directory.parent)
     return directory.parent if is_part else directory

@@ -286,6 +286,33 @@ def test_output_that_nobody_reads_any_more_ends_as_a_unix_tool_does() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_table_that_nobody_reads_any_more_ends_as_a_unix_tool_does_too() -> None:
+    """rich ends the program by itself then, with the code of a bug."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [*FORAGE, "recipes"], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_the_encoding_of_the_output_lacks_ends_no_command() -> None:
+    """An arrow in a table was a traceback where the output is Latin-1."""
+    code = (
+        "import sys, forage.commands.cli, forage.commands.doctor_command\n"
+        "forage.commands.doctor_command.run_doctor = lambda: print('0.3 \\u2192 0.9') is None\n"
+        "sys.exit(forage.commands.cli.main(['doctor']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"0.3 \\u2192 0.9\n", b"")
+
+
 def test_a_broken_socket_is_not_taken_for_a_reader_that_went_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

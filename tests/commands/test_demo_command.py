@@ -10,6 +10,7 @@ import pytest
 from forage.commands.demo_command import DemoSettings, run_demo
 from forage.errors import UserError
 from forage.records import read_metrics
+from forage.retrieval.serve.port import bind_port
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +51,21 @@ def test_the_command_that_makes_the_warm_start_from_random_weights_works(tmp_pat
     left_behind(out)
     assert len((out / "warm_start.jsonl").read_text().splitlines()) == 2
     assert (out / "models" / "random" / "tokenizer.json").exists()
+
+
+def test_a_taken_port_is_said_before_a_world_is_made(tmp_path: Path) -> None:
+    """Articles and an index were made first, and left behind in a directory that was then taken."""
+    with bind_port("127.0.0.1", 0) as other:
+        other.listen()
+        with pytest.raises(UserError, match="is already taken"):
+            run_demo(DemoSettings(out=tmp_path / "demo", size=300, port=other.getsockname()[1]))
+    assert not (tmp_path / "demo").exists()
+
+
+def test_steps_of_a_warm_start_that_is_not_made_are_refused(tmp_path: Path) -> None:
+    """The shipped warm start was taken, and the number of steps was read by nobody."""
+    with pytest.raises(UserError, match="--warm-start-steps has no effect without --from-scratch"):
+        run_demo(DemoSettings(out=tmp_path / "demo", size=300, warm_start_steps=3))
 
 
 def test_the_shipped_weights_are_small() -> None:

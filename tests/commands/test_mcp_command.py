@@ -66,6 +66,9 @@ async def test_an_agent_finds_passages_of_an_index_over_standard_input_and_outpu
         (["nowhere"], "nowhere"),
         (["index", "--token-file", "t"], "--token-file has no effect"),
         (["http://127.0.0.1:9", "--topk", "0"], "topk"),
+        (["127.0.0.1:8000"], "begins with http:// or https://"),
+        (["localhost:8000"], "begins with http:// or https://"),
+        (["ftp://127.0.0.1"], "'ftp://127.0.0.1' is neither the directory of an index nor"),
     ],
 )
 def test_wrong_arguments_are_said(

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -178,3 +179,45 @@ def test_an_address_in_place_of_a_path_is_named_as_it_was_written(
     """It was shown as ``http:/x``: a path had been made of it."""
     assert main([command, "http://x"]) == 2
     assert "http://x is an address, and a file or a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "settings"),
+    [
+        (["Who?"], "Who?", []),
+        (["seed=1", "Who?"], "Who?", ["seed=1"]),
+        (["--index", "i", "Who?"], "Who?", []),
+        (["--index", "i", "search.topk=2", "Why is a=b?"], "Why is a=b?", ["search.topk=2"]),
+        (["search.topk=2"], None, ["search.topk=2"]),
+        ([], None, []),
+    ],
+)
+def test_the_question_may_stand_anywhere(
+    words: list[str], asked: str | None, settings: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Behind an option it was taken for a setting: "override 'Who?' is not of the form ..."."""
+    found: list[object] = []
+    read = play_command._asked
+
+    def asked_and_no_further(args: Namespace) -> tuple[str | None, list[str]]:
+        found.append(read(args))
+        raise UserError("far enough")
+
+    monkeypatch.setattr(play_command, "_asked", asked_and_no_further)
+    assert main(["play", "model", *words]) == 2
+    assert found == [(asked, settings)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["Who?", "founded"], "'Who?' and 'founded' are two"),
+        (["--json", "Who?", "topk"], "'Who?' and 'topk' are two"),
+        ([" "], "the question is empty"),
+    ],
+)
+def test_a_question_that_cannot_be_told_is_an_error(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["play", "model", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forage.commands.real_command import RealSettings, run_real
+from forage.errors import UserError
 from forage.records import read_metrics
 from tests.tiny_runs import random_model, world_dir
 
@@ -73,3 +74,10 @@ def test_a_tiny_model_goes_through_all_of_it_and_a_finished_run_is_not_done_agai
     run_real(settings)
     assert weights.stat().st_mtime_ns == written
     assert len(read_metrics(out)) == 1
+
+
+def test_a_misspelt_setting_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    """A model was unpacked and an index built first."""
+    with pytest.raises(UserError, match=r"did you mean .*num_steps"):
+        run_real(RealSettings(out=tmp_path / "real", overrides=("trainer.num_stepz=3",)))
+    assert not (tmp_path / "real").exists()

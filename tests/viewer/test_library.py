@@ -64,6 +64,14 @@ def test_a_path_without_records_is_refused(runs_dir: Path) -> None:
         Library([runs_dir]).run("other")
 
 
+def test_a_file_without_records_is_refused_and_not_taken_for_its_folder(runs_dir: Path) -> None:
+    """`forage view README.md` showed every run below the folder that the file lies in."""
+    (runs_dir / "README.md").write_text("Notes.")
+    with pytest.raises(UserError, match=r"README.md is a file without records"):
+        Library([runs_dir / "README.md"])
+    assert keys(runs_dir / "first" / "metrics.jsonl") == ["first"]
+
+
 def test_metrics_are_read_again_when_the_file_has_grown(runs_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(runs_dir / "first", tmp_path / "run")
     library = Library([tmp_path / "run"])

@@ -66,9 +66,23 @@
     } };
   }
 
+  function tickText(value) {
+    if (value === null) return "";
+    return number6(value).replace(/\.?0*e/, "e"); // 2.000e-4 is wider than the axis: its 2 would be cut
+  }
+
   function number6(value) {
     if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return value.toExponential(3);
     return String(Number(value.toPrecision(5)));
+  }
+
+  // Steps are whole numbers; uPlot alone would write 2.5 and 7.5 below a short run.
+  const STEPS_BETWEEN_TICKS = [...Array(10).keys()].flatMap((n) => [1, 2, 5].map((m) => m * 10 ** n));
+
+  // What is 0 throughout, such as a difference that must be 0, would lie on an axis from 0 to 100.
+  function valueRange(plot, low, high) {
+    if (low === null) return [null, null]; // nothing lies in what was zoomed into
+    return low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true);
   }
 
   function draw(figure) {
@@ -109,9 +123,8 @@
     const plot = new uPlot({
       width: place.clientWidth || 320, height: 190, legend: { show: false },
       cursor: { sync: { key: "steps" }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
-      axes: [{ ...axis, size: 30 }, { ...axis, size: 56, values: (u, ticks) => ticks.map(
-        (v) => v === null ? "" : number6(v)) }],
+      scales: { x: { time: false }, y: isLog ? { distr: 3 } : { range: valueRange } },
+      axes: [{ ...axis, size: 30, incrs: STEPS_BETWEEN_TICKS }, { ...axis, size: 56, values: (u, ticks) => ticks.map(tickText) }],
       series: [{ label: "step" }, ...series],
       plugins: [tooltip(runs)],
     }, data, place);
@@ -239,7 +252,7 @@
         hue = name === "probability" ? "--wrong" : isCentred ? (value < 0 ? "--wrong" : "--right") : "--s1";
       }
       token.style.background = share > 0 && hue
-        ? "color-mix(in srgb, var(" + hue + ") " + Math.round(8 + 62 * share) + "%, transparent)" : "";
+        ? "color-mix(in srgb, var(" + hue + ") " + Math.round(8 + 40 * share) + "%, transparent)" : "";
     });
     document.body.classList.toggle("coloured", name !== "");
     const scale = document.querySelector("#colours .scale");

@@ -1,0 +1,17 @@
+"""``forage new`` as a user meets it: what it refuses before it makes a model."""
+
+from pathlib import Path
+
+import pytest
+
+from forage.commands.cli import main
+
+
+def test_a_corpus_without_a_passage_makes_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A model that knew no word was written, and the command ended as if all were well."""
+    (tmp_path / "empty.jsonl").write_text("")
+    assert main(f"new --corpus {tmp_path}/empty.jsonl --out {tmp_path}/model".split()) == 2
+    assert "holds no passage" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
