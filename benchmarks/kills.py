@@ -9,14 +9,16 @@ minute to come back. What is killed is drawn by ``--seed``. The search server an
 started again at once, as a supervisor would; vLLM by the run; a driver that was killed, or that
 ended because a rank was, is resumed.
 
-At the end: each step was recorded once, each episode of each step's questions once, in the order of
-the data; each resumed run went on from the newest checkpoint that was whole; and with vLLM every
-step was sampled with the weights before it, since sampler and trainer agree on each token.
+At the end: as many were killed as were to be; each step was recorded once, each episode of each
+step's questions once, in the order of the data, and by the weights of as many updates as there were
+steps before it, which are those that the last checkpoint counts; each resumed run went on from the
+newest checkpoint that was whole. With vLLM sampler and trainer agree on each token, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import re
@@ -45,6 +47,7 @@ from forage.records import read_episodes, read_metrics
 from forage.retrieval.index.index import build_index
 from forage.training.checkpoint import latest_checkpoint
 from forage.training.model import load_tokenizer
+from forage.training.run_state import read_state
 from tests.rollout.policy_server import PolicyServer
 
 KINDS = ("driver", "rank", "server", "retriever")
@@ -177,6 +180,7 @@ def run_with_kills(config: RunConfig, recipe: Path, kinds: Sequence[str], seed: 
         assert status == 0, fleet.log("driver").read_text()[-3000:]
     finally:
         fleet.close()
+    assert len(told) == len(kinds), f"{len(told)} of {len(kinds)} were killed: {told}"
     return told
 
 
@@ -194,7 +198,10 @@ def _gets_on(fleet: Fleet, chance: random.Random) -> bool:
 
 
 def _resume(fleet: Fleet) -> str:
-    """Resume, and check that no step before the newest whole checkpoint is taken again."""
+    """Resume, and check that no step before the newest whole checkpoint is taken again.
+
+    One that the run was killed over, whole but for its name, is newer.
+    """
     newest = latest_checkpoint(fleet.config.output_dir)
     number = fleet.log("driver").read_text().count("resuming after step")
     fleet.start("driver", "--resume")
@@ -208,14 +215,22 @@ def _resume(fleet: Fleet) -> str:
             break
         assert time.monotonic() < deadline, f"not resumed within {DEADLINE_S:g} s"
         time.sleep(0.05)
-    assert int(found[-1]) == steps, f"resumed after step {found[-1]}, the newest was {steps}"
-    return f"resumed after step {steps}"
+    assert int(found[-1]) >= steps, f"resumed after step {found[-1]}, the newest was {steps}"
+    return f"resumed after step {found[-1]}"
 
 
 def check_whole(config: RunConfig) -> int:
-    """Assert that each step, prompt and episode is recorded once, in order; gives the episodes."""
+    """Assert that each step, prompt and episode is there once, in order; gives the episodes.
+
+    In the records, and in the weights: those that sampled a step had learnt all before it, once.
+    """
     steps = [int(row["step"]) for row in read_metrics(config.output_dir)]
+    newest = latest_checkpoint(config.output_dir)
     assert steps == list(range(config.trainer.num_steps)), f"steps {steps}"
+    assert newest is not None, "the run left no checkpoint"
+    progress = json.loads((newest / "progress.json").read_text())
+    counts = (read_state(newest).num_steps_done, progress["num_learnt"], progress["version"])
+    assert set(counts) == {len(steps)}, f"{newest} has learnt {counts} steps of {len(steps)}"
     _, questions = questions_of_run(config)
     records = list(read_episodes(config.output_dir / "episodes.jsonl"))
     for step in steps:
@@ -227,7 +242,9 @@ def check_whole(config: RunConfig) -> int:
         ]
         found = [(record.episode.question.id, record.episode.member) for record in played]
         assert found == asked, f"step {step} played {Counter(found) - Counter(asked)} too much"
-    assert len(records) == sum(1 for record in records if record.step in set(steps))
+        versions = {v for each in played for seg in each.episode.segments for v in seg.versions_T}
+        assert versions == {step}, f"step {step} was sampled by the versions {versions}"
+    assert {record.step for record in records} == set(steps), "episodes of other steps"
     return len(records)
 
 

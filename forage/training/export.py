@@ -1,9 +1,10 @@
 """Writes a checkpoint as a Hugging Face directory: of a run of ours, or in another's layout.
 
-One tensor is in memory at a time. What was written is read back and compared with where it came
-from before the directory gets its name, so a directory that is there is whole and right. The file
-format of weights is that of https://huggingface.co/docs/safetensors: a header that says where each
-tensor lies, then the tensors.
+One tensor is in memory at a time; where adapters are merged, it is the whole model. What was
+written is read back and compared with where it came from before the directory gets its name, so a
+directory that is there is whole and right. The file format of weights is that of
+https://huggingface.co/docs/safetensors: a header that says where each tensor lies, then the
+tensors.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from forage.config.model_config import ModelConfig
 from forage.environment.remembered import pass_on
 from forage.errors import UserError, refuse_unwritable
 from forage.training import lora
+from forage.training.base_weights import digest_of_files
 from forage.training.checkpoint import checkpoints, is_checkpoint
 from forage.training.checkpoint_manifest import check_manifest
 from forage.training.layouts.open_layout import Checkpoint, open_layout, stored_safetensors
 from forage.training.layouts.stored import Shape, Stored, Weights
 from forage.training.model import load_model, load_tokenizer
+from forage.training.run_state import read_state
 from forage.training.saved_weights import MODEL
 from forage.training.weight_files import DTYPE_NAMES, header_of, shards, write_index
 from forage.training.whole_folder import written_beside
@@ -85,6 +88,8 @@ def _export(source: Path, run_dir: Path, out: Path, adapter_only: bool, dtype: s
     # The rest may be spelt as an earlier version of Forage had it.
     as_run = ModelConfig.model_validate(read_tree(run_dir / "config.yaml")["model"])
     model = load_model(ModelConfig(path=str(source), dtype=as_run.dtype))
+    if base := lora.base_of(source):
+        read_state(source).check_base(digest_of_files(base), source)
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     weights = {name: _held(t) for name, t in model.state_dict().items() if name not in tied}
     return _write(weights, model.config, str(source), out, dtype, trained=source)

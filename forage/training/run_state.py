@@ -33,6 +33,8 @@ class RunState:
     """The tokenizer's checksum, as the records name it."""
     model_type: str = ""
     """The architecture, as transformers names it."""
+    base: str = ""
+    """A checksum of the weights under adapters or at the end of a leash (``base_weights.py``)."""
 
     def check_same_run(self, own: RunState, checkpoint: Path) -> None:
         """Raise ``UserError`` where ``own``, the state that a run would save now, is another's."""
@@ -56,6 +58,16 @@ class RunState:
                 f"{checkpoint} was made with another tokenizer ({self.tokenizer}) than that of "
                 f"model.path ({own.tokenizer}), whose tokens stand for other text; set model.path "
                 "as in that run, or train into a new output_dir"
+            )
+        self.check_base(own.base, checkpoint)
+
+    def check_base(self, own: str, checkpoint: Path) -> None:
+        """Raise ``UserError`` where ``own``, the base that there is now, is another one."""
+        if _differ(self.base, own):
+            raise UserError(
+                f"{checkpoint} was trained over other weights ({self.base}) than those that are in "
+                f"model.path now ({own}): its adapters, or the leash of algorithm.kl, belong to "
+                "the others; put these back, or train into a new output_dir"
             )
 
 

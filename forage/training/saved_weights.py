@@ -21,6 +21,7 @@ from forage.training.critic import Critic
 from forage.training.layouts.open_layout import stored_safetensors
 from forage.training.layouts.stored import Stored, Weights
 from forage.training.model import shapes_by_name, weights_by_name
+from forage.training.run_state import read_state
 from forage.training.sharding import Ranks, piece_of
 from forage.training.weight_files import WeightFiles, WeightPiece
 
@@ -156,7 +157,11 @@ def restore_model(model: PreTrainedModel, checkpoint: Path) -> None:
             "set model.lora as in that run, or train into a new output_dir"
         )
     if has_adapters:
-        lora.load_adapters(lora.read_adapters(checkpoint), model)
+        adapters = lora.read_adapters(checkpoint)
+        if read_state(checkpoint).base:  # its weights are compared, wherever they lie by now
+            its_base = lora.adapter_config(model).base_model_name_or_path
+            adapters.settings.base_model_name_or_path = its_base
+        lora.load_adapters(adapters, model)
         return
     try:
         _fill(whole_by_name(model), stored_safetensors(checkpoint))

@@ -19,6 +19,7 @@ from forage.config.run_config import RunConfig, to_yaml
 from forage.data.order import StepQuestions
 from forage.environment.remembered import memory_of
 from forage.records import RunRecords, write_whole_text
+from forage.training.base_weights import digest_of_base
 from forage.training.checkpoint import (
     begin_checkpoint,
     checkpoints,
@@ -62,6 +63,7 @@ class Savepoints:
         self._tokenizer_sha256 = tokenizer_id.sha256
         self._elsewhere = copies_of(config)
         self._memory = memory_of(config.environment)  # now: a file of a prompt may change
+        self._base = digest_of_base(config)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self.ahead: dict[str, Episode] = {}
@@ -109,6 +111,7 @@ class Savepoints:
             run_id_of(config.output_dir),
             tokenizer,
             self._trainer.model.config.model_type,
+            self._base,
         )
 
     def check(self) -> None:

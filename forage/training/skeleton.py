@@ -32,7 +32,7 @@ def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
     None where its files do not hold the weights as the model has them (another format, adapters,
     experts that transformers puts together): such a model has to be loaded whole.
     """
-    directory = _directory_of(path)
+    directory = directory_of(path)
     weights = stored_safetensors(directory) if directory is not None else {}
     if directory is None or not weights:
         return None
@@ -138,16 +138,15 @@ def _parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-def _directory_of(path: str) -> Path | None:
+def directory_of(path: str, may_fetch: bool = True) -> Path | None:
     """Where the files of a model are, fetched from the hub if need be; None if they cannot be."""
     if Path(path).is_dir():
         return Path(path)
     from huggingface_hub import snapshot_download
 
+    is_local = not may_fetch or only_downloaded(path)
     try:
-        found = snapshot_download(
-            path, allow_patterns=list(_FILES), local_files_only=only_downloaded(path)
-        )
+        found = snapshot_download(path, allow_patterns=list(_FILES), local_files_only=is_local)
     except Exception:  # of many kinds; whoever loads it whole says what is wrong
         return None
     return Path(found)

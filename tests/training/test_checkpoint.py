@@ -534,4 +534,5 @@ def test_the_state_is_json_that_one_can_read(tmp_path: Path):
         "run_id": "",
         "tokenizer": "",
         "model_type": "",
+        "base": "",
     }

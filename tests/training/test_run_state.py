@@ -15,6 +15,7 @@ OWN = RunState(
     run_id="ours",
     tokenizer="b5d1",
     model_type="qwen2",
+    base="04be",
 )
 OLD = RunState(4, 3, {"metrics.jsonl": 7}, 0.5, "settings")
 
@@ -26,6 +27,7 @@ OLD = RunState(4, 3, {"metrics.jsonl": 7}, 0.5, "settings")
         ({"run_id": "theirs"}, r"of another run \(theirs\) than the directory .* \(ours\)"),
         ({"tokenizer": "77aa"}, r"another tokenizer \(77aa\) than that of model.path \(b5d1\)"),
         ({"model_type": "llama"}, "it is a llama, and model.path a qwen2; set model.path as in"),
+        ({"base": "99ff"}, r"over other weights \(99ff\) than those .* model.path now \(04be\)"),
     ],
 )
 def test_a_checkpoint_of_another_run_or_model_is_refused(

@@ -59,6 +59,12 @@ _HARMLESS = {
     "bytes": bytes,
 }
 
+_DAMAGED = (
+    *(pickle.UnpicklingError, ValueError, TypeError, AttributeError, IndexError),
+    *(OverflowError, MemoryError),  # a length that is none
+)
+"""What a pickle raises of which a byte is another."""
+
 
 class Inert:
     """An object whose class is not here: ``args`` it was called with, ``state`` it was given."""
@@ -139,12 +145,12 @@ def load_torch_file(span: Span) -> Any:
         raise
     except OSError as error:
         raise UserError(f"cannot read {span.path}: {error.strerror}") from error
-    except (zipfile.BadZipFile, StopIteration, KeyError, EOFError) as error:
+    except (zipfile.BadZipFile, RuntimeError, StopIteration, KeyError, EOFError) as error:
         raise UserError(
             f"{span.path} is no file of torch.save, or it was cut short ({error})"
         ) from error
-    except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, IndexError) as error:
-        raise UserError(f"{span.path} cannot be read: its pickle is damaged ({error})") from error
+    except _DAMAGED as error:
+        raise UserError(f"{span.path} cannot be read: its pickle is damaged ({error!r})") from error
 
 
 def load_pickle(path: Path) -> Any:
@@ -155,8 +161,8 @@ def load_pickle(path: Path) -> Any:
         raise
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError) as error:
-        raise UserError(f"{path} cannot be read: its pickle is damaged ({error})") from error
+    except (*_DAMAGED, KeyError, EOFError) as error:
+        raise UserError(f"{path} cannot be read: its pickle is damaged ({error!r})") from error
 
 
 class RestrictedUnpickler(pickle.Unpickler):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from forage.errors import UserError
 from forage.training import export, weight_files
 from forage.training.export import import_checkpoint
 from forage.training.layouts.stored import Weights
+from forage.training.layouts.torch_file import load_pickle
 from tests.training.layouts.written import (
     config_only,
     model_dir,
@@ -95,6 +97,22 @@ def test_distributed_checkpoints(damage: Callable[[Path], None], said: str, tmp_
     with pytest.raises(UserError, match=said):
         import_checkpoint(root, tmp_path / "out", str(model_dir("qwen3")))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_byte_of_the_metadata_that_is_another_is_never_a_bug(tmp_path: Path):
+    """An attribute, a number or a length that is none came out as an error of Python's."""
+    whole = (written_by_two() / "slime/iter_0000010/.metadata").read_bytes()
+    damaged, chance = tmp_path / ".metadata", random.Random(0)
+    num_refused = 0
+    for _ in range(600):
+        text = bytearray(whole)
+        text[chance.randrange(len(text))] ^= 1 << chance.randrange(8)
+        damaged.write_bytes(text)
+        try:
+            load_pickle(damaged)
+        except UserError:
+            num_refused += 1
+    assert num_refused > 100
 
 
 @pytest.mark.parametrize(
