@@ -25,6 +25,8 @@ from forage.errors import UserError
 from forage.training.rank_processes import RankProcesses
 
 LOG = logging.getLogger(__name__)
+_PLACES_S = 5.0
+"""Seconds that finding places has at least."""
 
 
 def open_places(config: RunConfig) -> LocalPlaces | RayPlaces:
@@ -73,13 +75,14 @@ class RayPlaces:
     """Places that Ray keeps free for one run; close them."""
 
     def __init__(self, config: RunConfig, cluster: RayCluster) -> None:
-        """Reach Ray and take the places; raises ``UserError``, within twice the time for it."""
+        """Reach Ray and take the places; raises ``UserError``, within the time for both."""
+        deadline = time.monotonic() + cluster.startup_timeout_s
         self._config = config
         self._on_gpus = config.model.device != "cpu"
         self._address = connect(cluster)
         try:
             self._bundles = bundles_of(config.placement, self._on_gpus)
-            self._group = self._reserve(cluster)
+            self._group = self._reserve(cluster, deadline)
         except BaseException:
             disconnect()
             raise
@@ -145,13 +148,13 @@ class RayPlaces:
         """Made on the server's machine, of what is there; None: the GPUs that its actor sees."""
         return partial(server_environment, self._config, num_servers, gpus)
 
-    def _reserve(self, cluster: RayCluster) -> Any:
+    def _reserve(self, cluster: RayCluster, deadline: float) -> Any:
         """Places for all; raises ``UserError`` that says what is there and what would fit."""
         started = time.monotonic()
         is_hopeless = address_of(cluster) == OWN and not fit(
             self._bundles, machines(are_free=False)
         )
-        seconds = min(1.0, cluster.startup_timeout_s) if is_hopeless else cluster.startup_timeout_s
+        seconds = 1.0 if is_hopeless else max(deadline - started, _PLACES_S)
         group = reserve(self._bundles, seconds)
         if group is not None:
             LOG.info("Ray has the places of this run (%.0f s)", time.monotonic() - started)

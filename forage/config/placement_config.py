@@ -58,7 +58,7 @@ class RayCluster(Frozen):
     address: str | None = None
     """Where Ray runs (HOST:PORT, or auto); null: at RAY_ADDRESS, else the run starts it here."""
     startup_timeout_s: float = Field(default=45.0, gt=0)
-    """Seconds to reach Ray, and again to find places on it."""
+    """Seconds in which Ray has to be reached, and to have places for the run."""
     cpus_each: float = Field(default=1.0, gt=0)
     """CPUs that each rank and each server takes of Ray's count; a half lets two share one."""
 

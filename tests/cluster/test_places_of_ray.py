@@ -1,5 +1,6 @@
 """Where servers stand beside ranks, and why there is no place, with a cluster that is made up."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ def reserve_in(found: RayPlaces, monkeypatch: pytest.MonkeyPatch, free: list[Bun
     monkeypatch.setattr(places, "reserve", lambda bundles, timeout_s: None)
     monkeypatch.setattr(places, "machines", lambda are_free: free if are_free else there)
     with pytest.raises(UserError) as error:
-        found._reserve(RayCluster(address="10.0.0.1:6379"))
+        found._reserve(RayCluster(address="10.0.0.1:6379"), time.monotonic())
     return str(error.value)
 
 
@@ -43,6 +44,26 @@ def test_a_cluster_that_others_use_is_busy_and_not_too_small(monkeypatch: pytest
     assert said.endswith("; wait until other runs end")
     said = reserve_in(ray_places(**eight), monkeypatch, [Bundle(64.0, 4.0)])
     assert "; wait until other runs end, or it would fit with placement.trainer.num_ranks=4" in said
+
+
+def test_a_run_learns_within_a_minute_that_ray_has_no_place_for_it(monkeypatch: pytest.MonkeyPatch):
+    """Reaching Ray had its time, and finding places had it once more: a minute and a half."""
+    waited: list[float] = []
+    clock = iter([100.0, 140.0, 140.0])  # Ray took 40 s to answer
+
+    def reserve(bundles: object, timeout_s: float) -> None:
+        waited.append(timeout_s)
+
+    monkeypatch.setattr(places, "time", SimpleNamespace(monotonic=clock.__next__))
+    monkeypatch.setattr(places, "connect", lambda cluster: "10.0.0.1")
+    monkeypatch.setattr(places, "disconnect", lambda: None)
+    monkeypatch.setattr(places, "reserve", reserve)
+    monkeypatch.setattr(places, "machines", lambda are_free: [Bundle(1.0, 0.0)])
+    config = ray_places(gpus_per_node=2, engine={"kind": "vllm", "offload": True})._config
+    assert isinstance(config.placement.cluster, RayCluster)
+    with pytest.raises(UserError, match="the cluster is too small"):
+        RayPlaces(config, config.placement.cluster)
+    assert 40.0 + waited[0] < 60.0
 
 
 def test_a_cluster_that_no_end_of_others_makes_large_enough_is_too_small(
