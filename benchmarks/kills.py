@@ -286,9 +286,9 @@ def config_of(out: Path, world: Path, model: Path, num_vllm: int, **trainer: int
     return build_config(tree)
 
 
-def _serve(port: int, model: str) -> None:
-    app = WritingServer(model).app()
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+def serve(port: int, model: str, host: str = "127.0.0.1") -> None:
+    """Be the server that samples, until the end."""
+    uvicorn.run(WritingServer(model).app(), host=host, port=port, log_level="warning")
 
 
 def main() -> None:
@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--model", type=str, help="the model whose tokens it writes")
     args = parser.parse_args()
     if args.serve:
-        _serve(args.serve, args.model)
+        serve(args.serve, args.model)
         return
     import forage
 

@@ -15,7 +15,7 @@ import pytest
 from forage.config.run_config import RunConfig
 from tests.cluster.two_machines import Machine, ray_over, two_machines
 from tests.test_train_ranks import NUM_STEPS, alone, assert_near
-from tests.test_train_with_ray import rank_actors
+from tests.test_train_with_ray import actors
 from tests.tiny_runs import FORAGE, make_config, metrics_of, world_dir, write_recipe
 from tests.vllm_server import needs_vllm, served_config
 
@@ -49,7 +49,7 @@ def train(machine: Machine, recipe: Path, address: str) -> list[bool]:
         )
         seen: dict[int, bool] = {}
         while child.poll() is None:
-            for rank in rank_actors(address):
+            for rank in actors("RankActor", address):
                 with suppress(OSError):  # it has just ended
                     seen.setdefault(rank.pid, machine.has(rank))
             time.sleep(0.1)
