@@ -1,4 +1,4 @@
-"""What the tests ask of ranks: the gradient of a batch, however it is cut over processes."""
+"""What tests ask of ranks: the gradient of a batch, what each does for it, and what it keeps."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def forward_after_update(case: Case, placement: TrainerPlacement | None) -> list
     assert trainer.critic is not None, "the case has one"
     for optimizer in (trainer.optimizer, trainer.critic.optimizer):
         for group in optimizer.param_groups:
-            torch._foreach_mul_([weight.data for weight in group["params"]], 1.1)
+            for weight in group["params"]:
+                weight.data.mul_(1.1)
     (filled,), _ = trainer.prepare([episodes_of(case)])
     return [values for each in filled for values in (each.old_logprobs_M, each.values_M)]
 

@@ -405,6 +405,21 @@ def test_a_resumed_trainer_warms_up_from_where_it_was():
     assert metrics["optimizer/learning_rate"] == pytest.approx(6e-4)
 
 
+def test_a_resumed_trainer_lowers_the_learning_rate_from_where_it_was(tmp_path: Path):
+    """After a resume it fell from the top again, and no test saw it."""
+    settings = {"learning_rate": 8e-4, "num_steps": 5, "final_learning_rate_ratio": 0.2}
+    one, resumed = (new_trainer(config=TrainerConfig(**settings)) for _ in range(2))
+    batch = batch_of(EPISODES[:1], ADVANTAGES[:1])
+    for _ in range(2):
+        one.learn([batch], nullcontext())
+    write_config(one.model, tmp_path)
+    one.writer(tmp_path, is_copied=False)()
+    resumed.load(tmp_path, one.progress())
+    both = [each.learn([batch], nullcontext()) for each in (one, resumed)]
+    assert both[0] == both[1]
+    assert both[0]["optimizer/learning_rate"] == pytest.approx(4.8e-4)
+
+
 def test_the_gradient_is_clipped_to_its_norm_and_the_norm_before_is_reported():
     free, expected = step(new_trainer(), batch_of(EPISODES, ADVANTAGES))
     norm = math.sqrt(sum(g.double().square().sum().item() for g in expected.values()))
