@@ -23,7 +23,7 @@ from forage.training.trainer_ranks import AnyTrainer
 from forage.types import Episode, Group, Origin, Sampling, Segment
 from tests.rollout.play.stage import episode_of
 from tests.rollout.play.test_groups import config_of, groups_of
-from tests.rollout.tiny_models import twin
+from tests.rollout.tiny_models import change_weights, twin
 
 NUM_TURNS = 2
 
@@ -121,11 +121,8 @@ class LoopWithDelays:
         await asyncio.sleep(self._longest_s * self._random.choice((0.0, 0.1, 1.0)))
 
     def _change_weights(self) -> None:
-        with self._publisher, torch.no_grad():
-            torch.manual_seed(self.version)
-            for weight in self.model.parameters():
-                spread = weight.std().nan_to_num(1.0).clamp(min=0.1)
-                weight += 0.3 * spread * torch.randn_like(weight)
+        with self._publisher:
+            change_weights(self.model, self.version)
         self.version += 1
 
     async def _publish(self) -> None:

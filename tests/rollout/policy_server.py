@@ -7,6 +7,7 @@ The model writes ``last id + 1`` and so on; what it was asked is kept. It has we
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import deque
@@ -172,6 +173,8 @@ class PolicyServer:
             return JSONResponse({"error": "it sleeps"}, 503)
         if self.faults:
             return self.faults.popleft()
+        if not re.fullmatch(r"[^@/\\\x00]{1,128}", body.get("cache_salt", "none")):
+            return JSONResponse({"error": "a cache_salt that vLLM 0.32 refuses"}, 400)
         if body["sampling_params"].get("logprobs", 0) > self.max_logprobs:
             return JSONResponse({"error": "more logprobs than max_logprobs"}, 400)
         last, number = body["token_ids"][-1], body["sampling_params"]["max_tokens"]

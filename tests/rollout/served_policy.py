@@ -20,6 +20,7 @@ from forage.rollout.engines.weight_transports import (
 from forage.rollout.engines.weight_update import ServerUpdates
 from forage.training.model import load_tokenizer, weights_by_name
 from forage.types import Completion, Sampling
+from tests.rollout.tiny_models import change_weights
 from tests.tiny_runs import random_model
 from tests.vllm_server import real_server
 
@@ -58,12 +59,7 @@ class Served:
 
     def change(self, scale: float = 0.3) -> None:
         """Other weights, so large that each token matters; the old ones are kept by version."""
-        torch.manual_seed(self.version)
-        with torch.no_grad():
-            for weight in self.model.parameters():
-                weight += (
-                    scale * weight.std().nan_to_num(1.0).clamp(min=0.1) * torch.randn_like(weight)
-                )
+        change_weights(self.model, self.version, scale)
         self.version += 1
 
     async def publish(self) -> None:

@@ -52,6 +52,15 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     return copy.eval()
 
 
+def change_weights(model: PreTrainedModel, seed: int, scale: float = 0.3) -> None:
+    """Add noise of ``scale`` times their spread: so other that each token's odds show it."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            spread = weight.std().nan_to_num(1.0).clamp(min=0.1)
+            weight += scale * spread * torch.randn_like(weight)
+
+
 @torch.no_grad()
 def plain_logprobs(
     model: PreTrainedModel, token_ids_T: Sequence[int], temperature: float

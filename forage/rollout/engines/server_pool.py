@@ -7,6 +7,7 @@ on elsewhere. Giving it the weights again is ``publish.py``'s, starting it again
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class ServerPool:
         self._lost_after_s = lost_after_s
         self._on_failed = on_failed
         self._seats: dict[str, Seat] = {}
+        self._numbers = itertools.count()
         self._changed = asyncio.Event()
         self._end: Exception | None = None
 
@@ -90,15 +92,19 @@ class ServerPool:
             return seat
         await self._wait_until_one_serves()
         member = min(self.serving, key=lambda each: each.num_episodes)
-        salt = seat.salt if seat is not None else self._salt_of(episode_key)
+        salt = seat.salt if seat is not None else self._new_salt()
         self.release(episode_key)
         member.num_episodes += 1
         self._seats[episode_key] = Seat(member, salt)
         return self._seats[episode_key]
 
-    def _salt_of(self, episode_key: str) -> str:
-        """One for all episodes between two updates, and for each alone that begins in one."""
-        return str(self.num_updates) + self.is_updating * f"/{episode_key}"
+    def _new_salt(self) -> str:
+        """One for all episodes between two updates, and for each alone that begins in one.
+
+        Digits and a point: vLLM refuses a turn whose salt is long, or has a slash in it.
+        """
+        own = f".{next(self._numbers)}" if self.is_updating else ""
+        return f"{self.num_updates}{own}"
 
     def release(self, episode_key: str) -> None:
         """The episode is over, or leaves its server."""

@@ -50,6 +50,17 @@ async def test_a_server_that_dies_at_the_join_takes_no_other_with_it():
             assert [*caught.value.failures] == it.pool.members, "nobody else is to blame"
 
 
+async def test_a_server_of_another_model_is_refused_before_it_joins_a_group():
+    """A real server alone was asked, which a wrong shape ends: only a restart helps."""
+    weights = [("weight", torch.zeros(2))]
+    with policy_serving(PolicyServer(misfits=["weight has the shape 3"])) as server:
+        async with fleet(server) as it:
+            transport = GroupTransport(WeightSender(lambda: weights, torch.device("cpu")), 2.0)
+            with pytest.raises(UserError, match="another model than model.path: weight has"):
+                await transport.bring(it.pool.members, "0")
+    assert server.notes == ["check_weights"]
+
+
 @pytest.mark.parametrize(("gpu", "by_nccl"), [("GPU-b", True), ("GPU-a", False)])
 async def test_weights_go_through_host_memory_to_a_server_on_the_trainers_gpu(
     gpu: str, by_nccl: bool, monkeypatch: pytest.MonkeyPatch

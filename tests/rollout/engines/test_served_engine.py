@@ -175,6 +175,16 @@ async def test_the_whole_distribution_is_named_and_the_salt_is_the_update_that_i
     }
 
 
+async def test_an_episode_that_begins_in_an_update_is_sampled_whatever_its_question_is_called():
+    """Its salt had its key in it: vLLM refused each of its turns, HTTP 400, and it was lost."""
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server) as (engine, _):
+            engine.pool.is_updating = True
+            turns = [await engine.generate([1], ask(key)) for key in ("0/q/0", "0/@/1", 99 * "ab")]
+    assert [turn.token_ids_T for turn in turns] == [(2, 3, 4)] * 3
+    assert len({each["cache_salt"] for each in server.turns}) == 3
+
+
 async def test_an_episode_stays_with_its_server_and_new_ones_go_where_there_are_fewest():
     first, second, stack = two()
     async with stack, engine_over(first, second) as (engine, _):

@@ -21,6 +21,7 @@ from forage.rollout.engines.weight_transports import (
     load_adapters,
 )
 from forage.rollout.engines.weight_update import ServerUpdates
+from tests.rollout.engines.test_served_engine import ask
 from tests.rollout.fleet import fleet
 from tests.rollout.policy_server import PolicyServer, policy_serving
 
@@ -117,6 +118,16 @@ async def test_adapters_are_brought_to_the_base_that_they_are_learnt_on(
                 return
             await transport.bring(members, "1")
     assert server.notes == ["check_weights", "first_columns", "/v1/load_lora_adapter"]
+
+
+async def test_turns_name_the_adapters_from_their_first_load_on(tmp_path: Path):
+    """A real server alone was asked: its base would sample, whatever the adapters learn."""
+    with policy_serving(PolicyServer(version="0")) as server:
+        async with client_of(server) as client:
+            await client.sample([1], ask(), "salt")
+            await client.load_adapters(tmp_path, "1")
+            await client.sample([1], ask(), "salt")
+    assert [turn.get("model") for turn in server.turns] == [None, "adapters"]
 
 
 async def test_a_paused_server_without_the_receiver_has_no_update_to_abandon():

@@ -90,7 +90,7 @@ async def test_an_episode_that_begins_in_an_update_shares_its_keys_with_nobody(
             monkeypatch.setattr(it, "bring", bring_later)
             await it.publish(1)
             salts += [(await it.pool.seat(key)).salt for key in "bde"]
-    assert salts == ["1", "1", "2/b", "2/c", "2/b", "2", "2"]
+    assert salts == ["1", "1", "2.0", "2.1", "2.0", "2", "2"]
 
 
 async def test_a_server_that_stays_paused_serves_no_turns():

@@ -1,0 +1,49 @@
+"""Benchmarks as their users start them, at their smallest size: they end well, with their figures.
+
+What the check of the one with kills finds is in ``test_kills.py``.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def said_by(*command: str | Path) -> str:
+    """What a program prints, which ends well."""
+    ended = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.slow
+def test_the_driver_plays_its_episodes_and_tells_what_they_cost(tmp_path: Path):
+    """It was started by hand alone."""
+    sizes = ("--in-flight", "4", "--episodes", "8", "--out", tmp_path)
+    text = said_by("benchmarks/driver.py", *sizes)
+    for figure in (
+        r"^8 episodes, 4 in flight: \d+\.\d s, \d+ turns and searches a second, \d+ microseconds",
+        r"; \{'answered': 8\}$",
+        r"^memory \d+ MB before, \d+ MB after: -?\d+ kB an episode in flight$",
+        r"^the event loop was late by \d+\.\d ms in the median, .* ticks late by over 100 ms: \d+",
+        r"collections of the oldest generation: \d+, \d+\.\d\d s together",
+    ):
+        assert re.search(figure, text, re.MULTILINE), text
+
+
+@pytest.mark.slow
+def test_a_run_whose_driver_is_killed_is_found_whole(tmp_path: Path):
+    """It was started by hand alone."""
+    sizes = ("--kills", "1", "--seed", "2", "--out", tmp_path)
+    text = said_by("-m", "benchmarks.kills", *sizes)
+    for figure in (
+        r"^driver killed after step \d; (resumed after step \d|there was no checkpoint yet)$",
+        r"^1 kills, \{'driver': 1\}: 8 steps and 64 *\n?episodes, each recorded once; \d+ s$",
+    ):
+        assert re.search(figure, text, re.MULTILINE), text

@@ -1,0 +1,68 @@
+"""Training runs over a stand-in for a vLLM server: what they ask of it, and when."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.config.model_config import ModelConfig
+from forage.environment.codec import Codec
+from forage.errors import UserError
+from forage.train import run_training
+from forage.training.model import load_tokenizer
+from forage.training.trainer_ranks import TrainerRanks
+from tests.rollout.policy_server import PolicyServer, policy_serving
+from tests.tiny_runs import metrics_of, random_model
+from tests.vllm_server import served_config
+
+
+def stand_in() -> PolicyServer:
+    """One that passes for a server of the tiny random model."""
+    return PolicyServer(codec=Codec(load_tokenizer(ModelConfig(path=str(random_model())))))
+
+
+def test_servers_sleep_from_a_steps_last_turn_until_the_weights_that_it_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing noticed a trainer that looked ahead while the server still had their GPU's memory."""
+    server = stand_in()
+
+    def note(name: str) -> None:
+        method = getattr(TrainerRanks, name)
+
+        def noted(trainer: TrainerRanks, *arguments: Any) -> Any:
+            server.notes.append(name)
+            return method(trainer, *arguments)
+
+        monkeypatch.setattr(TrainerRanks, name, noted)
+
+    note("prepare")
+    note("learn")
+    with policy_serving(server):
+        config = served_config(
+            tmp_path / "run",
+            server.url,
+            engine={"offload": True, "transfer": "disk"},
+            ranks={"num_ranks": 1},
+            trainer={"num_steps": 2},
+        )
+        run_training(config, resume=False)
+    assert len(metrics_of(tmp_path / "run")) == 2
+    update = ["/pause", "/wake_up weights", "load_from_disk", "/wake_up kv_cache"]
+    update += ["/reset_prefix_cache", "/resume"]
+    step = ["/sleep", "prepare", "learn", *update]
+    assert server.notes[-2 * len(step) :] == 2 * step
+    assert not [note for note in server.notes[: -2 * len(step)] if note in step[:3]]
+
+
+def test_a_server_that_is_not_fit_is_refused_before_it_is_asked_for_a_step(tmp_path: Path):
+    """A real server alone was refused: a run would train on what means something else."""
+    server = stand_in()
+    server.model_config["logprobs_mode"] = "raw_logprobs"
+    with policy_serving(server):
+        config = served_config(
+            tmp_path / "run", server.url, engine={"transfer": "disk"}, trainer={"num_steps": 1}
+        )
+        with pytest.raises(UserError, match=r"not fit for training: its log-probabilities are raw"):
+            run_training(config, resume=False)
+    assert not {"/pause", "load_from_disk"} & set(server.notes)
