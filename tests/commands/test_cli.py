@@ -259,15 +259,21 @@ def test_ctrl_c_ends_quietly_with_130(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    """Help is more than nothing, and nobody reads it: no traceback, no message."""
+def read_by_nobody(*command: str) -> subprocess.CompletedProcess[str]:
+    """The command, whose output goes to a pipe that its reader has closed."""
     read_end, write_end = os.pipe()
     os.close(read_end)
-    done = subprocess.run(
-        [*FORAGE, "--help"], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60
-    )
-    os.close(write_end)
-    assert done.stderr == ""
+    try:
+        return subprocess.run(
+            command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    finally:
+        os.close(write_end)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """Help is more than nothing, and nobody reads it: no traceback, no message."""
+    assert read_by_nobody(*FORAGE, "--help").stderr == ""
 
 
 def test_output_that_nobody_reads_any_more_ends_as_a_unix_tool_does() -> None:
@@ -277,23 +283,13 @@ def test_output_that_nobody_reads_any_more_ends_as_a_unix_tool_does() -> None:
         "forage.commands.doctor_command.run_doctor = lambda: bool(write('x' * 100_000))\n"
         "sys.exit(forage.commands.cli.main(['doctor']))\n"
     )
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    done = subprocess.run(
-        [sys.executable, "-c", code], stdout=write_end, stderr=subprocess.PIPE, text=True
-    )
-    os.close(write_end)
+    done = read_by_nobody(sys.executable, "-c", code)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_table_that_nobody_reads_any_more_ends_as_a_unix_tool_does_too() -> None:
     """rich ends the program by itself then, with the code of a bug."""
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    done = subprocess.run(
-        [*FORAGE, "recipes"], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60
-    )
-    os.close(write_end)
+    done = read_by_nobody(*FORAGE, "recipes")
     assert (done.returncode, done.stderr) == (141, "")
 
 
