@@ -90,3 +90,5 @@ def test_a_new_checkpoint_is_on_the_disk_before_an_older_one_goes(
     monkeypatch.setattr(Path, "rename", renamed)
     save(tmp_path, trainer, num_kept=1)
     assert notes[-3:] == ["step_000001", "checkpoints", "step_000000.old.partial"]
+    files = {path.name for path in (tmp_path / "checkpoints" / "step_000001").rglob("*")}
+    assert files <= {*notes[:-3]}, "each is on the disk before the checkpoint has its name"

@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from forage.errors import UserError
 from forage.training.checkpoint import checkpoints, load_checkpoint
+from forage.training.checkpoint_manifest import MANIFEST
 from forage.training.checkpoints_elsewhere import CheckpointsElsewhere
 from forage.training.run_id import write_run_id
 from forage.training.run_state import RunState
@@ -158,6 +159,25 @@ def test_what_a_rollback_and_trackers_left_comes_back_with_the_checkpoint(tmp_pa
     run.step()
     run.elsewhere.bring_back(third)
     assert not (third / "rollbacks.jsonl").exists()
+
+
+def test_a_copy_has_its_manifest_when_all_else_is_there(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A copy with a manifest counts as whole, and nothing noticed one that came too early."""
+    run = RunHere(tmp_path / "run", url)
+    files, put = run.elsewhere._files, list[str]()
+    put_file = files.put_file
+
+    def noted(path: str, place: str) -> None:
+        put.append(Path(place).name)
+        put_file(path, place)
+
+    monkeypatch.setattr(files, "put_file", noted)
+    run.step()
+    copied = [name for name in put if name != RECORD]
+    assert len(copied) > 3
+    assert copied[-1] == MANIFEST
 
 
 def test_a_step_that_is_saved_again_stays_until_its_new_copy_is_whole(
