@@ -1,10 +1,10 @@
 """Writes a checkpoint as a Hugging Face directory: of a run of ours, or in another's layout.
 
-One tensor is in memory at a time; where adapters are merged, it is the whole model. What was
-written is read back and compared with where it came from before the directory gets its name, so a
-directory that is there is whole and right. The file format of weights is that of
-https://huggingface.co/docs/safetensors: a header that says where each tensor lies, then the
-tensors.
+One tensor is in memory at a time, and where adapters are merged these, too; a base whose files
+cannot be read so (GGUF, other adapters) is held whole. What was written is read back and compared
+with where it came from before the directory gets its name, so a directory that is there is whole
+and right. The file format of weights is that of https://huggingface.co/docs/safetensors: a header
+that says where each tensor lies, then the tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forage.training.base_weights import digest_of_files
 from forage.training.checkpoint import checkpoints, is_checkpoint
 from forage.training.checkpoint_manifest import check_manifest
 from forage.training.layouts.open_layout import Checkpoint, open_layout, stored_safetensors
-from forage.training.layouts.stored import Shape, Stored, Weights
+from forage.training.layouts.stored import Shape, Stored, Weights, cast, held
 from forage.training.model import load_model, load_tokenizer
 from forage.training.run_state import read_state
 from forage.training.saved_weights import MODEL
@@ -87,11 +87,17 @@ def _export(source: Path, run_dir: Path, out: Path, adapter_only: bool, dtype: s
         return _write_adapters(source, out)
     # The rest may be spelt as an earlier version of Forage had it.
     as_run = ModelConfig.model_validate(read_tree(run_dir / "config.yaml")["model"])
-    model = load_model(ModelConfig(path=str(source), dtype=as_run.dtype))
-    if base := lora.base_of(source):
-        read_state(source).check_base(digest_of_files(base), source)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    weights = {name: _held(t) for name, t in model.state_dict().items() if name not in tied}
+    return _merge(source, out, as_run, dtype)
+
+
+def _merge(source: Path, out: Path, as_run: ModelConfig, dtype: str | None) -> Path:
+    """Write the base of the run's adapters with these in it, in the type that the run had."""
+    adapters = lora.read_adapters(source)
+    base = lora.base_of(source)
+    assert base is not None, "adapters were read there"
+    model = load_model(ModelConfig(path=base, dtype=as_run.dtype), in_parts=True)
+    read_state(source).check_base(digest_of_files(base), source)
+    weights = lora.merged_as_read(adapters, model)
     return _write(weights, model.config, str(source), out, dtype, trained=source)
 
 
@@ -171,8 +177,9 @@ def _write(
             f"the tokenizer of {source} has {len(tokenizer)} tokens, and the model's vocab_size is "
             f"{config.vocab_size}: they do not belong together"
         )
-    cast = None if dtype is None else getattr(torch, dtype)
-    weights = {name: _as(stored, cast) for name, stored in sorted(weights.items())}
+    weights = dict(sorted(weights.items()))
+    if dtype is not None:
+        weights = {name: cast(each, getattr(torch, dtype)) for name, each in weights.items()}
     with written_beside(out) as directory:
         num_bytes = {name: stored.num_bytes for name, stored in weights.items()}
         files = shards(MODEL, num_bytes)
@@ -202,12 +209,12 @@ def _write_adapters(source: Path, out: Path) -> Path:
         for name in (lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS):
             shutil.copy(source / name, directory)
         pass_on(source, directory)
-        written, held = (
-            {name: _held(tensor) for name, tensor in lora.read_adapters(each).weights.items()}
+        written, theirs = (
+            {name: held(tensor) for name, tensor in lora.read_adapters(each).weights.items()}
             for each in (directory, source)
         )
-        _compare(written, held, directory)
-    LOG.info("wrote %s (%d tensors, read back and compared)", out, len(held))
+        _compare(written, theirs, directory)
+    LOG.info("wrote %s (%d tensors, read back and compared)", out, len(theirs))
     return out
 
 
@@ -243,18 +250,6 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 def _are_equal(one: Stored, other: Stored) -> bool:
     return one.shape == other.shape and torch.equal(one.read(), other.read())
-
-
-def _held(tensor: Tensor) -> Stored:
-    """A tensor in memory, as if it were stored."""
-    tensor = tensor.detach()
-    return Stored(tuple(tensor.shape), tensor.dtype, lambda first, end: tensor[first:end])
-
-
-def _as(stored: Stored, dtype: torch.dtype | None) -> Stored:
-    if dtype is None or not stored.dtype.is_floating_point:
-        return stored
-    return Stored(stored.shape, dtype, lambda *rows: stored.read_rows(*rows).to(dtype))
 
 
 def _refuse_contents(out: Path) -> None:

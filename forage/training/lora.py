@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forage.config.model_config import LoraConfig
 from forage.errors import UserError
+from forage.training.layouts.stored import Stored, Weights, reshaped
 from forage.training.sharding import part_of, whole
-from forage.training.skeleton import as_if_read
+from forage.training.skeleton import as_if_read, stored_weights
 
 if TYPE_CHECKING:
     import peft
@@ -129,13 +131,17 @@ class Adapters:
 
 
 def read_adapters(directory: Path) -> Adapters:
-    """Read a directory of ours or of peft's; raises ``UserError`` and what its readers raise."""
+    """Read a directory of ours or of peft's; raises ``UserError``."""
     import peft
 
-    settings = peft.PeftConfig.from_pretrained(str(directory))
+    try:
+        settings = peft.PeftConfig.from_pretrained(str(directory))
+        weights = load_file(directory / ADAPTER_WEIGHTS)
+    except (OSError, TypeError, ValueError, SafetensorError) as error:
+        raise UserError(f"{directory}: its adapters cannot be read ({error})") from error
     if not isinstance(settings, peft.LoraConfig):
         raise UserError(f"{directory} holds adapters of the kind {settings.peft_type}, not LoRA")
-    return Adapters(directory, settings, load_file(directory / ADAPTER_WEIGHTS))
+    return Adapters(directory, settings, weights)
 
 
 def load_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
@@ -197,7 +203,7 @@ def merged_weights(
         halves: tuple[Any, Any] = (layer.lora_A, layer.lora_B)
         inputs, outputs = (whole(each[_NAME].weight.detach()) for each in halves)
         delta = outputs @ inputs * layer.scaling[_NAME]
-        yield name.replace(".base_layer.", "."), (merged + delta.to(merged.dtype)).to(given)
+        yield name.replace(".base_layer.", "."), (merged + delta).to(given)
 
 
 def is_adapter(name: str) -> bool:
@@ -207,12 +213,39 @@ def is_adapter(name: str) -> bool:
 
 def merge_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
     """Add adapters from files to the weights of their base; raises ``UserError``."""
+    _put_beside(adapters, model)
+    merge(model)
+
+
+def merged_as_read(adapters: Adapters, model: PreTrainedModel) -> Weights:
+    """What ``merge_adapters`` would leave, each weight added to when it is read.
+
+    ``model`` may be a skeleton; it has the adapters afterwards. Raises ``UserError``.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    weights = dict(stored_weights(model))
+    _put_beside(adapters, model)
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            weights[f"{name}.weight"] = _merged_as_read(weights[f"{name}.weight"], module)
+    return weights
+
+
+def _merged_as_read(base: Stored, layer: Any) -> Stored:
+    def change(weight: Tensor) -> Tensor:
+        with torch.no_grad():
+            return (weight + layer.get_delta_weight(_NAME)).to(weight.dtype)
+
+    return reshaped(base, base.shape, change)
+
+
+def _put_beside(adapters: Adapters, model: PreTrainedModel) -> None:
     try:
         _inject(model, adapters.settings)
     except ValueError as error:
         raise UserError(f"{adapters.directory}: its adapters do not fit ({error})") from error
     _copy_in(adapters, model)
-    merge(model)
 
 
 def base_of(directory: Path) -> str | None:

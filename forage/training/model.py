@@ -144,14 +144,10 @@ def _load_weights(
     if in_parts:
         if base is None and (model := _skeleton_of(path, dtype)) is not None:
             return model
-        LOG.warning("%s (%s) is loaded whole by each rank: its files cannot be cut", key, path)
+        LOG.warning("%s (%s) is loaded whole: its files cannot be read in parts", key, path)
     if base is not None:
         model = _load_weights(base, dtype, key)
-        try:
-            adapters = lora.read_adapters(Path(path))
-        except (OSError, ValueError, SafetensorError) as error:
-            raise UserError(f"{path}: its adapters cannot be read ({error})") from error
-        lora.merge_adapters(adapters, model)
+        lora.merge_adapters(lora.read_adapters(Path(path)), model)
         return model
     try:
         model = AutoModelForCausalLM.from_pretrained(

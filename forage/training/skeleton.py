@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from forage.remote.hub import only_downloaded
 from forage.training.layouts.open_layout import stored_safetensors
-from forage.training.layouts.stored import Stored, Weights
+from forage.training.layouts.stored import Stored, Weights, cast, held
 
 _STORED = "forage_stored"
 _FILES = ("*.json", "model*.safetensors")
@@ -63,6 +63,24 @@ def materialize(root: nn.Module) -> None:
                 value = stored[key].read().to(weight.dtype)
                 read[id(weight)] = nn.Parameter(value, requires_grad=weight.requires_grad)
             module.register_parameter(key, read[id(weight)])
+
+
+def stored_weights(model: PreTrainedModel) -> Weights:
+    """What a file of ``model`` has to hold, each in its type there, as it is read when asked for.
+
+    What is in memory is given from there. Tied weights are given once.
+    """
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    in_files = {
+        f"{prefix}.{key}".removeprefix("."): each
+        for prefix, module in model.named_modules()
+        for key, each in vars(module).get(_STORED, {}).items()
+    }
+    return {
+        name: cast(in_files[name], tensor.dtype) if tensor.is_meta else held(tensor)
+        for name, tensor in model.state_dict().items()
+        if name not in tied
+    }
 
 
 @contextmanager

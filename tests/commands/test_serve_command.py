@@ -172,7 +172,7 @@ def test_two_indexes_are_served_fused_and_reranked(tmp_path: Path):
     command = [sys.executable, "-m", "forage", "serve", "--rerank", str(model)]
     command += ["--rerank-device", "cpu", str(tmp_path / "one")]
     with (
-        ServerProcess(tmp_path / "two", command=command) as server,
+        ServerProcess(tmp_path / "two", command=command, startup_timeout_s=300) as server,
         urllib.request.urlopen(f"{server.url}/readyz") as reply,
     ):
         assert json.loads(reply.read())["backend"] == "bm25+bm25+rerank"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -32,6 +33,7 @@ from forage.training.checkpoint import (
     load_checkpoint,
 )
 from forage.training.export import export_model
+from forage.training.layouts.open_layout import stored_safetensors
 from forage.training.logprobs import token_logprobs
 from forage.training.model import (
     load_model,
@@ -446,6 +448,46 @@ def test_an_export_is_an_ordinary_model_with_the_adapters_in_it(base: Path, tmp_
     assert not {"optimizer", "progress.json", "state.json"} & {
         file.name for file in alone.iterdir()
     }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_reads_a_weight_at_a_time_and_is_to_the_bit_what_a_merge_leaves(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+):
+    config = run_config(base, model={"path": str(base), "lora": {"rank": 4}, "dtype": dtype})
+    run_dir = tmp_path / "run"
+    saved = save(run_dir, build_trainer(stir(load_policy(config.model, 0)), config))
+    (run_dir / "config.yaml").write_text(to_yaml(config))
+    opened: list[PreTrainedModel] = []
+
+    def load(*args: Any, **settings: Any) -> PreTrainedModel:
+        opened.append(load_model(*args, **settings))
+        return opened[-1]
+
+    monkeypatch.setattr("forage.training.export.load_model", load)
+    written = stored_safetensors(export_model(run_dir, tmp_path / "merged", None))
+    (skeleton,) = opened
+    weights = [w for name, w in skeleton.named_parameters() if not lora.is_adapter(name)]
+    assert {weight.is_meta for weight in weights} == {True}, "the base was never read whole"
+    merged = load_model(config.model.model_copy(update={"path": str(saved), "lora": None}))
+    expected = dict(merged.named_parameters())
+    assert written.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert weight.dtype == getattr(torch, dtype)
+        assert torch.equal(written[name].read(), weight.detach()), name
+
+
+def test_an_export_of_adapters_over_adapters_is_of_both(base: Path, tmp_path: Path):
+    first = stir(policy_of(base))
+    save_model(first, tiny_tokenizer(), tmp_path / "first")
+    config = run_config(base, model={"path": str(tmp_path / "first"), "lora": {"rank": 4}})
+    second = stir(load_policy(config.model, 0), seed=2)
+    save(tmp_path / "run", build_trainer(second, config))
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
+    merged = export_model(tmp_path / "run", tmp_path / "merged", None)
+    loaded = AutoModelForCausalLM.from_pretrained(merged)
+    expected = logits(lora_without_install(second))
+    torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-5)
 
 
 def lora_without_install(model: PreTrainedModel) -> PreTrainedModel:

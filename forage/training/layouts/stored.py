@@ -47,6 +47,19 @@ Weights = Mapping[str, Stored]
 """The tensors of a checkpoint by name."""
 
 
+def held(tensor: Tensor) -> Stored:
+    """A tensor in memory, as if it were stored."""
+    tensor = tensor.detach()
+    return Stored(tuple(tensor.shape), tensor.dtype, lambda first, end: tensor[first:end])
+
+
+def cast(stored: Stored, dtype: torch.dtype) -> Stored:
+    """A tensor in another type, in which it is read; integers stay as they are."""
+    if not stored.dtype.is_floating_point or stored.dtype == dtype:
+        return stored
+    return Stored(stored.shape, dtype, lambda *rows: stored.read_rows(*rows).to(dtype))
+
+
 def rows_of(whole: Stored, first: int, end: int) -> Stored:
     """Rows ``first`` to ``end`` of a tensor."""
     assert 0 <= first <= end <= whole.num_rows, f"rows {first} to {end} of {whole.num_rows}"
