@@ -2,7 +2,9 @@
 
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -24,6 +26,7 @@ from forage.training.trainer import Trainer
 from forage.types import Question, Status
 from forage.watch.after_step import AfterStep
 from tests.tiny_runs import (
+    FORAGE,
     assert_same_run,
     forage,
     make_config,
@@ -193,12 +196,68 @@ def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_intact(tmp_p
     assert child.returncode == 2, err
     assert "Traceback" not in err
     assert "forage: cannot write the checkpoint" in err
-    assert "is intact. Free some space and continue with --resume" in err
+    assert "is intact. Look whether that disk is full or failing and continue with --resume" in err
     kept = latest_checkpoint(out)
     assert kept is not None
     assert [path.name for path in (out / "checkpoints").iterdir()] == [kept.name]
     resumed = forage("train", recipe, "--resume")
     assert resumed.returncode == 0, resumed.stderr
+    run_training(make_config(straight, trainer={"num_steps": 6}), resume=False)
+    assert_same_run(out, straight, steps=(4, 6))
+
+
+_UNSHARE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+
+
+def may_mount() -> bool:
+    """Whether this user may have mounts of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    probe = [*_UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+_READ_ONLY_FROM_STEP_2 = """
+set -e
+mkdir -p "$OUT/checkpoints" && mount -t tmpfs none "$OUT/checkpoints"
+"$@" & RUN=$!
+until [ -d "$OUT/checkpoints/step_000002" ]; do sleep 0.02; kill -0 $RUN; done
+until mount -o remount,ro "$OUT/checkpoints" 2> /dev/null; do sleep 0.02; done
+status=0; wait $RUN || status=$?
+ls "$OUT/checkpoints" > "$OUT.kept"
+mount -o remount,rw "$OUT/checkpoints"
+"$@" --resume
+cp -a "$OUT/checkpoints" "$OUT.saved"
+exit $status
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not may_mount(), reason="this user may mount nothing")
+def test_a_disk_that_becomes_read_only_ends_the_run_and_loses_nothing(tmp_path: Path):
+    """Really: a file system of the run's own, which is mounted anew, as Linux does on errors."""
+    out, straight = tmp_path / "run", tmp_path / "straight"
+    config = make_config(out, trainer={"num_steps": 6})
+    recipe = write_recipe(tmp_path / "recipe.yaml", config)
+    command = [*_UNSHARE, "sh", "-c", _READ_ONLY_FROM_STEP_2, "sh", *FORAGE, "train", str(recipe)]
+    ended = subprocess.run(
+        command,
+        env=os.environ | {"OUT": str(out), "COLUMNS": "400"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Read-only file system" in ended.stderr
+    assert "is intact. See that you may write there and continue with --resume" in ended.stderr
+    kept = (tmp_path / "run.kept").read_text().split()
+    assert kept[0] == "step_000002"
+    assert {name for name in kept if not name.endswith(".partial")} <= {
+        "step_000002",
+        "step_000004",
+    }
+    (tmp_path / "run.saved").rename(out / "checkpoints")
     run_training(make_config(straight, trainer={"num_steps": 6}), resume=False)
     assert_same_run(out, straight, steps=(4, 6))
 

@@ -26,7 +26,6 @@ from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
-from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerFast
 
 from forage.environment.template import MEMORY_FILE
@@ -40,6 +39,7 @@ from forage.training.checkpoint_manifest import (
     damaged,
     write_manifest,
 )
+from forage.training.disk_errors import is_of_the_disk, mend
 from forage.training.run_state import STATE, RunState, read_state
 from forage.training.saved_weights import write_config
 from forage.training.trainer_ranks import AnyTrainer
@@ -98,9 +98,7 @@ async def begin_checkpoint(
                 _set_aside(final)
             unfinished.rename(final)
             _flush(folder)  # the new one is there before an older one goes
-        for old in list(checkpoints(run_dir).values())[:-num_kept]:
-            _set_aside(old)
-        _sweep(folder)
+        _remove_oldest(run_dir, num_kept)
         return final
 
     return write
@@ -116,17 +114,11 @@ def _the_last_one_intact(run_dir: Path, final: Path) -> Iterator[None]:
         if not is_of_the_disk(error):
             raise  # a rank that has died, or a bug
         last = latest_checkpoint(run_dir)
-        left = "there is no earlier one. Free some space and begin again in a new output_dir"
+        advice = mend(error).capitalize()
+        left = f"there is no earlier one. {advice} and begin again in a new output_dir"
         if last is not None:
-            left = (
-                f"the previous one, {last}, is intact. Free some space and continue with --resume"
-            )
+            left = f"the previous one, {last}, is intact. {advice} and continue with --resume"
         raise UserError(f"cannot write the checkpoint {final}: {error}; {left}") from error
-
-
-def is_of_the_disk(error: Exception) -> bool:
-    """Whether the disk refused to be written; packages in Rust say so by errors of their own."""
-    return isinstance(error, OSError | SafetensorError) or "(os error " in str(error)
 
 
 def load_checkpoint(checkpoint: Path, trainer: AnyTrainer) -> RunState:
@@ -223,6 +215,16 @@ def has_run(run_dir: Path) -> bool:
 def latest_checkpoint(run_dir: Path) -> Path | None:
     """The newest complete checkpoint of a run, or None."""
     return next(reversed(checkpoints(run_dir).values()), None)
+
+
+def _remove_oldest(run_dir: Path, num_kept: int) -> None:
+    """Remove all but the newest; one that cannot be removed costs its room, and no run."""
+    for old in list(checkpoints(run_dir).values())[:-num_kept]:
+        try:
+            _set_aside(old)
+        except OSError as error:
+            LOG.warning("cannot remove the old checkpoint %s (%s); it stays", old, error.strerror)
+    _sweep(checkpoints_dir(run_dir))
 
 
 def _set_aside(directory: Path) -> None:

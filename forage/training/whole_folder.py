@@ -6,18 +6,14 @@ refuses is an error that says what to do about it.
 
 from __future__ import annotations
 
-import errno
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from forage.errors import UserError
-from forage.training.checkpoint import flush_folder, is_of_the_disk
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
+from forage.training.checkpoint import flush_folder
+from forage.training.disk_errors import is_of_the_disk, mend
 
 
 @contextmanager
@@ -36,23 +32,7 @@ def written_beside(out: Path) -> Iterator[Path]:
     except Exception as error:
         if not is_of_the_disk(error):
             raise
-        raise UserError(f"cannot write {out}: {error}; {_remedy(error)}") from error
+        advice = f"{mend(error)}, or choose another --out"
+        raise UserError(f"cannot write {out}: {error}; {advice}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remedy(error: Exception) -> str:
-    number = _errno_of(error)
-    if number in _FULL:
-        return "free some space there, or choose another --out"
-    if number in _FORBIDDEN:
-        return "choose another --out, where you may write"
-    return "look whether that disk works, or choose another --out"
-
-
-def _errno_of(error: Exception) -> int | None:
-    """The system's number of an error; packages in Rust say it in their text alone."""
-    if isinstance(error, OSError):
-        return error.errno
-    said = re.search(r"\(os error (\d+)\)", str(error))
-    return None if said is None else int(said[1])

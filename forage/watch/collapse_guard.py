@@ -8,7 +8,6 @@ resumed run.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -18,8 +17,8 @@ from pathlib import Path
 
 from forage.config.run_config import RunConfig
 from forage.config.sentinel_config import RollBack
-from forage.errors import UserError
-from forage.records import ROLLBACKS_FILE, read_metrics
+from forage.errors import UserError, disk_failures
+from forage.records import ROLLBACKS_FILE, json_line, open_for_lines, read_metrics
 from forage.training.checkpoint import checkpoints, drop_checkpoint
 from forage.training.checkpoints_elsewhere import copies_of
 from forage.watch.sentinel import Alarm, Sentinel
@@ -172,8 +171,12 @@ class CollapseGuard:
             "alarms": [str(alarm) for alarm in alarms],
             "cut": [{name: v for name, v in row.items() if math.isfinite(v)} for row in cut],
         }
-        with (self._config.output_dir / ROLLBACKS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        path = self._config.output_dir / ROLLBACKS_FILE
+        with (
+            disk_failures(path, "see that you may write there, and continue with --resume"),
+            open_for_lines(path) as file,
+        ):
+            file.write(json_line(row))
             file.flush()
             os.fsync(file.fileno())
 

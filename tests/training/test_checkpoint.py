@@ -280,9 +280,16 @@ except UserError as error:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="resource limits are Unix's")
-@pytest.mark.parametrize("fraction_of", ["nothing", "model.safetensors", OPTIMIZER])
+@pytest.mark.parametrize(
+    ("fraction_of", "advice"),
+    [
+        ("nothing", "Free some space there"),
+        ("model.safetensors", "Free some space there"),
+        (OPTIMIZER, "Look whether that disk is full or failing"),
+    ],
+)
 def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
-    tmp_path: Path, fraction_of: str
+    tmp_path: Path, fraction_of: str, advice: str
 ):
     """Really full: the kernel refuses to let a file grow beyond a limit."""
     trainer = new_trainer()
@@ -301,7 +308,7 @@ def test_a_disk_that_is_full_leaves_the_previous_checkpoint_as_it_was(
     assert ended.returncode == 1, ended.stderr
     message = ended.stderr.strip().splitlines()[-1]
     assert message.startswith("told: cannot write the checkpoint")
-    assert "step_000001, is intact. Free some space and continue with --resume" in message
+    assert f"step_000001, is intact. {advice} and continue with --resume" in message
     assert checkpoint_names(run_dir) == ["step_000001"]
     latest = latest_checkpoint(run_dir)
     assert latest is not None

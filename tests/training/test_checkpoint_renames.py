@@ -65,8 +65,27 @@ def test_the_first_checkpoint_that_cannot_be_written_promises_no_resume(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "write_manifest", fill)
-    with pytest.raises(UserError, match="there is no earlier one. Free some space and begin again"):
+    with pytest.raises(UserError, match="no earlier one. Free some space there and begin again"):
         save(tmp_path, new_trainer())
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_stays_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The new one was written by then; the run ended with a traceback."""
+    trainer, rename = new_trainer(), Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if Path(target).name.endswith(".old.partial"):
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    for version in (0, 1):
+        trainer.version = version
+        save(tmp_path, trainer, num_kept=1)
+    assert list(checkpoints(tmp_path)) == [0, 1]
+    assert "step_000000 (Permission denied); it stays" in caplog.text
 
 
 def test_a_new_checkpoint_is_on_the_disk_before_an_older_one_goes(

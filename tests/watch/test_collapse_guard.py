@@ -125,6 +125,20 @@ def test_each_rollback_makes_the_step_smaller_also_for_a_resumed_run(tmp_path: P
     assert CollapseGuard(make_config(tmp_path, "roll_back", rate_factor=0.5)).rate_factor == 0.25
 
 
+def test_a_line_of_which_a_power_cut_left_half_is_no_rollback_and_spoils_no_other(tmp_path: Path):
+    config = make_config(tmp_path, "roll_back", rate_factor=0.1)
+    make_checkpoints(tmp_path, 0, 2, 4)
+    path = tmp_path / "rollbacks.jsonl"
+    path.write_text('{"to_step":2,"alarms":["wh')
+    guard = CollapseGuard(config)
+    assert guard.rate_factor == 1.0
+    with RunRecords(tmp_path) as records, pytest.raises(GoBack):
+        play(guard, records, COLLAPSE)
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["alarms"]
+    assert guard.rate_factor == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("most", [1, 2])
 def test_after_too_many_rollbacks_the_run_ends_with_a_word_on_the_reward(tmp_path: Path, most: int):
     make_checkpoints(tmp_path, 0)
