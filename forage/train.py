@@ -101,8 +101,10 @@ class _Run:
             self.trainer = hold(closing(open_trainer(config, self.places.start_ranks)))
             self.records = hold(RunRecords(config.output_dir, identity, "tensorboard" in trackers))
             saved = (self.trainer, self.tokenizer, self.records, self.credit, identity)
-            asked = None if replay else self.questions
-            self.savepoints = hold(closing(Savepoints(config, *saved, asked, learns=not played)))
+            asked = None if self.recorded else self.questions
+            replayed = self.recorded and self.recorded.digest
+            saves = Savepoints(config, *saved, asked, learns=not played, replayed=replayed)
+            self.savepoints = hold(closing(saves))
             self.opened = opened.pop_all()
 
     async def run(self, trace: Path | None, watcher: Watcher | None) -> None:

@@ -62,6 +62,22 @@ def test_a_replay_ends_with_the_weights_of_the_run_bit_for_bit(name: str, tmp_pa
         assert _of_the_updates(row) == _of_the_updates(expected)
 
 
+@pytest.mark.slow
+def test_a_replay_is_resumed_with_the_episodes_that_it_began_with(tmp_path: Path):
+    """Those of another run were taken in silence, in the middle of the updates of this one."""
+    out, replay = tmp_path / "run", [played_run("late") / "episodes.jsonl"]
+    changes = {**NOBODY, **RECIPES["late"]}
+    half = {**RECIPES["late"]["trainer"], "num_steps": 2}
+    run_training(make_config(out, **changes | {"trainer": half}), resume=False, replay=replay)
+    other = tmp_path / "other.jsonl"
+    other.write_text(replay[0].read_text().replace('"step":0,', '"step":9,'))
+    config = make_config(out, **changes)
+    with pytest.raises(UserError, match="learnt from other episodes than those of --replay"):
+        run_training(config, resume=True, replay=[other])
+    run_training(config, resume=True, replay=replay)
+    assert weights_of(out, 4) == weights_of(played_run("late"), 4)
+
+
 def _of_the_updates(row: dict[str, Any]) -> dict[str, Any]:
     """A row without what only playing counts."""
     counted = ("search/", "transcript/", "groups/rounds")

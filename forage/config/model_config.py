@@ -121,7 +121,7 @@ class ModelConfig(Frozen):
     compile: bool = False
     """Fuse the operations between products by torch.compile: faster on a GPU, after a minute."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass, to save memory."""
+    """Compute activations again in the backward pass, to save memory; learning compiles nothing."""
     lora: LoraConfig | None = None
     """Learn adapters and leave the weights as they are; null: learn the weights."""
     endpoint: EndpointConfig | None = None

@@ -154,7 +154,7 @@ def load_adapters(adapters: Adapters, model: PreTrainedModel) -> None:
         raise UserError(
             f"the adapters in {where} were trained on {theirs.base_model_name_or_path}, the run's "
             f"model is {mine.base_model_name_or_path}: set model.path to theirs, or, if that model "
-            f"has only moved, write its new path into their {ADAPTER_CONFIG}"
+            "has only moved, put a link to it where it was"
         )
     for key, name in _MUST_AGREE.items():
         have, want = getattr(theirs, name), getattr(mine, name)

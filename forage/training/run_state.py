@@ -35,6 +35,8 @@ class RunState:
     """The architecture, as transformers names it."""
     base: str = ""
     """A checksum of the weights under adapters or at the end of a leash (``base_weights.py``)."""
+    replayed: str = ""
+    """A checksum of the episodes that it was learnt from; empty where they were its own."""
 
     def check_same_run(self, own: RunState, checkpoint: Path) -> None:
         """Raise ``UserError`` where ``own``, the state that a run would save now, is another's."""
@@ -58,6 +60,12 @@ class RunState:
                 f"{checkpoint} was made with another tokenizer ({self.tokenizer}) than that of "
                 f"model.path ({own.tokenizer}), whose tokens stand for other text; set model.path "
                 "as in that run, or train into a new output_dir"
+            )
+        if _differ(self.replayed, own.replayed):
+            raise UserError(
+                f"{checkpoint} was learnt from other episodes than those of --replay up to its "
+                "step: name the files that the run began with, in their order, or train into a "
+                "new output_dir"
             )
         self.check_base(own.base, checkpoint)
 

@@ -52,11 +52,14 @@ class Savepoints:
         tokenizer_id: TokenizerId,
         questions: StepQuestions | None,
         learns: bool = True,
+        replayed: Callable[[int], str] | None = None,
     ) -> None:
         """Where the run does not learn, ``save`` writes its records to the disk and no more.
 
-        ``questions`` are None where the steps are recorded ones.
+        ``questions`` are None where the steps are recorded ones; then ``replayed`` gives a checksum
+        of the first so many of them.
         """
+        self._replayed = replayed
         self._learns = learns
         self._config, self._trainer, self._tokenizer = config, trainer, tokenizer
         self._records, self._credit, self._questions = records, credit, questions
@@ -112,6 +115,7 @@ class Savepoints:
             tokenizer,
             self._trainer.model.config.model_type,
             self._base,
+            "" if self._replayed is None else self._replayed(num_steps_done),
         )
 
     def check(self) -> None:

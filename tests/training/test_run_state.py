@@ -16,6 +16,7 @@ OWN = RunState(
     tokenizer="b5d1",
     model_type="qwen2",
     base="04be",
+    replayed="c0de",
 )
 OLD = RunState(4, 3, {"metrics.jsonl": 7}, 0.5, "settings")
 
@@ -27,6 +28,7 @@ OLD = RunState(4, 3, {"metrics.jsonl": 7}, 0.5, "settings")
         ({"run_id": "theirs"}, r"of another run \(theirs\) than the directory .* \(ours\)"),
         ({"tokenizer": "77aa"}, r"another tokenizer \(77aa\) than that of model.path \(b5d1\)"),
         ({"model_type": "llama"}, "it is a llama, and model.path a qwen2; set model.path as in"),
+        ({"replayed": "dead"}, "learnt from other episodes than those of --replay up to its step"),
         ({"base": "99ff"}, r"over other weights \(99ff\) than those .* model.path now \(04be\)"),
     ],
 )

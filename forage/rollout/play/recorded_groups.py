@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 
@@ -66,6 +67,7 @@ class RecordedGroups:
         self._tokenizer = codec.identity()
         self._worth = worth
         self._stretches = [stretch for path in paths for stretch in _stretches(path)]
+        self._digests: list[bytes] = []
         num_steps, names = len(self._stretches), ", ".join(map(str, paths))
         if not num_steps:
             raise UserError(f"--replay: no episode of a training step is in {names}")
@@ -78,6 +80,14 @@ class RecordedGroups:
     async def next_groups(self, step: int) -> StepGroups:
         """The groups of ``step`` in the order played; raises ``UserError`` for unusable ones."""
         return await asyncio.to_thread(self._read, self._stretches[step])
+
+    def digest(self, num_steps: int) -> str:
+        """Sixteen hexadecimal digits of the first episode of each of so many steps."""
+        for stretch in self._stretches[len(self._digests) : num_steps]:
+            with stretch.path.open("rb") as file:
+                file.seek(stretch.offset)
+                self._digests.append(sha256(file.readline()).digest())
+        return sha256(b"".join(self._digests[:num_steps])).hexdigest()[:16]
 
     def finished_ahead(self) -> dict[str, Episode]:
         """None: what was recorded is there."""

@@ -113,6 +113,19 @@ def test_files_of_several_origins_follow_one_another_whatever_their_steps(tmp_pa
     assert [step_of(source, step).played for step in (0, 1)] == [(VARIED,), (FLAT,)]
 
 
+def test_the_episodes_of_some_steps_are_known_wherever_they_lie_and_whatever_follows(
+    tmp_path: Path,
+):
+    both = write(tmp_path / "both", ([VARIED], [VARIED]), ([FLAT], [FLAT]))
+    first = write(tmp_path / "first", ([VARIED], [VARIED]))
+    second = write(tmp_path / "second", ([FLAT], [FLAT]), first=1)
+    whole, apart = recorded(both, num_steps=2), recorded(first, second, num_steps=2)
+    assert [whole.digest(n) for n in (2, 1, 0)] == [apart.digest(n) for n in (2, 1, 0)]
+    swapped = recorded(second, first, num_steps=2)
+    assert swapped.digest(0) == whole.digest(0)
+    assert len({whole.digest(1), swapped.digest(1), whole.digest(2), swapped.digest(2)}) == 4
+
+
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path):
     path = write(tmp_path, ([VARIED], [VARIED]))
     path.write_bytes(path.read_bytes() + b'{"step":1,"arm":null,"tok')
