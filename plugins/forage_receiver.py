@@ -37,6 +37,8 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 BACKEND = "forage"
+VERSION = 2
+"""Raised with each change of what the trainer asks here; it uses no server of another version."""
 NUM_SEEN = 64
 """Numbers of a column by which a layer is known."""
 _RAISES = "TORCH_NCCL_BLOCKING_WAIT"
@@ -145,6 +147,10 @@ class ForageTransferEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
 
 class Receiver:
     """Methods that a worker gets for ``/collective_rpc``."""
+
+    def receiver_version(self) -> int:
+        """By which a copy of this file that is older than the trainer's is known."""
+        return VERSION
 
     def name_gpu(self) -> list[str]:
         """The GPU that it computes on, and NCCL's version there; nothing on a CPU."""

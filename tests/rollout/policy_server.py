@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse
 
 from forage.environment.codec import Codec
 from forage.retrieval.serve.port import bind_port
+from forage.rollout.engines.vllm_settings import RECEIVER_VERSION
 
 VOCABULARY = 50
 
@@ -41,6 +42,7 @@ class PolicyServer:
         }
     )
     transfer: dict[str, Any] = field(default_factory=lambda: {"backend": "forage"})
+    receiver: int = RECEIVER_VERSION
     scheduler: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     max_logprobs: int = 100
@@ -155,10 +157,12 @@ class PolicyServer:
         if method in self.without:
             said = f"Call to collective_rpc method failed: Method {method!r} is not implemented."
             return JSONResponse({"error": {"message": said}}, 500)
-        self.notes.append(method)
+        if method != "receiver_version":  # which is asked before a run, and no step of an update
+            self.notes.append(method)
         if method == self.broken:
             return JSONResponse({"error": "it is broken"}, 500)
-        answers = {"check_weights": self.misfits, "name_gpu": self.gpu}
+        answers: dict[str, Any] = {"check_weights": self.misfits, "name_gpu": self.gpu}
+        answers["receiver_version"] = self.receiver
         answers |= {"get_model_inspection": self.drawing, "first_columns": self.columns}
         return {"results": [answers.get(method)]}
 

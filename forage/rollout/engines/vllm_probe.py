@@ -1,8 +1,8 @@
 """What a vLLM server lacks for training: routes, settings, the model. Asked before a run begins.
 
 ``forage doctor --server URL`` prints what is found here; a run refuses to start with it. Names and
-shapes of the weights are compared at the first update, by the receiver in the server's workers;
-without it, sizes are compared here.
+shapes of the weights are compared at the first update, by the receiver in the server's workers,
+whose version is asked for here; without a receiver, sizes are compared here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from forage.config.shipped_recipes import shipped
 from forage.environment.codec import Codec
 from forage.remote.json_server import JsonServer
 from forage.remote.request import RemoteFailure
 from forage.rollout.engines.completions_engine import PROBE, PROBE_TOKENS, reads_alike
+from forage.rollout.engines.vllm_server import is_unknown
 from forage.rollout.engines.vllm_settings import (
+    FIRST_NUMBERED_RECEIVER,
+    RECEIVER_VERSION,
     WITH_RECEIVER,
     Fault,
     ServerNeeds,
@@ -141,9 +145,37 @@ async def _wrong_settings(http: JsonServer, needs: ServerNeeds) -> list[Fault]:
         remedy = f"is it a vLLM server of version {KNOWN_VERSION}?"
         return [Fault("it does not say how it was started: its reply has no vllm_config", remedy)]
     faults = wrong_settings(config, needs)
-    if needs.model is not None and not needs.has_receiver and not names_receiver(config):
+    if names_receiver(config):
+        faults += await _other_receiver(http)
+    elif needs.model is not None and not needs.has_receiver:
         faults += await _wrong_for_files(http, needs.model, device_of(config))
     return faults
+
+
+async def _other_receiver(http: JsonServer) -> list[Fault]:
+    """Whether its receiver is another one than this Forage's: a user's server has a copy."""
+    method = "receiver_version"
+    reply = await http.post("/collective_rpc", {"method": method}, _TIMEOUT_S)
+    if not isinstance(reply, RemoteFailure):
+        results = reply.get("results")
+        versions = set(map(str, results)) if isinstance(results, list) else {"unknown"}
+        if versions == {str(RECEIVER_VERSION)}:
+            return []
+        found = " and ".join(sorted(versions))
+    elif is_unknown(method, reply):
+        found = f"{FIRST_NUMBERED_RECEIVER - 1} or older"
+    else:
+        what = f"it does not say which receiver for weights it has: {reply.detail}"
+        return [Fault(what, "look into its log")]
+    what = (
+        f"its receiver for weights is of version {found}, and this Forage needs version "
+        f"{RECEIVER_VERSION}"
+    )
+    remedy = (
+        f"put {shipped('plugins')} (forage recipes --out DIR copies it) on its PYTHONPATH in the "
+        "place of the other one, and start it again"
+    )
+    return [Fault(what, remedy)]
 
 
 async def _wrong_for_files(http: JsonServer, model: PretrainedConfig, device: str) -> list[Fault]:

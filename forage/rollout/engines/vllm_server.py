@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forage.remote.request import RemoteFailure
 from forage.rollout.engines.engine_http import EngineHttp
 from forage.rollout.engines.engine_server import (
     Bucket,
@@ -126,7 +127,7 @@ class VllmServer:
         try:
             await self.abandon_update()
         except ServerFailed as failed:  # without the receiver there is no update to end
-            if not _is_unknown("abandon_weight_update", failed):
+            if not is_unknown("abandon_weight_update", failed.failure):
                 raise
 
     async def forget_keys(self) -> None:
@@ -145,7 +146,7 @@ class VllmServer:
         try:
             found = await self._call("check_weights", kwargs, doing)
         except ServerFailed as failed:
-            if _is_unknown("check_weights", failed):
+            if is_unknown("check_weights", failed.failure):
                 return []
             raise
         if not isinstance(found, list) or not found:
@@ -207,7 +208,7 @@ class VllmServer:
         try:
             await self._call("load_from_disk", {"folder": str(folder)}, f"load {folder}")
         except ServerFailed as failed:
-            if not _is_unknown("load_from_disk", failed):
+            if not is_unknown("load_from_disk", failed.failure):
                 raise
             await self._reload_by_itself(folder)
         await self._http.post("/update_weight_version", {"new_version": version}, "take a version")
@@ -249,9 +250,9 @@ class VllmServer:
         return (await self._http.post("/collective_rpc", body, doing)).get("results")
 
 
-def _is_unknown(method: str, failed: ServerFailed) -> bool:
+def is_unknown(method: str, failure: RemoteFailure) -> bool:
     """Whether its workers have no such method: vLLM says so in these words."""
-    return f"Method {method!r} is not implemented" in failed.failure.said
+    return f"Method {method!r} is not implemented" in failure.said
 
 
 def _first_other(theirs: Sequence[float], mine: Sequence[float]) -> tuple[float, float] | None:

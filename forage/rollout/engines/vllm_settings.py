@@ -17,6 +17,10 @@ from forage.environment.codec import Codec
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+RECEIVER_VERSION = 2
+"""That of this Forage's own: ``VERSION`` in plugins/forage_receiver.py."""
+FIRST_NUMBERED_RECEIVER = 2
+"""Those before it have no version to say."""
 WITH_RECEIVER = (
     f"start it with {shipped('plugins')} (forage recipes --out DIR copies it) on PYTHONPATH, "
     "--worker-extension-cls forage_receiver.Receiver and --weight-transfer-config "

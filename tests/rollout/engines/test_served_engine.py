@@ -12,6 +12,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from forage.config.run_config import build_config
+from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.rollout.engines import served_engine
 from forage.rollout.engines.engine_server import Addresses
@@ -90,6 +91,19 @@ async def test_a_server_that_was_left_so_is_not_asked_to_sample(dropped: set[str
         # The stand-in has no tokenizer, so whoever asks it to sample refuses it.
         async with open_engine(config, tokenizer, None, addresses):
             assert not server.turns
+
+
+async def test_a_server_with_an_older_receiver_is_refused_when_the_engine_opens():
+    """It was left out at the first update, as a server that failed."""
+    with policy_serving(PolicyServer(without=frozenset({"receiver_version"}))) as server:
+        engine = {"kind": "vllm", "urls": [server.url]}
+        tree = {"model": {"path": str(WARM)}, "placement": {"engine": engine}}
+        config = build_config({**tree, "environment": {"max_tokens": 1000}})
+        server.codec = Codec(load_tokenizer(config.model))
+        with pytest.raises(UserError, match="its receiver for weights is of version 1 or older"):
+            async with open_engine(config, server.codec.tokenizer, None, Addresses((server.url,))):
+                pass
+    assert server.notes == []
 
 
 @pytest.mark.parametrize(("transfer", "level"), [("group", "2"), ("adapters", "1")])

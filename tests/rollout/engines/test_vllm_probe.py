@@ -3,9 +3,11 @@
 tests/commands/test_doctor_command.py has how the doctor says it.
 """
 
+import ast
 import asyncio
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,10 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from transformers import Qwen2Config
 
+from forage.config.shipped_recipes import shipped
 from forage.rollout.engines import vllm_probe, vllm_server
 from forage.rollout.engines.vllm_probe import find_faults
+from forage.rollout.engines.vllm_settings import RECEIVER_VERSION
 from forage.rollout.engines.vllm_sizes import other_sizes, sizes_of
 from tests.fakes import tiny_codec
 from tests.rollout.policy_server import PolicyServer, policy_serving
@@ -189,3 +193,67 @@ def test_without_the_receiver_the_sizes_of_the_served_model_are_compared():
     assert said.startswith(
         "it serves another model than model.path: intermediate_size is 192 there and 384 here"
     )
+
+
+OLDER = PolicyServer(without=frozenset({"receiver_version"}))
+"""With a receiver of the time before they had versions."""
+
+
+@pytest.mark.parametrize(
+    ("server", "found"),
+    [(OLDER, "version 1 or older"), (PolicyServer(receiver=99), "version 99")],
+)
+@pytest.mark.parametrize("has_receiver", [True, False], ids=["group", "disk"])
+def test_a_receiver_of_another_version_is_told_before_a_run(
+    server: PolicyServer, found: str, has_receiver: bool
+):
+    """It was found at the first update of the weights, as a method that failed."""
+    with policy_serving(server):
+        (fault,) = asyncio.run(find_faults(server.url, has_receiver))
+    assert fault.is_fatal
+    assert fault.what == (
+        f"its receiver for weights is of {found}, and this Forage needs version {RECEIVER_VERSION}"
+    )
+    assert "forage recipes --out DIR" in fault.remedy
+    assert "start it again" in fault.remedy
+
+
+def test_a_server_that_does_not_say_which_receiver_it_has_is_told():
+    with policy_serving(PolicyServer(broken="receiver_version")) as server:
+        (fault,) = asyncio.run(find_faults(server.url, True))
+    assert fault.is_fatal
+    assert fault.what.startswith("it does not say which receiver for weights it has: HTTP 500")
+
+
+def test_a_server_without_a_receiver_is_not_asked_for_its_version():
+    server = PolicyServer(transfer={}, without=frozenset({"receiver_version"}))
+    with policy_serving(server):
+        assert asyncio.run(find_faults(server.url, False)) == []
+
+
+def test_the_receiver_is_of_the_version_that_is_asked_for_and_takes_what_it_took():
+    """Where this changes, or what a call means does, raise the version in both files.
+
+    vLLM is not here, so the file is read and not imported.
+    """
+    source = Path(shipped("plugins"), "forage_receiver.py").read_text()
+    tree = ast.parse(source)
+    (version,) = re.findall(r"^VERSION = (\d+)$", source, re.MULTILINE)
+    classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+    methods = (each for each in classes["Receiver"].body if isinstance(each, ast.FunctionDef))
+    takes = {each.name: [argument.arg for argument in each.args.args][1:] for each in methods}
+    for name in ("GroupInfo", "BucketInfo"):
+        fields = (each for each in classes[name].body if isinstance(each, ast.AnnAssign))
+        takes[name] = [ast.unparse(each.target) for each in fields]
+    assert int(version) == RECEIVER_VERSION == 2
+    assert takes == {
+        "receiver_version": [],
+        "name_gpu": [],
+        "check_weights": ["names", "shapes"],
+        "first_columns": ["names"],
+        "load_from_disk": ["folder"],
+        "load_adapters": ["folder"],
+        "abandon_weight_update": [],
+        "GroupInfo": ["address", "port", "rank_offset", "world_size", "backend", "timeout_s"],
+        "BucketInfo": ["names", "dtypes", "shapes", "starts", "num_bytes"],
+    }

@@ -10,7 +10,7 @@ from forage.environment.codec import Codec
 from forage.rollout.engines.engine_server import ServerFailed, Tensors
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.vllm_probe import find_faults
-from forage.rollout.engines.vllm_server import VllmServer, _is_unknown
+from forage.rollout.engines.vllm_server import VllmServer, is_unknown
 from forage.rollout.engines.vllm_sizes import sizes_of
 from forage.rollout.engines.weight_sender import tensors_of
 from forage.training.model import weights_by_name
@@ -101,7 +101,7 @@ async def test_vllms_own_words_are_understood():
     server = VllmServer(real_server(), 20.0, 60.0, 4)
     with pytest.raises(ServerFailed) as failed:
         await server._call("no_such_method", {}, "do nothing")
-    assert _is_unknown("no_such_method", failed.value)
+    assert is_unknown("no_such_method", failed.value.failure)
     (drawing,) = await server._call("get_model_inspection", {}, "draw its model")
     await server.close()
     config = AutoModelForCausalLM.from_pretrained(random_model()).config.to_dict()
