@@ -125,7 +125,7 @@ class OwnServers:
             _OwnServer(command, host, config.output_dir, index)
             for index, host in enumerate(hosts())
         ]
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -142,13 +142,13 @@ class OwnServers:
         for server in self._servers:
             await server.start()
         await asyncio.gather(*map(self._wait_until_ready, self._servers))
-        self._watcher = asyncio.create_task(self._watch())
+        self._watchers = [asyncio.create_task(self._watch(server)) for server in self._servers]
 
     async def stop(self) -> None:
         """End all."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         await asyncio.gather(*(server.stop() for server in self._servers))
 
     async def _wait_until_ready(self, server: _OwnServer) -> None:
@@ -159,20 +159,20 @@ class OwnServers:
             await asyncio.sleep(_POLL_S)
         LOG.info("a vLLM server is ready at %s (%.0f s)", server.url, server.seconds)
 
-    async def _watch(self) -> None:
-        """Start again what has died or failed; give up where it fails from the beginning."""
-        while True:
+    async def _watch(self, server: _OwnServer) -> None:
+        """Start it again when it has died or failed; give up where it fails from the beginning.
+
+        A task for each server: an end and a start can take minutes, and the others do not wait.
+        """
+        while not server.has_given_up:
             await asyncio.sleep(_POLL_S)
-            for server in self._servers:
-                if server.has_given_up:
-                    continue
-                try:
-                    await self._look_at(server)
-                except Exception as error:  # an end of this task would be noticed by nobody
-                    server.has_given_up = True
-                    is_bug = not isinstance(error, UserError)
-                    message = "the vLLM server at %s is given up: %s"
-                    LOG.error(message, server.url, error, exc_info=is_bug)
+            try:
+                await self._look_at(server)
+            except Exception as error:  # an end of this task would be noticed by nobody
+                server.has_given_up = True
+                is_bug = not isinstance(error, UserError)
+                message = "the vLLM server at %s is given up: %s"
+                LOG.error(message, server.url, error, exc_info=is_bug)
 
     async def _look_at(self, server: _OwnServer) -> None:
         """Raises ``UserError`` where its log cannot be written, or its machine is gone."""

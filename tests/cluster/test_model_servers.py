@@ -284,6 +284,34 @@ async def test_a_server_whose_state_cannot_be_asked_is_given_up_and_the_others_a
         await own.stop()
 
 
+class Meeting:
+    """A place whose later starts go on only where another place's has begun, too."""
+
+    def __init__(self, place: ThisMachine, others: asyncio.Barrier) -> None:
+        self._place, self._others, self._has_started = place, others, False
+        self.address, self.free_port = place.address, place.free_port
+
+    async def start(self, name: str, command: Sequence[str], log_path: Path) -> ServerRun:
+        if self._has_started:
+            await self._others.wait()
+        self._has_started = True
+        return await self._place.start(name, command, log_path)
+
+
+async def test_servers_that_died_together_are_started_again_together(tmp_path: Path, program: Path):
+    """One waited until the other had ended and begun: minutes, where its machine is lost."""
+    config = config_of(tmp_path, program=str(program), num_servers=2)
+    others = asyncio.Barrier(2)
+    hosts = [Meeting(place, others) for place in LocalPlaces(config).server_hosts()]
+    own = OwnServers(config, vllm_of(config), lambda: hosts)
+    try:
+        await own.start()
+        kill(pids(program))
+        await until(lambda: len(pids(program)) == 4)
+    finally:
+        await own.stop()
+
+
 def test_servers_stand_on_the_last_gpus_or_on_those_of_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
