@@ -28,6 +28,7 @@ class Fleet:
 
     async def _finish(self, server: object, version: str) -> None:
         assert isinstance(server, VllmServer)
+        await server.start_update()
         await server.finish_update(version)
 
     async def publish(self, version: int) -> None:

@@ -1,30 +1,45 @@
 """A stand-in for a vLLM server: its routes over real HTTP, a model that counts, and faults.
 
 The model writes ``last id + 1`` and so on; what it was asked is kept. It has weights only by name:
-``update`` steps are noted, and their version is what the tokens bear.
+``update`` steps are noted, and their version is what the tokens bear. It answers as the real server
+does, wrong requests and wrong orders, too: ``test_vllm_contract.py`` asks both.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from forage.environment.codec import Codec
 from forage.retrieval.serve.port import bind_port
 from forage.rollout.engines.vllm_settings import RECEIVER_VERSION
+from tests.rollout.policy_words import (
+    ABORTED,
+    BUCKET,
+    JOIN,
+    METHODS,
+    Turn,
+    choice_of,
+    misunderstood,
+    refuse,
+    refused,
+)
 
-VOCABULARY = 50
+PauseMode = Literal["abort", "wait", "keep"]
+Embedded = Body(embed=True)
 
 
 @dataclass
@@ -61,9 +76,17 @@ class PolicyServer:
     """A route, or a method of its workers, that answers with an error."""
     keeps_version: bool = False
     is_asleep: bool = False
-    """It answers no turn, as after a pause, until it is told to go on."""
+    """Turns wait, as after a pause, until it is told to go on."""
     dropped: set[str] = field(default_factory=set)
     """Parts of its memory that sleep."""
+    num_aborts: int = 0
+    """How often all turns in flight were aborted."""
+    is_updating: bool = False
+    has_joined: bool = False
+    has_weights: bool = True
+    """Not from the start of an update to its end: a turn between them ends the server."""
+    is_dead: bool = False
+    adapters: set[str] = field(default_factory=set)
     version: str = "default"
     turns: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -75,18 +98,19 @@ class PolicyServer:
 
     def app(self) -> FastAPI:
         app = FastAPI()
-        gets = {"/health": self._ok, "/version": self._version, "/server_info": self._info}
+        app.exception_handler(HTTPException)(refused)
+        app.exception_handler(RequestValidationError)(misunderstood)
+        gets = {"/health": self._health, "/version": self._version, "/server_info": self._info}
         gets |= {"/weight_info": self._weights, "/get_world_size": self._size}
         gets |= {"/is_sleeping": self._state, "/v1/models": self._models}
         posts = {"/inference/v1/generate": self._generate, "/collective_rpc": self._call}
-        posts["/finish_weight_update"] = self._finish
-        posts["/update_weight_version"] = self._label
-        for path in ("pause", "resume", "reset_prefix_cache", "start_weight_update"):
-            posts[f"/{path}"] = self._note
-        posts["/sleep"] = self._sleep
-        posts["/wake_up"] = self._wake
-        posts |= {"/update_weights": self._note, "/init_weight_transfer_engine": self._note}
-        posts["/v1/load_lora_adapter"] = self._note
+        posts |= {"/pause": self._pause, "/resume": self._resume}
+        posts |= {"/sleep": self._sleep, "/wake_up": self._wake}
+        posts |= {"/reset_prefix_cache": self._reset, "/init_weight_transfer_engine": self._join}
+        posts |= {"/start_weight_update": self._start, "/update_weights": self._receive}
+        posts |= {"/finish_weight_update": self._finish, "/update_weight_version": self._label}
+        if self.lora_rank:
+            posts["/v1/load_lora_adapter"] = self._load_adapters
         for path, handle in gets.items():
             if path not in self.without:
                 app.get(path)(handle)
@@ -95,8 +119,8 @@ class PolicyServer:
                 app.post(path)(handle)
         return app
 
-    async def _ok(self) -> Response:
-        return Response()
+    async def _health(self) -> Response:
+        return Response(status_code=503 if self.is_dead else 200)
 
     async def _version(self) -> dict[str, str]:
         return {"version": self.about}
@@ -118,96 +142,177 @@ class PolicyServer:
         return {"is_sleeping": self.is_asleep}
 
     async def _models(self) -> dict[str, Any]:
-        return {"data": [{"id": "policy"}]}
+        names = ["policy", *sorted(self.adapters)]
+        return {"data": [{"id": name, "max_model_len": self._room} for name in names]}
 
     async def _size(self) -> dict[str, int]:
         return {"world_size": 1}
 
-    async def _note(self, request: Request) -> Response:
+    async def _note(self, request: Request) -> None:
+        """Note a step; raises where it is the one that is broken."""
         self.notes.append(request.url.path)
         if request.url.path == self.broken:
-            return JSONResponse({"error": "it is broken"}, 500)
-        self.is_asleep &= request.url.path != "/resume"
-        return JSONResponse({})
+            raise HTTPException(500, "it is broken")
 
-    async def _sleep(self, request: Request) -> Response:
-        self.sleep_levels.append(request.query_params["level"])
-        return await self._note(request)
+    async def _pause(self, request: Request, mode: PauseMode = "abort") -> dict[str, str]:
+        await self._note(request)
+        self.is_asleep = True
+        self.num_aborts += mode == "abort"
+        return {"status": "paused"}
 
-    async def _wake(self, request: Request) -> dict[str, str]:
-        part = request.query_params["tags"]
-        self.notes.append(f"/wake_up {part}")
-        self.dropped.discard(part)
+    async def _resume(self, request: Request) -> dict[str, str]:
+        await self._note(request)
+        self.is_asleep = False
+        return {"status": "resumed"}
+
+    async def _sleep(
+        self,
+        request: Request,
+        level: Annotated[int, Query(ge=0, le=2)] = 1,
+        mode: PauseMode = "abort",
+    ) -> dict[str, Any]:
+        await self._pause(request, mode)
+        self.sleep_levels.append(str(level))
+        self.dropped = {"weights", "kv_cache"}
+        return {"status": "sleeping", "level": level}
+
+    async def _wake(self, tags: Annotated[list[str] | None, Query()] = None) -> dict[str, str]:
+        """What is whole goes on at once, also where it was only paused."""
+        self.notes += [f"/wake_up {part}" for part in tags or ()]
+        self.dropped = self.dropped.difference(tags) if tags else set()
+        self.is_asleep &= bool(self.dropped)
         return {"status": "sleeping" if self.dropped else "awake"}
 
-    async def _finish(self, request: Request) -> Response:
-        self.notes.append(request.url.path)
-        if request.url.path == self.broken:
-            return JSONResponse({"error": "it is broken"}, 500)
-        if not self.keeps_version:
-            self.version = (await request.json())["weight_version"]
-        return JSONResponse({})
+    async def _reset(
+        self, request: Request, reset_running_requests: bool = False
+    ) -> dict[str, bool]:
+        await self._note(request)
+        return {"success": True}
 
-    async def _label(self, request: Request) -> dict[str, str]:
-        self.version = (await request.json())["new_version"]
+    async def _join(
+        self, request: Request, init_info: Annotated[dict[str, Any], Embedded]
+    ) -> dict[str, str]:
+        await self._note(request)
+        if init_info.keys() != JOIN:
+            raise HTTPException(500, "Invalid init_info for ForageTransferEngine")
+        self.has_joined = True
         return {}
 
+    async def _start(self, request: Request) -> dict[str, str]:
+        await self._note(request)
+        if self.is_updating:
+            raise HTTPException(500, "a weight update is already active")
+        self.is_updating, self.has_weights = True, False
+        return {}
+
+    async def _receive(
+        self, request: Request, update_info: Annotated[dict[str, Any], Embedded]
+    ) -> dict[str, str]:
+        await self._note(request)
+        is_begun, self.is_updating = self.is_updating, False  # a failure ends the update
+        if not is_begun:
+            raise HTTPException(500, "start_weight_update must be called before update_weights.")
+        if update_info.keys() != BUCKET or not self.has_joined:
+            raise HTTPException(500, "Invalid update_info for ForageTransferEngine, or no group")
+        self.is_updating = True
+        return {}
+
+    async def _finish(
+        self, request: Request, weight_version: Annotated[str | None, Embedded] = None
+    ) -> dict[str, str]:
+        await self._note(request)
+        if not self.is_updating:
+            said = "finish_weight_update called without a matching start_weight_update."
+            raise HTTPException(500, said)
+        self.is_updating, self.has_weights = False, True
+        if weight_version is not None and not self.keeps_version:
+            self.version = weight_version
+        return {}
+
+    async def _label(self, new_version: Annotated[str, Embedded]) -> dict[str, bool]:
+        self.version = new_version
+        return {"success": True}
+
+    async def _load_adapters(
+        self,
+        request: Request,
+        lora_name: Annotated[str, Embedded],
+        lora_path: Annotated[str, Embedded],
+    ) -> Response:
+        await self._note(request)
+        if lora_name in self.adapters:
+            raise HTTPException(400, f"The lora adapter '{lora_name}' has already been loaded.")
+        if not Path(lora_path).is_dir():
+            raise HTTPException(404, f"No adapter found for '{lora_path}'")
+        self.adapters.add(lora_name)
+        return Response("Success: LoRA adapter added successfully.")
+
     async def _call(self, request: Request) -> Any:
-        method = (await request.json())["method"]
-        if method in self.without:
-            said = f"Call to collective_rpc method failed: Method {method!r} is not implemented."
-            return JSONResponse({"error": {"message": said}}, 500)
+        try:
+            body = await request.json()
+        except json.JSONDecodeError:
+            raise HTTPException(400, "JSON decode error") from None
+        if not isinstance(body, dict) or "method" not in body:
+            raise HTTPException(400, "Missing 'method' in request body")
+        said = "Call to collective_rpc method failed:"
+        method, kwargs = body["method"], body.get("kwargs", {})
+        if method not in METHODS or method in self.without:
+            raise HTTPException(500, f"{said} Method {method!r} is not implemented.")
         if method != "receiver_version":  # which is asked before a run, and no step of an update
             self.notes.append(method)
         if method == self.broken:
-            return JSONResponse({"error": "it is broken"}, 500)
+            raise HTTPException(500, "it is broken")
+        if not kwargs.keys() <= METHODS[method]:
+            raise HTTPException(500, f"{said} {method}() got an unexpected keyword argument")
+        self._change_weights(method, kwargs)
         answers: dict[str, Any] = {"check_weights": self.misfits, "name_gpu": self.gpu}
-        answers["receiver_version"] = self.receiver
         answers |= {"get_model_inspection": self.drawing, "first_columns": self.columns}
+        answers["receiver_version"] = str(self.receiver)  # what is no list, object or null is text
         return {"results": [answers.get(method)]}
 
-    async def _generate(self, request: Request) -> Response:
-        body = await request.json()
-        self.turns.append(body)
+    def _change_weights(self, method: str, kwargs: dict[str, Any]) -> None:
+        """What the methods that load do; raises where there is nothing to load."""
+        folder = kwargs.get("folder") or kwargs.get("weights_path")
+        if method == "reload_weights":  # one that fails leaves layers without weights
+            self.has_weights = folder is None
+        if folder is not None and not Path(folder).is_dir():
+            raise HTTPException(500, f"Call to collective_rpc method failed: no {folder}")
+        if method == "load_adapters" and not self.adapters:
+            raise HTTPException(500, "Call to collective_rpc method failed: no adapters to replace")
+        if method == "abandon_weight_update":
+            self.is_updating = False
+        if method in ("abandon_weight_update", "load_from_disk", "reload_weights"):
+            self.has_weights = True
+
+    async def _generate(self, turn: Turn, request: Request) -> Response:
+        self.turns.append(await request.json())
         if self.gate is not None:
             self.num_waiting += 1
             await self.gate.wait()
             self.num_waiting -= 1
-        if self.is_asleep:
-            return JSONResponse({"error": "it sleeps"}, 503)
+        num_ids = None if self.codec is None else len(self.codec.tokenizer)
+        refuse(turn, {"policy", *self.adapters}, self._room, num_ids, self.max_logprobs)
+        num_aborts = self.num_aborts
+        while self.is_asleep and self.num_aborts == num_aborts:
+            if await request.is_disconnected():
+                return Response()
+            await asyncio.sleep(0.01)
+        if self.num_aborts > num_aborts:
+            return JSONResponse({"choices": [ABORTED]})
         if self.faults:
             return self.faults.popleft()
-        if not re.fullmatch(r"[^@/\\\x00]{1,128}", body.get("cache_salt", "none")):
-            return JSONResponse({"error": "a cache_salt that vLLM 0.32 refuses"}, 400)
-        if body["sampling_params"].get("logprobs", 0) > self.max_logprobs:
-            return JSONResponse({"error": "more logprobs than max_logprobs"}, 400)
-        last, number = body["token_ids"][-1], body["sampling_params"]["max_tokens"]
-        ids = [(last + 1 + index) % VOCABULARY for index in range(number)]
-        choice = {
-            "token_ids": ids,
-            "finish_reason": "length",
-            "logprobs": {
-                "content": [
-                    {"logprob": -0.5 - index, "top_logprobs": _candidates(body, index, token_id)}
-                    for index, token_id in enumerate(ids)
-                ]
-            },
-            "weight_versions": [{"version": self.version, "start": 0, "end": number}],
-            "text": "" if self.codec is None else self.codec.decode(ids),
-            **self.changes,
-        }
-        return JSONResponse({"choices": [choice]})
+        if self.is_dead or not self.has_weights:
+            self.is_dead = True
+            raise HTTPException(500, "EngineCore encountered an issue.")
+        choice = choice_of(turn, self.version, self._room)
+        if turn.output_mode == "text":
+            choice["text"] = self.codec.decode(choice["token_ids"]) if self.codec else ""
+        return JSONResponse({"choices": [{**choice, **self.changes}]})
 
-
-def _candidates(body: dict[str, Any], index: int, sampled: int) -> list[dict[str, float]]:
-    """As vLLM does: the sampled token first, and the asked number in all.
-
-    Tokens 0 and 1 are the likeliest, and all others but the sampled one were cut off.
-    """
-    number = body["sampling_params"].get("logprobs", 0)
-    others = [(0, -0.0 - index), (1, -0.25 - index), *((40 + k, -9999.0) for k in range(number))]
-    said = [(sampled, -0.5 - index), *others][:number]
-    return [{"token_id": token_id, "logprob": logprob} for token_id, logprob in said]
+    @property
+    def _room(self) -> int:
+        """Tokens that its context holds."""
+        return self.model_config.get("max_model_len", 1000)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from fastapi import Request, Response
+from fastapi import Request
 
 from forage.errors import PartLostError, UserError
 from forage.rollout.engines import weight_update
@@ -139,11 +139,11 @@ async def test_a_server_that_had_no_weights_yet_drops_the_keys_of_other_runs():
 class Hanging(PolicyServer):
     """It is well, and what is broken never ends."""
 
-    async def _note(self, request: Request) -> Response:
+    async def _note(self, request: Request) -> None:
         if request.url.path == self.broken:
             self.notes.append(request.url.path)
             await asyncio.sleep(60)
-        return await super()._note(request)
+        await super()._note(request)
 
 
 async def test_a_server_that_hangs_delays_one_update_and_no_other():

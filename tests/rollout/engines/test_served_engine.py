@@ -23,7 +23,8 @@ from forage.rollout.engines.vllm_probe import Fault
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.training.model import load_tokenizer
 from forage.types import ContextOverflow, EngineError, FinishReason, Sampling
-from tests.rollout.policy_server import VOCABULARY, PolicyServer, policy_serving
+from tests.rollout.policy_server import PolicyServer, policy_serving
+from tests.rollout.policy_words import VOCABULARY
 
 WARM = Path(__file__).parents[3] / "forage" / "warm" / "model"
 

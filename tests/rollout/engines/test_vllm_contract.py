@@ -328,13 +328,12 @@ async def test_its_workers_answer_the_methods_that_are_called(server: Asker, tmp
     assert await server.call("first_columns", names=[]) == [{}]
     (drawing,) = await server.call("get_model_inspection")
     assert isinstance(drawing, str)
-    for method, kwargs in (
-        ("load_from_disk", {"folder": str(tmp_path / "none")}),
-        ("reload_weights", {"weights_path": str(tmp_path / "none")}),
-    ):
-        await server.call(method, 500, **kwargs)
-        assert await server.call("reload_weights", weights_iterator=[]) == [None]
-        await server.turn()
+    nowhere = str(tmp_path / "none")
+    await server.call("load_from_disk", 500, folder=nowhere)
+    await server.turn()
+    await server.call("reload_weights", 500, weights_path=nowhere)
+    assert await server.call("reload_weights", weights_iterator=[]) == [None]
+    await server.turn()
 
 
 async def test_adapters_are_loaded_once_by_their_name_and_then_in_place(

@@ -109,7 +109,7 @@ async def test_adapters_are_brought_to_the_base_that_they_are_learnt_on(
     check = partial(check_base, tensors=TENSORS, columns=lambda: COLUMNS)
     write = partial(Path.mkdir, parents=True)
     transport = DiskTransport(write, tmp_path, load_adapters, check)
-    with policy_serving(PolicyServer(columns=theirs)) as server:
+    with policy_serving(PolicyServer(columns=theirs, lora_rank=8)) as server:
         async with client_of(server) as client:
             members = ServerPool([client], 5.0).members
             if said is not None:
@@ -122,7 +122,7 @@ async def test_adapters_are_brought_to_the_base_that_they_are_learnt_on(
 
 async def test_turns_name_the_adapters_from_their_first_load_on(tmp_path: Path):
     """A real server alone was asked: its base would sample, whatever the adapters learn."""
-    with policy_serving(PolicyServer(version="0")) as server:
+    with policy_serving(PolicyServer(version="0", lora_rank=8)) as server:
         async with client_of(server) as client:
             await client.sample([1], ask(), "salt")
             await client.load_adapters(tmp_path, "1")

@@ -24,7 +24,7 @@ async def test_a_server_serves_from_its_first_update_on_and_goes_on_after_each()
             assert server.version == "3"
             await it.publish(4)
             assert it.pool.num_updates == 2
-    once = ["/pause", "/finish_weight_update"]
+    once = ["/pause", "/start_weight_update", "/finish_weight_update"]
     # A server of the user's may hold keys of another run: the first update always drops them.
     assert server.notes == [*once, "/reset_prefix_cache", "/resume", *once, "/resume"]
 
@@ -112,8 +112,9 @@ async def test_a_server_sleeps_while_weights_change_and_wakes_for_them_and_for_i
             server.notes.clear()
             async with it.updates.updating(lambda: 1):
                 assert server.notes == ["/sleep"]
-    expected = ["/sleep", "/pause", "/wake_up weights", "/finish_weight_update"]
-    assert server.notes == [*expected, "/wake_up kv_cache", "/resume"]
+    update = ["/start_weight_update", "/finish_weight_update"]
+    expected = ["/sleep", "/pause", "/wake_up weights", *update, "/wake_up kv_cache", "/resume"]
+    assert server.notes == expected
 
 
 @pytest.mark.parametrize("told", [{}, {"world_size": None}, {"world_size": 0}, {"results": "x"}])
