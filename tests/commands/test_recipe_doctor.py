@@ -123,7 +123,7 @@ def test_a_server_is_asked_for_all_that_the_recipe_wants(tmp_path: Path):
     """It answered, said the doctor, whose context, tokenizer or adapters the run then refused."""
     recipe = tmp_path / "recipe.yaml"
     model = {"path": str(random_model()), "lora": {"rank": 16}}
-    with policy_serving(PolicyServer()) as server:
+    with policy_serving(PolicyServer(lora_rank=8)) as server:
         tree = served_recipe(server.url, model=model, engine={"transfer": "adapters"})
         recipe.write_text(yaml.safe_dump(tree | {"environment": {"max_tokens": 1024}}))
         found = of(RecipeDoctor(doctor.lacking).check(recipe), "vllm").found
@@ -131,7 +131,7 @@ def test_a_server_is_asked_for_all_that_the_recipe_wants(tmp_path: Path):
         recipe.write_text(yaml.safe_dump(served_recipe(server.url)))
         of_files = of(RecipeDoctor(doctor.lacking).check(recipe), "vllm").found
     assert "its context of 1000 tokens holds no episode" in found
-    assert "it has room for adapters of rank 0" in found
+    assert "it has room for adapters of rank 8" in found
     assert "with model.path" in found
     assert "vLLM keeps the old head where it is tied" in of_files
 
