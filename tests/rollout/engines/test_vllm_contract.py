@@ -64,7 +64,7 @@ class Asker:
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.AsyncClient(base_url=url, timeout=60, limits=limits)
+        self._client = httpx.AsyncClient(base_url=url, timeout=120, limits=limits)
 
     async def get(self, path: str, status: int = 200) -> Any:
         return self._read(await self._client.get(path), status)
