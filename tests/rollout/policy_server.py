@@ -78,7 +78,7 @@ class PolicyServer:
     is_asleep: bool = False
     """Turns wait, as after a pause, until it is told to go on."""
     dropped: set[str] = field(default_factory=set)
-    """Parts of its memory that sleep."""
+    """Parts of its memory that sleep; a turn that does not wait meanwhile ends the server."""
     num_aborts: int = 0
     """How often all turns in flight were aborted."""
     is_updating: bool = False
@@ -139,7 +139,7 @@ class PolicyServer:
         return {"weight_version": self.version}
 
     async def _state(self) -> dict[str, bool]:
-        return {"is_sleeping": self.is_asleep}
+        return {"is_sleeping": self.is_asleep or bool(self.dropped)}
 
     async def _models(self) -> dict[str, Any]:
         names = ["policy", *sorted(self.adapters)]
@@ -301,7 +301,7 @@ class PolicyServer:
             return JSONResponse({"choices": [ABORTED]})
         if self.faults:
             return self.faults.popleft()
-        if self.is_dead or not self.has_weights:
+        if self.is_dead or self.dropped or not self.has_weights:
             self.is_dead = True
             raise HTTPException(500, "EngineCore encountered an issue.")
         choice = choice_of(turn, self.version, self._room)

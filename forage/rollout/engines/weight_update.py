@@ -1,9 +1,10 @@
 """New weights for the servers of a pool: to all at once, checked, each step within a deadline.
 
-The servers pause, take the weights, and go on, each of them in any case. A server serves turns only
-where it says itself that it has the version. One that fails on the way is left out, and the update
-is begun again with the others; one that comes back, or comes late, is given the weights between two
-updates. Weights travel through a group of processes (vLLM with Forage's receiver) or through files.
+The servers pause, take the weights, and go on, each of them in any case but one whose memory sleeps
+still. A server serves turns only where it says itself that it has the version. One that fails on
+the way is left out, and the update is begun again with the others; one that comes back, or comes
+late, is given the weights between two updates. Weights travel through a group of processes (vLLM
+with Forage's receiver) or through files.
 """
 
 from __future__ import annotations
@@ -186,6 +187,9 @@ class ServerUpdates:
             raise UpdateFailed({member: str(failed)}) from failed
         return found not in (version, str(self._version))
 
+    def _sleeps_still(self, member: Member) -> bool:
+        return any(asleep is member for asleep, _ in self._asleep)
+
     async def _alive(self, members: Sequence[Member]) -> list[Member]:
         alive = await asyncio.gather(*(member.server.is_alive() for member in members))
         return [member for member, is_alive in zip(members, alive, strict=True) if is_alive]
@@ -219,7 +223,9 @@ class ServerUpdates:
                     self._pool.leave_out(member, told)
                 members = []
         finally:
-            stuck = dict(zip(paused, await asyncio.gather(*map(_resume, paused)), strict=True))
+            # One that failed before it was woken would sample without weights, or without keys.
+            awake = [member for member in paused if not self._sleeps_still(member)]
+            stuck = dict(zip(awake, await asyncio.gather(*map(_resume, awake)), strict=True))
         for member in members:
             if (stays := stuck[member]) is None:
                 self._pool.admit(member)

@@ -1,5 +1,6 @@
 """Updates of several servers, over real HTTP: their order, their versions, failures on the way."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,23 @@ async def test_a_server_sleeps_while_weights_change_and_wakes_for_them_and_for_i
     update = ["/start_weight_update", "/finish_weight_update"]
     expected = ["/sleep", "/pause", "/wake_up weights", *update, "/wake_up kv_cache", "/resume"]
     assert server.notes == expected
+
+
+async def test_a_server_whose_memory_sleeps_is_not_told_to_go_on():
+    """vLLM samples then, asleep as it is: the next turn would meet memory that is not there."""
+    with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as bad:
+        async with fleet(good, bad, sleeps=True) as it:
+            await it.publish(0)
+            async with it.updates.updating(lambda: 1):
+                bad.broken = "/start_weight_update"
+                bad.notes.clear()
+            assert (it.serving, it.failed) == ([good.url], [bad.url])
+            assert bad.notes == ["/pause", "/wake_up weights", "/start_weight_update"]
+            bad.broken = ""
+            async with it.updates.looking_after(), asyncio.timeout(20):
+                while bad.url not in it.serving:
+                    await asyncio.sleep(0.02)
+    assert bad.notes[-3:] == ["/wake_up kv_cache", "/reset_prefix_cache", "/resume"]
 
 
 @pytest.mark.parametrize("told", [{}, {"world_size": None}, {"world_size": 0}, {"results": "x"}])
