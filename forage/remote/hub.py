@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from threading import Thread
 
+from forage.errors import UserError
+
 LOG = logging.getLogger(__name__)
 
 _PATIENCE_S = 5.0
@@ -25,6 +27,33 @@ def only_downloaded(model: str) -> bool:
     from huggingface_hub import constants
 
     return constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)
+
+
+def refuse_unreachable(model: str, what: str, revision: str | None = None) -> None:
+    """Raise ``UserError`` for an id that was not downloaded, where the hub cannot be asked.
+
+    ``what`` the model is to be, for the message: "the cross-encoder".
+    """
+    if not only_downloaded(model):
+        return
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
+            return
+    except HFValidationError:  # no id of the hub either
+        pass
+    at = f" at {revision}" if revision else ""
+    why = (
+        "HF_HUB_OFFLINE forbids to ask the hub"
+        if constants.HF_HUB_OFFLINE
+        else f"the hub ({constants.ENDPOINT}) cannot be reached"
+    )
+    raise UserError(
+        f"cannot load {what} {model!r}{at}: it is no directory here, it has not been downloaded, "
+        f"and {why}; name a directory, or download it first where there is a network"
+    )
 
 
 @cache

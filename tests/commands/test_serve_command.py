@@ -1,6 +1,9 @@
 """``forage serve`` and ``forage shards``: every argument arrives where it is read."""
 
 import json
+import os
+import socket
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -176,3 +179,26 @@ def test_two_indexes_are_served_fused_and_reranked(tmp_path: Path):
         urllib.request.urlopen(f"{server.url}/readyz") as reply,
     ):
         assert json.loads(reply.read())["backend"] == "bm25+bm25+rerank"
+
+
+def test_a_reranker_of_a_hub_that_cannot_be_reached_is_told_once(tmp_path: Path):
+    """The hub's client tried a dozen times, for a minute, and its own words came of it."""
+    build_index(corpus_of(tmp_path / "c.jsonl"), tmp_path / "one", show_progress=False)
+    command = [sys.executable, "-m", "forage", "serve", "--rerank", "nobody/none"]
+    with socket.socket() as taken:  # bound and not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        hub = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        ended = subprocess.run(
+            [*command, str(tmp_path / "one"), "--port", "0"],
+            env=os.environ | {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+    assert ended.returncode == 2
+    assert "Retrying" not in ended.stderr
+    told = " ".join(ended.stderr.split())
+    assert told.endswith(
+        "cannot load the cross-encoder 'nobody/none': it is no directory here, it has not been "
+        f"downloaded, and the hub ({hub}) cannot be reached; name a directory, or download it "
+        "first where there is a network"
+    )

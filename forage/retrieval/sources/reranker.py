@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from forage.errors import UserError
+from forage.remote.hub import only_downloaded, refuse_unreachable
 from forage.retrieval.source import Source, SourceError
 from forage.types import Hit, Passage
 
@@ -107,6 +108,7 @@ class CrossEncoderModel:
             raise UserError(f"dtype {dtype!r} is not float32, float16 or bfloat16")
         if batch_size < 1:
             raise UserError(f"the reranker's batch size is {batch_size}; it must be 1 or more")
+        refuse_unreachable(model, "the cross-encoder", revision)
         try:
             self._model = CrossEncoder(
                 model,
@@ -114,6 +116,7 @@ class CrossEncoderModel:
                 device=device,
                 max_length=max_tokens,
                 trust_remote_code=trust_remote_code,
+                local_files_only=only_downloaded(model),
                 model_kwargs={"torch_dtype": dtype},
                 # Some models' own sigmoid rounds all good passages to 1: the order needs logits.
                 activation_fn=nn.Identity(),

@@ -1,4 +1,5 @@
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -194,3 +195,24 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path, model_dir: Path):
         CrossEncoderModel(str(model_dir), batch_size=0)
     with pytest.raises(UserError, match="depth is 0"):
         Reranked(Listed(lambda _: ""), CountLetters(), depth=0)
+
+
+def test_a_model_that_nobody_may_be_asked_for_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    told = "'nobody/none' at abc: it is no directory .* and HF_HUB_OFFLINE forbids .* download it"
+    with pytest.raises(UserError, match=told):
+        CrossEncoderModel("nobody/none", revision="abc", device="cpu")
+
+
+def test_a_model_that_was_downloaded_needs_no_hub(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stored, commit = tmp_path / "models--some--cross", "ab" * 20
+    shutil.copytree(model_dir, stored / "snapshots" / commit)
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    model = CrossEncoderModel("some/cross", device="cpu")
+    assert model.id.startswith("some/cross@")
+    assert model.score([("who", "wrote")]).shape == (1,)
