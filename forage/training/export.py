@@ -171,7 +171,7 @@ def _write(
 
     What the model of ``trained`` was trained with is passed on.
     """
-    tokenizer = load_tokenizer(ModelConfig(path=source))
+    tokenizer = load_tokenizer(ModelConfig(path=source), "the model")
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"the tokenizer of {source} has {len(tokenizer)} tokens, and the model's vocab_size is "
@@ -203,7 +203,7 @@ def _write(
 
 def _write_adapters(source: Path, out: Path) -> Path:
     """The adapters as they are, with the tokenizer."""
-    tokenizer = load_tokenizer(ModelConfig(path=str(source)))
+    tokenizer = load_tokenizer(ModelConfig(path=str(source)), "the model")
     with written_beside(out) as directory:
         tokenizer.save_pretrained(directory)
         for name in (lora.ADAPTER_CONFIG, lora.ADAPTER_WEIGHTS):

@@ -12,6 +12,10 @@ from forage.config.model_config import ModelConfig
 from forage.errors import UserError
 from forage.remote.hub import only_downloaded
 
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+"""The files that a tokenizer is read from, beside those of ``_VOCABULARY_ENDS``."""
+_VOCABULARY_ENDS = (".model", ".tiktoken")
+
 _HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 
 
@@ -21,10 +25,18 @@ def load_tokenizer(config: ModelConfig, key: str = "model.path") -> PreTrainedTo
     path = config.path
     while not (Path(path) / "tokenizer.json").is_file() and (base := _base_of(Path(path))):
         path = base  # peft's own directories hold adapters alone
+    if Path(path).is_dir() and not _has_vocabulary(Path(path)):
+        names = " nor ".join(_VOCABULARIES)
+        raise UserError(
+            f"{key} is {config.path!r}: no tokenizer there (neither {names}); copy the tokenizer's "
+            f"files of the model that it was made from into {path}"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=only_downloaded(path))
     except (OSError, ValueError) as error:
         raise UserError(f"{key} is {config.path!r}: no tokenizer there ({error})") from error
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what is made where nothing was read
+        raise UserError(f"{key} is {config.path!r}: no tokenizer there (it has no text's tokens)")
     if config.endpoint is not None and config.endpoint.form == "chat":
         tokenizer.chat_template = None  # the server writes the chat format
     return cast(PreTrainedTokenizerFast, tokenizer)
@@ -42,6 +54,14 @@ def check_path(path: str, key: str) -> None:
             f"{key} is {path!r}: there is no such directory; forage doctor RECIPE says what a "
             "recipe lacks here"
         )
+
+
+def _has_vocabulary(directory: Path) -> bool:
+    """Whether a tokenizer can be read: without, transformers makes Qwen's with a single token."""
+    return any(
+        file.name in _VOCABULARIES or file.suffix in _VOCABULARY_ENDS
+        for file in directory.iterdir()
+    )
 
 
 def _base_of(directory: Path) -> str | None:
