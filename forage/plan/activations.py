@@ -1,10 +1,16 @@
-"""What a forward pass keeps for its backward pass, counted number by number.
+"""What a micro-batch takes while it is learnt: what is kept of the forward pass, and a moment more.
 
 What autograd keeps of a transformer layer, as in https://arxiv.org/abs/2205.05198, section 4.1, for
 a layer with RMS norms, grouped queries and a gated feed-forward, and without dropout. Gradient
 checkpointing keeps a layer's input alone and one layer's activations at a time
-(https://arxiv.org/abs/1604.06174). Numbers are of the type in which ranks compute
+(https://arxiv.org/abs/1604.06174, section 3). Numbers are of the type in which ranks compute
 (``placement.trainer.compute_dtype``), else of ``model.dtype``.
+
+A layer's backward pass begins while all that its forward pass kept is still there, and makes
+gradients beside it. Autograd frees what an operation kept once it has walked past it, so they are
+most at the product of the feed-forward: the gradients of gate, of up and of their product, of which
+the last takes the place of the product itself, and that of the layer's output. No paper counts
+them; ``tests/plan/test_backward_pass.py`` compares them with what torch allocates.
 """
 
 from __future__ import annotations
@@ -18,21 +24,47 @@ from forage.training.packed_attention import QUERY_BLOCK
 
 
 def activation_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> int:
-    """What a forward pass over a micro-batch keeps for its backward pass, logits left out.
+    """The most that a micro-batch takes at one moment, logits and gradients of weights left out.
+
+    That is when the backward pass walks through its first layer (the model's last), or, without
+    checkpointing in a narrow feed-forward, when the forward pass has come to the last norm.
+    """
+    moment = _size(config) * (2 * model.intermediate_size + model.hidden_size)
+    if config.model.gradient_checkpointing:
+        return num_tokens * (_inputs(config, model) + _layer(config, model) + moment)
+    layers = model.num_layers * _layer(config, model)
+    return num_tokens * (layers + max(moment, _norm(config, model)))
+
+
+def kept_bytes(config: RunConfig, model: ModelSize, num_tokens: int) -> int:
+    """What the forward pass over a micro-batch keeps for its backward pass, logits left out.
 
     With adapters this is an upper bound: of a layer without one the input need not be kept.
     """
-    size, hidden = _size(config), model.hidden_size
-    norm = (4 + 2 * size) * hidden  # its input in float32, normalised, and scaled
+    if config.model.gradient_checkpointing:
+        layers = _inputs(config, model)
+    else:
+        layers = model.num_layers * _layer(config, model)
+    # The last norm keeps only those scaled states that predict a token, not all of them.
+    return num_tokens * (layers + _norm(config, model))
+
+
+def _inputs(config: RunConfig, model: ModelSize) -> int:
+    """Bytes a token of all layers' inputs."""
+    return model.num_layers * _size(config) * model.hidden_size
+
+
+def _norm(config: RunConfig, model: ModelSize) -> int:
+    """Bytes a token that a norm keeps: its input in float32, normalised, and scaled."""
+    return (4 + 2 * _size(config)) * model.hidden_size
+
+
+def _layer(config: RunConfig, model: ModelSize) -> int:
+    """Bytes a token that one layer keeps."""
     numbers = _attention_numbers(config, model)
     numbers += 4 * model.intermediate_size  # gate, its SiLU, up, the product
-    layer = 2 * norm + size * numbers + _adapter_activations(config, model)
-    if config.model.gradient_checkpointing:
-        layers = model.num_layers * size * hidden + layer
-    else:
-        layers = model.num_layers * layer
-    # The last norm keeps only those scaled states that predict a token, not all of them.
-    return num_tokens * (layers + norm)
+    states = 2 * _norm(config, model) + _size(config) * numbers
+    return states + _adapter_activations(config, model)
 
 
 def _size(config: RunConfig) -> int:

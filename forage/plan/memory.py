@@ -145,7 +145,7 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
     num_sets, sets = _gradient_sets(config, num_at_once)
     num_parts, shard = _cut(config)
     tokens = config.trainer.max_tokens_per_micro_batch
-    kept = activation_bytes(config, model, ceil(tokens / trainer.sequence_parallel))
+    states = activation_bytes(config, model, ceil(tokens / trainer.sequence_parallel))
     how = "layer inputs and one layer" if config.model.gradient_checkpointing else "all layers"
     many = f", {num_at_once} at a time" if num_at_once > 1 else ""
     num_logits = logits_per_chunk(config.model.device)
@@ -159,7 +159,9 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
             rests_in_host="policy" in trainer.offload,
         ),
         MemoryPart(
-            "activations", kept * num_at_once, f"micro-batch of {tokens:,} tokens: {how}{many}"
+            "activations",
+            states * num_at_once,
+            f"micro-batch of {tokens:,} tokens: {how}, and a layer's backward pass{many}",
         ),
         MemoryPart("logits", logits, f"{_LOGIT_COPIES} chunks of {num_logits:,} x 4 B"),
     ]

@@ -168,7 +168,7 @@ def test_the_page_says_whether_it_fits_and_leaves_this_machine_out() -> None:
     assert "FITS: " in page
     assert "this machine" not in page
     page = said(plan_of("search-r1-grpo-32b.yaml", "4x8xH100", "placement.engine.offload=false"))
-    assert "DOES NOT FIT: 115.17 GB on each GPU, which has 80.00 GB" in page
+    assert "DOES NOT FIT: 116.48 GB on each GPU, which has 80.00 GB" in page
     assert "with: placement.engine.offload=true" in page
     resting = plan_of("search-r1-grpo-32b.yaml", "4x8xH100").memory
     assert resting is not None
