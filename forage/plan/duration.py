@@ -36,7 +36,7 @@ lies between 3 GB/s (verl, 7B in 5.5 s) and 28 GB/s (TRL, 32B in 2.3 s)."""
 HOST_BYTES_PER_S = 0.25e9
 """And through host memory or files: 1.98 GB in 7.2 and 8.2 s, two ranks over gloo on two cores
 (benchmarks/scale.md). It has not been measured on more cores, which do more."""
-PUBLISHED_RATIOS = {"verl, 8 x H20": 0.38, "RLinf, 8 x H100": 1.27, "SkyRL, 8 x H100": 3.6}
+PUBLISHED_RATIOS = {"verl, 8 x H20": 0.36, "RLinf, 8 x H100": 1.22, "SkyRL, 8 x H100": 3.5}
 """Published steps of 3B over sampling and learning here: 185 s for 2,560 episodes (27 h less six
 evaluations of 6,000 s, over 331 steps), 86 s for 2,048, 305 s for 2,560. Above 1 most of it is
 search and orchestration; below it episodes are shorter, and an H20 reaches more of its peak."""

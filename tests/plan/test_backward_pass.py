@@ -1,4 +1,4 @@
-"""A whole micro-batch, forward and backward: its peak of memory and its operations, as torch counts.
+"""A micro-batch, forward and backward: its peak of memory and its operations, as torch counts.
 
 A tracker sees each tensor that is allocated and freed, so that the figures are those of any
 machine. A GPU's kernels have not been tracked.
