@@ -163,6 +163,8 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=60, help="questions of the evaluation")
     parser.add_argument("--world-size", type=int, default=2000)
     args = parser.parse_args()
+    if args.steps < 3:
+        parser.error(f"--steps is {args.steps}: without the first and the last there has to be one")
     world = args.out / "world"
     if not world.exists():
         write_world(world, args.world_size, seed=0)

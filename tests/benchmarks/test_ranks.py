@@ -1,10 +1,13 @@
-"""What is measured beside the ranks' gradient: the memory of a phase, however short."""
+"""What is measured beside the ranks' gradient: each phase, and its memory, however short it is."""
 
 import importlib
 import re
 from pathlib import Path
 
 import pytest
+
+from forage.training.checkpoint import checkpoints
+from tests.benchmarks.test_programs import said_by
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -14,3 +17,25 @@ def test_a_phase_shorter_than_a_look_at_the_memory_has_one(monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     ranks = importlib.import_module("ranks")
     assert re.match(r"driver \d+\.\d\d GB", ranks.MostMemory().text())
+
+
+@pytest.mark.slow
+def test_each_phase_of_two_ranks_has_its_seconds_and_the_memory_of_each_process(
+    tmp_path: Path,
+) -> None:
+    """It was started by hand alone."""
+    shape = "--hidden 32 --feed-forward 64 --layers 2 --heads 4 --kv-heads 2 --vocabulary 300"
+    text = said_by("benchmarks/ranks.py", "--out", tmp_path, "--tokens", "32", *shape.split())
+    phases = re.findall(
+        r"^(.+): \d+\.\d\d s; at most driver \d\.\d\d GB, ranks [\d., ]* ?GB$", text, re.MULTILINE
+    )
+    assert phases == [
+        "start",
+        "a step",
+        "publish 1",
+        "publish 2",
+        "checkpoint, until the ranks may learn again",
+        "checkpoint, the rest, and a step beside it",
+        "restore",
+    ], text
+    assert list(checkpoints(tmp_path / "run")) == [1]

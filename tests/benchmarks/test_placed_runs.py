@@ -1,0 +1,85 @@
+"""The demo's training placed otherwise, and with staleness: the programs at their smallest size."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forage.records import read_metrics
+from tests.benchmarks.test_programs import ROOT, said_by
+from tests.vllm_server import needs_vllm
+
+SMALL = "--questions 4 --questions-per-step 1 --world-size 200".split()
+
+
+def mark_vllm(*values: object) -> object:
+    """A case that needs the real server."""
+    return pytest.param(*values, marks=needs_vllm)
+
+
+def figures_of(name: str) -> list[str]:
+    """What ``scale.py`` prints of a run of two steps."""
+    seconds = [
+        rf"  {phase}: median \d+\.\d{{3}} s, largest \d+\.\d{{3}} s"
+        for phase in ("rollout", "train", "publish", "record")
+    ]
+    return [
+        f"{name}: 2 steps",
+        r"  EM at the end [01]\.\d+",
+        r"  reward by step \[[01]\.\d+, [01]\.\d+\]",
+        r"  log-probabilities: largest difference \d\.\d\de[-+]\d\d, mean \d\.\d\de[-+]\d\d",
+        *seconds,
+        r"  tokens sampled a second: [1-9]\d*",
+    ]
+
+
+@pytest.mark.parametrize("runs", [["torch"], mark_vllm(["vllm", "ray"])])
+def test_each_placement_trains_to_its_end_with_the_log_probabilities_of_its_sampler(
+    tmp_path: Path, runs: list[str]
+) -> None:
+    """It was started by hand alone."""
+    sizes = ("--out", tmp_path, "--steps", "2", *SMALL)
+    lines = said_by("benchmarks/scale.py", *sizes, "--runs", *runs).splitlines()
+    expected = [figure for name in runs for figure in figures_of(name)]
+    for line, figure in zip(lines, expected, strict=True):
+        assert re.fullmatch(figure, line), line
+    for name in runs:
+        rows = read_metrics(tmp_path / name)
+        assert [row["step"] for row in rows] == [0, 1]
+        assert max(row["policy/logprob_diff_max"] for row in rows) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torch", mark_vllm("vllm")])
+def test_staleness_is_compared_with_none_over_searches_that_wait(
+    tmp_path: Path, engine: str
+) -> None:
+    """It was started by hand alone."""
+    sizes = ("--engine", engine, "--steps", "3", "--pairs", "1", *SMALL)
+    text = said_by("benchmarks/async.py", "--out", tmp_path, *sizes)
+    for staleness in (0, 1):
+        for figure in (
+            rf"^pair 0, S = {staleness}: \d+\.\d\d episodes/s, EM [01]\.\d{{3}}$",
+            r"^    a step: rollout .* s, train .* s, publish .* s, record .* s; load average ",
+            r"^    of processors: trainer and player .* s, .*search server .* s",
+        ):
+            assert re.search(figure, text, re.MULTILINE), text
+        rows = read_metrics(tmp_path / f"{engine}-pair0-s{staleness}")
+        assert len(rows) == 3
+        assert max(row["policy/staleness"] for row in rows) == staleness
+        waited = sum(row["seconds/search_wait"] for row in rows)
+        assert waited > 0.1, "the searches of a step wait 300 ms in the median before they are sent"
+    ratio = re.search(r"^pair 0: S = 1 is (\d+\.\d\d) times S = 0$", text, re.MULTILINE)
+    assert ratio is not None, text
+    assert text.endswith(f"median of 1 pairs: {ratio[1]}\n")
+
+
+def test_staleness_is_not_measured_where_no_step_would_count(tmp_path: Path) -> None:
+    """It ended in a traceback, after the first run: neither the first step counts nor the last."""
+    command = [sys.executable, "benchmarks/async.py", "--out", str(tmp_path), "--steps", "2"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "--steps is 2" in ended.stderr
+    assert not list(tmp_path.iterdir())
