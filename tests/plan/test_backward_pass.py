@@ -104,7 +104,7 @@ def test_the_peak_of_a_micro_batch_is_what_torch_allocates(
 def test_the_operations_of_a_lesson_are_what_torch_counts(
     tmp_path: Path, num_blocks: int, is_checkpointed: bool
 ) -> None:
-    """Attention was left out: at 1,920 tokens three quarters of what this model multiplies.
+    """Attention was left out: at 1,920 tokens nearly three quarters of what this model multiplies.
 
     On a CPU a block of queries multiplies with all keys before its end: with half a block more than
     it needs, as in a sequence that is one block longer: 0.96 to 1.00 of that was seen.
