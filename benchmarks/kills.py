@@ -49,6 +49,7 @@ from forage.training.checkpoint import latest_checkpoint
 from forage.training.model import load_tokenizer
 from forage.training.run_state import read_state
 from tests.rollout.policy_server import PolicyServer
+from tests.rollout.policy_words import Turn
 
 KINDS = ("driver", "rank", "server", "retriever")
 DEADLINE_S = 600.0
@@ -74,7 +75,7 @@ class WritingServer(PolicyServer):
         super().__init__()
         self._codec = Codec(load_tokenizer(ModelConfig(path=model)))
 
-    async def _generate(self, request: Request) -> Response:
+    async def _generate(self, turn: Turn, request: Request) -> Response:
         body = await request.json()
         seed = (body["sampling_params"].get("seed") or 0) % 10
         has_searched = "<information>" in self._codec.decode(body["token_ids"])
