@@ -40,8 +40,9 @@ class Searching(Retriever, PageOpener, Protocol):
 
 
 class TraceFile:
-    """Writes events as they end, on one event loop; close it in the end.
+    """Takes events as they end, on one event loop, and writes those of a step with it.
 
+    So a disk that refuses them refuses after a step, not amid its episodes. Close it in the end.
     Raises ``UserError`` where the file cannot be written.
     """
 
@@ -54,7 +55,7 @@ class TraceFile:
         self._began = time.perf_counter()
         self._free: list[int] = []
         self._num_lanes = 1
-        self._file.write("[\n")
+        self._lines = ["[\n"]
         self._name_lane(_LOOP, "loop")
 
     def step(self, step: int, clock: PhaseClock) -> None:
@@ -63,7 +64,7 @@ class TraceFile:
         for phase, start, end in clock.laps:
             self.span(phase, _LOOP, start, end)
         with self._failures():
-            self._file.flush()
+            self._write_lines()
 
     def playing(self, player: Player, engine: Engine, search: Searching) -> Play:
         """``player.play`` with these, each episode, turn and search a span."""
@@ -83,7 +84,7 @@ class TraceFile:
         """Something that lasted from ``start`` to ``end``, in seconds of ``perf_counter``."""
         event = {"name": name, "ph": "X", "pid": 0, "tid": lane, "ts": self._time(start)}
         event["dur"] = round(self._time(end) - event["ts"], 3)
-        self._write(event | {"args": about})
+        self._take(event | {"args": about})
 
     @contextmanager
     def within(self, name: str, lane: int, **about: Any) -> Iterator[dict[str, Any]]:
@@ -100,13 +101,13 @@ class TraceFile:
         counted = {"sampled_tokens": counters.sampled_tokens, "passes": counters.decode_steps}
         now = self._time(time.perf_counter())
         for name, value in counted.items():
-            self._write({"name": name, "ph": "C", "pid": 0, "ts": now, "args": {name: value}})
+            self._take({"name": name, "ph": "C", "pid": 0, "ts": now, "args": {name: value}})
 
     def close(self) -> None:
         """End the list, which makes the file whole JSON."""
-        with self._failures():
-            self._file.write('{"name":"end","ph":"M","pid":0}\n]\n')
-            self._file.close()
+        self._lines.append('{"name":"end","ph":"M","pid":0}\n]\n')
+        with self._failures(), self._file:
+            self._write_lines()
 
     def _failures(self) -> AbstractContextManager[None]:
         remedy = "name another place by --trace, or leave it out, and go on with --resume if it ran"
@@ -122,14 +123,18 @@ class TraceFile:
 
     def _name_lane(self, lane: int, name: str) -> None:
         event = {"name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": name}}
-        self._write(event)
+        self._take(event)
 
     def _time(self, seconds: float) -> float:
         return round((seconds - self._began) * 1e6, 3)
 
-    def _write(self, event: dict[str, Any]) -> None:
-        with self._failures():
-            self._file.write(json.dumps(event, separators=(",", ":")) + ",\n")
+    def _take(self, event: dict[str, Any]) -> None:
+        self._lines.append(json.dumps(event, separators=(",", ":")) + ",\n")
+
+    def _write_lines(self) -> None:
+        lines, self._lines = self._lines, []
+        self._file.writelines(lines)
+        self._file.flush()
 
 
 class _TracedEngine:
