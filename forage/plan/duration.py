@@ -108,7 +108,7 @@ def sampling_seconds(
     at_once = ceil(min(_num_in_flight(config), num_episodes) / num_engines)
     num_copies = max(1, tensor_parallel / model.num_kv_heads)  # a GPU has a key-value head at least
     held = num_copies * at_once * (length / 2) * model.kv_numbers_per_token * BYTES[dtype]
-    read = model.num_parameters * BYTES[dtype] + held
+    read = model.num_multiplied * BYTES[dtype] + held
     bandwidth = tensor_parallel * hardware.gpu.terabytes_per_s * 1e12 * DECODE_SHARE
     tokens_per_s = num_engines * at_once / (read / bandwidth)
     decoding = num_episodes * length * SAMPLED_SHARE / tokens_per_s
@@ -161,7 +161,7 @@ def pass_operations(model: ModelSize, length: float) -> float:
     A query has half of them before it: ten thousand tokens add a quarter for Qwen2.5-3B.
     """
     attention = 4 * model.num_heads * model.head_dim * length / 2
-    return 2 * model.num_parameters + model.num_layers * attention
+    return 2 * model.num_multiplied + model.num_layers * attention
 
 
 def learning_operations(config: RunConfig, model: ModelSize, num_tokens: float) -> float:

@@ -49,6 +49,12 @@ class ModelSize:
         """Numbers of the embedding, and of the head where it has its own."""
         return self.num_parameters - self.num_base_parameters + self.num_embedding_parameters
 
+    @property
+    def num_multiplied(self) -> int:
+        """Numbers that each token is multiplied with; an embedding of its own is looked up."""
+        is_tied = self.num_parameters == self.num_base_parameters
+        return self.num_parameters - (0 if is_tied else self.num_embedding_parameters)
+
     def adapted(self, lora: LoraConfig) -> list[Linear]:
         """The layers that have an adapter beside them; raises ``UserError``."""
         wanted = lora.target_modules

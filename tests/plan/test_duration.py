@@ -54,6 +54,13 @@ def test_a_pass_takes_two_operations_a_weight_and_those_of_attention(size: Model
     assert pass_operations(size, 10_000) == 2 * 3_085_938_688 + 36 * 4 * 16 * 128 * 5_000
 
 
+def test_an_embedding_of_its_own_is_looked_up_and_multiplied_with_nothing() -> None:
+    """By hand for Qwen2.5-7B: 7,615,616,512 numbers, 152,064 x 3,584 of them the embedding's."""
+    seven = measure("Qwen/Qwen2.5-7B")
+    assert seven is not None
+    assert pass_operations(seven, 0) == 2 * (7_615_616_512 - 152_064 * 3_584)
+
+
 def test_learning_takes_three_passes_one_more_for_checkpointing_and_one_for_each_scoring(
     size: ModelSize,
 ) -> None:
