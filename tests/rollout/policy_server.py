@@ -178,7 +178,10 @@ class PolicyServer:
 
     async def _wake(self, tags: Annotated[list[str] | None, Query()] = None) -> dict[str, str]:
         """What is whole goes on at once, also where it was only paused."""
-        self.notes += [f"/wake_up {part}" for part in tags or ()]
+        asked = [f"/wake_up {part}" for part in tags or ()]
+        self.notes += asked
+        if self.broken in asked:
+            raise HTTPException(500, "it is broken")
         self.dropped = self.dropped.difference(tags) if tags else set()
         self.is_asleep &= bool(self.dropped)
         return {"status": "sleeping" if self.dropped else "awake"}

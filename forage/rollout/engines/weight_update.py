@@ -173,9 +173,15 @@ class ServerUpdates:
             if version is not None and await self._is_another(member, version):
                 self._asleep = {key: said for key, said in self._asleep.items() if key[0] != member}
             elif version is not None:
-                del self._asleep[member, part]
                 asleep.append(member)
-        await each(asleep, lambda server: server.wake(part))
+
+        async def wake(server: EngineServer) -> None:
+            await server.wake(part)
+            # Only now: one that fails in it sleeps still, and is woken in a later update.
+            woken = next(member for member in asleep if member.server is server)
+            del self._asleep[woken, part]
+
+        await each(asleep, wake)
 
     async def _is_another(self, member: Member, version: str) -> bool:
         """Whether a server that was lost is another process now, and awake: SGLang's would end."""

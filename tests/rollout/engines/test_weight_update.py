@@ -135,6 +135,26 @@ async def test_a_server_whose_memory_sleeps_is_not_told_to_go_on():
     assert bad.notes[-3:] == ["/wake_up kv_cache", "/reset_prefix_cache", "/resume"]
 
 
+@pytest.mark.parametrize("part", ["weights", "kv_cache"])
+async def test_a_server_that_fails_to_wake_is_not_told_to_go_on_and_is_woken_later(part: str):
+    """It counted as awake: it was told to go on, and given weights or turns while it slept."""
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server, sleeps=True) as it:
+            await it.publish(0)
+            async with it.updates.updating(lambda: 1):
+                server.broken = f"/wake_up {part}"
+                server.notes.clear()
+            assert (it.serving, server.dropped >= {part}) == ([], True)
+            assert "/resume" not in server.notes
+            server.broken = ""
+            server.notes.clear()
+            async with it.updates.looking_after(), asyncio.timeout(20):
+                while not it.serving:
+                    await asyncio.sleep(0.02)
+    assert f"/wake_up {part}" in server.notes
+    assert not server.dropped
+
+
 @pytest.mark.parametrize("told", [{}, {"world_size": None}, {"world_size": 0}, {"results": "x"}])
 async def test_a_server_that_does_not_say_what_its_workers_are_is_a_failure_of_the_server(
     monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
