@@ -542,4 +542,5 @@ def test_the_state_is_json_that_one_can_read(tmp_path: Path):
         "tokenizer": "",
         "model_type": "",
         "base": "",
+        "replayed": "",
     }
