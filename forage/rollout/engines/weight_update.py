@@ -80,9 +80,11 @@ class ServerUpdates:
         self._transport = transport
         self._recomputes = recomputes
         self._sleeps = sleeps
-        self._asleep: dict[tuple[Member, Part], str] = {}
-        """Parts that were put to sleep and not woken since, and the version that they had."""
+        self._asleep: set[tuple[Member, Part]] = set()
+        """Parts that were put to sleep and not woken since."""
         self._version: int | None = None
+        self._brought: set[str] = set()
+        """All versions so far; a server that was started again has none of them."""
 
     @asynccontextmanager
     async def updating(self, version: Callable[[], int]) -> AsyncIterator[None]:
@@ -95,6 +97,7 @@ class ServerUpdates:
                 await self._put_to_sleep()
             yield
             before, self._version = self._version, version()
+            self._brought.add(str(self._version))
             self._pool.versions = None if before is None else (before, self._version)
             self._pool.num_updates += 1
             self._pool.is_updating = True
@@ -158,7 +161,7 @@ class ServerUpdates:
     async def _put_to_sleep(self) -> None:
         members = self._pool.serving
         parts: tuple[Part, ...] = ("weights", "kv_cache")
-        self._asleep |= {(m, part): str(self._version) for m in members for part in parts}
+        self._asleep |= {(member, part) for member in members for part in parts}
         try:
             await each(members, lambda server: server.sleep())
         except UpdateFailed as failed:
@@ -167,31 +170,29 @@ class ServerUpdates:
 
     async def _wake(self, members: Sequence[Member], part: Part) -> None:
         """Wake a part of those that sleep."""
-        asleep: list[Member] = []
-        for member in members:
-            version = self._asleep.get((member, part))
-            if version is not None and await self._is_another(member, version):
-                self._asleep = {key: said for key, said in self._asleep.items() if key[0] != member}
-            elif version is not None:
-                asleep.append(member)
+        asleep = [member for member in members if (member, part) in self._asleep]
 
         async def wake(server: EngineServer) -> None:
             await server.wake(part)
             # Only now: one that fails in it sleeps still, and is woken in a later update.
-            woken = next(member for member in asleep if member.server is server)
-            del self._asleep[woken, part]
+            self._asleep -= {(m, part) for m in asleep if m.server is server}
 
         await each(asleep, wake)
 
-    async def _is_another(self, member: Member, version: str) -> bool:
-        """Whether a server that was lost is another process now, and awake: SGLang's would end."""
-        if not member.lost.done():
-            return False
-        try:
-            found = await member.server.version()
-        except ServerFailed as failed:
-            raise UpdateFailed({member: str(failed)}) from failed
-        return found not in (version, str(self._version))
+    async def _forget_sleep_of_restarted(self, members: Sequence[Member]) -> None:
+        """One that was lost may be another process now, and awake: to wake it would end SGLang's.
+
+        It is asked before it gets a version.
+        """
+        for member in members:
+            if not member.lost.done() or not self._sleeps_still(member):
+                continue
+            try:
+                found = await member.server.version()
+            except ServerFailed as failed:
+                raise UpdateFailed({member: str(failed)}) from failed
+            if found not in self._brought:
+                self._asleep -= {(member, "weights"), (member, "kv_cache")}
 
     def _sleeps_still(self, member: Member) -> bool:
         return any(asleep is member for asleep, _ in self._asleep)
@@ -211,6 +212,7 @@ class ServerUpdates:
                 try:
                     paused |= dict.fromkeys(members)
                     await each(members, lambda server: server.pause())
+                    await self._forget_sleep_of_restarted(members)
                     await self._wake(members, "weights")
                     await self._transport.bring(members, str(self._version))
                     await self._wake(members, "kv_cache")

@@ -211,6 +211,22 @@ async def test_a_server_that_was_started_again_while_it_slept_is_not_woken():
     await it.pool.members[0].server.close()
 
 
+async def test_a_server_that_ended_while_its_cache_was_woken_is_not_woken_when_it_is_back():
+    with policy_serving(PolicyServer()) as gone:
+        it = Fleet(gone, sleeps=True)
+        await it.publish(0)
+        port = int(gone.url.rpartition(":")[2])
+        gone.broken = "/wake_up kv_cache"
+        await it.publish(1)
+    assert it.serving == []
+    with policy_serving(PolicyServer(), port) as back:
+        async with it.updates.looking_after(), asyncio.timeout(20):
+            while not it.serving:
+                await asyncio.sleep(0.02)
+        assert not [note for note in back.notes if "wake" in note]
+    await it.pool.members[0].server.close()
+
+
 async def test_a_server_that_failed_while_it_slept_is_woken_when_it_is_well_again():
     with policy_serving(PolicyServer()) as server:
         async with fleet(server, sleeps=True) as it:

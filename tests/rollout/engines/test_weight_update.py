@@ -155,6 +155,22 @@ async def test_a_server_that_fails_to_wake_is_not_told_to_go_on_and_is_woken_lat
     assert not server.dropped
 
 
+async def test_a_server_that_failed_to_wake_and_missed_an_update_is_woken_all_the_same():
+    """Its version is neither the one that it slept with nor the newest; the process is the same."""
+    with policy_serving(PolicyServer()) as good, policy_serving(PolicyServer()) as bad:
+        async with fleet(good, bad, sleeps=True) as it:
+            await it.publish(0)
+            bad.broken = "/wake_up kv_cache"
+            await it.publish(1)
+            assert (it.serving, bad.version, bad.dropped) == ([good.url], "1", {"kv_cache"})
+            await it.publish(2)
+            bad.broken = ""
+            async with it.updates.looking_after(), asyncio.timeout(20):
+                while bad.url not in it.serving:
+                    await asyncio.sleep(0.02)
+            assert (bad.version, bad.dropped) == ("2", set())
+
+
 @pytest.mark.parametrize("told", [{}, {"world_size": None}, {"world_size": 0}, {"results": "x"}])
 async def test_a_server_that_does_not_say_what_its_workers_are_is_a_failure_of_the_server(
     monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
