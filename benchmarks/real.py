@@ -30,7 +30,6 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from forage.algorithms.packing import lay_end_to_end
-from forage.attention import install
 from forage.cluster.vllm_start import server_environment, vllm_command, vllm_program
 from forage.config.model_config import ModelConfig
 from forage.config.rollout_config import EngineConfig
@@ -40,6 +39,7 @@ from forage.data.questions import read_questions
 from forage.environment.codec import Codec
 from forage.environment.observation import build_observation
 from forage.hardware import choose_matmul_kernel, matmul_rate, num_cores
+from forage.models.attention import install
 from forage.plan.fit_here import choose_at_once
 from forage.remote.child_process import ChildProcess
 from forage.retrieval.index.index import build_index, open_index

@@ -24,7 +24,7 @@ LEVELS = (
     ("watch", "cluster"),
     ("rollout", "training"),
     ("environment", "retrieval", "data"),
-    ("config", "records", "attention"),
+    ("config", "records", "models"),
     ("rewards", "algorithms"),
     ("episode_json", "remote"),
     ("batch", "settings"),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.commands.sft_command import recorded, run_sft
 from forage.config.model_config import ModelConfig
@@ -19,6 +18,7 @@ from forage.config.run_config import RunConfig
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.evaluation.evaluate import Destination, evaluate_model
+from forage.models import attention
 from forage.records import read_episodes, write_records
 from forage.train import run_training
 from forage.training.logprobs import token_logprobs

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from forage import attention
 from forage.algorithms.packing import lay_end_to_end
+from forage.models import attention
+from forage.models.attention import Scoring
 from forage.rollout.engines.torch.fixed_forward import PrefillAttend
 from forage.rollout.engines.torch.slot_attend import attend_rows
-from forage.rollout.engines.torch.slots import CacheShape, SlotCache
+from forage.rollout.engines.torch.slots import Prefix, SlotCache, Stretch
 from forage.training.logprobs import token_logprobs
 from forage.training.packed_attention import PackedAttend
 from tests.rollout.running_engines import running_engine, sampling, tokens
-from tests.rollout.tiny_models import make_model
+from tests.rollout.tiny_models import make_model, uniform_shape
 
 LONG = 3 * attention.KEY_BLOCK + 100
 
@@ -34,7 +35,7 @@ def test_a_row_over_many_keys_is_summed_as_the_trainer_sums_it():
         for count in (heads, kv_heads, kv_heads)
     )
     with torch.no_grad():
-        expected = PackedAttend((0, LONG))(0, query, key, value, scaling=1.0)[0, -1]
+        expected = PackedAttend((0, LONG))(0, query, key, value, scoring=Scoring(1.0))[0, -1]
     room = np.zeros((kv_heads, -LONG % 64 + LONG, dim), dtype=np.float32)
     keys, values = room.copy(), room.copy()
     keys[:, :LONG], values[:, :LONG] = key[0].numpy(), value[0].numpy()
@@ -46,6 +47,7 @@ def test_a_row_over_many_keys_is_summed_as_the_trainer_sums_it():
         np.zeros(1, dtype=np.int64),
         np.array([LONG], dtype=np.int64),
         out,
+        Scoring(1.0),
     )
     torch.testing.assert_close(torch.from_numpy(out[0]), expected, atol=3e-7, rtol=0)
 
@@ -60,21 +62,22 @@ def test_an_observation_is_attended_to_as_in_the_trainer_wherever_it_begins():
     In bfloat16 that rounded 2 of 72,000 weights of SmolLM2's first layer the other way, and moved a
     log-probability by 0.058.
     """
-    heads, kv_heads, dim, num_tokens, scaling = 8, 2, 32, 64, 0.2
+    heads, kv_heads, dim, num_tokens, scoring = 8, 2, 32, 64, Scoring(0.2)
     generator = torch.Generator().manual_seed(0)
     for start in range(61, 400, 11):
         query, key, value = (
             torch.randn(1, count, start + num_tokens, dim, generator=generator).bfloat16()
             for count in (heads, kv_heads, kv_heads)
         )
-        shape = CacheShape(1, kv_heads, dim)
+        shape = uniform_shape(1, kv_heads, dim)
         cache = SlotCache(shape, 1, 512, torch.bfloat16, torch.device("cpu"))
-        cache.copy_in(0, [(key[0, :, :start].transpose(1, 2), value[0, :, :start])])
+        held = (key[0, :, :start].transpose(1, 2), value[0, :, :start])
+        cache.copy_in(0, Prefix({0: held}, {}))
         new = slice(start, start + num_tokens)
         with torch.no_grad():
-            expected = PackedAttend((0, start + num_tokens))(0, query, key, value, scaling)
-            attend = PrefillAttend(cache, 0, start, num_tokens)
-            seen = attend(0, query[:, :, new], key[:, :, new], value[:, :, new], scaling)
+            expected = PackedAttend((0, start + num_tokens))(0, query, key, value, scoring)
+            attend = PrefillAttend(cache, Stretch(0, start, [0] * num_tokens), num_tokens)
+            seen = attend(0, query[:, :, new], key[:, :, new], value[:, :, new], scoring)
         assert torch.equal(seen, expected[:, new])
 
 

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.config.model_config import ModelConfig
 from forage.config.run_config import RunConfig, load_config, with_overrides
@@ -35,6 +34,7 @@ from forage.hardware import (
     matmul_rate,
     num_cores,
 )
+from forage.models import attention
 from forage.plan.fitting import changes_that_fit
 from forage.plan.machine import Machine, look_at_machine
 from forage.plan.memory import plan_memory

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from forage import attention
+from forage.models import attention
 
 _KINDS = 64
 """Variants of a layer that are kept: with and without gradients, and for each kind of attention."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from forage import attention
 from forage.algorithms.credit.estimator import CriticConfig
 from forage.algorithms.credit.gae import explained_variance, value_loss
 from forage.algorithms.loss.aggregation import token_mean
 from forage.batch import Batch, Packed, Rows
+from forage.models import attention
 from forage.training.gradients import clip_gradient, gradient, means
 from forage.training.logprobs import at_least_float32, hidden_before
 from forage.training.optimizer_states import adamw

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from forage.batch import Packed
+from forage.models.head import logits_of
 from forage.training.compiled import is_compiled
 from forage.training.packed_attention import PackedAttend
 from forage.training.ulysses import SequenceRanks
@@ -191,7 +192,9 @@ def head_logprobs(
     with_gradient = has_entropy_gradient and torch.is_grad_enabled()
 
     def one_chunk(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-        return of_logits(head(hidden_CH), targets_C, temperature, with_gradient, summary)
+        return of_logits(
+            logits_of(model, hidden_CH), targets_C, temperature, with_gradient, summary
+        )
 
     chunks = [
         checkpoint(one_chunk, hidden_CH, targets_C, use_reentrant=False)

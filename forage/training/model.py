@@ -26,7 +26,9 @@ from forage.hardware import choose_matmul_kernel
 from forage.remote.hub import only_downloaded
 from forage.training import lora
 from forage.training.compiled import compile_layers
+from forage.training.logprobs import TokenLogprobs
 from forage.training.mixed_precision import compute_in
+from forage.training.packed_check import check_packed
 from forage.training.sharding import whole
 from forage.training.skeleton import is_skeleton, load_skeleton
 from forage.training.tokenizer import check_path, load_tokenizer
@@ -85,6 +87,8 @@ def load_model(
         compute_in(model, getattr(torch, config.arithmetic))
     if config.compile:
         compile_layers(model)
+    if not is_skeleton(model):
+        check_packed(TokenLogprobs(model))
     return model
 
 

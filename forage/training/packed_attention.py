@@ -6,14 +6,15 @@ without padding to the longest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from forage.attention import mix_values
+from forage.models.attention import KEY_BLOCK, Scoring, mix_values, weights_of
+from forage.models.recurrence import RecurrentStates
 
 KEY_MULTIPLE = 16
 QUERY_BLOCK = 192
@@ -29,11 +30,13 @@ class PackedAttend:
         self._lengths = [end - start for start, end in pairwise(starts_S1)]
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        attend = _attend_cpu if query.device.type == "cpu" else _attend_fused
+        # No fused kernel takes a soft cap or sinks, nor a window without a mask of all pairs.
+        is_fused = query.device.type != "cpu" and scoring.is_plain
+        attend = _attend_fused if is_fused else _attend_by_products
         parts = [
-            attend(query_T, key_T, value_T, scaling)
+            attend(query_T, key_T, value_T, scoring)
             for query_T, key_T, value_T in zip(
                 query.split(self._lengths, dim=2),
                 key.split(self._lengths, dim=2),
@@ -43,8 +46,18 @@ class PackedAttend:
         ]
         return torch.cat(parts, dim=2).transpose(1, 2)
 
+    def recur(
+        self,
+        layer: str,
+        run: Callable[[Tensor, RecurrentStates | None], Tensor],
+        hidden: Tensor,
+    ) -> Tensor:
+        """A recurrent layer's output [1, N, H], each sequence from a new state."""
+        parts = [run(part, None) for part in hidden.split(self._lengths, dim=1)]
+        return torch.cat(parts, dim=1)
 
-def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+
+def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
     """Causal attention by torch's kernels; of those that keep no scores, only one takes float32.
 
     That one wants a key head for each query head. Under autocast only the values tell the type:
@@ -55,15 +68,16 @@ def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> 
         key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
         group = 1
     return scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=group > 1
+        query, key, value, is_causal=True, scale=scoring.scaling, enable_gqa=group > 1
     )
 
 
-def _attend_cpu(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def _attend_by_products(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
     """The same by matrix products: on a CPU twice as fast as the fused kernel, with gradients."""
     _, num_heads, num_tokens, head_dim = query.shape
     num_kv_heads = key.shape[1]
-    grouped = query.reshape(num_kv_heads, num_heads // num_kv_heads, num_tokens, head_dim) * scaling
+    group = num_heads // num_kv_heads
+    grouped = query.reshape(num_kv_heads, group, num_tokens, head_dim) * scoring.scaling
     # Keys are padded to whole vectors: over a remainder, a softmax would differ in its last bits
     # from the engine's, which always sums over whole buckets.
     padding = -num_tokens % KEY_MULTIPLE
@@ -77,11 +91,14 @@ def _attend_cpu(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Te
         end = min(start + QUERY_BLOCK, num_rows)
         width = min(end, num_tokens)
         width += -width % KEY_MULTIPLE
-        scores = grouped[:, :, start:end] @ keys_t[..., :width]
-        is_hidden = torch.ones(end - start, width, dtype=torch.bool).triu_(start + 1)
-        bias = torch.zeros(is_hidden.shape, dtype=scores.dtype).masked_fill_(
-            is_hidden, float("-inf")
-        )
-        blocks.append(mix_values((scores + bias).softmax(dim=-1), values[..., :width, :]))
+        # Blocks of keys that no query sees are left out, whole ones: sums keep their order.
+        first = scoring.first_key(start) // KEY_BLOCK * KEY_BLOCK
+        scores = grouped[:, :, start:end] @ keys_t[..., first:width]
+        is_hidden = torch.ones_like(scores[0, 0], dtype=torch.bool).triu_(start + 1 - first)
+        if scoring.window is not None:
+            is_hidden |= torch.ones_like(is_hidden).tril_(start - scoring.window - first)
+        bias = torch.zeros_like(scores[0, 0]).masked_fill_(is_hidden, float("-inf"))
+        weights = weights_of(scores, bias, scoring, (num_kv_heads, group, 1, 1))
+        blocks.append(mix_values(weights, values[..., first:width, :]))
     attended = torch.cat(blocks, dim=2)[:, :, :num_tokens]
-    return attended.reshape(1, num_heads, num_tokens, head_dim)
+    return attended.reshape(1, num_heads, num_tokens, -1)

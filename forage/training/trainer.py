@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from forage import attention
 from forage.algorithms.loss.kl import next_coefficient
 from forage.algorithms.packing import pack_mini_batches
 from forage.batch import Batch, Weighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.placement_config import TrainerPlacement
 from forage.config.trainer_config import TrainerConfig
+from forage.models import attention
 from forage.training.critic import Critic, CriticTrainer
 from forage.training.forward_passes import ForwardPasses
 from forage.training.golden_beliefs import GoldenBeliefs
@@ -41,6 +41,7 @@ from forage.training.optimizer_states import (
     states_of,
     write_states,
 )
+from forage.training.packed_check import check_packed
 from forage.training.saved_weights import (
     CRITIC,
     SavedPart,
@@ -336,6 +337,8 @@ def _shard(
             base = root.base if isinstance(root, Critic) else root.model
             ranks.shard(root, base, name in ranks.placement.offload)
             root.sequence_ranks = ranks.sequence_ranks
+        if isinstance(root, TokenLogprobs):
+            check_packed(root)
 
 
 def _regrouped(

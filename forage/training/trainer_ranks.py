@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from forage import attention
 from forage.algorithms.packing import pack_mini_batches
 from forage.batch import Batch, Weighed
 from forage.config.run_config import RunConfig
 from forage.hardware import choose_matmul_kernel
+from forage.models import attention
 from forage.training.model import load_policy
 from forage.training.rank_processes import RankProcesses, StartRanks
 from forage.training.saved_weights import restore_model

@@ -12,7 +12,8 @@ A row of 7 tokens on 2 ranks, the last one being padding, a sequence of its own:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from torch.distributed import ProcessGroup, all_gather
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn.functional import pad
 
-from forage.attention import Attend
 from forage.batch import Packed
 from forage.errors import UserError
+from forage.models.attention import Attend, Scoring
+from forage.models.recurrence import RecurrentStates
 from forage.training.packed_attention import PackedAttend
 
 
@@ -91,14 +93,28 @@ class _UlyssesAttend:
         self._attend = attend
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         size, num_kv_heads = self._ranks.size, key.shape[1]
         if num_kv_heads < size:  # each rank takes a head, and some take the same one
             key = key.repeat_interleave(size // num_kv_heads, dim=1)
             value = value.repeat_interleave(size // num_kv_heads, dim=1)
         query, key, value = (self._to_heads(each) for each in (query, key, value))
-        return self._to_tokens(self._attend(layer, query, key, value, scaling))
+        if scoring.sinks_H is not None:
+            own = scoring.sinks_H.tensor_split(size)[self._ranks.rank]
+            scoring = replace(scoring, sinks_H=own)
+        return self._to_tokens(self._attend(layer, query, key, value, scoring))
+
+    def recur(
+        self,
+        layer: str,
+        run: Callable[[Tensor, RecurrentStates | None], Tensor],
+        hidden: Tensor,
+    ) -> Tensor:
+        raise UserError(
+            f"placement.trainer.sequence_parallel is {self._ranks.size}, and {layer} reads its "
+            "tokens one after the other, which cannot be cut over ranks: set it to 1"
+        )
 
     def _to_heads(self, each: Tensor) -> Tensor:
         """A stretch of all heads for all of some heads: [1, H, n, D] -> [1, h, N, D]."""

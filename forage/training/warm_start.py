@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from forage import attention
 from forage.algorithms.packing import first_fit, lay_end_to_end
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.hardware import num_cores
+from forage.models import attention
+from forage.models.head import logits_of
 from forage.training import lora
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_states, token_logprobs
@@ -257,12 +258,11 @@ def find_read_arguments(episode: Episode, codec: Codec) -> ReadArguments:
 def reading_accuracy(model: PreTrainedModel, held_out: Sequence[ReadArguments]) -> float:
     """The share of arguments whose every token is the most likely one; NaN without arguments."""
     hits: list[bool] = []
-    head = model.get_output_embeddings()
-    assert head is not None, "a causal language model has a head"
     with torch.inference_mode():
         for episode in held_out:
             hidden_TH = hidden_states(model, lay_end_to_end([episode.token_ids_T]))
             for first, end in episode.spans:
-                best = head(hidden_TH[first - 1 : end - 1]).argmax(dim=-1).tolist()
+                logits_TV = logits_of(model, hidden_TH[first - 1 : end - 1])
+                best = logits_TV.argmax(dim=-1).tolist()
                 hits.append(tuple(best) == episode.token_ids_T[first:end])
     return sum(hits) / len(hits) if hits else float("nan")

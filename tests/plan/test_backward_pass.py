@@ -12,10 +12,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.batch import Packed
 from forage.config.run_config import RunConfig, build_config
+from forage.models import attention
 from forage.plan.activations import activation_bytes, kept_bytes
 from forage.plan.duration import pass_operations
 from forage.plan.models import ModelSize, measure

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
+from forage.models import attention
 from forage.plan.activations import activation_bytes, kept_bytes
 from forage.plan.engine_memory import torch_cache_bytes
 from forage.plan.memory import plan_memory
 from forage.plan.memory_parts import Memory
 from forage.plan.models import BesideSizes, ModelSize, measure
+from forage.rollout.engines.torch.cache_shape import cache_shape
 from forage.rollout.engines.torch.slots import SlotCache, round_up
-from forage.rollout.engines.torch.torch_engine import _cache_shape
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy
@@ -111,15 +111,17 @@ def test_the_cache_of_the_engine_is_what_torch_allocates(dtype: str) -> None:
         rollout={"engine": engine},
     )
     model = load_model(config.model)
+    attention.install(model)
     cache = SlotCache(
-        _cache_shape(model),
+        cache_shape(model),
         round_up(10, 4),
         300 + 24,
         next(model.parameters()).dtype,
         torch.device("cpu"),
     )
-    assert torch_cache_bytes(config, warm_size()) == num_bytes([*cache.keys, *cache.values])
-    assert part(memory_of(config), "KV cache") == num_bytes([*cache.keys, *cache.values])
+    allocated = num_bytes([*cache.keys.values(), *cache.values.values()])
+    assert torch_cache_bytes(config, warm_size()) == allocated
+    assert part(memory_of(config), "KV cache") == allocated
 
 
 def kept_for_backward(model: PreTrainedModel, num_sequences: int, length: int) -> int:

@@ -17,6 +17,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from forage.rollout.engines.torch.cache_shape import CacheShape, LayerShape
+
 Architecture = Literal["qwen2", "qwen3", "llama"]
 ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "qwen3", "llama")
 VOCABULARY = 96
@@ -50,6 +52,12 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     copy.load_state_dict(model.state_dict())
     copy.set_attn_implementation("eager")
     return copy.eval()
+
+
+def uniform_shape(num_layers: int, num_kv_heads: int, head_dim: int) -> CacheShape:
+    """Plain attention alone, in layers that are alike."""
+    layer = LayerShape(num_kv_heads, head_dim, head_dim)
+    return CacheShape(dict.fromkeys(range(num_layers), layer))
 
 
 def change_weights(model: PreTrainedModel, seed: int, scale: float = 0.3) -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage import attention
 from forage.batch import Packed
 from forage.config.model_config import ModelConfig
 from forage.config.run_config import build_config
 from forage.errors import UserError
+from forage.models import attention
 from forage.training.compiled import _KINDS, compile_layers, is_compiled
 from forage.training.gradients import evaluate
 from forage.training.logprobs import token_logprobs

@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.utils import _to_kwargs
 
-from forage import attention
 from forage.algorithms.loss.kl import KlConfig
 from forage.config.algorithm_config import AlgorithmConfig
+from forage.models import attention
 from forage.training.critic import Critic
 from forage.training.gradients import accumulate
 from forage.training.logprobs import TokenLogprobs

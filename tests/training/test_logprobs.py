@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage import attention
 from forage.batch import Packed
+from forage.models import attention
 from forage.training import logprobs
 from forage.training.logprobs import token_logprobs
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin

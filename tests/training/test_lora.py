@@ -15,7 +15,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from forage import attention
 from forage.algorithms.packing import lay_end_to_end, pack, unweighed
 from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.model_config import LoraConfig, ModelConfig
@@ -23,6 +22,7 @@ from forage.config.rollout_config import EngineConfig
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
+from forage.models import attention
 from forage.rollout.engines.torch import forward as forward_module
 from forage.rollout.engines.torch.forward import rows_are_independent
 from forage.rollout.engines.torch.torch_engine import TorchEngine

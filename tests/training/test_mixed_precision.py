@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.config.model_config import LoraConfig, ModelConfig
 from forage.config.rollout_config import EngineConfig
 from forage.config.run_config import build_config
 from forage.errors import UserError
+from forage.models import attention
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training.logprobs import hidden_states, token_logprobs
 from forage.training.mixed_precision import compute_in

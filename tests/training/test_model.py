@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.config.model_config import LoraConfig, ModelConfig
 from forage.environment.actions import PROTOCOL_TAGS
 from forage.errors import UserError
+from forage.models import attention
 from forage.training import lora
 from forage.training import model as model_module
 from forage.training.logprobs import hidden_states, token_logprobs

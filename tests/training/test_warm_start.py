@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forage import attention
 from forage.config.warm_start_config import AdamwOptimizer, WarmStartConfig
+from forage.models import attention
 from forage.training import warm_start as module
 from forage.training.warm_start import (
     ReadArguments,

@@ -64,8 +64,7 @@ async def open_engine(
         case endpoint:
             engine = CompletionsEngine(EndpointClient(endpoint), Codec(tokenizer))
     try:
-        if not isinstance(engine, TorchEngine):
-            await engine.check(max_tokens)
+        await (engine.check() if isinstance(engine, TorchEngine) else engine.check(max_tokens))
         yield engine
     finally:
         await engine.close()

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from forage.config.rollout_config import EngineConfig
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.drafter import Drafter
+from forage.rollout.engines.torch.engine_check import EngineCheck
 from forage.rollout.engines.torch.forward import Forward, choose_forward
 from forage.rollout.engines.torch.rounds import Round, draft, sample
 from forage.rollout.engines.torch.slots import PendingTurn, PromptCache, Slot, SlotCache
@@ -103,6 +104,11 @@ class EngineThread:
         if self._config.cache_on_update == "recompute":
             for slot in self._slots:
                 slot.num_cached = 0
+
+    def check(self, check: EngineCheck) -> None:
+        """Compare the passes with transformers', before the first turn; raises ``UserError``."""
+        assert self._forward is not None, "commands run after it was chosen"
+        check.compare(self._forward, len(self._slots))
 
     def shut(self) -> None:
         """End the thread once the commands before this one have run."""

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.attention import Attend, mix_values
 from forage.config.rollout_config import EngineConfig
+from forage.models.attention import Attend, Scoring, mix_values, weights_of
+from forage.models.head import logits_of
+from forage.rollout.engines.torch.slot_states import Run
 from forage.rollout.engines.torch.slots import (
     LENGTH_BUCKET,
     SlotCache,
@@ -68,9 +70,9 @@ class FixedForward:
         token_ids = torch.zeros(1, num_tokens, dtype=torch.long)
         token_ids[0, :count] = torch.tensor(stretch.token_ids)
         positions = torch.arange(stretch.start, stretch.start + num_tokens)[None]
-        attend = PrefillAttend(self._cache, stretch.slot, stretch.start, num_tokens)
+        attend = PrefillAttend(self._cache, stretch, num_tokens)
         hidden = self._forward(token_ids, positions, attend)
-        return self._logits(hidden[0, count - 1][None])[0]
+        return logits_of(self._model, hidden[0, count - 1][None])[0]
 
     def _decode(self, first: int, rows: list[Stretch]) -> Tensor:
         """Logits [tile_rows, V] of a tile; the rows of slots that do not decode mean nothing."""
@@ -84,7 +86,7 @@ class FixedForward:
         # A row that does not decode stands at the scratch position, which may lie past the
         # model's last; rotary embeddings are computed from the number, so that does no harm.
         hidden_R1H = self._forward(token_ids_R1, positions_R[:, None], attend)
-        return self._logits(hidden_R1H[:, 0])
+        return logits_of(self._model, hidden_R1H[:, 0])
 
     def _forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         output = self._model.base_model(
@@ -95,39 +97,44 @@ class FixedForward:
         )
         return output.last_hidden_state
 
-    def _logits(self, hidden_BH: Tensor) -> Tensor:
-        head = self._model.get_output_embeddings()
-        assert head is not None, "a causal language model has a head"
-        return head(hidden_BH)
-
 
 class PrefillAttend:
-    """Attention of ``num_tokens`` new tokens of one slot over what it holds and themselves."""
+    """A slot's new tokens, filled up to ``num_tokens``, over what it holds and themselves."""
 
-    def __init__(self, cache: SlotCache, slot: int, start: int, num_tokens: int) -> None:
+    def __init__(self, cache: SlotCache, stretch: Stretch, num_tokens: int) -> None:
         self._cache = cache
-        self._slot = slot
+        self._stretch, self._slot, start = stretch, stretch.slot, stretch.start
         self._span = slice(start, start + num_tokens)
-        keys = cache.keys[0]
-        query_positions_T1 = torch.arange(start, start + num_tokens, device=keys.device)[:, None]
         # Whole buckets, because a softmax over another remainder has other last bits.
-        self._length = round_up(start + num_tokens, LENGTH_BUCKET)
-        key_positions_L = torch.arange(self._length, device=keys.device)
-        self._bias_TL = hiding_bias(key_positions_L > query_positions_T1, keys.dtype)
+        length = round_up(start + num_tokens, LENGTH_BUCKET)
+        positions_T = torch.arange(start, start + num_tokens, device=cache.device)
+        self._hidden_keys = HiddenKeys(positions_T, length, cache.dtype)
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self._slot, ..., self._span] = key[0].transpose(-1, -2)
         values[self._slot, :, self._span] = value[0]
         _, num_heads, num_tokens, head_dim = query.shape
-        keys_KDL = keys[self._slot, ..., : self._length]
+        length = self._hidden_keys.length
+        keys_KDL = keys[self._slot, ..., :length]
+        num_kv_heads = keys_KDL.shape[0]
         # [H_kv, G, T, D]: the query heads that share a key head stand together.
-        grouped = query.reshape(keys_KDL.shape[0], -1, num_tokens, head_dim) * scaling
-        weights = (grouped @ keys_KDL[:, None] + self._bias_TL).softmax(dim=-1)
-        attended = mix_values(weights, values[self._slot, :, None, : self._length])
-        return attended.reshape(1, num_heads, num_tokens, head_dim).transpose(1, 2)
+        grouped = query.reshape(num_kv_heads, -1, num_tokens, head_dim) * scoring.scaling
+        scores, bias_TL = grouped @ keys_KDL[:, None], self._hidden_keys.bias(scoring)
+        weights = weights_of(scores, bias_TL, scoring, (num_kv_heads, -1, 1, 1))
+        attended = mix_values(weights, values[self._slot, :, None, :length])
+        return attended.reshape(1, num_heads, num_tokens, -1).transpose(1, 2)
+
+    def recur(self, layer: str, run: Run, hidden: Tensor) -> Tensor:
+        """A recurrent layer's output [1, T, H]; what fills up the tokens must not reach a state."""
+        states, stretch = self._cache.states, self._stretch
+        assert states is not None, "the cache has the states of every recurrent layer"
+        out = torch.zeros_like(hidden)
+        span = slice(len(stretch.token_ids))
+        out[:, span] = states.read(layer, stretch.slot, run, hidden[:, span], stretch.start == 0)
+        return out
 
 
 class DecodeAttend:
@@ -144,20 +151,53 @@ class DecodeAttend:
         self._rows_R = torch.arange(tile.start, tile.stop, device=positions_R.device)
         self._positions_R = positions_R
         is_active_R = positions_R != cache.scratch
-        lengths_R = torch.where(is_active_R, positions_R + 1, torch.ones_like(positions_R))
-        self._length = min(round_up(int(lengths_R.max()), LENGTH_BUCKET), cache.capacity)
-        hidden_RL = torch.arange(self._length, device=positions_R.device) >= lengths_R[:, None]
-        self._bias_R11L = hiding_bias(hidden_RL, cache.keys[0].dtype)[:, None, None, :]
+        last_R = torch.where(is_active_R, positions_R, torch.zeros_like(positions_R))
+        length = min(round_up(int(last_R.max()) + 1, LENGTH_BUCKET), cache.capacity)
+        self._hidden_keys = HiddenKeys(last_R, length, cache.dtype)
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self._rows_R, :, :, self._positions_R] = key[:, :, 0].to(keys.dtype)
         values[self._rows_R, :, self._positions_R] = value[:, :, 0].to(keys.dtype)
-        keys_RKDL = keys[self._tile, ..., : self._length]
-        values_RKLD = values[self._tile, :, : self._length]
+        keys_RKDL = keys[self._tile, ..., : self._hidden_keys.length]
+        values_RKLD = values[self._tile, :, : self._hidden_keys.length]
         num_rows, num_heads, _, head_dim = query.shape
-        grouped = query.view(num_rows, keys_RKDL.shape[1], -1, head_dim) * scaling
-        weights = (grouped @ keys_RKDL + self._bias_R11L).softmax(dim=-1)
-        return mix_values(weights, values_RKLD).view(num_rows, 1, num_heads, head_dim)
+        num_kv_heads = keys_RKDL.shape[1]
+        grouped = query.reshape(num_rows, num_kv_heads, -1, head_dim) * scoring.scaling
+        scores, bias_RL = grouped @ keys_RKDL, self._hidden_keys.bias(scoring)
+        weights = weights_of(scores, bias_RL[:, None, None], scoring, (num_kv_heads, -1, 1))
+        return mix_values(weights, values_RKLD).view(num_rows, 1, num_heads, -1)
+
+    def recur(self, layer: str, run: Run, hidden: Tensor) -> Tensor:
+        """A recurrent layer's output [R, 1, H] of the rows that decode."""
+        states, positions = self._cache.states, self._positions_R.tolist()
+        assert states is not None, "the cache has the states of every recurrent layer"
+        rows = [row for row, at in enumerate(positions) if 0 < at != self._cache.scratch]
+        out = states.read_tile(layer, self._tile, run, hidden, rows)
+        for row in (row for row, at in enumerate(positions) if at == 0):
+            slot = self._tile.start + row
+            out[row] = states.read(layer, slot, run, hidden[row : row + 1], is_new=True)[0]
+        return out
+
+
+class HiddenKeys:
+    """Which of the first ``length`` keys each query may not see, as a bias on its scores."""
+
+    def __init__(self, positions_T: Tensor, length: int, dtype: torch.dtype) -> None:
+        self.length = length
+        self._positions_T1 = positions_T[:, None]
+        self._dtype = dtype
+        self._bias_of: dict[int | None, Tensor] = {}
+
+    def bias(self, scoring: Scoring) -> Tensor:
+        """[T, L]: minus infinity for later keys, and for those before the layer's window."""
+        window = scoring.window
+        if window not in self._bias_of:
+            keys_L = torch.arange(self.length, device=self._positions_T1.device)
+            hidden_TL = keys_L > self._positions_T1
+            if window is not None:
+                hidden_TL |= keys_L <= self._positions_T1 - window
+            self._bias_of[window] = hiding_bias(hidden_TL, self._dtype)
+        return self._bias_of[window]

@@ -4,8 +4,8 @@ Promise 7 needs a row's result to depend on nothing but the row. Two ways keep i
 for devices and kernels whose results depend on the size of a batch, has shapes that are always the
 same. ``PackedForward``, one pass over everything that waits, is many times faster on a CPU, and
 right where the machine's kernels have been seen to give a token the same bits in whatever company.
-``GraphForward``, for an NVIDIA GPU, has two shapes that are always the same, and kernels of its own
-for the attention.
+``GraphForward``, for an NVIDIA GPU and models with plain attention alone, has two shapes that are
+always the same, and its own kernels for the attention.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from transformers import PreTrainedModel
 
 from forage.config.rollout_config import EngineConfig
 from forage.hardware import choose_num_threads, num_cores
+from forage.models.attention import Scoring
+from forage.models.head import logits_of
 from forage.rollout.engines.torch.fixed_forward import FixedForward
 from forage.rollout.engines.torch.graph_forward import GraphForward
 from forage.rollout.engines.torch.packed_forward import PackedForward
+from forage.rollout.engines.torch.slot_states import Run
 from forage.rollout.engines.torch.slots import SlotCache, Stretch
 
 _COMPANY = (1, 2, 5, 11, 24)
@@ -69,7 +72,7 @@ def choose_forward(
 
     Sets the calling thread's number of torch threads; ``num_threads`` None takes what suits.
     """
-    if cache.device.type == "cuda" and find_spec("triton") is not None:
+    if cache.device.type == "cuda" and cache.is_plain and find_spec("triton") is not None:
         from forage.rollout.engines.torch.kernels import KernelAttention
 
         return GraphForward(model, cache, KernelAttention)
@@ -107,12 +110,10 @@ def rows_are_independent(model: PreTrainedModel, multiple: int) -> bool:
             "input_ids": ids_1T[:, start:end],
             "position_ids": positions_1T[:, start:end],
             "use_cache": False,
-            "attend": _attend_to_itself,
+            "attend": AttendToItself(),
         }
         hidden = functional_call(model.base_model, noise, (), arguments).last_hidden_state[0]
-        head = model.get_output_embeddings()
-        assert head is not None, "a causal language model has a head"
-        return head(hidden)
+        return logits_of(model, hidden)
 
     everything_TV = logits(0, num_tokens)
     return all(
@@ -124,9 +125,14 @@ def rows_are_independent(model: PreTrainedModel, multiple: int) -> bool:
     )
 
 
-def _attend_to_itself(
-    layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
-) -> Tensor:
-    """Attention of one token: its own value, whatever the query."""
-    group = query.shape[1] // value.shape[1]
-    return value.repeat_interleave(group, dim=1).transpose(1, 2)
+class AttendToItself:
+    """Each token is a sequence: attention gives its own value, whatever the query."""
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        group = query.shape[1] // value.shape[1]
+        return value.repeat_interleave(group, dim=1).transpose(1, 2)
+
+    def recur(self, layer: str, run: Run, hidden: Tensor) -> Tensor:
+        return run(hidden.transpose(0, 1), None).transpose(0, 1)

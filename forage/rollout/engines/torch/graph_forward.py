@@ -9,7 +9,7 @@ not depend on the rows beside it, because the shapes are always the same (promis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,8 +17,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forage.attention import Attend
+from forage.models.attention import Scoring
+from forage.models.head import logits_of
+from forage.rollout.engines.torch.slot_states import Run
 from forage.rollout.engines.torch.slots import UNREAD, SlotCache, Stretch
+
+AttendRows = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""Layer, queries [N, H, D], keys and values [N, H_kv, D], scale -> [N, H, D]."""
 
 PREFILL_TOKENS = 1024
 QUERY_BLOCK = 32
@@ -148,42 +153,33 @@ class GraphForward:
         ids_S, positions_S = self._singles
         ids_S = torch.where(ids_S == UNREAD, self._last_S, ids_S)
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-            query, key, value = self._rows(query, key, value)
-            mixed = self._attention.attend_singles(layer, query, key, value, positions_S, scaling)
-            return mixed[None]
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+            return self._attention.attend_singles(layer, query, key, value, positions_S, scale)
 
-        return self._logits(self._hidden(ids_S, positions_S, attend))
+        return logits_of(self._model, self._hidden(ids_S, positions_S, attend))
 
     def _prefill(self) -> Tensor:
         ids_N, slots_N, positions_N = self._tokens
         lengths_B, lasts_B = self._blocks
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-            query, key, value = self._rows(query, key, value)
-            mixed = self._attention.attend_blocks(
-                layer, query, key, value, slots_N, positions_N, lengths_B, scaling
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+            return self._attention.attend_blocks(
+                layer, query, key, value, slots_N, positions_N, lengths_B, scale
             )
-            return mixed[None]
 
-        return self._logits(self._hidden(ids_N, positions_N, attend)[lasts_B])
+        hidden_NH = self._hidden(ids_N, positions_N, attend)
+        return logits_of(self._model, hidden_NH[lasts_B])
 
-    def _rows(self, *heads_first: Tensor) -> Iterator[Tensor]:
-        """Each [1, heads, N, D] as [N, heads, D], of the cache's type."""
-        return (each[0].transpose(0, 1).to(self._cache.dtype) for each in heads_first)
-
-    def _hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+    def _hidden(self, ids_N: Tensor, positions_N: Tensor, attend: AttendRows) -> Tensor:
         # The scratch position may lie past the model's last; rotary embeddings are computed from
         # the number, so that does no harm.
         output = self._model.base_model(
-            input_ids=ids_N[None], position_ids=positions_N[None], use_cache=False, attend=attend
+            input_ids=ids_N[None],
+            position_ids=positions_N[None],
+            use_cache=False,
+            attend=_PlainAttend(attend, self._cache.dtype),
         )
         return output.last_hidden_state[0]
-
-    def _logits(self, hidden_NH: Tensor) -> Tensor:
-        head = self._model.get_output_embeddings()
-        assert head is not None, "a causal language model has a head"
-        return head(hidden_NH)
 
     def _numbers(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.long, device=self._cache.device)
@@ -197,6 +193,24 @@ class GraphForward:
     def _fill(self, static: Tensor, rows: Sequence[Sequence[int]]) -> None:
         """Overwrite what a captured pass reads, in place."""
         static.copy_(self._moved(torch.tensor(rows)))
+
+
+class _PlainAttend:
+    """Plain attention by a kernel that takes rows of tokens."""
+
+    def __init__(self, attend: AttendRows, dtype: torch.dtype) -> None:
+        self._attend, self._dtype = attend, dtype
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        assert scoring.is_plain, "the kernels have no windows, soft caps or sinks"
+        # Each [1, heads, N, D] as [N, heads, D], of the cache's type.
+        query, key, value = (x[0].transpose(0, 1).to(self._dtype) for x in (query, key, value))
+        return self._attend(layer, query, key, value, scoring.scaling)[None]
+
+    def recur(self, layer: str, run: Run, hidden: Tensor) -> Tensor:
+        raise AssertionError(f"a graph has no states: {layer}")
 
 
 class _Pass:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.config.rollout_config import EngineConfig
+from forage.models.head import logits_of
 from forage.rollout.engines.torch.slot_attend import SlotAttend
 from forage.rollout.engines.torch.slots import SlotCache, Stretch, round_up
 
@@ -45,8 +46,9 @@ class PackedForward:
         self._multiple = config.tile_rows
         self._bucket = config.prefill_bucket
         self._num_threads = num_threads
-        # Drafted tokens attend row by row.
-        self.overhead_tokens = OVERHEAD_TOKENS if cache.dtype == torch.float32 else None
+        # Drafted tokens attend row by row; a state cannot take back one that was wrong.
+        takes_drafts = cache.dtype == torch.float32 and cache.states is None
+        self.overhead_tokens = OVERHEAD_TOKENS if takes_drafts else None
         self._min_part_cost = min_part_cost(model.num_parameters(), self._multiple)
         self._pool = ThreadPoolExecutor(num_threads, "forage-engine", torch.set_num_threads, (1,))
 
@@ -94,7 +96,7 @@ class PackedForward:
             input_ids=torch.tensor([ids + padding]),
             position_ids=torch.tensor([positions + padding]),
             use_cache=False,
-            attend=SlotAttend(self._cache, laid, self._bucket),
+            attend=SlotAttend(self._cache, laid, self._bucket, self._multiple),
         ).last_hidden_state[0]
         ends = np.empty(len(laid), dtype=np.int64)
         ends[order] = np.cumsum([len(stretch.token_ids) for stretch in laid])
@@ -105,9 +107,7 @@ class PackedForward:
         ]
         rows = torch.zeros(round_up(len(wanted), self._multiple), dtype=torch.long)
         rows[: len(wanted)] = torch.tensor(wanted)
-        head = self._model.get_output_embeddings()
-        assert head is not None, "a causal language model has a head"
-        return head(hidden[rows])[: len(wanted)]
+        return logits_of(self._model, hidden[rows])[: len(wanted)]
 
 
 def min_part_cost(num_parameters: int, multiple: int) -> int:

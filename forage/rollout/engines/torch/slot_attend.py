@@ -11,6 +11,7 @@ attend with, over the run of slots that a part has.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forage.attention import KEY_BLOCK, mix_values
+from forage.models.attention import KEY_BLOCK, Scoring, mix_values, weights_of
 from forage.retrieval.words.machine_code import compiled
-from forage.rollout.engines.torch.fixed_forward import DecodeAttend
+from forage.rollout.engines.torch.fixed_forward import DecodeAttend, HiddenKeys
+from forage.rollout.engines.torch.slot_states import Run
 from forage.rollout.engines.torch.slots import (
     LENGTH_BUCKET,
     SlotCache,
@@ -35,7 +37,11 @@ _compiled = partial(compiled, error_model="numpy", fastmath={"contract"})
 class SlotAttend:
     """Attention of stretches laid end to end (single tokens first), each over its own slot."""
 
-    def __init__(self, cache: SlotCache, laid: Sequence[Stretch], bucket: int) -> None:
+    def __init__(
+        self, cache: SlotCache, laid: Sequence[Stretch], bucket: int, multiple: int = 1
+    ) -> None:
+        """``multiple``: recurrent layers get single tokens in multiples of so many rows."""
+        self._cache, self._laid, self._multiple = cache, laid, multiple
         singles = [stretch for stretch in laid if stretch.is_single]
         by_row = SingleRows if cache.dtype == torch.float32 else SingleTile
         self._singles = by_row(cache, singles) if singles else None
@@ -46,20 +52,44 @@ class SlotAttend:
             offset += len(stretch.token_ids)
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        query_THD = query[0].transpose(0, 1).contiguous() * scaling
+        query_THD = query[0].transpose(0, 1).contiguous() * scoring.scaling
         key_TKD, value_TKD = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        out_THD = torch.zeros_like(query_THD)
+        out_THD = query_THD.new_zeros(*query_THD.shape[:2], value.shape[3])
         if self._singles is not None:
             span = slice(self._num_singles)
             out_THD[span] = self._singles.attend(
-                layer, query_THD[span], key_TKD[span], value_TKD[span]
+                layer, query_THD[span], key_TKD[span], value_TKD[span], scoring
             )
         for offset, stretch in self._longer:
             span = slice(offset, offset + stretch.num_tokens)
-            out_THD[span] = stretch.attend(layer, query_THD[span], key_TKD[span], value_TKD[span])
+            out_THD[span] = stretch.attend(
+                layer, query_THD[span], key_TKD[span], value_TKD[span], scoring
+            )
         return out_THD[None]
+
+    def recur(self, layer: str, run: Run, hidden: Tensor) -> Tensor:
+        """A recurrent layer's output [1, N, H]: single tokens together, longer stretches alone."""
+        states = self._cache.states
+        assert states is not None, "the cache has the states of every recurrent layer"
+        out = torch.zeros_like(hidden)
+        rows, slots, offset = [], [], 0
+        for stretch in self._laid:
+            span = slice(offset, offset + len(stretch.token_ids))
+            if stretch.is_single and stretch.start > 0:
+                rows.append(offset)
+                slots.append(stretch.slot)
+            else:
+                is_new = stretch.start == 0
+                out[:, span] = states.read(layer, stretch.slot, run, hidden[:, span], is_new)
+            offset = span.stop
+        if rows:
+            # As many rows as in any other company: a product's bits may depend on their number.
+            padded = hidden.new_zeros(round_up(len(rows), self._multiple), 1, hidden.shape[2])
+            padded[: len(rows), 0] = hidden[0, rows]
+            out[0, rows] = states.read_singles(layer, slots, run, padded)[: len(rows), 0]
+        return out
 
 
 class SingleRows:
@@ -73,16 +103,23 @@ class SingleRows:
         rows = [(each.slot, place) for each in singles for place in range(each.start, each.end)]
         self._slots_R, self._positions_R = np.array(rows, dtype=np.int64).T.copy()
 
-    def attend(self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         """[R, H, D] for scaled queries of the same shape; keeps the keys and values."""
         keys_SKDL = self._cache.keys[layer].numpy()
         values_SKLD = self._cache.values[layer].numpy()
         keys_SKDL[self._slots_R, :, :, self._positions_R] = key_RKD.numpy()
         values_SKLD[self._slots_R, :, self._positions_R] = value_RKD.numpy()
-        out_RHD = torch.empty_like(query_RHD)
-        lengths_R = self._positions_R + 1
+        out_RHD = query_RHD.new_empty(*query_RHD.shape[:2], value_RKD.shape[2])
         attend_rows(
-            query_RHD.numpy(), keys_SKDL, values_SKLD, self._slots_R, lengths_R, out_RHD.numpy()
+            query_RHD.numpy(),
+            keys_SKDL,
+            values_SKLD,
+            self._slots_R,
+            self._positions_R + 1,
+            out_RHD.numpy(),
+            scoring,
         )
         return out_RHD
 
@@ -102,10 +139,13 @@ class SingleTile:
         self._num_slots = len(positions_S)
         self._decode = DecodeAttend(cache, tile, positions_S)
 
-    def attend(self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         """[R, H, D] for scaled queries of the same shape; keeps the keys and values."""
         query, key, value = (self._in_their_slots(rows) for rows in (query_RHD, key_RKD, value_RKD))
-        return self._decode(layer, query, key, value, 1.0)[self._rows_R, 0]
+        are_scaled = replace(scoring, scaling=1.0)
+        return self._decode(layer, query, key, value, are_scaled)[self._rows_R, 0]
 
     def _in_their_slots(self, rows_RHD: Tensor) -> Tensor:
         placed = rows_RHD.new_zeros(self._num_slots, rows_RHD.shape[1], 1, rows_RHD.shape[2])
@@ -125,11 +165,13 @@ class LongStretch:
         self._stretch = stretch
         self.num_tokens = len(stretch.token_ids)
         self._num_rows = round_up(self.num_tokens, bucket)
-        self._length = min(round_up(stretch.end, LENGTH_BUCKET), cache.capacity)
-        query_positions_T1 = torch.arange(stretch.start, stretch.start + self._num_rows)[:, None]
-        self._bias_TL = hiding_bias(torch.arange(self._length) > query_positions_T1, cache.dtype)
+        length = min(round_up(stretch.end, LENGTH_BUCKET), cache.capacity)
+        positions_T = torch.arange(stretch.start, stretch.start + self._num_rows)
+        self._hidden_keys = HiddenKeys(positions_T, length, cache.dtype)
 
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scoring: Scoring
+    ) -> Tensor:
         """[T, H, D] for scaled queries of the same shape; keeps the keys and values."""
         span = slice(self._stretch.start, self._stretch.end)
         keys_KDL = self._cache.keys[layer][self._stretch.slot]
@@ -142,10 +184,12 @@ class LongStretch:
         rows_HTD[:, : self.num_tokens] = query_THD.transpose(0, 1)
         # The query heads that share a key head stand together.
         grouped = rows_HTD.view(num_kv_heads, -1, head_dim)
-        scores = grouped @ keys_KDL[:, :, : self._length]
-        scores.view(num_heads, self._num_rows, self._length).add_(self._bias_TL)
-        attended = mix_values(scores.softmax(dim=-1), values_KLD[:, : self._length])
-        attended_HTD = attended.view(num_heads, self._num_rows, head_dim)
+        length = self._hidden_keys.length
+        scores = grouped @ keys_KDL[:, :, :length]
+        scores_HTL = scores.view(num_heads, self._num_rows, length)
+        weights_HTL = weights_of(scores_HTL, self._hidden_keys.bias(scoring), scoring, (-1, 1, 1))
+        attended = mix_values(weights_HTL.view(scores.shape), values_KLD[:, :length])
+        attended_HTD = attended.view(num_heads, self._num_rows, -1)
         return attended_HTD[:, : self.num_tokens].transpose(0, 1)
 
 
@@ -156,43 +200,52 @@ def attend_rows(
     slots_R: np.ndarray,
     lengths_R: np.ndarray,
     out_RHD: np.ndarray,
+    scoring: Scoring,
 ) -> None:
     """Fill ``out_RHD``: row r attends to the first ``lengths_R[r]`` places of its slot.
 
-    Arrays of float32, the queries scaled already, and of int64; S slots, H heads, K key heads.
+    Of these, to those in the window. Arrays of float32, the queries scaled already, and of int64; S
+    slots, H heads, K key heads.
     """
     num_rows, num_heads, _ = query_RHD.shape
     # Whole buckets, because a softmax over another remainder has other last bits.
     width = round_up(int(lengths_R.max()), LENGTH_BUCKET)
     scores = torch.empty(num_rows, num_heads, width)
-    _score_rows(query_RHD, keys_SKDL, slots_R, lengths_R, scores.numpy())
-    _mix_rows(scores.softmax(dim=-1).numpy(), values_SKLD, slots_R, lengths_R, out_RHD)
+    starts_R = np.array([scoring.first_key(length - 1) for length in lengths_R.tolist()])
+    _score_rows(query_RHD, keys_SKDL, slots_R, starts_R, lengths_R, scores.numpy())
+    if scoring.is_plain:
+        weights = scores.softmax(dim=-1)
+    else:
+        is_hidden = scores == float("-inf")  # a soft cap would make a number of it
+        weights = weights_of(scores, hiding_bias(is_hidden, scores.dtype), scoring, (-1, 1))
+    _mix_rows(weights.numpy(), values_SKLD, slots_R, starts_R, lengths_R, out_RHD)
 
 
 @_compiled
 def _score_rows(
-    query_RHD: Any, keys_SKDL: Any, slots_R: Any, lengths_R: Any, scores_RHL: Any
+    query_RHD: Any, keys_SKDL: Any, slots_R: Any, starts_R: Any, lengths_R: Any, scores_RHL: Any
 ) -> None:
-    """Products of each query with its slot's keys; minus infinity beyond its length."""
+    """Products of each query with its slot's keys; minus infinity outside of what it sees."""
     num_rows, num_heads, head_dim = query_RHD.shape
     group = num_heads // keys_SKDL.shape[1]
     for row in range(num_rows):
-        length = lengths_R[row]
+        start, length = starts_R[row], lengths_R[row]
         for head in range(num_heads):
             keys_DL = keys_SKDL[slots_R[row], head // group]
             scores_L = scores_RHL[row, head]
-            scores_L[:length] = 0.0
+            scores_L[:start] = -np.inf
+            scores_L[start:length] = 0.0
             # Along the keys, not along the dimension: sums that need no reordering to be vectors.
             for dim in range(head_dim):
                 factor = query_RHD[row, head, dim]
-                for place in range(length):
+                for place in range(start, length):
                     scores_L[place] += factor * keys_DL[dim, place]
             scores_L[length:] = -np.inf
 
 
 @_compiled
 def _mix_rows(
-    weights_RHL: Any, values_SKLD: Any, slots_R: Any, lengths_R: Any, out_RHD: Any
+    weights_RHL: Any, values_SKLD: Any, slots_R: Any, starts_R: Any, lengths_R: Any, out_RHD: Any
 ) -> None:
     """Sums of each slot's values by weight, added as ``mix_values`` adds them.
 
@@ -208,7 +261,8 @@ def _mix_rows(
             out_GD = out_RHD[row, kv_head * group : (kv_head + 1) * group]
             weights_GL = weights_RHL[row, kv_head * group : (kv_head + 1) * group]
             out_GD[:] = 0.0
-            for start in range(0, lengths_R[row], KEY_BLOCK):
+            first = starts_R[row] - starts_R[row] % KEY_BLOCK
+            for start in range(first, lengths_R[row], KEY_BLOCK):
                 mixed_GD[:] = 0.0
                 for place in range(start, min(start + KEY_BLOCK, lengths_R[row])):
                     for member in range(group):

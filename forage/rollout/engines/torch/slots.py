@@ -15,21 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forage.rollout.engines.torch.cache_shape import CacheShape
+from forage.rollout.engines.torch.slot_states import SlotStates, States
 from forage.types import Alternatives, Completion, FinishReason, Sampling
 
 LENGTH_BUCKET = 64
 NUM_PROMPTS_KEPT = 32
 UNREAD = -1
 """Stands in a stretch for the token that its slot sampled last and that is still on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """The shape of a model's keys and values."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +51,19 @@ class Stretch:
         return self.num_known == 1
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the layers keep of the first tokens of a sequence: keys and values, and states."""
+
+    keys_values: dict[int, tuple[Tensor, Tensor]]
+    states: States
+
+
 class SlotCache:
     """Keys [num_slots, H_kv, D, capacity] and values [num_slots, H_kv, capacity, D], by layer.
 
-    Keys are kept transposed, as the product with the queries reads them. Each slot has a scratch
-    position besides.
+    Keys are kept transposed, as the product with the queries reads them. Each slot has one more
+    position, for scratch. Recurrent layers have ``states`` instead.
     """
 
     def __init__(
@@ -80,28 +81,36 @@ class SlotCache:
         # Rows of a tile that do not decode write to a position that nobody reads.
         self.scratch = self.capacity
         length = self.capacity + LENGTH_BUCKET
-        heads, dim = shape.num_kv_heads, shape.head_dim
 
-        def zeros(*size: int) -> list[Tensor]:
-            return [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
+        def zeros(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
 
-        self.keys = zeros(num_slots, heads, dim, length)
-        self.values = zeros(num_slots, heads, length, dim)
+        self.is_plain = shape.is_plain
+        self.keys = {
+            layer: zeros(num_slots, each.num_kv_heads, each.key_dim, length)
+            for layer, each in shape.layers.items()
+        }
+        self.values = {
+            layer: zeros(num_slots, each.num_kv_heads, length, each.value_dim)
+            for layer, each in shape.layers.items()
+        }
+        self.states = SlotStates(shape.states, num_slots, device) if shape.states else None
 
-    def copy_out(self, slot: int, length: int) -> list[tuple[Tensor, Tensor]]:
-        """A copy of the first ``length`` positions of a slot, a pair a layer."""
-        return [
-            (keys[slot, ..., :length].clone(), values[slot, :, :length].clone())
-            for keys, values in zip(self.keys, self.values, strict=True)
-        ]
+    def copy_out(self, slot: int, length: int) -> Prefix:
+        """A copy of what a slot holds of its first ``length`` tokens, which are all it has."""
+        pairs = {
+            layer: (keys[slot, ..., :length].clone(), self.values[layer][slot, :, :length].clone())
+            for layer, keys in self.keys.items()
+        }
+        return Prefix(pairs, self.states.copy_out(slot) if self.states else {})
 
-    def copy_in(self, slot: int, layers: list[tuple[Tensor, Tensor]]) -> None:
-        """Write what ``copy_out`` gave into the first positions of a slot."""
-        for (keys, values), all_keys, all_values in zip(
-            layers, self.keys, self.values, strict=True
-        ):
-            all_keys[slot, ..., : keys.shape[2]] = keys
-            all_values[slot, :, : values.shape[1]] = values
+    def copy_in(self, slot: int, prefix: Prefix) -> None:
+        """Write what ``copy_out`` returned into the first positions of a slot."""
+        for layer, (keys, values) in prefix.keys_values.items():
+            self.keys[layer][slot, ..., : keys.shape[2]] = keys
+            self.values[layer][slot, :, : values.shape[1]] = values
+        if self.states:
+            self.states.copy_in(slot, prefix.states)
 
 
 @dataclass(slots=True)
@@ -183,13 +192,12 @@ class PromptCache:
 
     def __init__(self, cache: SlotCache) -> None:
         self._cache = cache
-        self._prompts: OrderedDict[tuple[int, ...], tuple[list[tuple[Tensor, Tensor]], Tensor]]
-        self._prompts = OrderedDict()
+        self._prompts: OrderedDict[tuple[int, ...], tuple[Prefix, Tensor]] = OrderedDict()
 
     def keep(self, prompt: tuple[int, ...], slot: Slot, logits_V: Tensor) -> None:
         """Copy the prompt's keys and values out of the slot; forget the oldest prompt."""
-        layers = self._cache.copy_out(slot.index, slot.num_cached)
-        self._prompts[prompt] = (layers, logits_V.clone())
+        prefix = self._cache.copy_out(slot.index, slot.num_cached)
+        self._prompts[prompt] = (prefix, logits_V.clone())
         if len(self._prompts) > NUM_PROMPTS_KEPT:
             self._prompts.popitem(last=False)
 
@@ -199,8 +207,8 @@ class PromptCache:
         kept = None if prompt is None else self._prompts.get(prompt)
         if kept is None:
             return None
-        layers, logits_V = kept
-        self._cache.copy_in(slot.index, layers)
+        prefix, logits_V = kept
+        self._cache.copy_in(slot.index, prefix)
         slot.num_cached = len(slot.token_ids)
         return logits_V
 

@@ -14,12 +14,14 @@ from contextlib import asynccontextmanager
 import torch
 from transformers import PreTrainedModel
 
-from forage import attention
 from forage.config.rollout_config import EngineConfig
+from forage.models import attention
 from forage.rollout.engines.engine import EngineCounters
+from forage.rollout.engines.torch.cache_shape import cache_shape
+from forage.rollout.engines.torch.engine_check import EngineCheck
 from forage.rollout.engines.torch.engine_thread import EngineThread
 from forage.rollout.engines.torch.sampling import noise_key
-from forage.rollout.engines.torch.slots import CacheShape, PendingTurn, SlotCache, round_up, settle
+from forage.rollout.engines.torch.slots import PendingTurn, SlotCache, round_up, settle
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.types import Completion, EngineError, Sampling
 
@@ -42,11 +44,12 @@ class TorchEngine:
         its weights.
         """
         attention.install(model)
+        self._model = model
         self._max_tokens = max_tokens
         self._asking: set[str] = set()
         parameter = next(model.parameters())
         cache = SlotCache(
-            _cache_shape(model),
+            cache_shape(model),
             round_up(config.num_slots, config.tile_rows),
             max_tokens + config.prefill_bucket,
             dtype or parameter.dtype,
@@ -81,6 +84,11 @@ class TorchEngine:
             raise
         finally:
             self._asking.discard(episode_key)
+
+    async def check(self) -> None:
+        """Raise ``UserError`` if turns are not computed as transformers computes them."""
+        check = EngineCheck(self._model)
+        await self._run(lambda: self._worker.check(check))
 
     def release(self, episode_key: str) -> None:
         """Free the episode's slot and drop whatever of it still waits."""
@@ -126,11 +134,3 @@ class TorchEngine:
             raise self._worker.crash
         if self._worker.is_closed:
             raise EngineError("the engine is closed")
-
-
-def _cache_shape(model: PreTrainedModel) -> CacheShape:
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
-    return CacheShape(config.num_hidden_layers, config.num_key_value_heads, head_dim)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forage import attention
 from forage.config.rollout_config import EngineConfig
+from forage.models import attention
 from forage.rollout.engines.torch import forward as forward_module
 from forage.rollout.engines.torch.fixed_forward import FixedForward
 from forage.rollout.engines.torch.forward import choose_forward, rows_are_independent
@@ -22,10 +22,10 @@ from forage.rollout.engines.torch.packed_forward import (
     min_part_cost,
     with_neighbours,
 )
-from forage.rollout.engines.torch.slots import CacheShape, SlotCache, Stretch
+from forage.rollout.engines.torch.slots import SlotCache, Stretch
 from forage.training.model import new_model
 from tests.rollout.running_engines import tokens
-from tests.rollout.tiny_models import VOCABULARY
+from tests.rollout.tiny_models import VOCABULARY, uniform_shape
 
 HIDDEN, LAYERS, HEADS, KV_HEADS = 32, 2, 4, 2
 CONFIG = EngineConfig(num_slots=8, tile_rows=4, prefill_bucket=16)
@@ -35,7 +35,7 @@ def new_model_and_cache(dtype: torch.dtype = torch.float32):
     model = new_model(VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, 1024, seed=0).eval()
     model.to(dtype)  # pyright: ignore[reportArgumentType]  # transformers' own annotation
     attention.install(model)
-    shape = CacheShape(LAYERS, KV_HEADS, HIDDEN // HEADS)
+    shape = uniform_shape(LAYERS, KV_HEADS, HIDDEN // HEADS)
     return model, SlotCache(shape, 8, 400, dtype, torch.device("cpu"))
 
 

@@ -16,7 +16,7 @@ from forage.rollout.engines.torch.graph_forward import (
     GraphForward,
     laid_in_passes,
 )
-from forage.rollout.engines.torch.slots import UNREAD, CacheShape, SlotCache, Stretch
+from forage.rollout.engines.torch.slots import UNREAD, SlotCache, Stretch
 from forage.training.mixed_precision import compute_in
 from forage.types import Completion
 from tests.rollout.engines.torch.plain_attention import PlainAttention, TwoRoundings, run_ahead
@@ -29,6 +29,7 @@ from tests.rollout.engines.torch.test_forward import (
     new_model_and_cache,
 )
 from tests.rollout.running_engines import running_engine, sampling, tokens
+from tests.rollout.tiny_models import uniform_shape
 
 
 def test_stretches_of_many_slots_give_what_whole_episodes_give():
@@ -82,7 +83,7 @@ def test_stretches_are_laid_in_blocks_of_one_slot_and_the_last_block_is_marked()
 def test_products_in_bfloat16_over_weights_in_float32_are_near_those_of_float32():
     model, _ = new_model_and_cache()
     compute_in(model, torch.bfloat16)
-    shape = CacheShape(LAYERS, KV_HEADS, HIDDEN // HEADS)
+    shape = uniform_shape(LAYERS, KV_HEADS, HIDDEN // HEADS)
     cache = SlotCache(shape, 8, 400, torch.bfloat16, torch.device("cpu"))
     forward = GraphForward(model, cache, PlainAttention)
     with torch.inference_mode():

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from forage.rollout.engines.torch.graph_forward import QUERY_BLOCK
-from forage.rollout.engines.torch.slots import CacheShape, SlotCache
+from forage.rollout.engines.torch.slots import SlotCache
 from tests.rollout.engines.torch.plain_attention import PlainAttention
+from tests.rollout.tiny_models import uniform_shape
 
 if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
     pytest.skip("torch sees no GPU", allow_module_level=True)
@@ -30,7 +31,7 @@ if IS_INTERPRETED:  # it takes seconds for each of the larger ones
 
 
 def filled_cache(num_kv_heads: int, dim: int, dtype: torch.dtype) -> SlotCache:
-    cache = SlotCache(CacheShape(1, num_kv_heads, dim), NUM_SLOTS, CAPACITY, dtype, DEVICE)
+    cache = SlotCache(uniform_shape(1, num_kv_heads, dim), NUM_SLOTS, CAPACITY, dtype, DEVICE)
     torch.manual_seed(0)
     cache.keys[0].normal_()
     cache.values[0].normal_()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage.models.attention import Scoring
 from forage.rollout.engines.torch import slot_attend
 from forage.rollout.engines.torch.slot_attend import attend_rows
 
@@ -23,7 +24,7 @@ def test_each_row_attends_to_its_own_length_of_its_own_slot(lengths: list[int], 
     values = generator.standard_normal((8, num_kv_heads, capacity, dim), dtype=np.float32)
     slots = generator.permutation(8)[:num_rows].astype(np.int64)
     out = np.zeros_like(query)
-    attend_rows(query, keys, values, slots, np.array(lengths, dtype=np.int64), out)
+    attend_rows(query, keys, values, slots, np.array(lengths, dtype=np.int64), out, Scoring(1.0))
     for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
         for head in range(num_heads):
             kv = head // (num_heads // num_kv_heads)

@@ -6,16 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from forage.models.attention import Scoring
 from forage.rollout.engines.torch.fixed_forward import DecodeAttend, PrefillAttend
-from forage.rollout.engines.torch.slots import LENGTH_BUCKET, CacheShape, SlotCache
+from forage.rollout.engines.torch.slots import LENGTH_BUCKET, SlotCache, Stretch
+from tests.rollout.tiny_models import uniform_shape
 
 NUM_SLOTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 4, 2, 8
 CAPACITY = 200
 SCALING = HEAD_DIM**-0.5
+SCORING = Scoring(SCALING)
 
 
 def new_cache(num_layers: int = 1) -> SlotCache:
-    shape = CacheShape(num_layers, NUM_KV_HEADS, HEAD_DIM)
+    shape = uniform_shape(num_layers, NUM_KV_HEADS, HEAD_DIM)
     return SlotCache(shape, NUM_SLOTS, CAPACITY, torch.float32, torch.device("cpu"))
 
 
@@ -43,8 +46,8 @@ def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def prefill(cache: SlotCache, slot: int, sequence: tuple[Tensor, ...], start: int, end: int):
     query, key, value = (part[:, :, start:end] for part in sequence)
-    attend = PrefillAttend(cache, slot, start, end - start)
-    return attend(0, query, key, value, SCALING)[0]
+    attend = PrefillAttend(cache, Stretch(slot, start, [0] * (end - start)), end - start)
+    return attend(0, query, key, value, SCORING)[0]
 
 
 def decode(cache: SlotCache, tile: slice, rows: dict[int, tuple[tuple[Tensor, ...], int]]):
@@ -59,7 +62,7 @@ def decode(cache: SlotCache, tile: slice, rows: dict[int, tuple[tuple[Tensor, ..
         positions_R[row] = position
         for target, part in zip((query, key, value), sequence, strict=True):
             target[row] = part[0, :, position : position + 1]
-    return DecodeAttend(cache, tile, positions_R)(0, query, key, value, SCALING)[:, 0]
+    return DecodeAttend(cache, tile, positions_R)(0, query, key, value, SCORING)[:, 0]
 
 
 @pytest.mark.parametrize("cuts", [(0, 70), (0, 13, 70), (0, 1, 2, 64, 70)])
@@ -94,9 +97,11 @@ def test_what_was_copied_out_is_no_view_of_the_slot():
     cache, sequence = new_cache(), random_sequence(12, seed=4)
     prefill(cache, 0, sequence, 0, 12)
     layers = cache.copy_out(0, 12)
-    before = [(keys.clone(), values.clone()) for keys, values in layers]
+    before = [(keys.clone(), values.clone()) for keys, values in layers.keys_values.values()]
     prefill(cache, 0, random_sequence(12, seed=5), 0, 12)
-    for (keys, values), (keys_before, values_before) in zip(layers, before, strict=True):
+    for (keys, values), (keys_before, values_before) in zip(
+        layers.keys_values.values(), before, strict=True
+    ):
         assert torch.equal(keys, keys_before)
         assert torch.equal(values, values_before)
 
@@ -128,9 +133,9 @@ def test_a_row_that_does_not_decode_leaves_its_slot_as_it_was():
     prefill(cache, 0, sequence, 0, cut)
     before = cache.copy_out(0, cache.capacity)
     decode(cache, slice(0, 3), {1: (sequence, 7), 2: (sequence, 9)})
-    for (keys, values), (keys_before, values_before) in zip(
-        cache.copy_out(0, cache.capacity), before, strict=True
-    ):
+    after = cache.copy_out(0, cache.capacity)
+    for layer, (keys_before, values_before) in before.keys_values.items():
+        keys, values = after.keys_values[layer]
         assert torch.equal(keys, keys_before)
         assert torch.equal(values, values_before)
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from forage import attention
+from forage.models import attention
+from forage.models.attention import Scoring, UnknownAttention
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model, twin
 
 
@@ -15,11 +16,11 @@ class CausalAttend:
         self.calls: list[tuple[int, tuple[int, ...], tuple[int, ...], float]] = []
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        self.calls.append((layer, tuple(query.shape), tuple(key.shape), scaling))
+        self.calls.append((layer, tuple(query.shape), tuple(key.shape), scoring.scaling))
         attended = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+            query, key, value, is_causal=True, scale=scoring.scaling, enable_gqa=True
         )
         return attended.transpose(1, 2)
 
@@ -48,7 +49,7 @@ def test_a_mask_is_refused_for_masks_belong_to_the_attend_callable():
     attention.install(model)
     ids = torch.arange(6)[None]
     mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
-    with pytest.raises(AssertionError, match="masks belong to the attend callable"):
+    with pytest.raises(AssertionError, match="masks belong to the attend object"):
         model.base_model(input_ids=ids, attention_mask=mask, attend=CausalAttend())
 
 
@@ -66,3 +67,17 @@ def test_installing_on_one_model_leaves_another_as_it_was():
     with torch.no_grad():
         logits = other(input_ids=ids).logits
         torch.testing.assert_close(logits, twin(other)(input_ids=ids).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("argument", ["position_bias", "indices", "an_argument_of_next_year"])
+def test_an_argument_that_would_change_attention_is_an_error(argument: str):
+    """Unknown arguments were ignored: windows, sinks and soft caps among them."""
+    model = make_model()
+    attention.install(model)
+    with pytest.raises(UnknownAttention, match=argument):
+        model.base_model(
+            input_ids=torch.arange(6)[None],
+            use_cache=False,
+            attend=CausalAttend(),
+            **{argument: torch.ones(1)},
+        )

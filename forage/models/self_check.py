@@ -1,0 +1,106 @@
+"""Compares Forage's forward passes of a model with transformers' own, on a few short sequences.
+
+Sampler and trainer may agree and both be wrong, so the reference is transformers' eager attention
+on each sequence alone. Windows are shortened meanwhile, or short sequences would not reach them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.errors import UserError
+
+LENGTHS = (13, 2, 9)
+_EXACT = (torch.float32, torch.float64)
+_SHORT_WINDOW = 4
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+
+BOUND = 1e-3
+"""The largest difference in log-probability (nats) that rounding explains in float32."""
+HALF_BOUND = 0.5
+"""The same where weights or products have 8 to 11 bits."""
+
+
+def sequences(model: PreTrainedModel) -> list[tuple[int, ...]]:
+    """Token ids of a few short sequences, the same for each vocabulary size."""
+    vocabulary = model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(0)
+    return [
+        tuple(torch.randint(vocabulary, (length,), generator=generator).tolist())
+        for length in LENGTHS
+    ]
+
+
+def plain_logprobs(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    """Log-probabilities [T, V] after each token, by transformers' forward of one sequence alone."""
+    model.set_attn_implementation("eager")
+    ids_1T = torch.tensor([ids], device=next(model.parameters()).device)
+    return model(input_ids=ids_1T, use_cache=False).logits[0].float().log_softmax(dim=-1)
+
+
+def raise_if_apart(model: PreTrainedModel, what: str, seen: Tensor, expected: Tensor) -> None:
+    """Raise ``UserError`` if log-probabilities differ by more than rounding explains."""
+    difference = float((seen - expected).abs().max())
+    is_exact = next(model.parameters()).dtype in _EXACT and not _multiplies_in_half(model)
+    bound = BOUND if is_exact else HALF_BOUND
+    if not difference <= bound:  # a NaN too
+        raise UserError(
+            f"{_described(model)}, which Forage computes differently from transformers: the "
+            f"log-probabilities of {what} differ by {difference:.2g}, where rounding explains "
+            f"{bound:g}. docs/models.md lists the types that work"
+        )
+
+
+@contextmanager
+def checking(model: PreTrainedModel) -> Iterator[None]:
+    """Shortens windows and turns errors of forward passes into a ``UserError``.
+
+    Afterwards windows and attention are as before.
+    """
+    eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the passes
+    before = model.config._attn_implementation
+    assert before is not None, "transformers chooses an attention when it makes a model"
+    try:
+        with torch.no_grad(), eager, _short_windows(model):
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{_described(model)}, which Forage cannot compute as transformers does "
+            f"({error or type(error).__name__}). docs/models.md lists the types that work"
+        ) from error
+
+
+@contextmanager
+def _short_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Shorten the windows of attention meanwhile, where the model has any."""
+    holders: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
+    before = [
+        (holder, name, vars(holder)[name])
+        for holder in {id(holder): holder for holder in holders}.values()
+        for name in _WINDOWS
+        if type(vars(holder).get(name)) is int
+    ]
+    for holder, name, window in before:
+        setattr(holder, name, min(window, _SHORT_WINDOW))
+    try:
+        yield
+    finally:
+        for holder, name, window in before:
+            setattr(holder, name, window)
+
+
+def _multiplies_in_half(model: PreTrainedModel) -> bool:
+    """Whether ``model.arithmetic`` names another type than the weights'."""
+    return "forward" in vars(model.base_model)
+
+
+def _described(model: PreTrainedModel) -> str:
+    return f"The model {model.config.name_or_path!r} has the type {model.config.model_type}"
