@@ -1,7 +1,8 @@
 """Reads what other trainers are started with: shell scripts, YAML, and TRL's calls in Python.
 
-What comes out is flat: their keys, with dots or as flags without dashes, and values as JSON has
-them. A shell script is read and never run: its variables are put in where it sets them itself.
+The result is flat: their keys, with dots or as flags without dashes, and values as in JSON. Files
+that a script or YAML names (Hydra's configuration, veRL's tools, slime's own YAML) are read with it
+if they are there. Nothing is run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,84 +17,154 @@ from typing import Any
 import yaml
 
 from forage.config.config_file import leaves, parse_yaml
+from forage.config.foreign.foreign_keys import shown
+from forage.config.foreign.foreign_shell import ShellScript
 from forage.errors import UserError
 
-_ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
-_OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w.]*)=(.*)$", re.DOTALL)
-_REFERENCE = re.compile(r"^\$\{([\w.]+)\}$")
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_UNSET_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)(?![\w.:])")
 _FLOAT = re.compile(r"^[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
 
-
-def read_foreign(path: Path) -> dict[str, Any]:
-    """Their keys and values, in the order of the file; raises ``UserError``."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text in UTF-8: {error}") from error
-    if path.suffix in (".yaml", ".yml"):
-        given = dict(_of_yaml(path, text))
-    elif path.suffix == ".py":
-        given = _of_python(path, text)
-    else:
-        given = dict(_of_shell(path, text))
-    if not given:
-        raise UserError(f"{path} sets nothing: name a shell script, a YAML file or a TRL script")
-    return given
+Pairs = list[tuple[str, Any]]
 
 
-def _of_yaml(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+class ForeignFile:
+    """The keys and values of a file and of those that it names; raises ``UserError``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes: list[str] = []
+        """Sentences about what is not in ``values``."""
+        self.values: dict[str, Any] = {}
+        """The last value of each key; references are resolved."""
+        for name, value in self._with_companions(self._read(path)):
+            if name in self.values:
+                old = shown(name, self.values[name])
+                self.notes.append(f"{old}: set again later, and that value counts")
+            self.values[name] = value
+        self.values = {name: _resolved(value, self.values) for name, value in self.values.items()}
+        self.notes += [
+            f"${name} in {key}: the file does not set it; replace it in the recipe"
+            for key, value in self.values.items()
+            for name in _UNSET_VARIABLE.findall(str(value))
+        ]
+        if not self.values:
+            raise UserError(
+                f"{path} sets nothing: name a shell script, a YAML file or a TRL script"
+            )
+
+    def find(self, name: str) -> Path | None:
+        """A file that it names, from here, from its own folder or from one above it."""
+        wanted = Path(name).expanduser()
+        folders = (Path(), *self.path.resolve().parents)
+        return next((f / wanted for f in folders if (f / wanted).is_file()), None)
+
+    def _read(self, path: Path) -> Pairs:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 text: {error}") from error
+        if path.suffix in (".yaml", ".yml"):
+            return _of_yaml(path, text)
+        return _of_python(path, text) if path.suffix == ".py" else self._of_shell(path, text)
+
+    def _of_shell(self, path: Path, text: str) -> Pairs:
+        script = ShellScript(path, self.find)
+        pairs = [
+            (name, [_number(one) for one in value] if isinstance(value, list) else _number(value))
+            for name, value in script.settings(text)
+        ]
+        self.notes += [f"source {name}: not found, and not read" for name in script.missing_files]
+        self.notes += [
+            f"{shown(name, value)}: a variable of the shell that no setting uses"
+            for name, value in script.unused_variables.items()
+        ]
+        return pairs
+
+    def _with_companions(self, own: Pairs) -> Pairs:
+        """The file's settings between those below and above them in other files that it names."""
+        named = dict(own)
+        pairs = own
+        if name := named.get("config-name"):
+            place = f"{named.get('config-path') or '.'}/{str(name).removesuffix('.yaml')}.yaml"
+            pairs = self._companion("config-name", place) + pairs
+        # Tools have other keys; slime lays its own YAML above the flags.
+        tools = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+        if dict(pairs).get(tools):
+            pairs = pairs + self._companion(tools, dict(pairs)[tools])
+        if custom := named.get("custom-config-path"):
+            extra = self._companion("custom-config-path", custom)
+            pairs = pairs + [(name.replace("_", "-"), value) for name, value in extra]
+        return pairs
+
+    def _companion(self, key: str, name: Any) -> Pairs:
+        path = self.find(str(name))
+        if path is None:
+            self.notes.append(
+                f"{key}: {name} was not found, here or beside the file or above it, and its "
+                "settings are missing"
+            )
+            return []
+        return self._read(path)
+
+
+def _of_yaml(path: Path, text: str) -> Pairs:
     try:
         tree = parse_yaml(text)
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is no YAML: {error}") from error
+        raise UserError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{path} holds no keys")
-    flat = _flat(tree)
-    for name, value in flat.items():
-        yield name, _resolved(value, flat)
+        raise UserError(f"{path} has no keys")
+    return list(_flat(tree).items())
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Its values by their dotted names, without empty sections."""
-    return {
-        name: _number(value) if isinstance(value, str) else value
-        for name, value in leaves(tree)
-        if value != {}
-    }
+    """Its values by their dotted names, without empty sections; a list of sections has numbers."""
+    flat: dict[str, Any] = {}
+    for name, value in leaves(tree):
+        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            flat |= _flat({f"{name}.{number}": one for number, one in enumerate(value)})
+        elif value != {}:
+            flat[name] = _number(value) if isinstance(value, str) else value
+    return flat
 
 
 def _resolved(value: Any, flat: Mapping[str, Any]) -> Any:
-    """The value that a reference of OmegaConf names; others, also computed ones, stay."""
-    for _ in range(len(flat)):  # a circle ends, too
-        reference = _REFERENCE.match(value) if isinstance(value, str) else None
-        if reference is None or reference.group(1) not in flat:
+    """The value with OmegaConf's references replaced; computed ones stay."""
+    for _ in range(len(flat)):  # also ends where references form a circle
+        references = _REFERENCE.findall(value) if isinstance(value, str) else []
+        known = [name for name in references if flat.get(name) is not None]
+        if not known or not isinstance(value, str):
             break
-        value = flat[reference.group(1)]
+        whole = f"${{{known[0]}}}"
+        value = flat[known[0]] if value == whole else value.replace(whole, str(flat[known[0]]))
     return value
 
 
-def _of_python(path: Path, text: str) -> dict[str, Any]:
-    """The keywords of ``GRPOConfig`` and of peft's ``LoraConfig``; what is computed is named so."""
+def _of_python(path: Path, text: str) -> Pairs:
+    """The keywords of ``GRPOConfig`` and of peft's ``LoraConfig``; computed ones are marked."""
     try:
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{path} is no Python: {error}") from error
-    given: dict[str, Any] = {}
-    for call in calls:
-        called = ast.unparse(call.func).rpartition(".")[2]
-        prefix = {"GRPOConfig": "", "LoraConfig": "lora_"}.get(called)
-        for keyword in call.keywords if prefix is not None else ():
-            if keyword.arg is not None:
-                name = keyword.arg.removeprefix("lora_")
-                given |= _literal(f"lora_{name}" if prefix else keyword.arg, keyword.value)
-    return given
+        raise UserError(f"{path} is not valid Python: {error}") from error
+    return [pair for call in calls for pair in _keywords(call)]
+
+
+def _keywords(call: ast.Call) -> Iterator[tuple[str, Any]]:
+    called = ast.unparse(call.func).rpartition(".")[2]
+    prefix = {"GRPOConfig": "", "LoraConfig": "lora_"}.get(called)
+    for keyword in call.keywords if prefix is not None else ():
+        if keyword.arg is None:
+            yield f"**{ast.unparse(keyword.value)} (computed)", "keywords of a call"
+        else:
+            name = f"lora_{keyword.arg.removeprefix('lora_')}" if prefix else keyword.arg
+            yield from _literal(name, keyword.value).items()
 
 
 def _literal(name: str, written: ast.expr) -> dict[str, Any]:
-    """A keyword with its value as JSON has it, or under another name with what computes it."""
+    """A keyword with its value as in JSON, or under another name with what computes it."""
     try:
         value = ast.literal_eval(written)
         json.dumps(value)
@@ -102,50 +172,6 @@ def _literal(name: str, written: ast.expr) -> dict[str, Any]:
         return {f"{name} (computed)": ast.unparse(written)}
     value = list(value) if isinstance(value, tuple) else value
     return _flat({name: value}) if isinstance(value, dict) else {name: value}
-
-
-def _of_shell(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    """Overrides (``a.b=c``) and flags (``--name value``) of all commands and arrays."""
-    variables: dict[str, str] = {}
-    text = re.sub(r"(?m)^\s*#.*$", "", text)
-    for line in re.sub(r"\\\s*\n", " ", text).splitlines():
-        line = re.sub(r"^\s*\w+=\(", "", line)  # a list of arguments
-        if assignment := _ASSIGNMENT.match(line):
-            variables[assignment.group(1)] = _put_in(assignment.group(2).strip("\"'"), variables)
-            if "." not in line.partition("=")[0] and " " not in line.strip().partition("=")[2]:
-                continue
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:  # a quotation over several lines, which holds no setting
-            words = line.split()
-        yield from _settings([_put_in(word, variables) for word in words])
-
-
-def _put_in(text: str, variables: Mapping[str, str]) -> str:
-    def value(found: re.Match[str]) -> str:
-        name = found.group(1) or found.group(3)
-        return variables.get(name, found.group(2) or found.group(0))
-
-    return _VARIABLE.sub(value, text)
-
-
-def _settings(words: list[str]) -> Iterator[tuple[str, Any]]:
-    """Those of the program that Python runs, or of a line of a list of arguments."""
-    if words[:2] == ["ray", "start"]:
-        return
-    programs = [place for place, word in enumerate(words) if Path(word).name.startswith("python")]
-    words = words[programs[-1] + 1 :] if programs else words
-    for place, word in enumerate(words):
-        if word.startswith("--") and len(word) > 2:
-            name, has_value, value = word[2:].partition("=")
-            following = words[place + 1] if place + 1 < len(words) else "--"
-            if not has_value:
-                value = "true" if following.startswith(("--", ")", "$", "|", "2>")) else following
-            yield name, _number(value.rstrip(")"))
-        elif override := _OVERRIDE.match(word):
-            name = override.group(1)
-            if "." in name or name.islower():  # not a variable of the environment
-                yield name, _number(override.group(2))
 
 
 def _number(text: str) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from forage.config.foreign.foreign_keys import (
+    CUT,
     FALLS,
     LOGGED,
     MICRO,
+    SERVER,
+    UNSET,
     ForeignKey,
     ForeignTrainer,
     Given,
@@ -13,7 +16,8 @@ from forage.config.foreign.foreign_keys import (
     derived,
     fall,
     leash,
-    none,
+    no_place,
+    warmup,
     whole,
 )
 
@@ -28,6 +32,23 @@ _AGGREGATES = {
 
 _SCALED = {"false": False, "none": False, "true": True, "group": True}
 _END = "trainer.final_learning_rate_ratio"
+
+_NO_PLACE = f"""
+name a file of questions in data.train: dataset_name
+set trainer.num_steps, unless max_steps is set: num_train_epochs
+an evaluation plays as many episodes as fit: per_device_eval_batch_size
+{MICRO}: steps_per_generation
+a prompt that is too long is refused, never cut: max_prompt_length
+{CUT}: top_p top_k
+algorithm.overlong has a penalty for them: mask_truncated_completions
+{SERVER}: vllm_gpu_memory_utilization
+weights are float32; model.arithmetic or compute_dtype set the products: bf16
+0 in training, or the sampler would be another policy: lora_dropout
+trainer.checkpoint_every: save_strategy
+every step is recorded: logging_steps
+{LOGGED}: report_to
+every episode is recorded; forage view shows them: log_completions
+"""
 
 KEYS = (
     ForeignKey("model_name_or_path", "model.path"),
@@ -79,21 +100,7 @@ KEYS = (
     ForeignKey("save_steps", "trainer.checkpoint_every"),
     ForeignKey("save_total_limit", "trainer.keep_checkpoints"),
     ForeignKey("eval_steps", "evaluation.every"),
-    *none("name a file of questions in data.train", "dataset_name"),
-    *none("trainer.num_steps counts steps", "num_train_epochs"),
-    *none("an evaluation plays as many as fit", "per_device_eval_batch_size"),
-    *none(MICRO, "steps_per_generation"),
-    *none("a prompt that is too long is refused and never cut", "max_prompt_length"),
-    *none("sampling from a cut distribution breaks the ratio: 1.0", "top_p"),
-    *none("sampling from a cut distribution breaks the ratio", "top_k"),
-    *none("algorithm.overlong has a penalty for them", "mask_truncated_completions"),
-    *none("set placement.engine.arguments", "vllm_gpu_memory_utilization"),
-    *none("weights are float32; model.arithmetic or compute_dtype set the products", "bf16"),
-    *none("0 in training: the sampler would be another policy", "lora_dropout"),
-    *none("trainer.checkpoint_every", "save_strategy"),
-    *none("every step is recorded", "logging_steps"),
-    *none(LOGGED, "report_to"),
-    *none("every episode is recorded; forage view shows them", "log_completions"),
+    *no_place(_NO_PLACE),
 )
 
 _START = {
@@ -107,44 +114,50 @@ _START = {
 
 def derive(given: Given) -> Recipe:
     ours = _loss(given) | _engine(given)
-    size = given.number("num_generations") or 8
+    size = given.number("num_generations")
+    size = 8 if size is None else size
     ours["trainer.group_size"] = int(size)
     batch = given.number("generation_batch_size")
     if batch is None and (each := given.number("per_device_train_batch_size")):
         batch = each * (given.number("gradient_accumulation_steps") or 1)
     if batch:
         ours["trainer.questions_per_step"] = whole(batch / size)
-    if (steps := given.number("max_steps")) and steps > 0:
-        ours["trainer.num_steps"] = int(steps)
-        if ratio := given.number("warmup_ratio"):
-            ours["trainer.warmup_steps"] = int(steps * ratio)
-    ours |= leash(given.number("beta"), "k3", "loss")
-    if not _SCALED.get(str(given.values.get("scale_rewards", "group")).lower(), True):
+    steps = given.number("max_steps")
+    steps = int(steps) if steps and steps > 0 else f"{UNSET}trainer.num_steps"
+    ours["trainer.num_steps"] = steps
+    if ratio := given.number("warmup_ratio"):
+        ours["trainer.warmup_steps"] = warmup(steps, ratio)
+    ours |= leash(given.number("beta"), lambda: "k3", "loss")
+    if not _SCALED.get((given.text("scale_rewards") or "group").lower(), True):
         ours["algorithm.advantage.normalise_by_std"] = False
     return ours | _fall(given, steps) | _lora(given)
 
 
 def _lora(given: Given) -> Recipe:
-    layers = given.values.get("lora_target_modules")
+    layers = given.value("lora_target_modules")
     if layers and layers != "all-linear":
         return {"model.lora.target_modules": [layers] if isinstance(layers, str) else layers}
     has_keys = any(given.number(name) for name in ("lora_r", "lora_alpha"))
     return {"model.lora": {}} if given.flag("use_peft") and not has_keys else {}
 
 
-def _fall(given: Given, steps: float | None) -> Recipe:
-    """The schedule, which is linear where none is named: its last step has one share of all."""
+def _fall(given: Given, steps: int | str) -> Recipe:
+    """The schedule, by default a line, whose last step has one share of all."""
     style = given.text("lr_scheduler_type") or "linear"
-    ratio = given.number("lr_scheduler_kwargs.min_lr_rate")
-    if style == "linear" and steps and steps > 0:
-        ratio = 1 / steps
-    floor = given.number("lr_scheduler_kwargs.min_lr")
-    return fall(style, ratio, floor, given.number("learning_rate") or 1e-6)
+
+    def share() -> float | None:
+        if style == "linear":
+            return 1 / steps if isinstance(steps, int) else 0.0
+        floor = given.number("lr_scheduler_kwargs.min_lr")
+        rate = given.number("learning_rate") or 1e-6
+        return floor / rate if floor else given.number("lr_scheduler_kwargs.min_lr_rate")
+
+    return fall(style, share)
 
 
 def _loss(given: Given) -> Recipe:
     loss_type = given.text("loss_type") or "dapo"
-    kind = _LOSSES.get(loss_type, "clipped")
+    kind = _LOSSES.get(loss_type.lower(), "clipped")
     if given.text("importance_sampling_level") == "sequence":
         kind, loss_type = "gspo", "grpo"
     ours: Recipe = {"algorithm.loss.kind": kind}
@@ -153,9 +166,9 @@ def _loss(given: Given) -> Recipe:
         tokens = given.number("max_completion_length") or 256
         ours["algorithm.aggregate.tokens"] = int(tokens)
     if kind != "sapo":
-        low = given.number("epsilon") or 0.2
-        ours["algorithm.loss.low"] = low
-        ours["algorithm.loss.high"] = given.number("epsilon_high") or low
+        low, high = given.number("epsilon"), given.number("epsilon_high")
+        ours["algorithm.loss.low"] = low = 0.2 if low is None else low
+        ours["algorithm.loss.high"] = low if high is None else high
     if kind == "clipped" and (delta := given.number("delta")):
         ours["algorithm.loss.dual_clip"] = delta
     return ours
@@ -184,4 +197,5 @@ TRL = ForeignTrainer(
     KEYS,
     _START,
     derive,
+    "dataset_name",
 )

@@ -43,6 +43,7 @@ PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo \\
     actor_rollout_ref.actor.entropy_coeff=0.001 \\
     actor_rollout_ref.actor.state_masking=true \\
     actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 \\
     actor_rollout_ref.rollout.n_agent=5 \\
     actor_rollout_ref.rollout.temperature=1 \\
     trainer.logger=['wandb'] \\
@@ -88,7 +89,7 @@ GRPO_ARGS=(
    --eps-clip-high 0.28
    --use-tis
 )
-OPTIMIZER_ARGS=(--lr 1e-6 --weight-decay 0.1 --adam-beta2 0.98)
+OPTIMIZER_ARGS=(--lr 1e-6 --lr-decay-style constant --weight-decay 0.1 --adam-beta2 0.98)
 PERF_ARGS=(--max-tokens-per-gpu 9216 --recompute-granularity full --tensor-model-parallel-size 2)
 ray start --head --node-ip-address ${MASTER_ADDR} --num-gpus 8
 ray job submit --address="http://127.0.0.1:8265" -- python3 train.py \\
@@ -204,7 +205,8 @@ def test_verl_counts_mini_batches_in_questions_and_calls_tools(tmp_path: Path):
       actor_rollout_ref.rollout.multi_turn.max_assistant_turns=2 \\
       actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \\
       actor_rollout_ref.actor.policy_loss.loss_mode=gspo actor_rollout_ref.rollout.top_p=0.9 \\
-      actor_rollout_ref.actor.clip_ratio_low=3e-4 actor_rollout_ref.actor.clip_ratio_high=4e-4
+      actor_rollout_ref.actor.clip_ratio_low=3e-4 actor_rollout_ref.actor.clip_ratio_high=4e-4 \\
+      trainer.total_training_steps=9
     """
     config, written = recipe_of(tmp_path, "verl.sh", text)
     environment, loss = config.environment, config.algorithm.loss
@@ -216,7 +218,7 @@ def test_verl_counts_mini_batches_in_questions_and_calls_tools(tmp_path: Path):
     assert loss.kind == "gspo"
     assert (loss.low, loss.high) == (3e-4, 4e-4)
     assert config.algorithm.kl is None
-    assert "top_p = 0.9: sampling from a cut distribution" in written
+    assert "top_p = 0.9: training samples from the whole distribution" in written
 
 
 def test_slimes_script_is_the_recipe_that_we_ship(tmp_path: Path):
@@ -246,7 +248,7 @@ def test_rlinfs_settings_are_a_recipe(tmp_path: Path):
     assert str(config.data.train) == "data/searchr1_train.jsonl"
     assert (config.environment.dialect, config.environment.max_turns) == ("rlinf", 2)
     assert config.algorithm.early_stop_ratio == 5.0
-    assert "# actor.tokenizer.tokenizer_model = /models/Qwen2.5-3B-Instruct\n" in written
+    assert "# actor.tokenizer.tokenizer_model = /models/Qwen2.5-3B-Instruct: " in written
 
 
 def test_a_call_of_trls_config_in_python_is_read_and_not_run(tmp_path: Path):
@@ -278,7 +280,7 @@ def test_what_a_call_computes_is_named_and_other_literals_are_read(tmp_path: Pat
     assert config.model.lora.target_modules == ("q", "k")
     with pytest.raises(UserError, match="max_grad_norm"):
         recipe_of(tmp_path, "other.py", text)
-    with pytest.raises(UserError, match="is no Python"):
+    with pytest.raises(UserError, match="is not valid Python"):
         recipe_of(tmp_path, "nul.py", "x = 1\0")
 
 
@@ -298,7 +300,9 @@ def test_what_a_call_computes_is_named_and_other_literals_are_read(tmp_path: Pat
         ("s.sh", SLIME, 1.0),
         (
             "s.sh",
-            SLIME.replace("--lr 1e-6", "--lr 1e-6 --lr-decay-style linear --min-lr 5e-7"),
+            SLIME.replace("--lr 1e-6", "--lr 1e-6 --min-lr 5e-7").replace(
+                "style constant", "style linear"
+            ),
             0.5,
         ),
     ],
@@ -308,12 +312,13 @@ def test_the_fall_of_the_rate_comes_along(tmp_path: Path, name: str, text: str, 
     assert config.trainer.final_learning_rate_ratio == ratio
 
 
-def test_a_schedule_that_we_have_not_is_named(tmp_path: Path):
+def test_values_that_would_train_something_else_are_refused_together(tmp_path: Path):
+    """A comment named them, and the recipe trained with our defaults instead."""
     text = TRL.replace("beta", "lr_scheduler_type='polynomial', scale_rewards='batch', beta")
-    config, written = recipe_of(tmp_path, "t.py", text.replace("scale_rewards=False, ", ""))
-    assert config.trainer.final_learning_rate_ratio == 1.0
+    with pytest.raises(UserError) as caught:
+        recipe_of(tmp_path, "t.py", text.replace("scale_rewards=False, ", ""))
     for what in ("lr_scheduler_type = polynomial", "scale_rewards = batch"):
-        assert f"# {what}: " in written
+        assert f"\n  {what}: " in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +332,7 @@ def test_a_schedule_that_we_have_not_is_named(tmp_path: Path):
 )
 def test_trls_adapters_come_along(tmp_path: Path, text: str, expected: LoraConfig | None):
     """``all-linear`` was refused, and ``use_peft`` alone learnt all weights."""
-    config, _ = recipe_of(tmp_path, "t.yaml", f"num_generations: 4\n{text}")
+    config, _ = recipe_of(tmp_path, "t.yaml", f"num_generations: 4\nmax_steps: 9\n{text}")
     assert config.model.lora == expected
 
 
@@ -390,11 +395,11 @@ def test_the_command_prints_a_trainers_table(name: str, capsys: pytest.CaptureFi
     [
         ("a.sh", "echo hello\n", "sets nothing"),
         ("a.yaml", "colour: red\n", "name one with --trainer"),
-        ("a.yaml", "- 1\n- 2\n", "holds no keys"),
-        ("a.yaml", "a: [\n", "is no YAML"),
-        ("a.yaml", "a: &x {b: *x}\n", "is no YAML: a value holds itself"),
-        ("a.py", "x = (\n", "is no Python"),
-        ("a.yaml", "num_generations: 1\nuse_vllm: false\nmax_steps: many\n", "group_size is 1"),
+        ("a.yaml", "- 1\n- 2\n", "has no keys"),
+        ("a.yaml", "a: [\n", "is not valid YAML"),
+        ("a.yaml", "a: &x {b: *x}\n", "is not valid YAML: a value holds itself"),
+        ("a.py", "x = (\n", "is not valid Python"),
+        ("a.yaml", "num_generations: 1\nuse_vllm: false\nmax_steps: 9\n", "group_size is 1"),
     ],
 )
 def test_what_is_no_such_file_is_an_error(tmp_path: Path, name: str, text: str, expected: str):
