@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from forage.config.foreign.foreign_keys import (
     PUBLISHED,
     UNSET,
     ForeignTrainer,
-    Translated,
     table,
-    translate,
 )
+from forage.config.foreign.foreign_translation import Translated, translate
 from forage.config.foreign.rlinf_keys import RLINF
 from forage.config.foreign.slime_keys import SLIME
 from forage.config.foreign.trl_keys import TRL
@@ -33,10 +33,10 @@ TRAINERS = {"verl": VERL, "slime": SLIME, "rlinf": RLINF, "trl": TRL}
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    text = "a shell script, a YAML file or, for TRL, a Python script; it is read and never run"
+    text = "a shell script, a YAML file or, for TRL, a Python script; it is never run"
     add("file", nargs="?", type=Path, metavar="FILE", help=text)
     add("--out", type=Path, metavar="RECIPE", help="file to write; by default it is printed")
-    text = "whose settings they are; by default their names say it (verl: Search-R1 as well)"
+    text = "the trainer that the file belongs to; by default its keys decide (verl: also Search-R1)"
     add("--trainer", choices=sorted(TRAINERS), help=text)
     add("--table", choices=sorted(TRAINERS), help="print the table of a trainer's keys instead")
 
@@ -52,10 +52,10 @@ def run(args: Namespace) -> int:
         sys.stdout.write(recipe)
         return 0
     if args.out.exists():
-        raise UserError(f"{args.out} is there already; name another file in --out")
+        raise UserError(f"{args.out} exists already; name another file in --out")
     write_whole_text(args.out, recipe)
     sys.stdout.write(
-        f"wrote {args.out}. Look at it, and see what it takes:\n\n"
+        f"Wrote {args.out}. Read the comments at its top, then check what it needs:\n\n"
         f"    forage train {args.out} --dry-run\n"
     )
     return 0
@@ -103,7 +103,8 @@ def _num_questions(file: ForeignFile, trainer: ForeignTrainer) -> int | None:
     names = file.values.get(trainer.train_files)
     name = str(names[0] if isinstance(names, list) and names else names or "")
     if (path := file.find(name)) is not None:
-        return sum(1 for _ in read_rows(path))
+        with suppress(UserError):  # of a form that forage train will refuse
+            return sum(1 for _ in read_rows(path))
     sizes = [size for part, size in PUBLISHED.items() if part in name.lower()]
     if sizes:
         file.notes.append(f"{name} is not here: counted as the published set, {sizes[0]} questions")

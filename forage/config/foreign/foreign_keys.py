@@ -1,8 +1,8 @@
-"""What another trainer's key is in a recipe: tables of keys, and their translation.
+"""What another trainer's key is in a recipe: what the tables are made of, and shared settings.
 
 Each trainer has a file here: a table of its keys, its defaults, the settings that its search
 example has in its code, and what several keys say together. Every key of a file is carried over,
-explained or refused; ``Translated`` holds the sentences.
+explained or refused, by ``foreign_translation.py``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,20 @@ FALLS = {
 }
 """The share of the rate that a schedule without a floor ends at; a cosine becomes a line."""
 
+START: Recipe = {
+    "model.dtype": "float32",
+    "model.device": "cuda",
+    "search.url": "http://127.0.0.1:8000",
+    "reward.answer": "em",
+}
+"""What every search example of these trainers has."""
+
 UNSET = "set/"
 """Begins a value that the file cannot give and that the user has to set; the recipe is refused."""
 
 PUBLISHED = {"nq_hotpotqa": 169_615, "searchr1": 169_615, "search-r1": 169_615, "nq_search": 79_168}
 """Training questions of the published sets, by a part of the path that the originals give them."""
 
-_OF_GAE = tuple(f"algorithm.advantage.{name}" for name in ("critic.", "discount", "gae_lambda"))
 _SECRET = re.compile(r"(api|access|private|wandb|swanlab)[_-]?key|token$|secret|passw", re.I)
 
 # Why a key of several trainers has no place in a recipe.
@@ -133,10 +140,10 @@ class Given:
         }
 
     def steps(self, epochs: str, questions_per_step: float | None) -> int | None:
-        """Steps of the passes that a key counts; None if the number of questions is not known."""
-        if not (self.num_questions and questions_per_step and (passes := self.number(epochs))):
-            return None
-        return max(1, int(self.num_questions // questions_per_step * passes))
+        """Steps of as many passes as a key says; None if the questions are unknown or too few."""
+        steps_per_pass = int((self.num_questions or 0) // (questions_per_step or 1))
+        passes = self.number(epochs) if steps_per_pass else None
+        return max(1, int(steps_per_pass * passes)) if passes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,88 +169,9 @@ class ForeignTrainer:
         return max(rows, key=lambda key: (key.theirs == name, len(key.theirs)), default=None)
 
 
-@dataclass(slots=True)
-class Translated:
-    """A recipe by dotted names, and a sentence for each key that does not stand in it as it was."""
-
-    recipe: Recipe
-    read_as: list[str] = field(default_factory=list)
-    """Keys with another value in the recipe, or read together with others."""
-    left_out: list[str] = field(default_factory=list)
-    """Known keys without a place or an effect, and why."""
-    unknown: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    """Values that would train something that Forage cannot do."""
-
-    def tree(self) -> dict[str, Any]:
-        tree: dict[str, Any] = {}
-        for path, value in self.recipe.items():
-            *sections, name = path.split(".")
-            section = tree
-            for each in sections:
-                section = section.setdefault(each, {})
-            section[name] = dict(value) if isinstance(value, dict) else value
-        return tree
-
-    def report(self, key: ForeignKey | None, name: str, value: Any, is_read: bool) -> None:
-        """Sort one key of the file into the lists above."""
-        said = shown(name, value)
-        if key is None:
-            self.unknown.append(said)
-        elif value is None:
-            self.left_out.append(f"{said}: not set")
-        elif key.is_derived and not is_read:
-            note = f" ({key.note})" if key.note else ""
-            self.left_out.append(f"{said}: no effect with the file's other settings{note}")
-        elif not key.admits(value):
-            known = ", ".join(key.values or ())
-            what = f"{key.ours} has nothing like it" if key.ours else key.note
-            self.refused.append(f"{said}: {what} (known: {known})")
-        elif not key.ours:
-            self.left_out.append(f"{said}: {key.note}")
-        elif repr(ours := self.recipe.get(key.ours)) != repr(value):
-            note = f" ({key.note})" if key.note else ""
-            what = "stays at its default" if ours is None else f"= {ours}"
-            self.read_as.append(f"{said}: {key.ours} {what}{note}")
-
-
 def shown(name: str, value: Any) -> str:
     """A key and its value, without the value of a secret."""
     return f"{name} = {'(a secret)' if _SECRET.search(name) else value}"
-
-
-def translate(
-    trainer: ForeignTrainer, values: Mapping[str, Any], num_questions: int | None = None
-) -> Translated:
-    """The recipe, and what became of each key of the file."""
-    given = Given({**trainer.defaults(values), **values}, num_questions)
-    translated = Translated(dict(trainer.start))
-    recipe = translated.recipe
-    for name, value in {**trainer.defaults(values), **values}.items():
-        key = trainer.find(name)
-        if key and key.ours and not key.is_derived and value is not None and key.admits(value):
-            recipe[key.ours] = key.renamed(value)
-    recipe |= trainer.derive(given)
-    _remove_idle(recipe)
-    for name, value in values.items():
-        translated.report(trainer.find(name), name, value, name in given.read)
-    return translated
-
-
-def _remove_idle(recipe: Recipe) -> None:
-    """Take out what does nothing in this recipe and would be refused; a whole episode must fit."""
-    idle = [f"placement.trainer.{name}_parallel" for name in ("tensor", "sequence")]
-    idle = [name for name in idle if recipe.get(name) == 1]
-    if recipe.get("placement.engine.kind", "torch") == "torch":
-        idle.append("placement.engine.tensor_parallel")
-    if recipe.get("algorithm.advantage.kind") != "gae":
-        idle += [name for name in recipe if name.startswith(_OF_GAE)]
-    for name in idle:
-        recipe.pop(name, None)
-    least = recipe.get("environment.max_tokens", 0)
-    micro = recipe.get("trainer.max_tokens_per_micro_batch", 16_384)
-    if isinstance(least, int) and isinstance(micro, int) and micro < least:
-        recipe["trainer.max_tokens_per_micro_batch"] = least
 
 
 def table(trainer: ForeignTrainer) -> str:
@@ -279,11 +207,32 @@ def leash(coefficient: float | None, form: Callable[[], str | None], place: str)
     return {f"algorithm.kl.{key}": value for key, value in kl.items()}
 
 
-def fall(style: str, share: Callable[[], float | None]) -> Recipe:
-    """The fall of the learning rate under our name, to a share of it that a falling style reads."""
-    if FALLS.get(style.lower(), 1.0):
+def fall(given: Given, style: str | None, floor: str, rate: str, ratio: str = "") -> Recipe:
+    """The fall of the learning rate under our name, to the rate or the share in these keys."""
+    if FALLS.get((style or "constant").lower(), 1.0):
         return {}
-    return {"trainer.final_learning_rate_ratio": min(share() or 0.0, 1.0)}
+    bound = given.number(floor)
+    share = bound / (given.number(rate) or 1e-6) if bound else given.number(ratio) or 0.0
+    return {"trainer.final_learning_rate_ratio": min(share, 1.0)}
+
+
+def cadence(given: Given, save: str, test: str) -> Recipe:
+    """Steps between checkpoints and evaluations; what is not above 0 means never."""
+    ours: Recipe = {}
+    if (every := given.number(save)) and every > 0:
+        ours["trainer.checkpoint_every"] = int(every)
+    if (every := given.number(test)) is not None:
+        ours["evaluation.every"] = max(0, int(every))
+    return ours
+
+
+def machines(num_nodes: float | None, gpus_per_node: float | None, own_gpus: int = 0) -> Recipe:
+    """Ray for several machines, and bfloat16, in which the originals' ranks compute."""
+    nodes = num_nodes or 1
+    ours: Recipe = {"placement.cluster": "ray"} if nodes > 1 else {}
+    if nodes * (gpus_per_node or 1) - own_gpus > 1:
+        ours["placement.trainer.compute_dtype"] = "bfloat16"
+    return ours
 
 
 def warmup(steps: float | str | None, ratio: float, updates_per_step: int = 1) -> int | str:

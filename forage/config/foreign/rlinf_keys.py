@@ -13,15 +13,18 @@ from forage.config.foreign.foreign_keys import (
     MICRO,
     SERVER,
     SHUFFLED,
+    START,
     TEMPLATE,
     UNSET,
     ForeignKey,
     ForeignTrainer,
     Given,
     Recipe,
+    cadence,
     derived,
     fall,
     leash,
+    machines,
     no_place,
     warmup,
     whole,
@@ -29,6 +32,13 @@ from forage.config.foreign.foreign_keys import (
 
 _NUM_GPUS = 8
 """GPUs of a node of the published example; ``all`` in its placement gives no number."""
+_WHERE = "cluster.component_placement"
+_PARTS = ("actor,rollout,reward", "rollout,reward", "actor", "rollout", "all")
+_ESTIMATORS = {"grpo": "grpo", "grpo_dynamic": "grpo", "gae": "gae", "rloo": "rloo"}
+_SCALES = {"['group_level', 'agent_level', 'turn_level']": "sequence_mean", "[]": "token_mean"}
+_AGGREGATE = "algorithm.aggregate.kind"
+_ENGINES = {"sglang": "sglang", "vllm": "vllm"}
+_EQUAL = "group, agent and turn level: each trajectory weighs the same"
 _END = "trainer.final_learning_rate_ratio"
 _SCHEDULE = "the steps of a warm-up's share; by n_minibatches those of the loop, if unknown"
 _CHECKPOINTING = "model.gradient_checkpointing"
@@ -91,29 +101,12 @@ KEYS = (
     ForeignKey("runner.seq_length", "environment.max_tokens"),
     ForeignKey("runner.max_tokens_per_mbs", "trainer.max_tokens_per_micro_batch"),
     ForeignKey("cluster.num_nodes", "placement.num_nodes"),
-    *(
-        derived(f"cluster.component_placement.{who}", "placement.gpus_per_node", "all: 8")
-        for who in ("actor,rollout,reward", "rollout,reward", "actor", "rollout", "all")
-    ),
+    *(derived(f"{_WHERE}.{who}", "placement.gpus_per_node", "all: 8") for who in _PARTS),
     ForeignKey("algorithm.group_size", "trainer.group_size"),
     ForeignKey("algorithm.n_minibatches", "trainer.num_mini_batches"),
-    ForeignKey(
-        "algorithm.adv_type",
-        "algorithm.advantage.kind",
-        values={"grpo": "grpo", "grpo_dynamic": "grpo", "gae": "gae", "rloo": "rloo"},
-    ),
-    derived(
-        "algorithm.loss_agg_func",
-        "algorithm.aggregate.kind",
-        "sequence_mean with all of loss_scales",
-        {"token-mean": "token_mean"},
-    ),
-    derived(
-        "algorithm.loss_scales",
-        "algorithm.aggregate.kind",
-        "group, agent and turn level: each trajectory weighs the same",
-        {"['group_level', 'agent_level', 'turn_level']": "sequence_mean", "[]": "token_mean"},
-    ),
+    ForeignKey("algorithm.adv_type", "algorithm.advantage.kind", "", _ESTIMATORS),
+    derived("algorithm.loss_agg_func", _AGGREGATE, "", {"token-mean": "token_mean"}),
+    derived("algorithm.loss_scales", _AGGREGATE, _EQUAL, _SCALES),
     derived("algorithm.ratio_clip_eps", "algorithm.loss.low", "and high"),
     derived("algorithm.clip_ratio_low", "algorithm.loss.low"),
     derived("algorithm.clip_ratio_high", "algorithm.loss.high"),
@@ -134,11 +127,7 @@ KEYS = (
     derived("tools.search.server_addr", "search.url"),
     ForeignKey("tools.search.topk", "search.topk"),
     ForeignKey("rollout.model.model_path", "model.path"),
-    ForeignKey(
-        "rollout.rollout_backend",
-        "placement.engine.kind",
-        values={"sglang": "sglang", "vllm": "vllm"},
-    ),
+    ForeignKey("rollout.rollout_backend", "placement.engine.kind", "", _ENGINES),
     ForeignKey("rollout.tensor_parallel_size", "placement.engine.tensor_parallel"),
     derived("rollout.max_running_requests", "rollout.max_concurrent_episodes", "times the engines"),
     ForeignKey("actor.optim.lr", "trainer.learning_rate"),
@@ -158,25 +147,17 @@ KEYS = (
 )
 
 _START = {
-    "model.dtype": "float32",
-    "model.device": "cuda",
+    **START,
     "environment.protocol": "tags",
     "environment.dialect": "rlinf",
     "environment.prompt": "search-r1",
     "environment.has_final_turn": False,
     "environment.max_turn_tokens": 500,
-    "search.url": "http://127.0.0.1:8000",
     "rollout.max_concurrent_episodes": 1024,
-    "reward.answer": "em",
     "reward.max_answer_tags": 10,
     "reward.many_answers_factor": 0.25,
     "algorithm.correction": {},
     "placement.engine.offload": True,
-}
-
-_DEFAULTS = {
-    "algorithm.ratio_clip_eps": 0.2,
-    "actor.lr_sched.lr_decay_style": "constant",
 }
 
 
@@ -187,18 +168,14 @@ def derive(given: Given) -> Recipe:
         ours[f"algorithm.loss.{side}"] = bound
     if dual := given.number("algorithm.clip_ratio_c"):
         ours["algorithm.loss.dual_clip"] = dual
-    ours["algorithm.aggregate.kind"] = "token_mean"
-    if given.value("algorithm.loss_scales"):  # 1 / (trajectory's tokens), then a mean over groups
-        ours["algorithm.aggregate.kind"] = "sequence_mean"
+    if given.value("algorithm.loss_scales"):
+        ours[_AGGREGATE] = "sequence_mean"
     else:
-        given.text("algorithm.loss_agg_func")
+        ours[_AGGREGATE] = (given.text("algorithm.loss_agg_func") or "token_mean").replace("-", "_")
     beta = given.number("algorithm.kl_beta")
     ours |= leash(beta, lambda: given.text("algorithm.kl_penalty_type"), "loss")
     ours |= _steps(given) | _placement(given)
-    for theirs, name in (("val_check", "evaluation.every"), ("save", "trainer.checkpoint_every")):
-        every = given.number(f"runner.{theirs}_interval")
-        if every is not None and (every > 0 or theirs == "val_check"):
-            ours[name] = max(0, int(every))
+    ours |= cadence(given, "runner.save_interval", "runner.val_check_interval")
     if (size := given.number("data.data_size")) and size > 0:
         ours["evaluation.num_questions"] = int(size)
     ours |= given.first_files("data.train_data_paths", "data.val_data_paths")
@@ -229,28 +206,18 @@ def _steps(given: Given) -> Recipe:
         ours["trainer.warmup_steps"] = warmup(given.number(*schedule), ratio)
     elif iterations := given.number("actor.lr_sched.lr_warmup_iters"):
         ours["trainer.warmup_steps"] = int(iterations)
-
-    def share() -> float:
-        rate = given.number("actor.optim.lr") or 1e-6
-        return (given.number("actor.lr_sched.min_lr") or 0.0) / rate
-
-    return ours | fall(given.text("actor.lr_sched.lr_decay_style") or "constant", share)
+    style = given.text("actor.lr_sched.lr_decay_style")
+    return ours | fall(given, style, "actor.lr_sched.min_lr", "actor.optim.lr")
 
 
 def _placement(given: Given) -> Recipe:
     num_nodes = given.number("cluster.num_nodes") or 1
-    where = "cluster.component_placement"
-    names = ("actor,rollout,reward", "rollout,reward", "actor", "rollout", "all")
-    accelerators = given.text(*(f"{where}.{name}" for name in names)) or "all"
+    accelerators = given.text(*(f"{_WHERE}.{who}" for who in _PARTS)) or "all"
     num_gpus = _NUM_GPUS
     if found := re.fullmatch(r"(\d+)(?:-(\d+))?", accelerators):
         num_gpus = int(found[2] or found[1]) - int(found[1]) + 1
         num_gpus = whole(num_gpus / num_nodes)
-    ours: Recipe = {"placement.gpus_per_node": num_gpus}
-    if num_nodes > 1:
-        ours["placement.cluster"] = "ray"
-    if num_nodes * num_gpus > 1:
-        ours["placement.trainer.compute_dtype"] = "bfloat16"  # float16 there
+    ours: Recipe = {"placement.gpus_per_node": num_gpus} | machines(num_nodes, num_gpus)
     if each := given.number("rollout.max_running_requests"):
         engines = num_nodes * num_gpus // (given.number("rollout.tensor_parallel_size") or 1)
         ours["rollout.max_concurrent_episodes"] = whole(each * engines)
@@ -264,5 +231,5 @@ RLINF = ForeignTrainer(
     _START,
     derive,
     "data.train_data_paths",
-    lambda values: _DEFAULTS,
+    lambda values: {"algorithm.ratio_clip_eps": 0.2},
 )

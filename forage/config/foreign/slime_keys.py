@@ -16,6 +16,7 @@ from forage.config.foreign.foreign_keys import (
     MICRO,
     SERVER,
     SHUFFLED,
+    START,
     TEMPLATE,
     UNSET,
     ForeignKey,
@@ -25,6 +26,7 @@ from forage.config.foreign.foreign_keys import (
     derived,
     fall,
     leash,
+    machines,
     no_place,
     whole,
 )
@@ -143,16 +145,13 @@ KEYS = (
 )
 
 _START = {
-    "model.dtype": "float32",
-    "model.device": "cuda",
+    **START,
     "environment.protocol": "tags",
     "environment.dialect": "slime",
     "environment.prompt": "search-r1",
     "environment.max_turns": 2,
     "environment.has_final_turn": False,
     "environment.max_observation_tokens": 500,
-    "search.url": "http://127.0.0.1:8000",
-    "reward.answer": "em",
     "algorithm.decoupled": True,
     "algorithm.correction": {},
     "algorithm.aggregate.kind": "sequence_mean",
@@ -204,11 +203,7 @@ def _steps(given: Given) -> Recipe:
         ours["rollout.max_concurrent_episodes"] = int(batch * size)
     if (every := given.number("save-interval")) is not None:
         ours["trainer.checkpoint_every"] = whole(every)
-
-    def share() -> float:
-        return (given.number("min-lr") or 0.0) / (given.number("lr") or 1e-6)
-
-    return ours | fall(given.text("lr-decay-style") or "linear", share)
+    return ours | fall(given, given.text("lr-decay-style"), "min-lr", "lr")
 
 
 def _evaluation(given: Given) -> Recipe:
@@ -233,12 +228,8 @@ def _placement(given: Given) -> Recipe:
     elif own := int(given.number("rollout-num-gpus") or 0):
         ours["placement.engine.kind"] = "vllm"  # Forage does not start SGLang
         ours["placement.engine.own_gpus"] = own
-    num_nodes = given.number("actor-num-nodes") or 1
-    if num_nodes > 1:
-        ours["placement.cluster"] = "ray"
-    if num_nodes * (given.number("actor-num-gpus-per-node") or 1) - own > 1:
-        ours["placement.trainer.compute_dtype"] = "bfloat16"  # what Megatron computes in there
-    return ours
+    num_gpus = given.number("actor-num-gpus-per-node")
+    return ours | machines(given.number("actor-num-nodes"), num_gpus, own)
 
 
 def _leash(given: Given) -> Recipe:
@@ -266,7 +257,8 @@ def _correction(given: Given) -> Recipe:
     """slime's own truncation, or the rules of its mismatch helper, which sets ``tis_mode``."""
     if not given.flag("use-tis"):
         return {}
-    mode, function = given.text("tis-mode"), given.text("custom-tis-function-path") or ""
+    function = given.text("custom-tis-function-path") or ""
+    mode = None if "icepop" in function else given.text("tis-mode")
     if mode is None:
         least, high = given.number("tis-clip-low") or 0, given.number("tis-clip") or 2.0
         kind = "mask" if "icepop" in function else "clip" if least else "truncate"

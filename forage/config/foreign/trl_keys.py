@@ -144,15 +144,10 @@ def _lora(given: Given) -> Recipe:
 def _fall(given: Given, steps: int | str) -> Recipe:
     """The schedule, by default a line, whose last step has one share of all."""
     style = given.text("lr_scheduler_type") or "linear"
-
-    def share() -> float | None:
-        if style == "linear":
-            return 1 / steps if isinstance(steps, int) else 0.0
-        floor = given.number("lr_scheduler_kwargs.min_lr")
-        rate = given.number("learning_rate") or 1e-6
-        return floor / rate if floor else given.number("lr_scheduler_kwargs.min_lr_rate")
-
-    return fall(style, share)
+    if style == "linear":
+        return {_END: 1 / steps if isinstance(steps, int) else 0.0}
+    kwargs = "lr_scheduler_kwargs.min_lr"
+    return fall(given, style, kwargs, "learning_rate", f"{kwargs}_rate")
 
 
 def _loss(given: Given) -> Recipe:

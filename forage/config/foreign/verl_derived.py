@@ -9,7 +9,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forage.config.foreign.foreign_keys import UNSET, Given, Recipe, fall, leash, warmup, whole
+from forage.config.foreign.foreign_keys import (
+    UNSET,
+    Given,
+    Recipe,
+    cadence,
+    fall,
+    leash,
+    machines,
+    warmup,
+    whole,
+)
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 OPTIM = f"{ACTOR}.optim"
@@ -159,12 +169,8 @@ def _optimizer_steps(given: Given, has_tags: bool) -> Recipe:
     ours["trainer.num_steps"] = f"{UNSET}trainer.num_steps"
     if total:
         ours["trainer.num_steps"] = int(min(total, epochs or total))
-
-    def share() -> float | None:
-        rate, floor = given.number(f"{OPTIM}.lr") or 1e-6, given.number(f"{OPTIM}.min_lr")
-        return floor / rate if floor else given.number(f"{OPTIM}.min_lr_ratio")
-
-    ours |= fall(given.text(*(f"{OPTIM}.{name}" for name in STYLES)) or "constant", share)
+    style = given.text(*(f"{OPTIM}.{name}" for name in STYLES))
+    ours |= fall(given, style, f"{OPTIM}.min_lr", f"{OPTIM}.lr", f"{OPTIM}.min_lr_ratio")
     if (rollouts := given.number(f"{OPTIM}.lr_warmup_steps")) and rollouts > 0:
         ours["trainer.warmup_steps"] = int(rollouts) * a_step
     elif ratio := given.number(f"{OPTIM}.lr_warmup_steps_ratio"):
@@ -176,18 +182,10 @@ def _optimizer_steps(given: Given, has_tags: bool) -> Recipe:
 
 
 def _placement(given: Given) -> Recipe:
-    ours: Recipe = {}
-    num_nodes = given.number("trainer.nnodes") or 1
-    if num_nodes > 1:
-        ours["placement.cluster"] = "ray"
-    if num_nodes * (given.number("trainer.n_gpus_per_node") or 1) > 1:
-        ours["placement.trainer.compute_dtype"] = "bfloat16"  # what FSDP computes in there
+    ours = machines(given.number("trainer.nnodes"), given.number("trainer.n_gpus_per_node"))
+    ours |= cadence(given, "trainer.save_freq", "trainer.test_freq")
     if given.text(f"{ROLLOUT}.name") in ("vllm", "sglang", "sglang_async"):
         ours["placement.engine.offload"] = True
-    for theirs, name in (("save", "trainer.checkpoint_every"), ("test", "evaluation.every")):
-        every = given.number(f"trainer.{theirs}_freq")
-        if every is not None and (every > 0 or theirs == "test"):
-            ours[name] = max(0, int(every))
     if (folder := given.text("trainer.default_local_dir")) is None:
         experiment = given.text("trainer.experiment_name") or "gsm8k"
         folder = f"checkpoints/{given.text('trainer.project_name')}/{experiment}"

@@ -18,6 +18,7 @@ from forage.config.foreign.foreign_keys import (
     MICRO,
     SERVER,
     SHUFFLED,
+    START,
     TEMPLATE,
     ForeignKey,
     ForeignTrainer,
@@ -197,12 +198,9 @@ KEYS = (
 )
 
 _START: dict[str, Any] = {
-    "model.dtype": "float32",
-    "model.device": "cuda",
+    **START,
     "environment.max_observation_tokens": 500,
-    "search.url": "http://127.0.0.1:8000",
     "rollout.max_concurrent_episodes": 1024,
-    "reward.answer": "em",
     "algorithm.decoupled": True,
     "algorithm.correction": {},
 }

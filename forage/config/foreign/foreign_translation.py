@@ -1,0 +1,93 @@
+"""Translates another trainer's keys into a recipe, and says what became of each of them.
+
+``foreign_keys.py`` has what the tables of the trainers are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forage.config.foreign.foreign_keys import ForeignKey, ForeignTrainer, Given, Recipe, shown
+
+_OF_GAE = tuple(f"algorithm.advantage.{name}" for name in ("critic.", "discount", "gae_lambda"))
+
+
+@dataclass(slots=True)
+class Translated:
+    """A recipe by dotted names, and a sentence for each key that does not stand in it as it was."""
+
+    recipe: Recipe
+    read_as: list[str] = field(default_factory=list)
+    """Keys with another value in the recipe, or read together with others."""
+    left_out: list[str] = field(default_factory=list)
+    """Known keys without a place or an effect, and why."""
+    unknown: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """Values that would train something that Forage cannot do."""
+
+    def tree(self) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for path, value in self.recipe.items():
+            *sections, name = path.split(".")
+            section = tree
+            for each in sections:
+                section = section.setdefault(each, {})
+            section[name] = dict(value) if isinstance(value, dict) else value
+        return tree
+
+    def report(self, key: ForeignKey | None, name: str, value: Any, is_read: bool) -> None:
+        """Sort one key of the file into the lists above."""
+        said = shown(name, value)
+        if key is None:
+            self.unknown.append(said)
+        elif value is None:
+            self.left_out.append(f"{said}: not set")
+        elif key.is_derived and not is_read:
+            note = f" ({key.note})" if key.note else ""
+            self.left_out.append(f"{said}: no effect with the file's other settings{note}")
+        elif not key.admits(value):
+            known = ", ".join(key.values or ())
+            what = f"{key.ours} has nothing like it" if key.ours else key.note
+            self.refused.append(f"{said}: {what} (known: {known})")
+        elif not key.ours:
+            self.left_out.append(f"{said}: {key.note}")
+        elif repr(ours := self.recipe.get(key.ours)) != repr(value):
+            note = f" ({key.note})" if key.note else ""
+            what = "stays at its default" if ours is None else f"= {ours}"
+            self.read_as.append(f"{said}: {key.ours} {what}{note}")
+
+
+def translate(
+    trainer: ForeignTrainer, values: Mapping[str, Any], num_questions: int | None = None
+) -> Translated:
+    """The recipe, and what became of each key of the file."""
+    given = Given({**trainer.defaults(values), **values}, num_questions)
+    translated = Translated(dict(trainer.start))
+    recipe = translated.recipe
+    for name, value in {**trainer.defaults(values), **values}.items():
+        key = trainer.find(name)
+        if key and key.ours and not key.is_derived and value is not None and key.admits(value):
+            recipe[key.ours] = key.renamed(value)
+    recipe |= trainer.derive(given)
+    _remove_idle(recipe)
+    for name, value in values.items():
+        translated.report(trainer.find(name), name, value, name in given.read)
+    return translated
+
+
+def _remove_idle(recipe: Recipe) -> None:
+    """Take out what does nothing in this recipe and would be refused; a whole episode must fit."""
+    idle = [f"placement.trainer.{name}_parallel" for name in ("tensor", "sequence")]
+    idle = [name for name in idle if recipe.get(name) == 1]
+    if recipe.get("placement.engine.kind", "torch") == "torch":
+        idle.append("placement.engine.tensor_parallel")
+    if recipe.get("algorithm.advantage.kind") != "gae":
+        idle += [name for name in recipe if name.startswith(_OF_GAE)]
+    for name in idle:
+        recipe.pop(name, None)
+    least = recipe.get("environment.max_tokens", 0)
+    micro = recipe.get("trainer.max_tokens_per_micro_batch", 16_384)
+    if isinstance(least, int) and isinstance(micro, int) and micro < least:
+        recipe["trainer.max_tokens_per_micro_batch"] = least
