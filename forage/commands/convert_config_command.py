@@ -69,6 +69,7 @@ def convert(path: Path, named: str | None = None) -> str:
         known = ", ".join(trainer.name for trainer in TRAINERS.values())
         raise UserError(
             f"{path} has no keys that tell whose it is (known: {known}); name one with --trainer"
+            + "".join(f"\n  {note}" for note in file.notes)
         )
     (trainer,) = trainers
     translated = translate(trainer, file.values, _num_questions(file, trainer))

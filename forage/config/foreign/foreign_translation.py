@@ -37,14 +37,14 @@ class Translated:
             section[name] = dict(value) if isinstance(value, dict) else value
         return tree
 
-    def report(self, key: ForeignKey | None, name: str, value: Any, is_read: bool) -> None:
+    def report(self, key: ForeignKey | None, name: str, value: Any, is_idle: bool) -> None:
         """Sort one key of the file into the lists above."""
         said = shown(name, value)
         if key is None:
             self.unknown.append(said)
         elif value is None:
             self.left_out.append(f"{said}: not set")
-        elif key.is_derived and not is_read:
+        elif is_idle:
             note = f" ({key.note})" if key.note else ""
             self.left_out.append(f"{said}: no effect with the file's other settings{note}")
         elif not key.admits(value):
@@ -73,7 +73,13 @@ def translate(
     recipe |= trainer.derive(given)
     _remove_idle(recipe)
     for name, value in values.items():
-        translated.report(trainer.find(name), name, value, name in given.read)
+        key = trainer.find(name)
+        is_idle = key is not None and (
+            name not in given.read
+            if key.is_derived
+            else bool(key.ours) and key.admits(value) and key.ours not in recipe
+        )
+        translated.report(key, name, value, is_idle)
     return translated
 
 

@@ -248,8 +248,8 @@ def _places(tree: Any, before: Path_ = ()) -> list[Path_]:
 def _with(tree: Any, place: Path_, value: Any) -> Any:
     if not place:
         return value
-    copy = dict(tree) if isinstance(tree, dict) else list(tree)
-    copy[place[0]] = _with(tree[place[0]], place[1:], value)  # pyright: ignore[reportArgumentType]
+    copy: Any = dict(tree) if isinstance(tree, dict) else list(tree)
+    copy[place[0]] = _with(tree[place[0]], place[1:], value)
     return copy
 
 
