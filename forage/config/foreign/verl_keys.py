@@ -73,7 +73,7 @@ environment.protocol: tools uses the tokenizer's template: {TURNS}.format
 the middle of a reply is cut: {TURNS}.tool_response_truncate_side=middle
 environment.max_turns counts the assistant's turns: {TURNS}.max_user_turns=none
 the file that it names is read with this one: {TURNS}.tool_config_path config-path config-name
-Hydra's own, or the defaults that docs/coming_from.md lists: hydra.* defaults defaults.*
+Hydra's own; its defaults that differ from ours are carried over: hydra.* defaults defaults.*
 placement decides who shares which GPUs: actor_rollout_ref.hybrid_engine
 model.gradient_checkpointing also covers the critic: critic.model.enable_gradient_checkpointing
 forage eval RECIPE evaluates the starting weights: trainer.val_before_train
