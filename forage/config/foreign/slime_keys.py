@@ -55,14 +55,15 @@ the form of a file is recognised: input-key label-key eval-input-key eval-label-
 an evaluation has the budgets of training: eval-max-* eval-top-p eval-top-k
 micro-batches are balanced by their tokens: balance-data
 the file that it names is read with this one: custom-config-path
-{ADAM}: optimizer=adam
-{ADAM}: adam-beta1 adam-beta2 adam-eps
+{ADAM}: optimizer=adam adam-beta1 adam-beta2 adam-eps
 {MICRO}: use-dynamic-batch-size micro-batch-size
 {SERVER}: sglang-mem-fraction-static
 a limit of one server; rollout.max_concurrent_episodes limits all: sglang-server-concurrency
 turns, topk and url are in its code; set environment and search: custom-generate-function-path
 the reward is exact match; for your own, reward.functions: custom-rm-path rm-type
 algorithm.advantage normalises: normalize-advantages=false
+Forage has no such loss: use-opsm=false use-opd=false loss-type=policy_loss
+belongs to a loss that Forage does not have: opsm-* opd-* custom-loss-function-path
 Forage has no dropout: attention-dropout=0|0.0 hidden-dropout=0|0.0
 FSDP2 trains, and has no such part: sequence-parallel pipeline-model-parallel-size expert-*
 FSDP2 trains, and has no such part: recompute-method recompute-num-layers attention-backend

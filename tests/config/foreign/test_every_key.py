@@ -249,7 +249,7 @@ def _with(tree: Any, place: Path_, value: Any) -> Any:
     if not place:
         return value
     copy: Any = dict(tree) if isinstance(tree, dict) else list(tree)
-    copy[place[0]] = _with(tree[place[0]], place[1:], value)
+    copy[place[0]] = _with(tree[place[0]], place[1:], value) if place[1:] else value
     return copy
 
 
@@ -455,6 +455,7 @@ def test_defaults_of_the_original_are_carried_over(tmp_path: Path):
         ("search_r1", "train.sh", "algorithm.no_think_rl", True),
         ("slime", "runs/a/train.sh", "attention-dropout", 0.1),
         ("slime", "runs/a/train.sh", "advantage-estimator", "mystery"),
+        ("slime", "runs/a/train.sh", "use-opsm", True),
         ("rlinf", "train.yaml", "algorithm.adv_type", "mystery"),
         ("rlinf", "train.yaml", "algorithm.loss_scales", ["group_level"]),
     ],
