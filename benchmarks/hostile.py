@@ -13,13 +13,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -141,10 +144,64 @@ async def slow_bodies(port: int, words: Sequence[str], seen: Seen) -> None:
     seen.statuses["sent"] += len(held)
 
 
+async def raw(port: int, opening: bytes, more: bytes, seen: Seen, seconds: float = 15.0) -> None:
+    """Send ``opening``, then ``more`` again and again, until hung up on or ``seconds`` are over."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(ATTACKER, 0))
+    until = time.perf_counter() + seconds
+    sent = 0
+    try:
+        writer.write(opening)
+        while time.perf_counter() < until:
+            writer.write(more)
+            await writer.drain()
+            sent += len(more)
+            await asyncio.sleep(0)
+        seen.statuses[f"took {sent >> 20} MB"] += 1
+    except OSError:
+        seen.statuses[f"hung up after {sent >> 20} MB"] += 1
+    finally:
+        writer.transport.abort()
+
+
+CHUNKED = (
+    b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+ENDLESS = {
+    "trailer": (CHUNKED + b"2\r\n{}\r\n0\r\nX: ", b"x" * 2**18),
+    "trailers": (CHUNKED + b"2\r\n{}\r\n0\r\n", b"X: y\r\n" * 2**15),
+    "extension": (CHUNKED + b"2;x=", b"x" * 2**18),
+    "tiny_chunks": (CHUNKED, b"1\r\n \r\n" * 2**15),
+    "pipeline": (b"", b"GET / HTTP/1.1\r\n\r\n" * 2**13),
+}
+
+
+async def endless(name: str, number: int, port: int, words: Sequence[str], seen: Seen) -> None:
+    """``number`` connections that send a part of a request which has no end, and read nothing."""
+    await asyncio.gather(*(raw(port, *ENDLESS[name], seen) for _ in range(number)))
+
+
+async def cheap_then_long(number: int, port: int, words: Sequence[str], seen: Seen) -> None:
+    """``number`` times 256 queries of 20,000 characters, after 40 requests that cost nothing."""
+
+    def long_queries_of(seed: int) -> bytes:
+        draw = random.Random(seed)
+        return body([" ".join(draw.choices(words[:300], k=5000))[:20_000] for _ in range(256)])
+
+    contents = [await asyncio.to_thread(long_queries_of, seed) for seed in range(number)]
+    for n in range(40):
+        await send(port, body([f"zz{n}q{m}" for m in range(256)]))
+    sent = (send(port, content, f"127.0.1.{n + 1}") for n, content in enumerate(contents))
+    seen.statuses.update(await asyncio.gather(*sent))
+
+
 ATTACKS: dict[str, Callable[[int, Sequence[str], Seen], Awaitable[None]]] = {
     attack.__name__: attack
     for attack in (marks, lists, long_queries, replies, headers, slow_bodies)
 }
+for number in (1, 8):
+    ATTACKS |= {f"{name}_{number}": partial(endless, name, number) for name in ENDLESS}
+    ATTACKS[f"cheap_then_long_{number}"] = partial(cheap_then_long, number)
 
 
 async def watch(port: int, words: Sequence[str], seen: Seen, process: psutil.Process) -> None:
@@ -162,17 +219,31 @@ async def watch(port: int, words: Sequence[str], seen: Seen, process: psutil.Pro
         await asyncio.sleep(0.005)
 
 
+def attack(name: str, port: int, words: Sequence[str]) -> Counter[str]:
+    """What came back to the attacker."""
+
+    async def statuses() -> Counter[str]:
+        seen = Seen()
+        attacking = asyncio.ensure_future(ATTACKS[name](port, words, seen))
+        _, unfinished = await asyncio.wait([attacking], timeout=LONGEST_S)
+        if unfinished:
+            seen.statuses[f"no answer in {LONGEST_S:g} s"] += 1
+            attacking.cancel()
+        return seen.statuses
+
+    return asyncio.run(statuses())
+
+
 async def play(name: str, server: ServerProcess, words: Sequence[str]) -> Seen:
     seen = Seen()
     process = psutil.Process(server.pid)
     for _ in range(20):  # everything is in memory
         await send(server.port, body([" ".join(words[:5])]), OTHER)
     watching = asyncio.create_task(watch(server.port, words, seen, process))
-    attacking = asyncio.ensure_future(ATTACKS[name](server.port, words, seen))
-    _, unfinished = await asyncio.wait([attacking], timeout=LONGEST_S)
-    if unfinished:
-        seen.statuses[f"no answer in {LONGEST_S:g} s"] += 1
-        attacking.cancel()
+    # In a process of its own, so that its work does not hold up the client that is watched.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        attacking = asyncio.wrap_future(pool.submit(attack, name, server.port, words))
+        seen.statuses = await attacking
     # A wait that still goes on counts as long as it is.
     pending = asyncio.ensure_future(send(server.port, b"", OTHER, "GET /healthz"))
     started = time.perf_counter()
@@ -201,7 +272,7 @@ def main() -> None:
             with ServerProcess(directory / "index", command=command) as server:
                 seen = asyncio.run(play(name, server, words))
             print(
-                f"{name:14} health at worst {seen.health_s:6.2f} s   search at worst "
+                f"{name:17} health at worst {seen.health_s:6.2f} s   search at worst "
                 f"{seen.search_s:6.2f} s, {seen.failed} failed   {seen.memory_mb:6.0f} MB   "
                 f"{dict(seen.statuses)}",
                 flush=True,

@@ -1,9 +1,10 @@
 """One connection to the server: uvicorn's HTTP/1.1, with limits before a request is anybody's.
 
-uvicorn keeps headers of any size for ever. Here a client has ``patience_s`` for its headers, which
-have a size; one that does not take its reply is hung up on; and of all connections, one address has
-its share. A client that leaves takes its request with it, so that nothing is searched for nobody.
-Bodies, tokens and deadlines are the middleware's.
+uvicorn keeps headers and trailers of any size for ever, and queues any number of requests that a
+client sends ahead. Here a client has ``patience_s`` for its headers; headers, trailers, the framing
+of a chunked body and the queue have limits; a client that does not take its reply is disconnected;
+and one address may hold only its share of all connections. A client that leaves takes its request
+with it, so no search runs for it. Bodies, tokens and deadlines are the middleware's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from forage.retrieval.serve.limits import Limits, Room
 
 _MAX_HEAD_BYTES = 32 * 1024
 _MAX_FIELDS = 100
+# A body arrives in pieces: one for each chunk, one for each read. 16 MB in packets of 1,460 bytes
+# are 11,500 pieces.
+_MAX_PIECES = 2**16
+# Framing that each piece may bring: its size in hexadecimal and two line ends.
+_BYTES_A_PIECE = 16
+_MAX_PIPELINED = 100
 # What a refused client still sends is read and forgotten for so long. A connection that is closed
 # with bytes unread is reset, and the client may lose the reply that tells it why.
 _LINGER_S = 1.0
@@ -46,14 +53,19 @@ class Connection(HttpToolsProtocol):
         self._address = ""
         self._has_room = self._is_lost = self._is_refused = False
         self._answering: asyncio.Task[Any] | None = None
-        # Of the headers that come next, or are coming: what came, and of that what is parsed.
         self._is_in_head = True
-        self._num_received = self._num_parsed = self._num_fields = 0
+        # Of the current message: bytes received, bytes and pieces of its body, and the parsed bytes
+        # and fields of its headers and trailers.
+        self._num_received = self._num_body = self._num_pieces = 0
+        self._num_parsed = self._num_fields = 0
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
+        # pause_writing is called as soon as a byte waits for the client, not at 64 kB: a connection
+        # that is closed with fewer unsent bytes would stay for ever.
+        transport.set_write_buffer_limits(high=0)
         self._address = self.client[0] if self.client else ""
         self._has_room = self._room.take(self._address)
         if self._has_room:
@@ -74,13 +86,22 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused or self.transport.is_closing():
             return
-        self._num_received += len(data) if self._is_in_head else 0
+        self._num_received += len(data)
         super().data_received(data)
-        is_idle = self.cycle is None or self.cycle.response_complete
-        if self._is_in_head and self._num_received > _MAX_HEAD_BYTES:
+        if self._is_refused or self.transport.is_closing():
+            return
+        framing = self._num_received - self._num_body
+        if self._num_pieces > _MAX_PIECES:
+            self._refuse(413, f"the body came in more than {_MAX_PIECES} pieces; send larger chunks")
+        elif framing > _MAX_HEAD_BYTES + _BYTES_A_PIECE * self._num_pieces:
             self.send_400_response("")
-        elif self._is_in_head and is_idle and self._reading is None:
+        elif self._is_in_head and self._is_idle and self._reading is None:
             self._reading = self._in_time(self._give_up_reading)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request waits for its reply."""
+        return self.cycle is None or self.cycle.response_complete
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -91,7 +112,8 @@ class Connection(HttpToolsProtocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        if self._is_in_head:  # a trailer is no header: the token is not looked for in it
+            super().on_header(name, value)
         self._num_fields += 1
         self._count(len(name) + len(value))
 
@@ -100,10 +122,18 @@ class Connection(HttpToolsProtocol):
         self._reading = None
         self._is_in_head = False
         super().on_headers_complete()
+        if len(self.pipeline) > _MAX_PIPELINED:
+            raise ValueError("too many requests were sent ahead of their replies")
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._num_body += len(body)
+        self._num_pieces += 1
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._is_in_head, self._num_received = True, 0
+        self._is_in_head = True
+        self._num_received = self._num_body = self._num_pieces = 0
         self._stop(self._reading)
         self._reading = None
 
@@ -121,16 +151,18 @@ class Connection(HttpToolsProtocol):
         self._stop(self._writing)
 
     def send_400_response(self, msg: str) -> None:
-        if max(self._num_received, self._num_parsed) > _MAX_HEAD_BYTES or (
-            self._num_fields > _MAX_FIELDS
-        ):
-            limits = f"{_MAX_HEAD_BYTES} bytes or {_MAX_FIELDS} fields"
+        num_bytes = max(self._num_received - self._num_body, self._num_parsed)
+        limits = f"{_MAX_HEAD_BYTES} bytes or {_MAX_FIELDS} fields"
+        if num_bytes <= _MAX_HEAD_BYTES and self._num_fields <= _MAX_FIELDS:
+            self._refuse(400, msg)
+        elif self._is_in_head:
             self._refuse(431, f"the headers have more than {limits}")
         else:
-            super().send_400_response(msg)
+            said = f"headers, trailers and chunk extensions have more than {limits}"
+            self._refuse(431, said)
 
     def _count(self, num_bytes: int) -> None:
-        """Raise where the headers are too large: the parser stops, and asks for a 400."""
+        """Raise if the headers are too large: the parser stops, and calls for a 400."""
         self._num_parsed += num_bytes
         if self._num_parsed > _MAX_HEAD_BYTES or self._num_fields > _MAX_FIELDS:
             raise ValueError("the headers are too large")
@@ -150,14 +182,26 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, detail: str) -> None:
+        """Reply where no other reply is in the way, ignore what else comes, and close."""
+        cycle = self.cycle
+        if not self._is_idle and (self._is_in_head or self.pipeline or cycle.response_started):
+            self.transport.abort()
+            return
+        if self._is_in_head or not self._is_idle:  # else this request has its reply already
+            self._write_refusal(status, detail)
+        if not self._is_idle:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._is_refused = True
+        self._stop(self._reading)
+        self._reading = self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _write_refusal(self, status: int, detail: str) -> None:
         body = json.dumps({"detail": detail}).encode()
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         head += "connection: close\r\n" + ("retry-after: 1\r\n" if status == 429 else "")
         self.transport.write(STATUS_LINE[status] + head.encode() + b"\r\n" + body)
         self.transport.write_eof()
-        self._is_refused = True
-        self._stop(self._reading)
-        self._reading = self.loop.call_later(_LINGER_S, self.transport.close)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._answering = asyncio.current_task()
