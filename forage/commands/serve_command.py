@@ -22,6 +22,7 @@ from forage.commands.arguments import (
 )
 from forage.errors import UserError
 from forage.hardware import bound_kernel_caches
+from forage.retrieval.cache import CACHE_BYTES
 
 if TYPE_CHECKING:
     from forage.retrieval.sources.compose import RerankSettings
@@ -83,7 +84,8 @@ def _add_service_arguments(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--allow-host", action="append", default=[], dest="allow_hosts", metavar="NAME", help=text
     )
-    add("--cache-size", count, "passages kept in the cache of results; 0: none", default=100_000)
+    text = "bytes of memory for the cache of results; 0: none"
+    add("--cache-size", count, text, default=CACHE_BYTES)
     text = "queries that one request may hold (default: as many as --max-body-bytes allows)"
     add("--max-queries", positive, text)
     add("--max-topk", positive, "topk that a request may ask for", default=1000)

@@ -63,6 +63,11 @@ class RemoteFailure:
     retry_after_s: float = 0.0
     said: str = field(default="", repr=False)
 
+    @property
+    def was_answered(self) -> bool:
+        """Whether a reply arrived that cannot be used: a paid server has billed it."""
+        return not self.status and self.kind not in (FailureKind.TIMEOUT, FailureKind.UNAVAILABLE)
+
 
 class BadReply(ValueError):
     """A reply that came whole and cannot be used; raised by what reads replies.

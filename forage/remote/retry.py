@@ -10,13 +10,14 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from forage.remote.request import RemoteFailure
 
 T = TypeVar("T")
 
+_MAX_BILLED = 2
 _JITTER = random.Random()  # its own: a run's seeded generators stay untouched
 
 
@@ -24,13 +25,15 @@ _JITTER = random.Random()  # its own: a run's seeded generators stay untouched
 class Patience:
     """How patiently a server is asked: ``timeout_s`` is for one try.
 
-    Without ``max_retries`` a deadline alone ends it.
+    Without ``max_retries`` a deadline alone ends it. If ``is_paid``, the second reply that cannot
+    be used is final: each of them is billed.
     """
 
     timeout_s: float
     max_retries: int | None
     first_pause_s: float
     longest_pause_s: float
+    is_paid: bool = False
 
     def pause_s(self, tries: int) -> float:
         """The pause after ``tries`` + 1 tries: doubled each time.
@@ -55,11 +58,14 @@ async def retry(
     Without ``needs_pause()`` (there is another server) the next try follows at once.
     """
     loop = asyncio.get_running_loop()
-    tries = 0
+    tries = num_billed = 0
     while True:
         outcome = await attempt(tries)
         if not isinstance(outcome, RemoteFailure) or not outcome.may_pass:
             return outcome
+        num_billed += patience.is_paid and outcome.was_answered
+        if num_billed == _MAX_BILLED:
+            return replace(outcome, may_pass=False)
         if tries == patience.max_retries:
             return outcome
         pause_s = 0.0

@@ -1,44 +1,68 @@
-"""A least-recently-used cache of a fixed size, shared by the server's batcher and the client."""
+"""A least-recently-used cache of bounded size, shared by the server, its sources and the client."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+CACHE_BYTES = 256 * 2**20
+
 
 class LruCache(Generic[K, V]):
-    """Keeps what was used last, up to a total weight of ``size`` (0: keeps nothing)."""
+    """Keeps the most recently used values, up to a number of them and up to their memory."""
 
-    def __init__(self, size: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
-        """``weigh``: what a value counts, 1 or more; without it, ``size`` is a number of values."""
-        self._size = size
-        self._weigh = weigh
-        self._weight = 0
-        self._entries: OrderedDict[K, V] = OrderedDict()
+    def __init__(self, max_values: float, max_bytes: int = CACHE_BYTES) -> None:
+        """0 of either keeps nothing."""
+        self._max_values, self._max_bytes = max_values, max_bytes
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
         """The value of ``key``, now the most recently used, or None."""
-        value = self._entries.get(key)
-        if value is not None:
-            self._entries.move_to_end(key)
-        return value
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
 
-    def put(self, key: K, value: V) -> None:
-        """Remember ``value``; those used least recently make room."""
-        old = self._entries.pop(key, None)
-        if old is not None:
-            self._weight -= self._weigh(old)
-        weight = self._weigh(value)
-        if weight > self._size:
+    def put(self, key: K, value: V, num_bytes: int | None = None) -> None:
+        """Remember ``value``; those used least recently make room.
+
+        ``num_bytes``: ``memory_of((key, value))`` where the caller has it already.
+        """
+        self._drop(key)
+        num_bytes = memory_of((key, value)) if num_bytes is None else num_bytes
+        if num_bytes > self._max_bytes:
             return
-        self._entries[key] = value
-        self._weight += weight
-        while self._weight > self._size:
-            self._weight -= self._weigh(self._entries.popitem(last=False)[1])
+        self._entries[key] = value, num_bytes
+        self.num_bytes += num_bytes
+        while len(self._entries) > self._max_values or self.num_bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: K) -> None:
+        if key in self._entries:
+            self.num_bytes -= self._entries.pop(key)[1]
+
+
+def memory_of(value: object) -> int:
+    """Bytes that a value of plain data occupies: texts, containers and dataclasses in them."""
+    num_bytes, left = 0, [value]
+    while left:
+        part = left.pop()
+        num_bytes += sys.getsizeof(part)
+        if isinstance(part, dict):
+            left += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple):
+            left += part
+        elif dataclasses.is_dataclass(part):
+            left += [getattr(part, field.name) for field in dataclasses.fields(part)]
+    return num_bytes

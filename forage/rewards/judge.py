@@ -105,7 +105,7 @@ class Judge:
         url = judge_address(config.url)
         key = read_key("reward.judge", config.key_file, config.key_variable)
         limits = (config.timeout_s, config.max_retries)
-        patience = Patience(*limits, first_pause_s, longest_pause_s=_LONGEST_PAUSE_S)
+        patience = Patience(*limits, first_pause_s, _LONGEST_PAUSE_S, is_paid=True)
         self._config = config
         self._url = url + _PATH
         self._client = OpenAIClient("the judge", url, key, patience, config.max_concurrent_requests)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from forage.retrieval.cache import LruCache
+from forage.retrieval.cache import CACHE_BYTES, LruCache, memory_of
 from forage.retrieval.index.index_files import DamagedFileError
 from forage.retrieval.serve.limits import OverLimit
 from forage.retrieval.serve.metrics import Figure, Figures
@@ -35,6 +35,8 @@ _Key = tuple[str, int, str]
 
 # Queries of one request that are looked up in the cache before another request has its turn.
 _LOOK_UPS = 32
+# Turns that one search may take: most of their queries may be known, and others wait as well.
+_MAX_TURNS = 1024
 _NOTHING = Answered([], 0)
 
 
@@ -49,17 +51,12 @@ class Batcher:
         self,
         source: Source,
         figures: Figures | None = None,
-        max_batch: int = 256,
-        cache_size: int = 100_000,
+        cache_size: int = CACHE_BYTES,
     ) -> None:
-        """``max_batch``: queries in one search; ``cache_size``: passages kept (0: none)."""
-        assert max_batch >= 1, "a batch holds at least one query"
+        """``cache_size``: bytes of results kept in memory (0: none)."""
         self._source = source
         self._figures = figures or Figures()
-        self._max_batch = max_batch
-        self._cache: LruCache[_Key, Answered] = LruCache(
-            cache_size, weigh=lambda found: max(1, len(found.hits))
-        )
+        self._cache: LruCache[_Key, Answered] = LruCache(math.inf, cache_size)
         self._turns = Turns()
         # The search under way: who waits for each of its queries, and for which place.
         self._in_flight: dict[_Key, list[tuple[Asked, int]]] = {}
@@ -180,7 +177,7 @@ class Batcher:
                 asked.place += 1
                 keys.append(key)
                 weight += weight_of(1, len(key[0]), key[1])
-            if len(keys) == self._max_batch or weight >= limit or number == 4 * self._max_batch:
+            if weight >= limit or number == _MAX_TURNS:
                 break
         return keys
 
@@ -201,7 +198,7 @@ class Batcher:
         else:
             self._count(keys, started)
             for key, found in zip(keys, found_by_key, strict=True):
-                self._cache.put(key, found)
+                self._cache.put(key, found, found.memory)
                 for asked, place in self._in_flight.pop(key):
                     asked.answer(place, found)
 
@@ -236,7 +233,10 @@ class Batcher:
             raise SourceError(reason, is_temporary=False)
         if not all(math.isfinite(hit.score) for hits in hits_by_key for hit in hits):
             raise SourceError(f"{name} gave a score that is not a number", is_temporary=False)
-        return [Answered(hits, num_bytes_of(hits)) for hits in hits_by_key]
+        return [
+            Answered(hits, num_bytes_of(hits), memory_of((key, hits)))
+            for key, hits in zip(keys, hits_by_key, strict=True)
+        ]
 
     def _fail(self, keys: Sequence[_Key], error: Exception) -> None:
         self._figures.add(Figure.FAILED_QUERIES, len(keys))

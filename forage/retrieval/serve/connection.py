@@ -92,7 +92,7 @@ class Connection(HttpToolsProtocol):
             return
         framing = self._num_received - self._num_body
         if self._num_pieces > _MAX_PIECES:
-            self._refuse(413, f"the body came in more than {_MAX_PIECES} pieces; send larger chunks")
+            self._refuse(413, f"the body came in over {_MAX_PIECES} pieces; send larger chunks")
         elif framing > _MAX_HEAD_BYTES + _BYTES_A_PIECE * self._num_pieces:
             self.send_400_response("")
         elif self._is_in_head and self._is_idle and self._reading is None:

@@ -161,6 +161,9 @@ class RequestMiddleware:
         # A page elsewhere may send other types without asking, and this one never.
         if headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             return problem(415, f"the body's type has to be said: Content-Type: {_JSON}")
+        coding = headers.get("content-encoding", "identity")
+        if coding.strip().lower() != "identity":
+            return problem(415, f"Content-Encoding {coding[:20]!r}: send the JSON uncompressed")
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > limits.max_body_bytes:
             return self._too_large().reply(is_last=True)

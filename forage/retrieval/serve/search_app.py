@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from forage.retrieval.cache import CACHE_BYTES
 from forage.retrieval.serve.api_pages import describe_api, docs_page, page_headers, search_page
 from forage.retrieval.serve.batcher import Batcher
 from forage.retrieval.serve.bodies import BodyReader, read_json
@@ -66,9 +67,9 @@ def create_app(
     source: Source,
     pages: Pages | None = None,
     settings: AppSettings | None = None,
-    cache_size: int = 100_000,
+    cache_size: int = CACHE_BYTES,
 ) -> Starlette:
-    """The application over an open source; ``cache_size``: passages kept in the cache (0: none).
+    """The application over an open source; ``cache_size``: bytes of results kept (0: none).
 
     Its ``state`` holds the ``batcher``, which owns the source, the ``traffic`` and the ``limits``.
     """

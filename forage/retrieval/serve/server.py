@@ -1,8 +1,8 @@
 """``forage serve``: a source, and pages where there are some, over HTTP until it is told to stop.
 
-What it answers is ``search_app``'s. A stop drains: readiness turns to 503, new searches are refused
-(the application does both), those in flight are answered, then the socket is closed. A second
-Ctrl-C ends at once.
+What it answers is ``search_app``'s. Each signal that would end the process drains instead:
+readiness turns to 503, new searches are refused (the application does both), those in flight are
+answered, then the socket is closed. A second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
 # Open files apart from connections.
 _OTHER_FILES = 128
+# Of a terminal that closes, and of schedulers that take the machine back; uvicorn handles SIGTERM
+# and SIGINT.
+_FURTHER_STOPS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def serve(settings: ServeSettings) -> None:
-    """Serve until SIGTERM or Ctrl-C, then drain and return; raises ``UserError``.
+    """Serve until a signal asks to stop, then drain and return; raises ``UserError``.
 
     The port is taken before anything is opened; 0 takes a free one (the log line names it).
     """
@@ -84,7 +87,11 @@ def serve(settings: ServeSettings) -> None:
             )
             app = create_app(source, pages, app_settings, settings.cache_size)
             with loaded_objects_spared():
-                HttpServer(app, settings.drain_s, say_ready).run(sockets=[sock])
+                server = HttpServer(app, settings.drain_s, say_ready)
+                for number in _FURTHER_STOPS:
+                    if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+                        signal.signal(number, server.handle_exit)
+                server.run(sockets=[sock])
             batcher: Batcher = app.state.batcher
             is_idle = batcher.is_idle
             if batcher.damage is not None:

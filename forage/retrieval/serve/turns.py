@@ -2,8 +2,9 @@
 
 Addresses take turns, and so do the requests of an address: one query each. A request of a thousand
 queries therefore delays the single query of another client by one batch, not by a thousand
-searches. Batches are as large as the measured speed allows within ``_BATCH_S``, and the speed tells
-when a request that comes now would be answered. Searching is ``forage.retrieval.serve.batcher``'s.
+searches. Batches are as large as the measured speed allows within ``_BATCH_S``, up to a weight that
+no speed raises; the speed also tells when a request that arrives now would be answered. Searching
+is ``forage.retrieval.serve.batcher``'s.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from forage.types import Hit
 _BATCH_S = 0.5
 # Smaller batches would waste what encoders and indexes gain by searching many queries at once.
 _LEAST_WEIGHT = 32.0
+# However fast the last batches were: the next queries may cost a thousand times as much at the same
+# weight, and whoever comes next waits for all of them.
+_MOST_WEIGHT = 64.0
 # How soon earlier batches stop counting.
 _KEPT = 0.9
 
@@ -32,10 +36,11 @@ def weight_of(num_queries: int, num_chars: int, topk: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The hits of a query, and about how many bytes they are in a reply."""
+    """The hits of a query, about how many bytes they are in a reply, and how many in memory."""
 
     hits: list[Hit]
     num_bytes: int
+    memory: int = 0
 
 
 class Asked:
@@ -183,5 +188,7 @@ class Speed:
 
     @property
     def batch_weight(self) -> float:
-        """What a batch may weigh."""
-        return max(_LEAST_WEIGHT, self.weight(_BATCH_S)) if self._seconds else _LEAST_WEIGHT
+        """What a batch may weigh; the query that reaches it is the batch's last."""
+        if not self._seconds:
+            return _LEAST_WEIGHT
+        return min(max(_LEAST_WEIGHT, self.weight(_BATCH_S)), _MOST_WEIGHT)

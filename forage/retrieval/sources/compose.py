@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field, SecretStr
 
 from forage.errors import UserError
+from forage.retrieval.cache import CACHE_BYTES
 from forage.retrieval.index.index import Index, OpenOptions, open_index, read_manifest
 from forage.retrieval.serve.limits import Limits
 from forage.retrieval.source import Source
@@ -95,7 +96,7 @@ class ServeSettings(Strict):
     page_url: str = WIKIPEDIA_PAGE
     token: SecretStr | None = None
     no_token: bool = False
-    cache_size: int = Field(default=100_000, ge=0)
+    cache_size: int = Field(default=CACHE_BYTES, ge=0)
     drain_s: float = Field(default=10.0, ge=0)
     limits: Limits = Limits()
 

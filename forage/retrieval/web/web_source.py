@@ -40,9 +40,10 @@ class WebSource:
 
     A batch in which one query fails raises, yet loses nothing that was paid for: each answer is
     kept by its query as it arrives, so asking the batch again, or its queries one by one, costs
-    only what failed. What the provider refused for good is refused again for a minute without
-    asking. Scores are 1 / rank, since no provider gives any; at most ``num_results`` hits a query
-    are found, however many are asked for. An empty query finds nothing and costs nothing.
+    only what failed. A query that the provider refused for good, or answered with something that
+    is no result (twice, if retries are allowed), fails again for a minute without being sent.
+    Scores are 1 / rank, since no provider gives any; at most ``num_results`` hits a query are
+    found, however many are asked for. An empty query finds nothing and costs nothing.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class WebSource:
         self._answers: LruCache[str, tuple[WebResult, ...]] = LruCache(settings.cache_size)
         self._refusals: LruCache[str, tuple[float, SourceError]] = LruCache(settings.cache_size)
         limits = (settings.timeout_s, settings.max_retries)
-        self._patience = Patience(*limits, _FIRST_BACKOFF_S, settings.deadline_s / 10)
+        self._patience = Patience(*limits, _FIRST_BACKOFF_S, settings.deadline_s / 10, is_paid=True)
         # A query that comes when a pause begins must still be asked by its deadline.
         self._longest_pause_s = settings.deadline_s - settings.timeout_s
         self._sender = HttpSender(settings.max_concurrent, _MAX_REPLY_BYTES, secrets=[key])
@@ -172,7 +173,7 @@ class WebSource:
         if not isinstance(outcome, RemoteFailure):
             return outcome
         error = SourceError(outcome.detail, is_temporary=outcome.may_pass)
-        if not outcome.may_pass:
+        if outcome.was_answered or not outcome.may_pass:
             self._refusals.put(query, (loop.time() + _REFUSED_FOR_S, error))
         return error
 

@@ -51,7 +51,8 @@ class EndpointClient:
     def __init__(self, settings: EndpointConfig, backoff_s: float = 1.0) -> None:
         """``backoff_s``: the wait before the first retry, doubled with each one after it."""
         key = read_key("model.endpoint", settings.key_file, settings.key_variable)
-        patience = Patience(settings.timeout_s, settings.max_retries, backoff_s, _MAX_BACKOFF_S)
+        limits = (settings.timeout_s, settings.max_retries)
+        patience = Patience(*limits, backoff_s, _MAX_BACKOFF_S, is_paid=True)
         self.settings = settings
         self._num_in_a_row = 0
         """Requests that the server failed since the last one that it answered."""
