@@ -81,21 +81,29 @@ async def test_a_source_that_now_answers_differently_is_asked_again():
     await batcher.close()
 
 
-async def test_the_cache_holds_a_number_of_passages():
+async def test_the_cache_is_bounded_in_bytes_queries_included():
+    """It counted passages: long ones took 1.4 GB, and queries without hits counted as nothing."""
     source = GatedSource()
-    batcher = Batcher(source, cache_size=5)
-    for query, topk in (("a", 3), ("b", 3), ("a", 3), ("c", 1), ("a", 3)):
-        await batcher.search([query], topk)
-    assert source.searches == [(["a"], 3), (["b"], 3), (["a"], 3), (["c"], 1)]
+    batcher = Batcher(source, cache_size=200_000)
+    for query in ("a" * 40_000, "", "b" * 40_000, "a" * 40_000, "c" * 40_000, "a" * 40_000):
+        await batcher.search([query], 1)
+    assert [query[0] for (query,), _ in source.searches] == ["a", "b", "c"]
+    await batcher.search(["d" * 90_000], 1)
+    await batcher.search(["a" * 40_000], 1)
+    assert [query[0] for (query,), _ in source.searches] == ["a", "b", "c", "d", "a"]
     await batcher.close()
 
 
-async def test_a_long_queue_is_cut_into_batches_of_the_largest_size():
+async def test_no_speed_makes_a_batch_of_many_long_queries():
+    """Cheap queries came first; then 256 long ones were one search of 31 s."""
     source = GatedSource()
-    batcher = Batcher(source, max_batch=2)
-    queries = ["a", "b", "c", "d", "e"]
-    assert await batcher.search(queries, 1) == [hits_for(query, 1) for query in queries]
-    assert [queries for queries, _ in source.searches] == [["a", "b"], ["c", "d"], ["e"]]
+    batcher = Batcher(source)
+    for n in range(10):
+        await batcher.search([f"cheap {n} {m}" for m in range(256)], 1)
+    assert max(len(queries) for queries, _ in source.searches) in range(32, 65)
+    source.searches.clear()
+    await batcher.search([f"{n} " + "long " * 3999 for n in range(12)], 1)
+    assert [len(queries) for queries, _ in source.searches] == [1] * 12
     await batcher.close()
 
 

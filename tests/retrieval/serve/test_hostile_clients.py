@@ -421,3 +421,129 @@ async def test_a_request_to_speak_another_protocol_takes_no_place_for_good(
             assert b"200" in await reader.readline()
     await asyncio.sleep(0.1)
     assert await ask(url, {"queries": ["engine"]}) == 200
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n"
+ENDLESS = {
+    "a trailer": (b"2\r\n{}\r\n0\r\nX: ", b"x" * 1000),
+    "trailers": (b"2\r\n{}\r\n0\r\n", b"X: y\r\n" * 100),
+    "an extension": (b"2;x=", b"x" * 1000),
+    "extensions": (b"", b"1;" + b"x" * 1000 + b"\r\n \r\n"),
+    "the size of a chunk": (b"", b"0" * 1000),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("token", [None, "secret"])
+async def test_what_is_around_a_body_has_a_size(
+    start_server: StartServer, name: str, token: str | None
+):
+    """A trailer without an end was kept and copied at each read: eight of them stopped the server.
+
+    They were parsed for clients without the token, too.
+    """
+    beginning, more = ENDLESS[name]
+    url = start_server(token=token)
+    async with connected(url) as (reader, writer), asyncio.timeout(9):
+        writer.write(CHUNKED + b"\r\n" + beginning)
+        reply = asyncio.create_task(reply_of(reader))
+        num_sent = 0
+        with contextlib.suppress(ConnectionError):
+            while not reply.done():
+                writer.write(more)
+                num_sent += len(more)
+                await writer.drain()
+                await asyncio.sleep(0.0005)
+        status, rest = await reply
+    if token is None:
+        assert (status, "headers, trailers and chunk extensions have more than" in rest) == (
+            (400, False) if name == "the size of a chunk" and status == 400 else (431, True)
+        )
+    else:
+        assert status in (401, 431)  # a read may hold more than the headers
+    assert num_sent < 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        (b"Content-Encoding: gzip\r\nContent-Length: 20\r\n", 415),
+        (b"Content-Encoding: deflate\r\nContent-Length: 20\r\n", 415),
+        (b"Content-Length: 20\r\nContent-Length: 20\r\n", 400),
+        (b"Content-Length: 20\r\nContent-Length: 21\r\n", 400),
+        (b"Content-Length: 20\r\nTransfer-Encoding: chunked\r\n", 400),
+        (b"Content-Length: -1\r\n", 400),
+        (b"Content-Length: 99999999999999999999999\r\n", 400),
+        (b"Transfer-Encoding: gzip\r\n", 400),
+        (b"Content-Length: 99999999\r\nExpect: 100-continue\r\n", 413),
+    ],
+)
+async def test_a_body_of_another_form_is_refused_before_it_is_read(
+    start_server: StartServer, fields: bytes, status: int
+):
+    async with connected(start_server()) as (reader, writer), asyncio.timeout(5):
+        writer.write(HEAD + fields + b"\r\n")
+        assert int((await reader.readline()).split()[1]) == status
+
+
+async def test_a_body_in_too_many_pieces_is_refused(start_server: StartServer):
+    """Each chunk of one byte costs as much as a chunk of 64 kB: 16 MB of them took minutes."""
+    url = start_server()
+    async with connected(url) as (reader, writer):
+        writer.write(CHUNKED + b"\r\n" + b"1\r\n \r\n" * 70_000)
+        status, rest = await reply_of(reader)
+        assert (status, "in over 65536 pieces; send larger chunks" in rest) == (413, True)
+    async with connected(url) as (reader, writer), asyncio.timeout(5):
+        writer.write(CHUNKED + b"\r\n" + b"1\r\n \r\n" * 20_000)
+        writer.write(b'10\r\n{"queries":["a"]}\r\n0\r\n\r\n'.replace(b"10", b"11"))
+        assert b"200" in await reader.readline()
+
+
+async def test_a_trailer_is_no_header(start_server: StartServer):
+    """A field behind the body, in the same read as the headers, was a header for the routes."""
+    async with connected(start_server(token="secret")) as (reader, writer), asyncio.timeout(5):
+        trailer = b"Authorization: Bearer secret\r\n"
+        writer.write(CHUNKED + b"Trailer: Authorization\r\n\r\n2\r\n{}\r\n0\r\n" + trailer + b"\r\n")
+        assert b"401" in await reader.readline()
+
+
+async def test_requests_sent_far_ahead_of_their_replies_end_the_connection(
+    start_server: StartServer,
+):
+    """14,000 of them were in one read, and the server had 764 MB and was silent for 10 s."""
+    url = start_server()
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with connected(url) as (reader, writer), asyncio.timeout(5):
+        writer.write(get * 100)
+        assert (await reader.readexactly(100)).startswith(b"HTTP/1.1 200")
+    async with connected(url) as (reader, writer), asyncio.timeout(5):
+        writer.write(get * 5000)
+        with contextlib.suppress(ConnectionError):
+            assert (await reader.read()).count(b"200 OK") < 100
+    assert await ask(url, {"queries": ["engine"]}) == 200
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
+async def test_a_client_that_never_reads_is_disconnected_however_little_it_was_sent(
+    start_server: StartServer, more: bytes
+):
+    """Below 64 kB of unsent replies nothing measured its patience, and a close waited for ever."""
+    url = start_server(Limits(patience_s=0.3, max_connections=1))
+    port = int(url.rpartition(":")[2])
+    get = b"GET /docs HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n"
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", port))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2000):
+                await asyncio.to_thread(sock.sendall, get)
+        async with asyncio.timeout(9):
+            while await is_full(url):
+                await asyncio.sleep(0.05)
+
+
+async def is_full(url: str) -> bool:
+    """Whether the one connection of the server is taken."""
+    async with connected(url) as (reader, writer):
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return b"429" in await reader.readline()

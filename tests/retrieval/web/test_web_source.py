@@ -237,7 +237,7 @@ def test_a_provider_that_is_gone_is_a_failure(open_source: OpenSource, provider:
     assert error.reason.startswith("serper: failed: cannot be reached")
 
 
-@pytest.mark.parametrize("fault", [replies("", 429), replies("", 500), replies("<html>")])
+@pytest.mark.parametrize("fault", [replies("", 429), replies("", 500)])
 def test_what_may_pass_is_tried_again_and_what_may_not_is_not(
     open_source: OpenSource, provider: WebServer, fault: Handler
 ):
@@ -249,6 +249,43 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_not(
     provider.behaviour = fails_first(1, replies("", 401))
     assert not failure_of(open_source("max_retries=2"), "a").is_temporary
     assert len(provider.seen) == 3 + 3 + 1
+
+
+JUNK = [
+    replies("<html>"),
+    replies("5"),
+    replies('{"message": "We are sorry."}'),
+    replies('{"organic": [{"link": 5}]}'),
+    replies(b"[" + b" " * (9 * 2**20)),
+]
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize("fault", JUNK)
+def test_a_provider_that_answers_junk_is_paid_twice_and_then_left_alone(
+    open_source: OpenSource, provider: WebServer, fault: Handler, name: str
+):
+    """It was asked until the deadline, and again by each client that came back: 10 payments."""
+    provider.behaviour = fault
+    source = open_source("max_retries=9", "usd_per_request=0.5", name=name)
+    for _ in range(3):
+        assert not failure_of(source, "a").is_temporary
+    assert (len(provider.seen), source.spent_usd) == (2, 1.0)
+    provider.behaviour = answers if name == "serper" else replies(json.dumps(REPLIES[name]))
+    assert texts(source, "b", topk=1) != [[]]
+    assert len(provider.seen) == 3
+
+
+def test_junk_once_is_asked_again_and_without_retries_kept_for_a_minute(
+    open_source: OpenSource, provider: WebServer
+):
+    provider.behaviour = fails_first(1, replies("<html>"))
+    assert texts(open_source("max_retries=9"), "a", topk=1) == [["About a (0)."]]
+    provider.behaviour = replies("<html>")
+    source = open_source("usd_per_request=0.5")
+    for _ in range(3):
+        assert failure_of(source, "a").is_temporary
+    assert source.spent_usd == 0.5
 
 
 def test_a_provider_that_is_away_for_a_while_costs_no_search(
