@@ -146,7 +146,7 @@ async def slow_bodies(port: int, words: Sequence[str], seen: Seen) -> None:
 
 async def raw(port: int, opening: bytes, more: bytes, seen: Seen, seconds: float = 15.0) -> None:
     """Send ``opening``, then ``more`` again and again, until hung up on or ``seconds`` are over."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(ATTACKER, 0))
+    _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(ATTACKER, 0))
     until = time.perf_counter() + seconds
     sent = 0
     try:

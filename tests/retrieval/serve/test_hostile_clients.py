@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from forage.retrieval.serve.bodies import BodyReader
+from forage.retrieval.serve.connection import Connection
 from forage.retrieval.serve.limits import Limits
 from forage.retrieval.wire import Page
 from forage.types import Hit, Passage
@@ -503,7 +504,8 @@ async def test_a_trailer_is_no_header(start_server: StartServer):
     """A field behind the body, in the same read as the headers, was a header for the routes."""
     async with connected(start_server(token="secret")) as (reader, writer), asyncio.timeout(5):
         trailer = b"Authorization: Bearer secret\r\n"
-        writer.write(CHUNKED + b"Trailer: Authorization\r\n\r\n2\r\n{}\r\n0\r\n" + trailer + b"\r\n")
+        head = CHUNKED + b"Trailer: Authorization\r\n\r\n"
+        writer.write(head + b"2\r\n{}\r\n0\r\n" + trailer + b"\r\n")
         assert b"401" in await reader.readline()
 
 
@@ -523,20 +525,23 @@ async def test_requests_sent_far_ahead_of_their_replies_end_the_connection(
     assert await ask(url, {"queries": ["engine"]}) == 200
 
 
-@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
+@pytest.mark.parametrize("more", ["Accept: */*", "Connection: close"])
 async def test_a_client_that_never_reads_is_disconnected_however_little_it_was_sent(
-    start_server: StartServer, more: bytes
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, more: str
 ):
     """Below 64 kB of unsent replies nothing measured its patience, and a close waited for ever."""
-    url = start_server(Limits(patience_s=0.3, max_connections=1))
-    port = int(url.rpartition(":")[2])
-    get = b"GET /docs HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n"
+    made = Connection.connection_made
+
+    def made_small(self: Connection, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", made_small)
+    url = start_server(Limits(patience_s=0.3, max_connections=1), WordySource())
     with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect(("127.0.0.1", port))
-        with contextlib.suppress(ConnectionError):
-            for _ in range(2000):
-                await asyncio.to_thread(sock.sendall, get)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        sock.sendall(post_bytes({"queries": ["a reply of 60 kB"], "topk": 6}, more))
         async with asyncio.timeout(9):
             while await is_full(url):
                 await asyncio.sleep(0.05)

