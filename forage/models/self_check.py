@@ -76,6 +76,8 @@ def checking(model: PreTrainedModel) -> Iterator[None]:
             f"{_described(model)}, which Forage cannot compute as transformers does "
             f"({error or type(error).__name__}). docs/models.md lists the types that work"
         ) from error
+    finally:
+        model.set_attn_implementation(before)
 
 
 @contextmanager

@@ -53,6 +53,8 @@ class TokenLogprobs(nn.Module):
         self.model = model
         self.sequence_ranks: SequenceRanks | None = None
         """The ranks that a row is cut over, if it is."""
+        self.compute = token_logprobs
+        """What the forward computes; a check puts transformers' own in its place."""
 
     def forward(
         self,
@@ -64,7 +66,7 @@ class TokenLogprobs(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         # FSDP moves the tensors among a root's arguments to its GPU, and none inside of ``packed``.
         is_wanted_N = is_wanted_N.to(packed.token_ids_N.device)
-        return token_logprobs(
+        return self.compute(
             self.model,
             packed,
             is_wanted_N,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from forage.algorithms.packing import lay_end_to_end
+from forage.batch import Packed
 from forage.models import attention
 from forage.models.self_check import checking, raise_if_apart, sequences
-from forage.training.logprobs import TokenLogprobs
+from forage.training.logprobs import TokenLogprobs, token_logprobs
 
 
 def check_packed(policy: TokenLogprobs) -> None:
@@ -22,15 +24,27 @@ def check_packed(policy: TokenLogprobs) -> None:
     try:
         with checking(model):
             model.set_attn_implementation("eager")
-            # It reads no ``attend``, so a row of one sequence is transformers' own forward.
+            policy.compute = _by_transformers
             expected_M = torch.cat([_logprobs(policy, [row]) for row in rows])
             attention.install(model)
+            policy.compute = token_logprobs
             together_M = _logprobs(policy, rows)
     finally:
-        policy.sequence_ranks = sequence_ranks
+        policy.sequence_ranks, policy.compute = sequence_ranks, token_logprobs
     raise_if_apart(model, "sequences packed into one row", together_M, expected_M)
 
 
 def _logprobs(policy: TokenLogprobs, rows: list[tuple[int, ...]]) -> Tensor:
     packed = lay_end_to_end(rows)
     return policy(packed, packed.positions_N > 0, 1.0)[0]
+
+
+def _by_transformers(
+    model: PreTrainedModel, packed: Packed, is_wanted_N: Tensor, *_: object
+) -> tuple[Tensor, Tensor]:
+    """As ``token_logprobs`` for one sequence, by the model's own forward; no entropies."""
+    ids_N = packed.token_ids_N.to(next(model.parameters()).device)
+    logprobs_NV = model(input_ids=ids_N[None], use_cache=False).logits[0].float().log_softmax(-1)
+    wanted_M = is_wanted_N.nonzero()[:, 0].to(ids_N.device)
+    values_M = logprobs_NV[wanted_M - 1].gather(1, ids_N[wanted_M, None])[:, 0]
+    return values_M, torch.zeros_like(values_M)

@@ -62,13 +62,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 16},
     ),
     "llama": ("llama", {}),
-    "llama4": ("llama4_text", {"head_dim": 8, "attention_chunk_size": 5, "num_local_experts": 2}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral, window": ("mistral", {"sliding_window": 5}),
     "ministral3": ("ministral3", {"head_dim": 8}),
     "mixtral": ("mixtral", {"sliding_window": 5, "num_local_experts": 4}),
     "smollm3": ("smollm3", {}),
-    "gemma2": ("gemma2", {**_ALTERNATING, "head_dim": 8, "query_pre_attn_scalar": 8}),
+    "gemma2": (
+        "gemma2",
+        {
+            **_ALTERNATING,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "gemma3": ("gemma3_text", {**_ALTERNATING, "head_dim": 8, "query_pre_attn_scalar": 8}),
     "gemma4": (
         "gemma4_text",
@@ -124,6 +132,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "ssm_state_size": 8,
             "n_groups": 2,
             "chunk_size": 16,
+            "time_step_min": 1e-9,
         },
     ),
     "lfm2": (
@@ -135,12 +144,43 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_MAMBA, "mamba_d_ssm": 64, "lm_head_multiplier": 0.5, "head_dim": 8},
     ),
     "gpt_neox": ("gpt_neox", {}),
+    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048}),
+    "mamba2": (
+        "mamba2",
+        {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 16},
+    ),
 }
 
 
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama4": (
+        "llama4_text",
+        {"head_dim": 8, "attention_chunk_size": 5, "num_local_experts": 2},
+        "attention within chunks",
+    ),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        {**_MLA, "index_topk": 4, "index_head_dim": 16, "index_n_heads": 2},
+        "attention to keys that an indexer selects",
+    ),
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}, "a bias on the scores (ALiBi)"),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {"lru_width": 32, "attention_window_size": 5},
+        "its own recurrence and attention",
+    ),
+    "nemotron_h, limited steps": (
+        "nemotron_h",
+        {**FAMILIES["nemotron_h"][1], "time_step_min": 0.5},
+        "transformers limits Mamba's time step for several tokens and not for one",
+    ),
+}
+"""Models that cannot be computed as transformers computes them, and why."""
+
+
 def make_family(name: str, seed: int = 0) -> PreTrainedModel:
-    """A model of ``FAMILIES``, with weights so large that every token it reads matters."""
-    model_type, settings = FAMILIES[name]
+    """A model by name, with weights so large that every token it reads matters."""
+    model_type, settings = FAMILIES[name] if name in FAMILIES else REFUSED[name][:2]
     config = AutoConfig.for_model(model_type, **{**_SIZES, **settings})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

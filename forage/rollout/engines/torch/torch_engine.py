@@ -87,6 +87,7 @@ class TorchEngine:
 
     async def check(self) -> None:
         """Raise ``UserError`` if turns are not computed as transformers computes them."""
+        await self._run(lambda: None)  # the worker's first passes must not meet another attention
         check = EngineCheck(self._model)
         await self._run(lambda: self._worker.check(check))
 

@@ -1,0 +1,133 @@
+"""A model that Forage would compute differently from transformers is refused when it is loaded."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forage.config.model_config import ModelConfig
+from forage.errors import UserError
+from forage.models import attention
+from forage.models.attention import Scoring
+from forage.models.self_check import checking
+from forage.training import packed_attention
+from forage.training.logprobs import TokenLogprobs
+from forage.training.model import load_model, new_tokenizer
+from forage.training.packed_check import check_packed
+from tests.models.families import FAMILIES, REFUSED, make_family
+from tests.rollout.running_engines import running_engine
+
+
+async def load_and_open(model: PreTrainedModel) -> None:
+    """What a command checks before its first turn."""
+    check_packed(TokenLogprobs(model))
+    async with running_engine(model) as engine:
+        await engine.check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_each_family_that_works_is_let_through(family: str):
+    await load_and_open(make_family(family))
+
+
+@pytest.mark.parametrize("family", REFUSED)
+async def test_each_family_that_cannot_be_computed_exactly_is_refused_by_its_type(family: str):
+    with pytest.raises(UserError, match=f"type {REFUSED[family][0]}, which Forage"):
+        await load_and_open(make_family(family))
+
+
+WITHOUT = {
+    "window": Scoring(0.0, window=4),
+    "softcap": Scoring(0.0, softcap=2.0),
+    "sinks_H": Scoring(0.0, sinks_H=torch.zeros(4)),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "ignored"),
+    [
+        ("mistral, window", "window"),
+        ("qwen2, window", "window"),
+        ("gemma3", "window"),
+        ("gemma2", "softcap"),
+        ("gpt_oss", "sinks_H"),
+    ],
+)
+def test_an_argument_of_attention_that_were_ignored_would_be_seen(
+    family: str, ignored: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Such runs had ``logprob_diff_max`` 0.0: sampler and trainer were wrong alike."""
+    call = packed_attention.PackedAttend.__call__
+
+    def ignoring(self: object, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring):
+        kept = {"window", "softcap", "sinks_H"} - {ignored}
+        return call(
+            self,  # pyright: ignore[reportArgumentType]
+            layer,
+            query,
+            key,
+            value,
+            Scoring(scoring.scaling, **{name: getattr(scoring, name) for name in kept}),
+        )
+
+    monkeypatch.setattr(packed_attention.PackedAttend, "__call__", ignoring)
+    with pytest.raises(UserError, match="packed into one row differ by"):
+        check_packed(TokenLogprobs(make_family(family)))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "nemotron_h", "lfm2"])
+def test_a_state_that_reads_its_neighbours_would_be_seen(
+    family: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Another episode in the row changed log-probabilities by 4 to 7.5."""
+    recur = packed_attention.PackedAttend.recur
+    assert recur is not None
+    monkeypatch.setattr(
+        packed_attention.PackedAttend, "recur", lambda self, layer, run, hidden: run(hidden, None)
+    )
+    with pytest.raises(UserError, match="packed into one row differ by"):
+        check_packed(TokenLogprobs(make_family(family)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_what_a_head_does_to_its_logits_is_part_of_the_check(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+):
+    """Granite divides them, Cohere multiplies them: a tiny model with a scale of 1 hid it."""
+    model = make_family("granite")
+    model.config.logits_scaling = scale
+    check_packed(TokenLogprobs(model))
+    monkeypatch.setattr(
+        "forage.training.logprobs.logits_of",
+        lambda model, hidden: model.get_output_embeddings()(hidden),
+    )
+    if scale == 1.0:
+        check_packed(TokenLogprobs(model))
+    else:
+        with pytest.raises(UserError, match="granite"):
+            check_packed(TokenLogprobs(model))
+
+
+@pytest.mark.parametrize("family", ["qwen2, window", "gemma3", "qwen3_5"])
+def test_a_check_leaves_the_model_as_it_was(family: str):
+    """An attention that stayed transformers' own would let the engine forget its keys."""
+    model = make_family(family)
+    attention.install(model)
+    settings = model.config.to_dict()
+    windows = [getattr(module, "sliding_window", None) for module in model.modules()]
+    check_packed(TokenLogprobs(model))
+    assert model.config._attn_implementation == attention.NAME
+    assert model.config.to_dict() == settings
+    assert [getattr(module, "sliding_window", None) for module in model.modules()] == windows
+    with pytest.raises(UserError, match="cannot compute"), checking(model):
+        raise ValueError("a forward pass that fails")
+    assert model.config.to_dict() == settings
+
+
+def test_a_loaded_model_is_checked_and_the_error_names_its_path(tmp_path: Path):
+    make_family("llama4").save_pretrained(tmp_path)
+    new_tokenizer(["a b c"], 90).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"{tmp_path}.* llama4_text"):
+        load_model(ModelConfig(path=str(tmp_path)))
