@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forage import attention
 from forage.cluster.model_servers import ServerHost, open_servers
 from forage.config.run_config import RunConfig
 from forage.rollout.engines.engine import Engine
@@ -31,6 +32,7 @@ from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.engines.sender_group import GroupPlan
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.rollout.engines.weight_check import TextLogprobs, WeightCheck, tokens_of_text
 from forage.rollout.engines.weight_sender import WeightSender, tensors_of
 from forage.rollout.engines.weight_transports import (
     DiskTransport,
@@ -40,6 +42,7 @@ from forage.rollout.engines.weight_transports import (
     load_adapters,
 )
 from forage.rollout.engines.weight_update import ServerUpdates
+from forage.training.logprobs import TokenLogprobs, text_logprobs
 from forage.training.lora import first_columns, has_adapters
 from forage.training.model import shapes_by_name, weights_by_name
 from forage.training.saved_weights import write_learnt, write_merged
@@ -109,14 +112,18 @@ async def open_sampling(
     async with (
         open_servers(config, hosts) as servers,
         open_engine(config, tokenizer, model, servers) as engine,
-        open_updates(config, engine, model, trainer) as updated,
+        open_updates(config, tokenizer, engine, model, trainer) as updated,
     ):
         yield engine, updated
 
 
 @asynccontextmanager
 async def open_updates(
-    config: RunConfig, engine: Engine, model: PreTrainedModel, trainer: AnyTrainer | None = None
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    engine: Engine,
+    model: PreTrainedModel,
+    trainer: AnyTrainer | None = None,
 ) -> AsyncIterator[Updated]:
     """What brings the weights to the engine; servers that come late get them, too.
 
@@ -147,9 +154,21 @@ async def open_updates(
         check = partial(check_model, tensors=tensors)
         transport = DiskTransport(write, folder, check=check)
     recomputes = settings.cache_on_update == "recompute"
-    updates = ServerUpdates(engine.pool, transport, recomputes, sleeps=settings.offload)
+    weight_check = WeightCheck(
+        tokens_of_text(tokenizer, config.environment.max_tokens),
+        trainer.text_logprobs if trainer is not None else _text_logprobs_of(model),
+        config.placement.max_logprob_diff(config.model),
+    )
+    updates = ServerUpdates(
+        engine.pool, transport, recomputes, sleeps=settings.offload, check=weight_check
+    )
     async with updates.looking_after():
         yield updates
+
+
+def _text_logprobs_of(model: PreTrainedModel) -> TextLogprobs:
+    attention.install(model)
+    return partial(text_logprobs, TokenLogprobs(model))
 
 
 def columns_of_base(model: PreTrainedModel, trainer: AnyTrainer | None) -> Columns:

@@ -93,7 +93,7 @@ class _Run:
             self.player.check_prompts(questions)
         self.scorer = Scorer(config.reward, config.environment.protocol)
         self.evaluation = TrainingEvaluation(config, self.player, self.scorer)
-        self.guard, self.num_steps_done = CollapseGuard(config), 0
+        self.guard, self.num_steps_done = CollapseGuard(config, is_replay=bool(replay)), 0
         identity, trackers = self.player.codec.identity(), config.tracking.trackers
         with ExitStack() as opened:  # an error on the way ends what was begun before it
             hold = opened.enter_context

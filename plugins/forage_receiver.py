@@ -15,8 +15,10 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -29,6 +31,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
@@ -37,7 +42,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 BACKEND = "forage"
-VERSION = 2
+VERSION = 3
 """Raised with each change of what the trainer asks here; it uses no server of another version."""
 NUM_SEEN = 64
 """Numbers of a column by which a layer is known."""
@@ -241,6 +246,27 @@ def repack_heads(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
+
+
+def _packing_each_time(set_up: Callable[..., None]) -> Callable[..., None]:
+    """Packs experts for a CPU after every load: vLLM does after the first load alone.
+
+    The kernel then read the next weights in the layout of the packed ones, that is, scrambled.
+    """
+
+    @wraps(set_up)
+    def set_up_and_pack(method: Any, layer: Any, *weights: torch.Tensor, **named: Any) -> None:
+        is_first = method.moe_kernel is None
+        set_up(method, layer, *weights, **named)
+        if not is_first and layer.w13_weight.device.type == "cpu":
+            method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    return set_up_and_pack
+
+
+UnquantizedFusedMoEMethod._setup_kernel = _packing_each_time(
+    UnquantizedFusedMoEMethod._setup_kernel
+)
 
 
 def _address_towards(host: str, port: int) -> str:

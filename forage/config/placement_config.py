@@ -14,6 +14,12 @@ from forage.config.model_config import ModelConfig
 from forage.config.server_config import SglangPlacement, VllmPlacement
 from forage.settings import Frozen, kind_or
 
+USUAL_LOGPROB_DIFF = {"float32": 1e-3, "bfloat16": 0.1}
+"""How far sampler and trainer may differ, in nats per token in the mean, by the coarser type.
+
+Servers with the right weights: see the table in benchmarks/servers.md.
+"""
+
 
 class TorchPlacement(Frozen):
     """The in-process engine, which shares the trainer's weights."""
@@ -21,6 +27,7 @@ class TorchPlacement(Frozen):
     kind: Literal["torch"] = "torch"
     tensor_parallel: ClassVar[int] = 1
     offload: ClassVar[bool] = False
+    max_logprob_diff: ClassVar[float | None] = None
     urls: ClassVar[tuple[str, ...]] = ()
 
 
@@ -120,6 +127,12 @@ class PlacementConfig(Frozen):
     def dtype_of_servers(self, model: ModelConfig) -> str:
         """The type in which servers keep weights and sample: the trainer's arithmetic on a GPU."""
         return model.dtype if model.device == "cpu" else self.arithmetic_of(model)
+
+    def max_logprob_diff(self, model: ModelConfig) -> float:
+        """The mean difference of log-probabilities beyond which an engine has other weights."""
+        types = {self.arithmetic_of(model), self.dtype_of_servers(model)}
+        usual = USUAL_LOGPROB_DIFF["float32" if types == {"float32"} else "bfloat16"]
+        return self.engine.max_logprob_diff or usual
 
     @property
     def learning(self) -> TrainerPlacement:

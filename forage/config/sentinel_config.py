@@ -31,6 +31,8 @@ class SentinelConfig(Frozen):
     """Nats a token by which the entropy may rise, whatever it is multiplied by."""
     grad_norm_growth: float = Field(default=5.0, gt=1)
     """By how much the norm of the gradient may be multiplied."""
+    max_logprob_diff: float | None = Field(default=None, gt=0)
+    """Nats per token by which sampler and trainer may differ; null: by type and staleness."""
     max_misranked: float = Field(default=0.3, gt=0, le=1)
     """The highest share of pairs in which a wrong answer earns more than a right."""
     format_breaks_rise: float = Field(default=0.2, gt=0, le=1)

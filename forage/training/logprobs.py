@@ -6,7 +6,7 @@ memory is a chunk times the vocabulary, whatever the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from forage.algorithms.packing import lay_end_to_end
 from forage.batch import Packed
 from forage.models.head import logits_of
 from forage.training.compiled import is_compiled
@@ -75,6 +76,15 @@ class TokenLogprobs(nn.Module):
             self.sequence_ranks,
             summary,
         )
+
+
+@torch.no_grad()
+def text_logprobs(policy: TokenLogprobs, token_ids: Sequence[int]) -> list[float]:
+    """The log-probability of each token of a text but the first; ranks call this together."""
+    is_wanted_N = torch.ones(len(token_ids), dtype=torch.bool)
+    is_wanted_N[0] = False
+    values_M, _ = policy(lay_end_to_end([token_ids]), is_wanted_N, temperature=1.0)
+    return values_M.tolist()
 
 
 def token_logprobs(

@@ -29,7 +29,7 @@ from forage.training.critic import Critic, CriticTrainer
 from forage.training.forward_passes import ForwardPasses
 from forage.training.golden_beliefs import GoldenBeliefs
 from forage.training.gradients import clip_gradient, gradient, means
-from forage.training.logprobs import TokenLogprobs
+from forage.training.logprobs import TokenLogprobs, text_logprobs
 from forage.training.model import weights_digest
 from forage.training.objective import Objective, compare, merge
 from forage.training.optimizer_states import (
@@ -299,6 +299,13 @@ class Trainer:
     def write_learnt(self, folder: Path) -> None:
         """Write the policy as a checkpoint holds it, its adapters alone; ranks call it together."""
         write_learnt(self.model, folder, self._ranks)
+
+    def text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """The policy's log-probability of each token of a text but the first, at temperature 1.
+
+        Ranks call this together.
+        """
+        return text_logprobs(self._policy, token_ids)
 
     def weights_digest(self) -> str:
         """A checksum of the policy's weights; ranks call this together."""

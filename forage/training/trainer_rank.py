@@ -70,6 +70,12 @@ class TrainerRank:
         self._trainer.load(checkpoint, progress)
         self._give_back()
 
+    def text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """As ``Trainer.text_logprobs``."""
+        values = self._trainer.text_logprobs(token_ids)
+        self._give_back()
+        return values
+
     def write_merged(self, folder: Path) -> OSError | None:
         """As ``Trainer.write_merged``; a failure of the disk is told, not raised."""
         return self._failure_of(self._trainer.write_merged, folder)

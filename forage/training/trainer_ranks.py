@@ -162,6 +162,10 @@ class TrainerRanks:
         """As ``Trainer.write_learnt``."""
         self._call_to_write("write_learnt", folder)
 
+    def text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """As ``Trainer.text_logprobs``."""
+        return self._call("text_logprobs", token_ids)
+
     def weights_digest(self) -> str:
         """As ``Trainer.weights_digest``."""
         return self._call("weights_digest")

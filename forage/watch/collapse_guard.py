@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from forage.config.placement_config import USUAL_LOGPROB_DIFF
 from forage.config.run_config import RunConfig
 from forage.config.sentinel_config import RollBack
 from forage.errors import UserError, disk_failures
@@ -41,8 +42,10 @@ class GoBack(Exception):
 class CollapseGuard:
     """The sentinel of a run, and what its alarms do."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, is_replay: bool = False) -> None:
+        """``is_replay``: another policy sampled the episodes, so it may differ from the trainer."""
         self._config = config
+        self._is_replay = is_replay
         self._sentinel = self._new_sentinel()
 
     @property
@@ -185,8 +188,15 @@ class CollapseGuard:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def _new_sentinel(self) -> Sentinel | None:
-        sentinel = self._config.sentinel
-        return None if sentinel is None else Sentinel(sentinel, self._config.trainer.max_grad_norm)
+        config, sentinel = self._config, self._config.sentinel
+        if sentinel is None:
+            return None
+        if sentinel.max_logprob_diff is None and not self._is_replay:
+            limit = config.placement.max_logprob_diff(config.model)
+            if config.rollout.max_staleness:  # older weights sampled, and differ by what was learnt
+                limit = max(limit, USUAL_LOGPROB_DIFF["bfloat16"])
+            sentinel = sentinel.model_copy(update={"max_logprob_diff": limit})
+        return Sentinel(sentinel, config.trainer.max_grad_norm)
 
 
 def _listed(alarms: Sequence[Alarm]) -> str:

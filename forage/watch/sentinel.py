@@ -45,12 +45,12 @@ class Sign:
 
     ``normal`` is the median of the last values within limits ("recent"), or the best median so far
     ("best", against slow decay); ``limit`` gives from it what may not be passed, downwards
-    ("below") or upwards ("above").
+    ("below") or upwards ("above"). "zero" is normal from the first step on.
     """
 
     signal: str
     side: Literal["below", "above"]
-    against: Literal["recent", "best"]
+    against: Literal["recent", "best", "zero"]
     limit: Callable[[float], float]
     meaning: str
 
@@ -104,7 +104,9 @@ class _Watch:
         return SignState(self.sign, self.last, normal, limit, self.num_beyond)
 
     def _normal(self) -> float | None:
-        """None until a whole window was seen."""
+        """None until a whole window was seen, where it is taken from the values."""
+        if self.sign.against == "zero":
+            return 0.0
         if self.best is None:
             return None
         return self.best if self.sign.against == "best" else median(self.recent)
@@ -163,7 +165,8 @@ class Sentinel:
 
 
 def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign]:
-    return {
+    signs = {} if config.max_logprob_diff is None else _sampler_sign(config.max_logprob_diff)
+    return signs | {
         "likelihood": Sign(
             "health/correct_logprob",
             "below",
@@ -216,6 +219,19 @@ def _fixed_signs(config: SentinelConfig, max_grad_norm: float) -> dict[str, Sign
         "empty answers": _rising_sign(
             "health/empty_answers", config.empty_answers_rise, "the policy answers with nothing"
         ),
+    }
+
+
+def _sampler_sign(limit: float) -> dict[str, Sign]:
+    return {
+        "sampler": Sign(
+            "policy/logprob_diff_mean",
+            "above",
+            "zero",
+            lambda _: limit,
+            "the sampler computes other log-probabilities than the trainer: it has other weights, "
+            "or computes them otherwise",
+        )
     }
 
 

@@ -5,8 +5,11 @@ from contextlib import asynccontextmanager
 
 from forage.rollout.engines.server_pool import Member, ServerPool
 from forage.rollout.engines.vllm_server import VllmServer
+from forage.rollout.engines.weight_check import WeightCheck
 from forage.rollout.engines.weight_update import ServerUpdates, each
-from tests.rollout.policy_server import PolicyServer
+from tests.rollout.policy_server import PolicyServer, counted_logprobs
+
+TEXT_IDS, BOUND = tuple(range(3, 19)), 1e-3
 
 
 class Fleet:
@@ -19,7 +22,8 @@ class Fleet:
         self.pool = ServerPool(
             [VllmServer(server.url, 5.0, 2.0, 8) for server in servers], 5.0, self.failed.append
         )
-        self.updates = ServerUpdates(self.pool, self, recomputes, sleeps)
+        self.check = WeightCheck(TEXT_IDS, counted_logprobs, bound=BOUND)
+        self.updates = ServerUpdates(self.pool, self, recomputes, sleeps, self.check)
         self.brought: list[tuple[str, ...]] = []
 
     async def bring(self, members: Sequence[Member], version: str) -> None:

@@ -12,9 +12,10 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,8 @@ from fastapi.responses import JSONResponse
 from forage.environment.codec import Codec
 from forage.retrieval.serve.port import bind_port
 from forage.rollout.engines.vllm_settings import RECEIVER_VERSION
+from forage.rollout.engines.weight_check import TextLogprobs
+from tests.rollout.folder_models import load, logprobs_by
 from tests.rollout.policy_words import (
     ABORTED,
     BUCKET,
@@ -36,10 +39,16 @@ from tests.rollout.policy_words import (
     misunderstood,
     refuse,
     refused,
+    said_of_text,
 )
 
 PauseMode = Literal["abort", "wait", "keep"]
 Embedded = Body(embed=True)
+
+
+def counted_logprobs(token_ids: Sequence[int]) -> list[float]:
+    """A text's log-probabilities where no weights are read: a function of each token's id."""
+    return [-0.1 - token_id % 7 for token_id in token_ids[1:]]
 
 
 @dataclass
@@ -94,6 +103,16 @@ class PolicyServer:
     gate: asyncio.Event | None = None
     """Turns wait for it where there is one."""
     num_waiting: int = 0
+    reads_weights: bool = False
+    """Whether it loads the models in its folders, and knows texts by them."""
+    text_logprobs: TextLogprobs = counted_logprobs
+    """What it computes for the tokens of a text; of models that it loads, what they say."""
+    wrong_by: float = 0.0
+    """What is added to that."""
+    without_texts: bool = False
+    """Whether its replies lack the log-probabilities of a text."""
+    texts: list[dict[str, Any]] = field(default_factory=list)
+    """Requests for the log-probabilities of a text."""
     url: str = ""
 
     def app(self) -> FastAPI:
@@ -248,6 +267,8 @@ class PolicyServer:
         if not Path(lora_path).is_dir():
             raise HTTPException(404, f"No adapter found for '{lora_path}'")
         self.adapters.add(lora_name)
+        if self.reads_weights:
+            self.text_logprobs = partial(logprobs_by, load(Path(lora_path)))
         return Response("Success: LoRA adapter added successfully.")
 
     async def _call(self, request: Request) -> Any:
@@ -280,6 +301,8 @@ class PolicyServer:
             self.has_weights = folder is None
         if folder is not None and not Path(folder).is_dir():
             raise HTTPException(500, f"Call to collective_rpc method failed: no {folder}")
+        if folder is not None and self.reads_weights:
+            self.text_logprobs = partial(logprobs_by, load(Path(folder)))
         if method == "load_adapters" and not self.adapters:
             raise HTTPException(500, "Call to collective_rpc method failed: no adapters to replace")
         if method == "abandon_weight_update":
@@ -288,8 +311,9 @@ class PolicyServer:
             self.has_weights = True
 
     async def _generate(self, turn: Turn, request: Request) -> Response:
-        self.turns.append(await request.json())
-        if self.gate is not None:
+        is_text = turn.sampling_params.prompt_logprobs is not None
+        (self.texts if is_text else self.turns).append(await request.json())
+        if self.gate is not None and not is_text:
             self.num_waiting += 1
             await self.gate.wait()
             self.num_waiting -= 1
@@ -302,7 +326,7 @@ class PolicyServer:
             await asyncio.sleep(0.01)
         if self.num_aborts > num_aborts:
             return JSONResponse({"choices": [ABORTED]})
-        if self.faults:
+        if self.faults and not is_text:
             return self.faults.popleft()
         if self.is_dead or self.dropped or not self.has_weights:
             self.is_dead = True
@@ -310,7 +334,11 @@ class PolicyServer:
         choice = choice_of(turn, self.version, self._room)
         if turn.output_mode == "text":
             choice["text"] = self.codec.decode(choice["token_ids"]) if self.codec else ""
-        return JSONResponse({"choices": [{**choice, **self.changes}]})
+        reply: dict[str, Any] = {"choices": [{**choice, **self.changes}]}
+        if is_text and not self.without_texts:
+            values = [value + self.wrong_by for value in self.text_logprobs(turn.token_ids)]
+            reply["prompt_logprobs"] = said_of_text(turn.token_ids, values)
+        return JSONResponse(reply)
 
     @property
     def _room(self) -> int:

@@ -40,6 +40,7 @@ class Knobs(BaseModel):
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     logprobs: int = 0
+    prompt_logprobs: int | None = None
     stop_token_ids: list[int] = []
 
 
@@ -115,6 +116,12 @@ def _candidates(number: int, index: int, sampled: int) -> list[dict[str, float]]
     others = [(0, -0.0 - index), (1, -0.25 - index), *((40 + k, -9999.0) for k in range(number))]
     said = [(sampled, -0.5 - index), *others][: max(1, number)]
     return [{"token_id": token_id, "logprob": logprob} for token_id, logprob in said]
+
+
+def said_of_text(token_ids: Sequence[int], logprobs: Sequence[float]) -> list[Any]:
+    """The log-probabilities of a prompt's tokens: by token id, none for the first."""
+    rows = zip(token_ids[1:], logprobs, strict=True)
+    return [None, *({str(token_id): {"logprob": logprob}} for token_id, logprob in rows)]
 
 
 def refused(request: Request, why: Any) -> Response:

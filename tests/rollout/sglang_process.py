@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
-Reply = tuple[bool, str]
+Reply = tuple[bool, Any]
 Work = Callable[[dict[str, Any]], Reply]
 
 
@@ -38,6 +39,10 @@ class Worker:
         self.shapes: dict[str, list[int]] = {}
         """Of its model's weights, as far as a test says; others are loaded whatever they are."""
         self.loaded: dict[str, list[Any]] = {}
+        self.sums: dict[str, float] = {}
+        """Of the weights that it computes with."""
+        self.keeps_weights = False
+        """Whether it receives new weights, says so, and computes with those that it has."""
         self.refuses_bucket = self.dies_at_bucket = -1
         self.needs_session = True
         self._groups: dict[str, Any] = {}
@@ -62,6 +67,12 @@ class Worker:
         except Exception as error:
             return False, f"Failed to initialize custom process group: {error}."
         return True, "Succeeded to initialize custom process group."
+
+    def generate(self, body: dict[str, Any]) -> tuple[bool, list[Any]]:
+        """The log-probabilities of a text, which stand-ins compute of sums of weights."""
+        ids = body["input_ids"]
+        values = [None, *logprobs_by(self.sums, ids)]
+        return True, [[value, token_id, None] for value, token_id in zip(values, ids, strict=True)]
 
     def destroy_weights_update_group(self, body: dict[str, Any]) -> Reply:
         if body["group_name"] not in self._groups:
@@ -103,7 +114,14 @@ class Worker:
             if self.shapes.get(name, list(weight.shape)) != list(weight.shape):
                 return False, f"Failed to update parameter online: the shape of {name}."
             self.loaded[name] = summary(weight)
+            if not self.keeps_weights:
+                self.sums[name] = weight.double().sum().item()
         return True, "Succeeded to update parameter online."
+
+
+def logprobs_by(sums: dict[str, float], token_ids: Sequence[int]) -> list[float]:
+    """A number for each token but the first, which depends on all weights."""
+    return [-abs(math.sin(sum(sums.values()) + token_id)) for token_id in token_ids[1:]]
 
 
 def summary(weight: torch.Tensor) -> list[Any]:
@@ -169,6 +187,8 @@ class Server:
         success, message = await self._schedule(
             _stop if path == self._faults.hangs_at else work, body
         )
+        if path == "/generate":
+            return web.json_response({"meta_info": {"input_token_logprobs": message}})
         status = 200 if success else 400
         return web.json_response({"success": success, "message": message}, status=status)
 

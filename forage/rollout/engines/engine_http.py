@@ -67,6 +67,21 @@ class EngineHttp:
         failure = RemoteFailure(FailureKind.MALFORMED, f"its reply is no turn: {why}")
         raise ServerFailed(self.url, "sample a turn", failure)
 
+    async def logprobs_of(
+        self, path: str, body: dict[str, Any], read: Callable[[dict[str, Any]], list[float]]
+    ) -> list[float]:
+        """What ``read`` finds in the reply about a text; raises ``ServerFailed``."""
+        doing = "compute log-probabilities"
+        # It may have to wait for a place among the turns.
+        document = self._or_raise(await self._control.post(path, body, self._timeout_s), doing)
+        try:
+            return read(document)
+        except ValidationError as error:
+            why = first_wrong(error)
+        except ValueError as error:
+            why = str(error)
+        raise ServerFailed.for_good(self.url, doing, f"its reply has none of the text: {why}")
+
     async def abort(self, path: str, body: dict[str, Any]) -> None:
         """Tell the server that a turn is not wanted any more, whatever it says to that."""
         await self._control.post(path, body, HEALTH_S)

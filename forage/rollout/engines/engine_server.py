@@ -91,6 +91,10 @@ class EngineServer(Protocol):
         """
         ...
 
+    async def logprobs_of(self, token_ids: Sequence[int], salt: str) -> list[float]:
+        """The log-probability of each token of a text but the first, at temperature 1."""
+        ...
+
     async def is_alive(self) -> bool:
         """Whether it answers, and says that it is well, within some seconds."""
         ...

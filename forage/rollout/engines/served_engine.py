@@ -85,12 +85,36 @@ class ServedEngine:
     async def _sample(self, seat: Seat, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """The turn; raises ``_Lost``, and ``ServerFailed`` also for one of another policy."""
         first = self.pool.versions
-        turn = await _unless_lost(seat, token_ids, sampling)
+        turn = await self._unless_lost(seat, token_ids, sampling)
         why = _foreign(turn, self._vocabulary, (*(first or ()), *(self.pool.versions or ())))
         if why is not None:
             raise ServerFailed.for_good(seat.member.server.url, "sample a turn", why)
         self._in_a_row.pop(seat.member, None)
         return turn
+
+    async def _unless_lost(
+        self, seat: Seat, token_ids: Sequence[int], sampling: Sampling
+    ) -> Completion:
+        """The turn; raises ``_Lost`` as soon as its server is left out.
+
+        A turn that ends during an update waits until its server's new weights have been checked.
+        """
+        member, lost = seat.member, seat.member.lost
+        turn = asyncio.ensure_future(member.server.sample(token_ids, sampling, seat.salt))
+        try:
+            await asyncio.wait({turn, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not turn.done():
+                raise _Lost
+            completion = turn.result()
+        finally:
+            if not turn.done():
+                turn.cancel()
+                await asyncio.wait({turn})
+        if self.pool.is_updating:
+            await self.pool.settled.wait()
+            if lost.done():
+                raise _Lost
+        return completion
 
     async def _judge(self, seat: Seat, failed: ServerFailed, num_tries: int) -> None:
         """Leave the server out, or wait a little before the next try; raises ``EngineError``."""
@@ -158,18 +182,3 @@ def _no_turn_comes(failed: ServerFailed, number: int) -> str:
 
 class _Lost(Exception):
     """The server was left out while it sampled the turn."""
-
-
-async def _unless_lost(seat: Seat, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-    """The turn; raises ``_Lost`` as soon as its server is left out."""
-    member = seat.member
-    turn = asyncio.ensure_future(member.server.sample(token_ids, sampling, seat.salt))
-    try:
-        await asyncio.wait({turn, member.lost}, return_when=asyncio.FIRST_COMPLETED)
-        if not turn.done():
-            raise _Lost
-        return turn.result()
-    finally:
-        if not turn.done():
-            turn.cancel()
-            await asyncio.wait({turn})

@@ -58,9 +58,10 @@ class ServerPool:
         self.members = [Member(server) for server in servers]
         self.num_updates = 0
         """Updates of the weights that have begun; an episode's salt is the number at its own."""
-        self.is_updating = False
-        """Whether servers get weights now. Some sample by the older ones until they are paused, and
-        their keys must not be read by an episode that begins after that."""
+        self.settled = asyncio.Event()
+        """Cleared while servers get weights and are checked. Some sample by the older ones until
+        they are paused, and their keys must not be read by an episode that begins after that."""
+        self.settled.set()
         self.weights_lock = asyncio.Lock()
         """Held while weights change and while they travel."""
         self.versions: tuple[int, int] | None = None
@@ -71,6 +72,11 @@ class ServerPool:
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
         self._end: Exception | None = None
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether servers get weights now, or are checked."""
+        return not self.settled.is_set()
 
     @property
     def serving(self) -> list[Member]:

@@ -43,6 +43,16 @@ class _Turn(BaseModel):
     meta_info: _Meta
 
 
+class _TextMeta(BaseModel):
+    input_token_logprobs: list[tuple[float | None, int, str | None]]
+
+
+class _Text(BaseModel):
+    """The part about the tokens of the prompt; the first has no log-probability."""
+
+    meta_info: _TextMeta
+
+
 class SglangServer:
     """See ``EngineServer``; ``update_timeout_s`` is for each step of an update."""
 
@@ -80,6 +90,17 @@ class SglangServer:
         except asyncio.CancelledError:
             await self._http.abort("/abort_request", {"rid": rid})
             raise
+
+    async def logprobs_of(self, token_ids: Sequence[int], salt: str) -> list[float]:
+        body = {
+            "rid": f"text/{salt}/{next(self._numbers)}",
+            "input_ids": list(token_ids),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "extra_key": salt,
+        }
+        return await self._http.logprobs_of("/generate", body, partial(_read_text, token_ids))
 
     async def is_alive(self) -> bool:
         """Asks for its state: its /health samples a token, and so fails while it is paused."""
@@ -234,3 +255,12 @@ def _read_turn(document: dict[str, Any], max_tokens: int) -> Completion:
         raise ValueError("its log-probabilities are of other tokens than those it gives")
     logprobs, spans = [logprob for logprob, _, _ in sampled], turn.meta_info.weight_versions
     return make_completion(turn.output_ids, logprobs, spans, reason, max_tokens)
+
+
+def _read_text(token_ids: Sequence[int], document: dict[str, Any]) -> list[float]:
+    """The log-probability of each token but the first; raises ``ValueError`` where one lacks."""
+    told = _Text.model_validate(document).meta_info.input_token_logprobs
+    values = [logprob for logprob, _, _ in told[1:] if logprob is not None]
+    if [token_id for _, token_id, _ in told] != list(token_ids) or len(values) != len(told) - 1:
+        raise ValueError(f"{len(values)} log-probabilities of {len(told)} tokens came")
+    return values

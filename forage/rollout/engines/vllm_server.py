@@ -26,7 +26,7 @@ from forage.rollout.engines.engine_server import (
     ServerFailed,
     Tensors,
 )
-from forage.rollout.engines.vllm_turn import read_turn, sampling_params
+from forage.rollout.engines.vllm_turn import TEXT_PARAMS, read_text, read_turn, sampling_params
 from forage.types import Completion, Sampling
 
 LOG = logging.getLogger(__name__)
@@ -67,6 +67,17 @@ class VllmServer:
         }
         read = partial(read_turn, sampling=sampling)
         return await self._http.sample("/inference/v1/generate", body, read)
+
+    async def logprobs_of(self, token_ids: Sequence[int], salt: str) -> list[float]:
+        body = {
+            "request_id": f"text/{next(self._numbers)}",
+            "token_ids": list(token_ids),
+            "sampling_params": TEXT_PARAMS,
+            "cache_salt": salt,
+            **self._model,
+        }
+        read = partial(read_text, token_ids=token_ids)
+        return await self._http.logprobs_of("/inference/v1/generate", body, read)
 
     async def is_alive(self) -> bool:
         return await self._http.is_alive()

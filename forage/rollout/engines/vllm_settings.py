@@ -17,7 +17,7 @@ from forage.environment.codec import Codec
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-RECEIVER_VERSION = 2
+RECEIVER_VERSION = 3
 """That of this Forage's own: ``VERSION`` in plugins/forage_receiver.py."""
 FIRST_NUMBERED_RECEIVER = 2
 """Those before it have no version to say."""

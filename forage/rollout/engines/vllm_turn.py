@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +14,9 @@ from forage.rollout.engines.engine_http import VersionSpan, make_completion
 from forage.types import Alternatives, Completion, Sampling
 
 _CUT_OFF = -9999.0
+
+TEXT_PARAMS = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+"""Asks for the log-probabilities of a text; the one token that must be sampled is not read."""
 
 
 class _Candidate(BaseModel):
@@ -43,6 +47,12 @@ class _Choice(_Tokens):
 
 class _Reply(BaseModel):
     choices: list[_Choice] = Field(min_length=1, max_length=1)
+
+
+class _Text(BaseModel):
+    """The part about the tokens of the prompt: by token id, and nothing for the first."""
+
+    prompt_logprobs: list[dict[int, _Logprob] | None]
 
 
 class _ReplyBefore(BaseModel):
@@ -77,6 +87,19 @@ def read_turn(document: dict[str, Any], sampling: Sampling) -> Completion:
         return turn
     kept = partial(_alternatives, number=sampling.num_alternatives)
     return replace(turn, alternatives_T=tuple(map(kept, choice.logprobs.content)))
+
+
+def read_text(document: dict[str, Any], token_ids: Sequence[int]) -> list[float]:
+    """The log-probability of each token but the first; raises ``ValueError`` where one lacks."""
+    told = _Text.model_validate(document).prompt_logprobs
+    values = [
+        row[token_id].logprob
+        for row, token_id in zip(told, token_ids, strict=False)
+        if row is not None and token_id in row
+    ]
+    if len(values) != len(token_ids) - 1:
+        raise ValueError(f"{len(values)} log-probabilities of {len(token_ids)} tokens came")
+    return values
 
 
 def count_alternatives(document: dict[str, Any]) -> int:

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from forage.errors import PartLostError, UserError
 from forage.rollout.engines.engine_server import EngineServer, Part, ServerFailed
-from forage.rollout.engines.server_pool import Member, ServerPool
+from forage.rollout.engines.server_pool import GO_ON, Member, ServerPool
+from forage.rollout.engines.weight_check import WeightCheck
 
 LOG = logging.getLogger(__name__)
 
@@ -70,16 +71,23 @@ class ServerUpdates:
     """Brings weights to the servers of a pool; ``updating`` is what ``publish.py`` uses."""
 
     def __init__(
-        self, pool: ServerPool, transport: Transport, recomputes: bool, sleeps: bool = False
+        self,
+        pool: ServerPool,
+        transport: Transport,
+        recomputes: bool,
+        sleeps: bool = False,
+        check: WeightCheck | None = None,
     ) -> None:
         """``recomputes``: turns in flight go on over keys and values of the new weights.
 
-        ``sleeps``: servers give their memory back while weights change.
+        ``sleeps``: servers give their memory back while weights change. ``check`` compares each
+        server with the trainer after an update; None: the servers are trusted.
         """
         self._pool = pool
         self._transport = transport
         self._recomputes = recomputes
         self._sleeps = sleeps
+        self._check = check
         self._asleep: set[tuple[Member, Part]] = set()
         """Parts that were put to sleep and not woken since."""
         self._version: int | None = None
@@ -90,21 +98,24 @@ class ServerUpdates:
     async def updating(self, version: Callable[[], int]) -> AsyncIterator[None]:
         """A context in which the weights may change; at its end the servers get them.
 
-        Raises ``UserError`` where they are not those of the served model.
+        Raises ``UserError`` where they are not those of the served model, or no server computes
+        with them what the trainer computes.
         """
         async with self._pool.weights_lock:
             if self._sleeps:
                 await self._put_to_sleep()
             yield
+            if self._check is not None:
+                await self._check.prepare()
             before, self._version = self._version, version()
             self._brought.add(str(self._version))
             self._pool.versions = None if before is None else (before, self._version)
             self._pool.num_updates += 1
-            self._pool.is_updating = True
+            self._pool.settled.clear()
             try:
                 await self._update_all()
             finally:
-                self._pool.is_updating = False
+                self._pool.settled.set()
             self._pool.versions = (self._version, self._version)
 
     async def _update_all(self) -> None:
@@ -118,6 +129,8 @@ class ServerUpdates:
             if member not in members:
                 self._pool.leave_out(member, "it does not answer")
         await self._update(members, is_recomputed)
+        if all_wrong := self._all_wrong():
+            raise all_wrong
 
     @asynccontextmanager
     async def looking_after(self) -> AsyncIterator[None]:
@@ -151,6 +164,9 @@ class ServerUpdates:
                 except Exception as error:  # an end of this task would be noticed by nobody
                     is_bug = not isinstance(error, UserError)
                     LOG.error("a server that came late stays out: %s", error, exc_info=is_bug)
+            if all_wrong := self._all_wrong():
+                self._pool.give_up(all_wrong)
+                return
             for member in late:
                 before = pauses.pop(member, None)
                 if not member.is_serving:
@@ -234,11 +250,34 @@ class ServerUpdates:
             # One that failed before it was woken would sample without weights, or without keys.
             awake = [member for member in paused if not self._sleeps_still(member)]
             stuck = dict(zip(awake, await asyncio.gather(*map(_resume, awake)), strict=True))
+        faults = await self._faults([member for member in members if stuck[member] is None])
         for member in members:
-            if (stays := stuck[member]) is None:
+            if (why := stuck[member] or faults.get(member)) is None:
                 self._pool.admit(member)
             else:
-                self._pool.leave_out(member, stays)
+                self._pool.leave_out(member, why)
+
+    async def _faults(self, members: Sequence[Member]) -> dict[Member, str]:
+        """Why servers that have the weights must serve no turn."""
+        try:
+            if self._check is not None:
+                await each(members, self._check)
+        except UpdateFailed as failed:
+            return failed.failures
+        return {}
+
+    def _all_wrong(self) -> UserError | None:
+        """The error that ends the run once every server differs from the trainer."""
+        members = self._pool.members
+        if self._check is None or not self._check.wrong.issuperset(m.server for m in members):
+            return None
+        reasons = "; ".join(member.why for member in members)
+        return UserError(
+            f"no server samples with the trainer's weights: {reasons}. Sample in process "
+            "(placement.engine: torch), or with another build or version of the server. If it "
+            "computes in another type on purpose (quantized, say), raise "
+            f"placement.engine.max_logprob_diff, and {GO_ON}"
+        )
 
     async def _check_version(self, server: EngineServer) -> None:
         if (found := await server.version()) != str(self._version):

@@ -130,12 +130,13 @@ async def test_a_server_that_aborts_each_turn_is_left_out(
 async def test_turns_that_are_aborted_in_an_update_are_not_held_against_their_server():
     with policy_serving(PolicyServer()) as server:
         async with engine_over(server) as (engine, failed):
-            engine.pool.is_updating = True
+            engine.pool.settled.clear()
             server.changes = {"finish_reason": "abort"}
             turn = asyncio.create_task(engine.generate([1], ask()))
             async with asyncio.timeout(20):
                 while len(server.turns) < 20:
                     await asyncio.sleep(0.01)
             server.changes = {}
+            engine.pool.settled.set()
             assert (await turn).token_ids_T == (2, 3, 4)
     assert failed == []

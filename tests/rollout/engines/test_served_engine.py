@@ -194,8 +194,14 @@ async def test_an_episode_that_begins_in_an_update_is_sampled_whatever_its_quest
     """Its salt had its key in it: vLLM refused each of its turns, HTTP 400, and it was lost."""
     with policy_serving(PolicyServer()) as server:
         async with engine_over(server) as (engine, _):
-            engine.pool.is_updating = True
-            turns = [await engine.generate([1], ask(key)) for key in ("0/q/0", "0/@/1", 99 * "ab")]
+            engine.pool.settled.clear()
+            keys = ("0/q/0", "0/@/1", 99 * "ab")
+            sampling = asyncio.gather(*(engine.generate([1], ask(key)) for key in keys))
+            async with asyncio.timeout(20):
+                while len(server.turns) < 3:
+                    await asyncio.sleep(0.01)
+            engine.pool.settled.set()
+            turns = await sampling
     assert [turn.token_ids_T for turn in turns] == [(2, 3, 4)] * 3
     assert len({each["cache_salt"] for each in server.turns}) == 3
 

@@ -18,10 +18,11 @@ from forage.remote.json_server import JsonServer
 from forage.rollout.engines import weight_sender
 from forage.rollout.engines.server_pool import ServerPool
 from forage.rollout.engines.sglang_server import SglangServer
+from forage.rollout.engines.weight_check import WeightCheck
 from forage.rollout.engines.weight_sender import WeightSender
 from forage.rollout.engines.weight_transports import GroupTransport
 from forage.rollout.engines.weight_update import ServerUpdates
-from tests.rollout.sglang_process import sglang_serving, summary
+from tests.rollout.sglang_process import logprobs_by, sglang_serving, summary
 
 Weights = dict[str, Tensor]
 TIMEOUT_S = 4.0
@@ -50,13 +51,18 @@ class Fleet:
         self.pool = ServerPool(servers, 60.0, self.failed.append)
         sender = WeightSender(lambda: self.weights.items(), torch.device("cpu"))
         transport = GroupTransport(sender, timeout_s)
-        self.updates = ServerUpdates(self.pool, transport, recomputes=True)
+        check = WeightCheck((5, 6, 7), self._logprobs_of, bound=1e-6)
+        self.updates = ServerUpdates(self.pool, transport, recomputes=True, check=check)
         self._stand_ins = [JsonServer(url, 1) for url in urls]
 
     async def publish(self, version: int) -> None:
         self.weights = new_weights(version)
         async with self.updates.updating(lambda: version):
             pass
+
+    def _logprobs_of(self, token_ids: Sequence[int]) -> list[float]:
+        sums = {name: weight.double().sum().item() for name, weight in self.weights.items()}
+        return logprobs_by(sums, token_ids)
 
     async def tell(self, place: int, **fields: Any) -> dict[str, Any]:
         """Set a stand-in's fields; gives what was loaded and asked since the last time."""
@@ -122,7 +128,22 @@ async def test_two_servers_receive_two_versions_bit_for_bit(two: list[str]) -> N
                     "/update_weight_version",
                     "/flush_cache",
                     "/continue_generation",
+                    "/generate",
                 ]
+
+
+async def test_a_server_that_computes_with_older_weights_than_it_received_is_left_out(
+    two: list[str],
+) -> None:
+    async with fleet(two, 60.0) as it:
+        await it.publish(1)
+        await it.tell(1, keeps_weights=True)
+        try:
+            await it.publish(2)
+            assert it.serving == two[:1]
+            assert it.failed == two[1:]
+        finally:
+            await it.tell(1, keeps_weights=False)
 
 
 async def test_what_a_run_that_was_killed_has_left_open_is_ended_first(two: list[str]) -> None:

@@ -17,6 +17,7 @@ from forage.rollout.engines.sglang_server import SglangServer
 from forage.rollout.engines.weight_transports import DiskTransport
 from forage.rollout.engines.weight_update import ServerUpdates
 from forage.types import ContextOverflow, EngineError, FinishReason, Sampling
+from tests.rollout.policy_server import counted_logprobs
 from tests.rollout.sglang_process import fixed_reply
 
 
@@ -63,6 +64,12 @@ class SglangStandIn:
         said = {"success": self.loads, "message": message, "num_paused_requests": 0}
         return web.json_response(said, status=status)
 
+    def _text(self, token_ids: list[int]) -> dict[str, Any]:
+        values = [None, *counted_logprobs(token_ids)]
+        told = [[value, token, None] for value, token in zip(values, token_ids, strict=True)]
+        meta = {"finish_reason": {"type": "length", "length": 0}, "input_token_logprobs": told}
+        return {"output_ids": [], "text": "", "meta_info": {**meta, **self.changes}}
+
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         if self.hangs:
             await self.aborted.wait()
@@ -70,6 +77,8 @@ class SglangStandIn:
             status, message = self.refusal
             return web.json_response({"error": {"message": message}}, status=status)
         number = body["sampling_params"]["max_new_tokens"]
+        if number == 0:
+            return web.json_response(self._text(body["input_ids"]))
         ids = [body["input_ids"][-1] + 1 + index for index in range(number)]
         meta = {
             "finish_reason": {"type": "length", "length": number},
@@ -157,6 +166,27 @@ async def test_weights_come_from_a_folder_and_turns_bear_their_version(tmp_path:
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "ignore_eos": False,
+    }
+
+
+async def test_the_log_probabilities_of_a_text_are_those_of_all_its_tokens_but_the_first():
+    server = SglangStandIn()
+    async with engine_over(server) as engine:
+        client = engine.pool.members[0].server
+        assert await client.logprobs_of([3, 4, 5], "check.1") == counted_logprobs([3, 4, 5])
+        ((path, body),) = server.asked
+        for told in ([[None, 3, None], [-1.0, 4, None]], [[None, 3, None]] * 3):
+            server.changes = {"input_token_logprobs": told}
+            with pytest.raises(ServerFailed, match="log-probabilities of . tokens came"):
+                await client.logprobs_of([3, 4, 5], "check.2")
+    assert path == "/generate"
+    assert body | {"rid": ""} == {
+        "rid": "",
+        "input_ids": [3, 4, 5],
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "extra_key": "check.1",
     }
 
 
