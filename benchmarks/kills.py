@@ -72,10 +72,12 @@ class WritingServer(PolicyServer):
     """Writes a search, then an answer, with the numbers of the request's seed for words."""
 
     def __init__(self, model: str) -> None:
-        super().__init__()
+        super().__init__(reads_weights=True)
         self._codec = Codec(load_tokenizer(ModelConfig(path=model)))
 
     async def _generate(self, turn: Turn, request: Request) -> Response:
+        if turn.sampling_params.prompt_logprobs is not None:
+            return await super()._generate(turn, request)
         body = await request.json()
         seed = (body["sampling_params"].get("seed") or 0) % 10
         has_searched = "<information>" in self._codec.decode(body["token_ids"])

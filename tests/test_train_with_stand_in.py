@@ -18,7 +18,8 @@ from tests.vllm_server import served_config
 
 def stand_in() -> PolicyServer:
     """One that passes for a server of the tiny random model."""
-    return PolicyServer(codec=Codec(load_tokenizer(ModelConfig(path=str(random_model())))))
+    codec = Codec(load_tokenizer(ModelConfig(path=str(random_model()))))
+    return PolicyServer(codec=codec, reads_weights=True)
 
 
 def test_servers_sleep_from_a_steps_last_turn_until_the_weights_that_it_learnt(
@@ -66,3 +67,46 @@ def test_a_server_that_is_not_fit_is_refused_before_it_is_asked_for_a_step(tmp_p
         with pytest.raises(UserError, match=r"not fit for training: its log-probabilities are raw"):
             run_training(config, resume=False)
     assert not {"/pause", "load_from_disk"} & set(server.notes)
+
+
+@pytest.mark.parametrize("ranks", [{}, {"num_ranks": 2}])
+def test_a_run_compares_its_server_at_the_start_and_after_each_step(
+    tmp_path: Path, ranks: dict[str, int]
+):
+    """With the values of one process, and of ranks that hold the weights in parts."""
+    server = stand_in()
+    with policy_serving(server):
+        config = served_config(
+            tmp_path / "run",
+            server.url,
+            engine={"transfer": "disk"},
+            ranks=ranks,
+            trainer={"num_steps": 2},
+        )
+        run_training(config, resume=False)
+    assert len(metrics_of(tmp_path / "run")) == 2
+    assert len(server.texts) == 3
+
+
+def test_a_run_whose_only_server_keeps_older_weights_ends_with_the_reason(tmp_path: Path):
+    """It trained on, exit 0, with importance weights that made its metrics look healthy."""
+
+    class Stale(PolicyServer):
+        """It loads the first weights, and takes the next ones for nothing."""
+
+        def _change_weights(self, method: str, kwargs: dict[str, Any]) -> None:
+            super()._change_weights(method, kwargs)
+            self.reads_weights &= "folder" not in kwargs
+
+    server = Stale(codec=stand_in().codec, reads_weights=True)
+    with policy_serving(server):
+        config = served_config(
+            tmp_path / "run",
+            server.url,
+            engine={"transfer": "disk"},
+            trainer={"num_steps": 3, "learning_rate": 0.05},
+        )
+        with pytest.raises(UserError, match="no server samples with the trainer's weights") as end:
+            run_training(config, resume=False)
+    assert f"{server.url} failed to compute what the trainer computes" in str(end.value)
+    assert len(server.texts) == 2, "after the first step"

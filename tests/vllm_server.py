@@ -42,14 +42,15 @@ def served_config(out: Path, *urls: str, **changes: Any) -> RunConfig:
 
 
 @cache
-def real_server(number: int = 0, lora_rank: int = 0) -> str:
+def real_server(number: int = 0, lora_rank: int = 0, model: str = "") -> str:
     """The address of a server of the tiny random model, with room for episodes of 384 tokens.
 
-    Tests that need several ask for each by its number. With ``lora_rank`` it takes adapters.
+    Tests that need several ask for each by its number. With ``lora_rank`` it takes adapters;
+    ``model`` is the folder of another model.
     """
     import os
 
-    lora: dict[str, Any] = {}
+    lora: dict[str, Any] = {"model": {"path": model}} if model else {}
     if lora_rank:
         path = str(random_model())
         lora = {"engine": {"transfer": "adapters"}}
@@ -63,7 +64,7 @@ def real_server(number: int = 0, lora_rank: int = 0) -> str:
         port = free.getsockname()[1]
     command = [*vllm_command(config, engine, program), "--host", "127.0.0.1", "--port", str(port)]
     environment = server_environment(config, 1, None, os.environ)
-    log = scratch() / f"vllm-{number}-{lora_rank}.log"
+    log = scratch() / f"vllm-{number}-{lora_rank}-{Path(model).name}.log"
     process = ChildProcess("the vLLM server", command, log, environment)
     process.start()
     atexit.register(process.stop)

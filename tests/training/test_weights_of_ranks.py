@@ -33,7 +33,8 @@ from forage.training.skeleton import is_skeleton
 from forage.training.trainer import Trainer
 from forage.training.trainer_ranks import AnyTrainer, TrainerRanks, open_trainer
 from tests.fakes import tiny_model, tiny_tokenizer
-from tests.rollout.tiny_models import make_model
+from tests.rollout.folder_models import logprobs_by
+from tests.rollout.tiny_models import make_model, twin
 from tests.training.sequences import episode, weighed
 
 CPU = torch.device("cpu")
@@ -114,6 +115,23 @@ def files_of(folder: Path, stem: str) -> dict[str, Tensor]:
     for path in sorted(folder.glob(f"{stem}*.safetensors")):
         found |= load_file(path)
     return found
+
+
+def test_ranks_compute_the_log_probabilities_of_a_text_as_one_process_does(
+    learnt: tuple[TrainerRanks, Trainer],
+) -> None:
+    ranks, process = learnt
+    text = [1, 5, 9, 3, 7, 2]
+    assert process.text_logprobs(text) == pytest.approx(plain(process.model, text), abs=1e-5)
+    assert ranks.text_logprobs(text) == pytest.approx(process.text_logprobs(text), abs=2e-3)
+
+
+def plain(model: Any, text: list[int]) -> list[float]:
+    """By transformers' own attention, without the packed forward pass; adapters are merged."""
+    merged = twin(make_model())
+    merged.load_state_dict(dict(weights_by_name(model)), strict=False)
+    merged.tie_weights()
+    return logprobs_by(merged, text)
 
 
 def test_the_driver_of_servers_holds_no_weight(learnt: tuple[TrainerRanks, Trainer]) -> None:

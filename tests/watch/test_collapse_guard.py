@@ -289,3 +289,24 @@ def test_settings_that_contradict_each_other_are_refused(
 ):
     with pytest.raises(UserError, match=expected):
         build_config({"model": {"path": "x"}, "sentinel": sentinel, "trainer": trainer})
+
+
+@pytest.mark.parametrize(
+    ("sections", "is_replay", "limit"),
+    [
+        ({}, False, 1e-3),
+        ({"model": {"path": "x", "dtype": "bfloat16"}}, False, 0.1),
+        ({"model": {"path": "x", "arithmetic": "bfloat16"}}, False, 0.1),
+        ({"rollout": {"max_staleness": 1}}, False, 0.1),
+        ({"sentinel": {"max_logprob_diff": 0.02}}, False, 0.02),
+        ({"placement": {"engine": {"kind": "vllm", "max_logprob_diff": 0.3}}}, False, 0.3),
+        ({}, True, None),
+    ],
+)
+def test_sampler_and_trainer_may_differ_by_what_their_type_and_staleness_explain(
+    sections: dict[str, Any], is_replay: bool, limit: float | None
+):
+    """A server with scrambled experts differed by 0.03 to 0.07 in float32, and nothing said so."""
+    guard = CollapseGuard(build_config({"model": {"path": "x"}, **sections}), is_replay)
+    seen = [guard.see(step, {"policy/logprob_diff_mean": 0.35})[0] for step in range(2)]
+    assert [alarm.limit for alarms in seen for alarm in alarms] == [limit] * (limit is not None)

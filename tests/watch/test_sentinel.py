@@ -172,3 +172,13 @@ def _is_beyond(past: list[float], window: int) -> bool:
         if not beyond:
             within.append(value)
     return beyond
+
+
+def test_a_sampler_that_differs_from_the_trainer_alarms_from_the_first_steps_on():
+    """There is no healthy time to compare with: a server may be wrong from the start."""
+    signal = "policy/logprob_diff_mean"
+    (alarm,) = watch(signal, [0.03, 0.03], max_logprob_diff=0.001)
+    assert (alarm.step, alarm.since, alarm.limit) == (1, 0, 0.001)
+    assert "other log-probabilities than the trainer" in str(alarm)
+    assert watch(signal, [0.03, 0.03], max_logprob_diff=0.1) == []
+    assert watch(signal, [0.03, 0.03]) == [], "no limit is known"

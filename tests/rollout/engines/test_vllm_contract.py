@@ -20,7 +20,7 @@ from forage.environment.codec import Codec
 from forage.rollout.engines.vllm_probe import _ROUTES, KNOWN_VERSION
 from forage.rollout.engines.vllm_server import VllmServer
 from forage.rollout.engines.vllm_settings import RECEIVER_VERSION, ServerNeeds, wrong_settings
-from forage.rollout.engines.vllm_turn import sampling_params
+from forage.rollout.engines.vllm_turn import TEXT_PARAMS, sampling_params
 from forage.training.lora import add_adapters, save_adapters
 from forage.types import ContextOverflow
 from tests.rollout.policy_server import PolicyServer, policy_serving
@@ -181,6 +181,21 @@ async def test_alternatives_come_after_the_sampled_token_which_counts(server: As
         assert first["token_id"] == token_id
         assert len(others) == 3
         assert [*others] == sorted(others, key=lambda each: -each["logprob"])
+
+
+async def test_the_log_probabilities_of_a_text_are_those_of_all_its_tokens_but_the_first(
+    url: str, server: Asker
+):
+    """Keys of a row are token ids as text; the row of a token that is the likeliest has one."""
+    text = [5, 6, 7, 6, 5]
+    body = {"token_ids": text, "sampling_params": TEXT_PARAMS, "cache_salt": "1"}
+    first, *rows = (await server.post(GENERATE, body))["prompt_logprobs"]
+    assert first is None
+    found = [row[str(token_id)]["logprob"] for row, token_id in zip(rows, text[1:], strict=True)]
+    client = VllmServer(url, 60.0, 60.0, 1)
+    assert await client.logprobs_of(text, "2") == found
+    assert all(value < 0 for value in found)
+    await client.close()
 
 
 async def test_a_turn_ends_with_its_stop_token_and_where_the_context_ends(server: Asker):
