@@ -17,7 +17,7 @@ from forage.settings import Frozen, kind_or
 USUAL_LOGPROB_DIFF = {"float32": 1e-3, "bfloat16": 0.1}
 """How far sampler and trainer may differ, in nats per token in the mean, by the coarser type.
 
-Servers with the right weights: see the table in benchmarks/servers.md.
+Measured with the right weights: at most 2e-5 and 0.053 (docs/engines.md).
 """
 
 

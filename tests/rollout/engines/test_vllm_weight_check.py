@@ -90,7 +90,7 @@ async def test_a_server_computes_what_transformers_computes_after_each_update(
 
 
 async def test_a_server_that_keeps_older_weights_is_refused(tmp_path: Path):
-    """A label was all that an update changed: it said the version, and had the weights of before."""
+    """The update changed its version and none of its weights, and it was believed."""
     async with compared(random_model(), real_server(), tmp_path) as it:
         await it.publish(it.ways[0])
 
