@@ -34,6 +34,6 @@ def test_the_sentinels_page_names_each_of_its_keys_with_its_default():
     wrong = {
         name: value
         for name, value in defaults.items()
-        if not re.search(rf"`{name}` \(?{value:g}\b", page)
+        if not re.search(rf"`{name}` \(?{'null' if value is None else f'{value:g}'}\b", page)
     }
     assert wrong == {}
