@@ -2,9 +2,9 @@
 
 The servers pause, take the weights, and go on, each of them in any case but one whose memory sleeps
 still. A server serves turns only if it says that it has the version and computes with it what the
-trainer computes (``weight_check.py``). One that fails on the way is left out, and the update is begun again with the others; one that comes back, or comes
-late, is given the weights between two updates. Weights travel through a group of processes (vLLM
-with Forage's receiver) or through files.
+trainer computes (``weight_check.py``). One that fails on the way is left out, and the update is
+begun again with the others; one that comes back, or comes late, is given the weights between two
+updates. Weights travel through a group of processes (vLLM with Forage's receiver) or through files.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ async def test_an_update_that_a_killed_run_left_open_does_not_end_the_server_of_
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(random_model())
     async with (
         open_engine(config, tokenizer(), model, Addresses((real_server(),))) as engine,
-        open_updates(config, engine, model) as updates,
+        open_updates(config, tokenizer(), engine, model) as updates,
     ):
         async with updates.updating(lambda: 1):
             pass
