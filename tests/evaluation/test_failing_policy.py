@@ -80,7 +80,7 @@ def test_a_server_that_is_well_and_fails_each_turn_ends_the_command(
     monkeypatch.setattr("forage.rollout.engines.open_engine.find_faults", find_faults)
     monkeypatch.setattr(served_engine, "_PAUSE_S", 0.01)
     out = tmp_path / "figures.json"
-    with policy_serving(PolicyServer()) as server:
+    with policy_serving(PolicyServer(reads_weights=True)) as server:
         settings = {"transfer": "disk"}
         few = {"num_questions": num_questions, "num_bootstrap": 100}
         config = served_config(tmp_path / "run", server.url, engine=settings, evaluation=few)
