@@ -202,7 +202,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
             for call in turn.calls
         ],
         "generate_s": _number_to_json(turn.generate_s),
-    }
+    } | ({"has_open_thought": True} if turn.has_open_thought else {})
 
 
 def _turn_from_json(row: Mapping[str, Any]) -> Turn:
@@ -213,6 +213,7 @@ def _turn_from_json(row: Mapping[str, Any]) -> Turn:
         observation=row["observation"],
         calls=tuple(map(_call_from_json, row["calls"])) if "calls" in row else _calls_before(row),
         generate_s=float(row["generate_s"]),
+        has_open_thought=bool(row.get("has_open_thought")),
     )
 
 

@@ -257,7 +257,8 @@ class Turn:
 
     ``argument`` is the query, the arguments of another tool, the answer, or why the action was
     invalid. ``observation`` is "" when the episode ended with this turn. ``calls`` are the tools
-    that were run. Seconds are wall-clock.
+    that were run. Seconds are wall-clock. ``has_open_thought``: what was before the turn ends in an
+    opening think tag, as some chat templates do.
     """
 
     sampled: str
@@ -266,6 +267,12 @@ class Turn:
     observation: str = ""
     calls: tuple[ToolCall, ...] = ()
     generate_s: float = 0.0
+    has_open_thought: bool = False
+
+    @property
+    def written(self) -> str:
+        """What was sampled, behind the think tag that was open already."""
+        return f"{Tag.THINK.opening if self.has_open_thought else ''}{self.sampled}"
 
     @property
     def passage_ids_K(self) -> tuple[str, ...]:

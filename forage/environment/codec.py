@@ -17,6 +17,7 @@ from functools import lru_cache
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from forage.environment.stop_ids import message_ends, text_ends
 from forage.errors import UserError
 from forage.types import Tag, TokenizerId
 
@@ -25,14 +26,14 @@ _TAG_NAMES = (*Tag, "tools")
 _TAG_START = r"<([\s/\u00ad\u200b-\u200f\u2060\ufeff]*(?:{names})(?![a-z]))"
 # Chat formats' markers, also where the tokenizer at hand does not know them as tokens.
 _CHAT_MARKER = re.compile(r"<(?=\|\w{1,40}\|>|</?SYS>>)|\[(?=/?INST\])")
-_END_OF_MESSAGE = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
-_END_OF_TEXT = (*_END_OF_MESSAGE, "<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")
 _CHARACTERS_PER_TOKEN = 16
 _CACHED_TEXTS = 65_536
 _LONGEST_CACHED = 4096
 """Characters: passages come again and again, pages hardly; 65,536 pages would be gigabytes."""
 _CACHED_FIXED_TEXTS = 256
 _MAX_ROUNDS = 8
+_TAIL = 16
+"""Tokens that are enough for a tag and white space behind it."""
 
 
 class Codec:
@@ -55,8 +56,8 @@ class Codec:
         added = tokenizer.added_tokens_decoder
         self._added_ids = frozenset(added) | frozenset(tokenizer.all_special_ids)
         self._added_text = _any_of([token.content for token in added.values()])
-        self.eos_ids: tuple[int, ...] = _eos_ids(tokenizer)
-        self.message_end_ids = _ids_of(tokenizer, _END_OF_MESSAGE)
+        self.eos_ids = text_ends(tokenizer)
+        self.message_end_ids = message_ends(tokenizer)
         self._encode_cached = lru_cache(maxsize=_CACHED_TEXTS)(self._encode_untrusted)
         self._encode_fixed = lru_cache(maxsize=_CACHED_FIXED_TEXTS)(self._encode_trusted)
 
@@ -110,6 +111,10 @@ class Codec:
         )
         assert isinstance(text, str), "one sequence of tokens decodes to one string"
         return text
+
+    def leaves_thought_open(self, token_ids: Sequence[int]) -> bool:
+        """Whether a prompt or an observation ends in an opening think tag, as some templates do."""
+        return self.decode(token_ids[-_TAIL:]).rstrip().endswith(Tag.THINK.opening)
 
     def cut(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         """The first ``max_tokens`` tokens, less those that would end in part of a character."""
@@ -197,19 +202,6 @@ def _any_of(contents: list[str]) -> re.Pattern[str] | None:
     if not breakable:
         return None
     return re.compile("|".join(re.escape(c) for c in sorted(breakable, key=len, reverse=True)))
-
-
-def _eos_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
-    """The ids that end a text: the tokenizer's own, and well-known ends of turns beside it."""
-    own = tokenizer.eos_token_id
-    known = _ids_of(tokenizer, _END_OF_TEXT)
-    return tuple(dict.fromkeys(([own] if isinstance(own, int) else []) + list(known)))
-
-
-def _ids_of(tokenizer: PreTrainedTokenizerFast, contents: Sequence[str]) -> tuple[int, ...]:
-    """The ids of those contents that are added tokens of this tokenizer."""
-    ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
-    return tuple(ids[content] for content in contents if content in ids)
 
 
 def _mend_surrogates(text: str) -> str:

@@ -213,14 +213,19 @@ class _EpisodeInFlight:
         stop, stop_ids = self.environment.protocol.stop, self.environment.codec.eos_ids
         sampling = self.setting.sampling(max_tokens, stop, stop_ids, self.key)
         started = time.monotonic()
+        token_ids = self.transcript.token_ids
         async with asyncio.timeout(self._seconds_left()):
-            completion = await self.engine.generate(self.transcript.token_ids, sampling)
+            completion = await self.engine.generate(token_ids, sampling)
         self.transcript.append_sampled(completion)
         sampled = self.environment.codec.decode(completion.token_ids_T)
         seconds = time.monotonic() - started
         action = self.environment.protocol.parse(sampled)
         is_cut = completion.finish_reason is FinishReason.LENGTH
-        return Turn(sampled, action.kind, action.text, generate_s=seconds), action, is_cut
+        is_open = self.environment.codec.leaves_thought_open(token_ids)
+        turn = Turn(
+            *(sampled, action.kind, action.text), generate_s=seconds, has_open_thought=is_open
+        )
+        return turn, action, is_cut
 
     async def _observe(self, turn: Turn, action: actions.Action) -> tuple[Turn, Observation]:
         """The observation that ``turn`` earns, and the turn with it written in."""

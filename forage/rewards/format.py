@@ -1,7 +1,8 @@
 """Whether an episode kept to the protocol: ``think (search information think)* answer``.
 
-A call of another tool may stand where a search does. Judged on what the policy wrote, turn by turn;
-an observation counts only through its place (it stands after each call), never through its text.
+A call of another tool may stand where a search does. Each turn is judged on what the policy wrote,
+behind a think tag that its prompt opened; an observation counts only through its place (it follows
+each call), never through its text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _THOUGHT = [Tag.THINK.opening, Tag.THINK.closing]
 _NATIVE_CALL = [Tag.TOOL_CALL.opening, Tag.TOOL_CALL.closing]
 _ANSWER = [Tag.ANSWER.opening, Tag.ANSWER.closing]
 _BARE_CALL = re.compile(r'\{\s*"name"\s*:')
-_END_OF_TURN = re.compile(r"\s*(?:<\|\w+\|>\s*)?")
+_END_OF_TURN = re.compile(r"\s*(?:<(?:[|｜][^<>\s]+[|｜]|/s|eos|end_of_turn|turn\|)>\s*)?")
+"""At most one token that ends a turn, as the model families spell it."""
 
 
 def is_format_valid(turns: Sequence[Turn], protocol: ProtocolName = "tags") -> bool:
@@ -65,7 +67,7 @@ def _is_tags_turn(turn: Turn, tag: re.Pattern[str]) -> bool:
 
     Splitting at tags gives ``between, tag, inside, tag, between, tag, inside, tag, between``.
     """
-    pieces = tag.split(turn.sampled)
+    pieces = tag.split(turn.written)
     outside = pieces[0::4]
     tool = turn.calls[0].tool if turn.calls else SEARCH_TOOL
     action = _ANSWER if turn.kind is ActionKind.ANSWER else [f"<{tool}>", f"</{tool}>"]
@@ -77,14 +79,14 @@ def _is_tools_turn(turn: Turn) -> bool:
 
     A bare call, as Llama writes it, is followed by the end-of-turn token.
     """
-    pieces = _ANY_TAG.split(turn.sampled)
+    pieces = _ANY_TAG.split(turn.written)
     tags = pieces[1::2]
     action = tags[2:] if tags[:2] == _THOUGHT else tags
     is_answer = turn.kind is ActionKind.ANSWER
     if action == (_ANSWER if is_answer else _NATIVE_CALL):
         return _END_OF_TURN.fullmatch(pieces[-1]) is not None
-    call = _BARE_CALL.search(turn.sampled)
+    call = _BARE_CALL.search(turn.written)
     if is_answer or action or call is None:
         return False
-    _, end = json.JSONDecoder().raw_decode(turn.sampled, call.start())  # the environment has too
-    return _END_OF_TURN.fullmatch(turn.sampled, end) is not None
+    _, end = json.JSONDecoder().raw_decode(turn.written, call.start())  # the environment has too
+    return _END_OF_TURN.fullmatch(turn.written, end) is not None

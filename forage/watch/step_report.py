@@ -135,7 +135,7 @@ def vitals(episodes: Sequence[Episode], correctness: str = "em") -> dict[str, fl
         return {}
     metrics = {
         "health/format_breaks": fmean(
-            any(is_reasoning_broken(turn.sampled) for turn in episode.turns) for episode in finished
+            any(is_reasoning_broken(turn.written) for turn in episode.turns) for episode in finished
         ),
         "health/repetition": fmean(_repetition(episode) for episode in finished),
         "health/empty_answers": fmean(_has_empty_answer(episode) for episode in finished),
@@ -168,7 +168,7 @@ def signs_of(episode: Episode) -> tuple[str, ...]:
         episode.status is Status.ENGINE_FAILED,
         any(turn.kind is ActionKind.INVALID for turn in turns),
         any(_are_repeated(episode)),
-        any(is_reasoning_broken(turn.sampled) for turn in turns),
+        any(is_reasoning_broken(turn.written) for turn in turns),
         _has_empty_answer(episode),
         reward is not None and reward.failure is not None,
     )

@@ -132,7 +132,7 @@ class Demonstrator:
         text = next(self._turns, None)
         if text is None:
             raise EngineError("the script is over and the episode is not")
-        return _as_sampled(text, self._codec, sampling)
+        return _as_sampled(text, self._codec, token_ids, sampling)
 
     def release(self, episode_key: str) -> None:
         """Nothing is kept."""
@@ -198,7 +198,7 @@ class Reader:
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """The next turn; raises ``EngineError`` where nothing good can be shown any more."""
         observed = self._codec.decode(token_ids[self._num_seen :]) if self._num_seen else ""
-        completion = _as_sampled(self._next_turn(observed), self._codec, sampling)
+        completion = _as_sampled(self._next_turn(observed), self._codec, token_ids, sampling)
         self._num_seen = len(token_ids) + len(completion.token_ids_T)
         return completion
 
@@ -253,8 +253,13 @@ def _answer(thought: str, text: str) -> str:
     return f"{_thought(thought)}{actions.ANSWER_OPEN} {text}{actions.ANSWER_CLOSE}"
 
 
-def _as_sampled(text: str, codec: Codec, sampling: Sampling) -> Completion:
-    """A turn of this text, as if it had been sampled; raises ``EngineError`` where it is cut."""
+def _as_sampled(text: str, codec: Codec, before: Sequence[int], sampling: Sampling) -> Completion:
+    """A turn of this text, as if it had been sampled; raises ``EngineError`` where it is cut.
+
+    A think tag that the tokens ``before`` it have opened is not opened again.
+    """
+    if codec.leaves_thought_open(before):
+        text = text.removeprefix(actions.THINK_OPEN).lstrip()
     ids = tuple(codec.encode_trusted(text))
     if len(ids) > sampling.max_tokens:
         raise EngineError(f"a turn of {len(ids)} tokens exceeds {sampling.max_tokens}")

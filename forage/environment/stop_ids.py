@@ -1,0 +1,91 @@
+"""Which tokens end a message and a text, as tokenizer, chat template and generation config say.
+
+Each of the three is incomplete in some families: Llama's tokenizer names one of three ends, Qwen's
+base models have a template whose end is not their tokenizer's, and GLM's template writes no end at
+all: its generation config names the headers of the messages that follow. ``Codec`` holds both sets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.hub import cached_file
+
+_END_OF_MESSAGE = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+_END_OF_TEXT = (*_END_OF_MESSAGE, "<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")
+_CONFIGS = ("generation_config.json", "config.json")
+_TURN = "TURNx4Lm81PLACEx"
+_ASKED = {"role": "user", "content": "?"}
+_REPLIED = {"role": "assistant", "content": _TURN}
+
+
+def message_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """The ids that end a message: the one behind the last message of a chat, well-known others."""
+    ends = {*_ids_of(tokenizer, _END_OF_MESSAGE), *_end_in_template(tokenizer, [_ASKED, _REPLIED])}
+    return tuple(sorted(ends))
+
+
+def text_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """The ids at which sampling stops, the tokenizer's own first.
+
+    Where the template writes nothing behind the last message, what it writes between two counts:
+    a policy that begins somebody else's message has ended its own.
+    """
+    own = tokenizer.eos_token_id
+    ends: list[int] = [own] if isinstance(own, int) else []
+    ends += _ids_of(tokenizer, _END_OF_TEXT)
+    ends += _end_in_template(tokenizer, [_ASKED, _REPLIED]) or _end_in_template(
+        tokenizer, [_ASKED, _REPLIED, _ASKED]
+    )
+    return tuple(dict.fromkeys(ends + _ends_in_configs(tokenizer)))
+
+
+def _end_in_template(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, str]]
+) -> list[int]:
+    """The first added token behind the assistant's words, in a list; none where none follows."""
+    if not tokenizer.chat_template:
+        return []
+    try:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False)
+    except TemplateError:  # ``derive_glue`` says so where such messages are needed
+        return []
+    assert isinstance(text, str), "an untokenised chat template gives text"
+    _, turn, after = text.rpartition(_TURN)
+    ids = tokenizer.encode(after, add_special_tokens=False) if turn else []
+    added = tokenizer.added_tokens_decoder
+    return [i for i in ids if i in added][:1]
+
+
+def _ends_in_configs(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """What the files beside the tokenizer call ``eos_token_id``, as far as it is a control token.
+
+    A config that nobody adapted may name any token: transformers' default for Llama is 2.
+    """
+    known = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids: list[Any] = []
+    for name in _CONFIGS:
+        found = _read_json(tokenizer.name_or_path, name).get("eos_token_id")
+        ids += found if isinstance(found, list) else [found]
+    return [i for i in ids if isinstance(i, int) and i in known]
+
+
+def _read_json(model: str, name: str) -> dict[str, Any]:
+    """A file of a directory, or of a model that was downloaded; empty where there is none."""
+    try:
+        path = cached_file(model, name, local_files_only=True) if model else None
+        found = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _ids_of(tokenizer: PreTrainedTokenizerFast, contents: Collection[str]) -> list[int]:
+    """The ids of those contents that are added tokens of this tokenizer."""
+    ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
+    return [ids[content] for content in contents if content in ids]
