@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from forage.algorithms.packing import lay_end_to_end
 from forage.batch import Packed
+from forage.environment.vocabulary import known_logits
 from forage.models.head import logits_of
 from forage.training.compiled import is_compiled
 from forage.training.packed_attention import PackedAttend
@@ -204,9 +205,8 @@ def head_logprobs(
     with_gradient = has_entropy_gradient and torch.is_grad_enabled()
 
     def one_chunk(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-        return of_logits(
-            logits_of(model, hidden_CH), targets_C, temperature, with_gradient, summary
-        )
+        logits_CV = known_logits(model, logits_of(model, hidden_CH))
+        return of_logits(logits_CV, targets_C, temperature, with_gradient, summary)
 
     chunks = [
         checkpoint(one_chunk, hidden_CH, targets_C, use_reentrant=False)

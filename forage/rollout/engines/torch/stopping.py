@@ -11,6 +11,8 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerFast
 
+from forage.environment.vocabulary import num_token_ids
+
 
 class StopTable:
     """The bytes of every token, and which of them can complete a stop string."""
@@ -22,7 +24,8 @@ class StopTable:
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> StopTable:
         """Read the vocabulary of a byte-level or SentencePiece tokenizer once."""
         added = {index: text for text, index in tokenizer.get_added_vocab().items()}
-        pieces = [str(tokenizer.convert_ids_to_tokens(i) or "") for i in range(len(tokenizer))]
+        ids = range(num_token_ids(tokenizer))
+        pieces = [str(tokenizer.convert_ids_to_tokens(i) or "") for i in ids]
         is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
         to_bytes = _byte_level_bytes if is_byte_level else _sentencepiece_bytes
         table = [

@@ -1,0 +1,63 @@
+"""Which rows of a model's head stand for tokens: the others are neither sampled nor trained.
+
+Many models have more rows than their tokenizer has tokens (Qwen2.5: 151,936 and 151,665). Sampler
+and trainer both ask here, so that their log-probabilities sum to 1 over the same tokens. Servers
+sample spare rows too; a turn that holds such an id is refused (``served_engine.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerFast
+
+from forage.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+_KNOWN = "forage_token_ids"
+_LOWEST = -1e30
+"""The logit of an id between tokens that is none: infinity would make an entropy NaN."""
+
+
+def num_token_ids(tokenizer: PreTrainedTokenizerFast) -> int:
+    """One more than the highest id; ``len(tokenizer)`` is less where ids are left out."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def fit_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, what: str) -> None:
+    """Leave only the tokenizer's ids to ``model``; raises ``UserError`` if it lacks a row."""
+    import torch
+
+    ids = set(tokenizer.get_vocab().values())
+    number = max(ids) + 1
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if layer is not None:
+            refuse_too_few_rows(number, layer.get_parameter("weight").shape[0], what)
+    gaps = sorted(set(range(number)) - ids)
+    vars(model)[_KNOWN] = (number, torch.tensor(gaps, dtype=torch.long) if gaps else None)
+
+
+def refuse_too_few_rows(num_ids: int, num_rows: int, what: str) -> None:
+    """Raise ``UserError`` where a tokenizer's ids are more than a model's rows."""
+    if num_ids > num_rows:
+        raise UserError(
+            f"{what}: the tokenizer's ids go up to {num_ids - 1:,}, and the model has {num_rows:,} "
+            "rows of embeddings. Put the tokenizer that the model was trained with beside it, or "
+            f"add rows (transformers: model.resize_token_embeddings({num_ids})) and save it again"
+        )
+
+
+def known_logits(model: PreTrainedModel, logits_BV: Tensor) -> Tensor:
+    """The logits [B, V] of the ids up to the last token; an id between that is none is lowest.
+
+    All of them for a model that no tokenizer was fitted to. A slice: nothing is copied.
+    """
+    number, gaps = vars(model).get(_KNOWN, (logits_BV.shape[-1], None))
+    known_BV = logits_BV[..., :number]
+    if gaps is None:
+        return known_BV
+    lowest = max(_LOWEST, -6e4 if known_BV.element_size() == 2 else _LOWEST)
+    return known_BV.index_fill(-1, gaps.to(known_BV.device), lowest)
