@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean
 
 import torch
@@ -21,6 +22,7 @@ from forage.algorithms.dapo import is_flat
 from forage.algorithms.packing import unweighed
 from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig
+from forage.errors import UserError
 from forage.rewards.shown import shows_an_answer
 from forage.types import ActionKind, Episode, Group, Question, Status, Turn
 
@@ -64,6 +66,7 @@ class Credit:
     ) -> tuple[list[list[Weighed]], dict[str, float]]:
         """Advantages, and the critic's targets, of the learnable episodes; and metrics.
 
+        Raises ``UserError`` where one of these, or of what they are made of, is not finite.
         ``views_P`` are those of ``unweighed``, looked at. The running baseline takes the step in.
         """
         weighed_P: list[list[Weighed]] = []
@@ -77,6 +80,7 @@ class Credit:
             totals += [earned.total for earned in kept]
         if self._estimator.is_whitened:
             weighed_P = _whitened(weighed_P)
+        _refuse_not_finite(weighed_P)
         decay = self._estimator.baseline_decay
         if decay is not None:
             self.baseline = next_baseline(self.baseline, totals, decay)
@@ -179,6 +183,20 @@ class Credit:
         if greedy:
             metrics["reward/greedy_mean"] = fmean(greedy)
         return metrics
+
+
+def _refuse_not_finite(weighed_P: Sequence[Sequence[Weighed]]) -> None:
+    """Name the first number that would make the whole step's gradient NaN, and its question."""
+    for each in chain.from_iterable(weighed_P):
+        for name, values_M in each.columns.items():
+            if not bool(values_M.isfinite().all()):
+                what = name.removesuffix("_M").replace("_", " ")
+                raise UserError(
+                    f"the {what} of the episode of question {each.episode.question.id!r}, member "
+                    f"{each.episode.member}, hold NaN or infinity; nothing was learnt from it. The "
+                    "estimator, reference, critic or policy that gives these numbers computes in "
+                    "too small a type, or has diverged"
+                )
 
 
 def _whitened(weighed_P: Sequence[Sequence[Weighed]]) -> list[list[Weighed]]:

@@ -206,7 +206,7 @@ class Trainer:
         metrics = {"loss/total": sum(loss for loss, _ in shares)}
         metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
         grad_norm = clip_gradient(self._policy, self._config.max_grad_norm, self._ranks)
-        is_skipped = self._is_left_out(grad_norm, metrics.get("loss/ratio", 0.0))
+        is_skipped = self._is_left_out(grad_norm, metrics)
         if batch.rows and not is_skipped:
             with changing:
                 self.optimizer.step()
@@ -216,12 +216,14 @@ class Trainer:
         metrics |= {"optimizer/grad_norm": grad_norm, "optimizer/skipped": float(is_skipped)}
         return metrics | {"optimizer/learning_rate": learning_rate}
 
-    def _is_left_out(self, grad_norm: float, ratio: float) -> bool:
-        """Whether the weights are not to take this update; ``ratio`` is the mean of the tokens'.
+    def _is_left_out(self, grad_norm: float, metrics: Mapping[str, float]) -> bool:
+        """Whether the weights do not take this update, by the norm and the metrics of its losses.
 
         Raises ``FloatingPointError`` after more than ``max_skipped_updates`` without a finite norm.
         """
-        is_skipped = self._skipped.is_next(grad_norm, f"policy version {self.version}")
+        when = f"policy version {self.version} (the loss is {metrics['loss/total']:.4g})"
+        is_skipped = self._skipped.is_next(grad_norm, when)
+        ratio = metrics.get("loss/ratio", 0.0)
         is_far = ratio > (self._algorithm.early_stop_ratio or math.inf)
         if is_far:
             LOG.warning("update %d is left out: the mean ratio is %.3g", self.version, ratio)

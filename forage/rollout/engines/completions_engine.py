@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any
 
 from forage.environment.codec import Codec
+from forage.environment.vocabulary import num_token_ids
 from forage.errors import UserError
 from forage.remote.openai_replies import read_completion
 from forage.remote.request import BadReply
 from forage.rollout.engines.endpoint_client import EndpointClient
 from forage.rollout.engines.engine import EngineCounters
+from forage.rollout.engines.engine_http import refuse_impossible
 from forage.rollout.engines.torch.sampling import noise_key
 from forage.types import Completion, EngineError, Sampling, Tag
 
@@ -32,6 +34,7 @@ class CompletionsEngine:
     def __init__(self, client: EndpointClient, codec: Codec) -> None:
         self._client = client
         self._codec = codec
+        self._num_ids = num_token_ids(codec.tokenizer)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one turn; raises ``EngineError``."""
@@ -75,7 +78,8 @@ class CompletionsEngine:
 
     async def _ask(self, token_ids: Sequence[int], sampling: Sampling) -> tuple[Completion, str]:
         body = self._body(list(token_ids), sampling)
-        read = partial(_read_turn, sent=list(token_ids), max_tokens=sampling.max_tokens)
+        limits = {"max_tokens": sampling.max_tokens, "num_ids": self._num_ids}
+        read = partial(_read_turn, sent=list(token_ids), **limits)
         return await self._client.ask("/completions", body, read)
 
     def _body(self, token_ids: list[int], sampling: Sampling) -> dict[str, Any]:
@@ -124,7 +128,7 @@ def request_seed(sampling: Sampling, position: int) -> int:
 
 
 def _read_turn(
-    document: dict[str, Any], sent: list[int], max_tokens: int
+    document: dict[str, Any], sent: list[int], max_tokens: int, num_ids: int
 ) -> tuple[Completion, str]:
     """The turn and its text, if it is whole and follows what was sent; raises ``BadReply``."""
     choice = read_completion(document)
@@ -143,6 +147,12 @@ def _read_turn(
     logprobs = tuple(logprob for logprob in told if logprob is not None)
     if len(logprobs) != len(choice.token_ids):
         raise BadReply(f"{len(choice.token_ids)} tokens came with {len(logprobs)} probabilities")
+    if wrong := [token_id for token_id in choice.token_ids if not 0 <= token_id < num_ids]:
+        raise BadReply(f"the id {wrong[0]} came, and the ids of model.path end at {num_ids - 1}")
+    try:
+        refuse_impossible(logprobs)
+    except ValueError as error:
+        raise BadReply(str(error)) from None
     # The server's weights are one version, as those of any evaluation.
     versions = (0,) * len(logprobs)
     return Completion(tuple(choice.token_ids), logprobs, versions, end), choice.text

@@ -113,6 +113,12 @@ class EngineHttp:
         return document
 
 
+def refuse_impossible(logprobs: Sequence[float]) -> None:
+    """Raise ``ValueError`` that names one that is no log-probability."""
+    if wrong := [logprob for logprob in logprobs if not -math.inf < logprob < _MAX_LOGPROB]:
+        raise ValueError(f"a log-probability of {wrong[0]} came; it must be finite and at most 0")
+
+
 def make_completion(
     token_ids: Sequence[int],
     logprobs: Sequence[float],
@@ -131,8 +137,7 @@ def make_completion(
             f"{num_tokens} tokens with {len(logprobs)} log-probabilities came, {max_tokens} were "
             "asked for"
         )
-    if not all(-math.inf < logprob < _MAX_LOGPROB for logprob in logprobs):
-        raise ValueError("not all of its log-probabilities are finite, and below 0")
+    refuse_impossible(logprobs)
     versions: list[int] = []
     for span in spans:
         if span.start != len(versions) or span.end > num_tokens:

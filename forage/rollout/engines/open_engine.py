@@ -17,6 +17,7 @@ from forage.config.model_config import EndpointConfig
 from forage.config.run_config import RunConfig
 from forage.config.server_config import ServerPlacement, SglangPlacement, VllmPlacement
 from forage.environment.codec import Codec
+from forage.environment.vocabulary import num_token_ids
 from forage.errors import UserError
 from forage.rollout.engines.chat_engine import ChatEngine
 from forage.rollout.engines.completions_engine import CompletionsEngine
@@ -97,7 +98,8 @@ async def _open_served(
                 if not await servers[-1].is_alive():
                     raise UserError(f"the SGLang server {url} does not answer at /server_info")
     pool = ServerPool(servers, settings.lost_after_s, addresses.on_failed)
-    engine = ServedEngine(pool, None if model is None else model.config.vocab_size)
+    num_rows = None if model is None else model.config.vocab_size
+    engine = ServedEngine(pool, num_rows, num_token_ids(codec.tokenizer))
     try:
         yield engine
     finally:

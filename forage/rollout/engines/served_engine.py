@@ -34,10 +34,16 @@ class ServedEngine:
 
     counters = EngineCounters()  # nothing is counted here
 
-    def __init__(self, pool: ServerPool, vocabulary: int | None = None) -> None:
-        """``vocabulary``: how many tokens the model knows, where that is to be checked."""
+    def __init__(
+        self, pool: ServerPool, vocabulary: int | None = None, num_ids: int | None = None
+    ) -> None:
+        """``vocabulary``: the rows of the model; ``num_ids``: those up to the last token of them.
+
+        None: they are not checked.
+        """
         self.pool = pool
         self._vocabulary = vocabulary
+        self._num_ids = math.inf if num_ids is None else num_ids
         self._told_of: int | None = None
         self._in_a_row: Counter[Member] = Counter()
         """Failures of each server since it last sampled a turn, the first of a turn left out."""
@@ -89,6 +95,11 @@ class ServedEngine:
         why = _foreign(turn, self._vocabulary, (*(first or ()), *(self.pool.versions or ())))
         if why is not None:
             raise ServerFailed.for_good(seat.member.server.url, "sample a turn", why)
+        if (highest := max(turn.token_ids_T)) >= self._num_ids:
+            raise EngineError(
+                f"{seat.member.server.url} sampled the id {highest}, a spare row of the model: the "
+                f"tokenizer's ids end at {self._num_ids - 1}. Nobody can read or learn the turn"
+            )
         self._in_a_row.pop(seat.member, None)
         return turn
 

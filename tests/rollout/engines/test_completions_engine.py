@@ -7,8 +7,10 @@ import pytest
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.model_config import EndpointConfig
 from forage.environment.episode import Environment
+from forage.environment.vocabulary import num_token_ids
 from forage.errors import UserError
-from forage.rollout.engines.completions_engine import CompletionsEngine
+from forage.remote.request import BadReply
+from forage.rollout.engines.completions_engine import CompletionsEngine, _read_turn
 from forage.rollout.engines.endpoint_client import EndpointClient, EndpointFailure
 from forage.types import (
     ContextOverflow,
@@ -265,3 +267,30 @@ async def test_where_nobody_listens_the_address_is_said():
     with pytest.raises(UserError, match="http://127.0.0.1:9/v1 does not answer: unavailable"):
         await engine.check(500)
     await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logprob": 3.0}, "a log-probability of 3.0 came"),
+        ({"logprob": float("nan")}, "a log-probability of nan came"),
+        ({"logprob": float("-inf")}, "a log-probability of -inf came"),
+        ({"token": -1}, "the id -1 came"),
+        ({"token": 100_000}, "the id 100000 came, and the ids of model.path end at"),
+        ({"count": 2}, "tokens came with 2 probabilities"),
+    ],
+)
+def test_tokens_that_no_policy_samples_are_refused(change: dict[str, float], message: str):
+    """A log-probability of +3.0 or NaN and the id -1 were taken as they came."""
+    ids = ids_of("So. <answer> Tiber </answer>")
+    logprobs = [-0.5] * len(ids)
+    logprobs[1] = change.get("logprob", -0.5)
+    ids[2] = int(change.get("token", ids[2]))
+    choice = {
+        "text": "",
+        "finish_reason": "stop",
+        "token_ids": ids,
+        "logprobs": {"token_logprobs": logprobs[: int(change.get("count", len(ids)))]},
+    }
+    with pytest.raises(BadReply, match=message):
+        _read_turn({"choices": [choice]}, [1], 60, num_token_ids(tiny_tokenizer()))

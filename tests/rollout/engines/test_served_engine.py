@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -427,3 +427,28 @@ async def test_a_turn_waits_for_a_server_that_comes_back():
             assert not server.turns
             engine.pool.admit(member)
             assert (await turn).token_ids_T == (2, 3, 4)
+
+
+async def test_a_spare_row_that_a_server_samples_ends_its_episode_and_not_the_server(
+    caplog: pytest.LogCaptureFixture,
+):
+    """The server knows the model's rows and no tokenizer, so it samples these ids as well.
+
+    Once in a while that is a failed episode; a server that does little else is left out.
+    """
+    with policy_serving(PolicyServer()) as server:
+        async with engine_over(server, lost_after_s=0.3) as (engine, failed):
+            served = ServedEngine(engine.pool, vocabulary=VOCABULARY, num_ids=VOCABULARY - 10)
+            server.changes = {"token_ids": [2, VOCABULARY - 1, 4]}
+            with pytest.raises(EngineError, match="sampled the id 49, a spare row of the model"):
+                await served.generate([1], ask())
+            assert failed == []
+            server.changes = {}
+            assert (await served.generate([1], ask())).token_ids_T == (2, 3, 4)
+            server.changes = {"token_ids": [2, VOCABULARY - 1, 4]}
+            for _ in range(8):
+                with suppress(EngineError):
+                    await served.generate([1], ask())
+            with pytest.raises(UserError, match="no server samples any more: .* a spare row"):
+                await served.generate([1], ask())
+    assert "a spare row" in caplog.text

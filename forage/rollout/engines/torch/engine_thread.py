@@ -9,6 +9,7 @@ turn that has ended is then in one round more, whose token is dropped.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
@@ -21,6 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.config.rollout_config import EngineConfig
+from forage.environment.vocabulary import known_logits
+from forage.errors import UserError
 from forage.rollout.engines.engine import EngineCounters
 from forage.rollout.engines.torch.drafter import Drafter
 from forage.rollout.engines.torch.engine_check import EngineCheck
@@ -251,7 +254,7 @@ class EngineThread:
         self, slots: list[Slot], logits_BV: Tensor, drafts: list[list[int]], forward: Forward
     ) -> None:
         """Sample the next token of each slot, and read what is not to be left for later."""
-        sampled = sample(slots, logits_BV, drafts, self._version)
+        sampled = sample(slots, known_logits(self._model, logits_BV), drafts, self._version)
         if forward.rounds_ahead:
             forward.take_tokens([slot.index for slot in slots], sampled.tokens_B)
         self._unread.append(sampled)
@@ -294,6 +297,8 @@ class EngineThread:
         start = len(slot.token_ids)
         reason = None
         for (token, logprob, others), guess in zip(chosen, [*guesses, None], strict=True):
+            if not math.isfinite(logprob):
+                raise UserError(_not_finite(logprob, turn, version))
             slot.token_ids.append(token)
             turn.sampled.append(token)
             if turn.sampling.on_token is not None:
@@ -327,3 +332,13 @@ class EngineThread:
         self.counters = replace(
             counters, **{name: getattr(counters, name) + by for name, by in more.items()}
         )
+
+
+def _not_finite(logprob: float, turn: PendingTurn, version: int) -> str:
+    return (
+        f"the model gives a log-probability of {logprob} for token {len(turn.sampled)} of a turn "
+        f"of the episode {turn.sampling.episode_key}, under policy version {version}: its weights "
+        "were finite when they were loaded, so numbers overflow inside the model. Set model.dtype "
+        "to float32, or, if training moved the weights there, lower trainer.learning_rate and "
+        "resume from an earlier checkpoint"
+    )

@@ -1,12 +1,14 @@
 """Slots are shared, and every turn ends: by a cancellation, a close or a crash at the latest."""
 
 import asyncio
+import re
 import threading
 from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
 
+from forage.errors import UserError
 from forage.rollout.engines.torch import packed_forward
 from forage.rollout.engines.torch.sampling import Chosen
 from forage.types import EngineError
@@ -207,3 +209,27 @@ async def test_two_turns_of_one_episode_at_a_time_are_a_bug_that_is_said():
         with pytest.raises(AssertionError, match="two turns of the episode a at once"):
             await engine.generate(tokens(1, 9), sampling("a"))
         assert len((await first).token_ids_T) == 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+async def test_the_first_log_probability_that_is_no_number_ends_the_run_and_says_where(
+    number: float, temperature: float
+):
+    """Such a model was evaluated to the end: EM 0.00, exit status 0."""
+    model = make_model()
+    async with running_engine(model) as engine:
+        await engine.generate(tokens(1, 9), sampling("0/fine/0", max_tokens=3))
+        async with engine.updating(lambda: 4):
+            model.get_submodule("model.norm").get_parameter("weight").data[0] = number
+        turns = [sampling(f"0/{name}/0", temperature=temperature) for name in "ab"]
+        results = await asyncio.gather(
+            *(engine.generate(tokens(2, 9), turn) for turn in turns), return_exceptions=True
+        )
+    for result in results:
+        assert isinstance(result, UserError)
+        assert re.search(
+            "log-probability of nan for token 0 of a turn of the episode 0/[ab]/0, under policy "
+            "version 4: .* Set model.dtype to float32",
+            str(result),
+        )
