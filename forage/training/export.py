@@ -22,13 +22,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from forage.config.config_file import read_tree
 from forage.config.model_config import ModelConfig
 from forage.environment.remembered import pass_on
+from forage.environment.vocabulary import num_token_ids, refuse_too_few_rows
 from forage.errors import UserError, refuse_unwritable
+from forage.remote.loaded_weights import some
 from forage.training import lora
 from forage.training.base_weights import digest_of_files
 from forage.training.checkpoint import checkpoints, is_checkpoint
 from forage.training.checkpoint_manifest import check_manifest
 from forage.training.layouts.open_layout import Checkpoint, open_layout, stored_safetensors
-from forage.training.layouts.stored import Shape, Stored, Weights, cast, held
+from forage.training.layouts.stored import Shape, Stored, Weights, cast, finite, held
 from forage.training.model import load_model, load_tokenizer
 from forage.training.run_state import read_state
 from forage.training.saved_weights import MODEL
@@ -146,17 +148,12 @@ def _convert(checkpoint: Checkpoint, out: Path, base: str | None, dtype: str | N
 def _check(weights: Weights, shapes: Mapping[str, Shape], model: str) -> None:
     """Refuse weights that are not those of the model; raises ``UserError``."""
     if missing := sorted(shapes.keys() - weights.keys()):
-        raise UserError(f"the checkpoint lacks {_some(missing)}, which {model} has")
+        raise UserError(f"the checkpoint lacks {some(missing)}, which {model} has")
     if unexpected := sorted(weights.keys() - shapes.keys()):
-        raise UserError(f"the checkpoint has {_some(unexpected)}, which {model} has not")
+        raise UserError(f"the checkpoint has {some(unexpected)}, which {model} has not")
     for name, shape in shapes.items():
         if weights[name].shape != shape:
             raise UserError(f"{name} is {list(weights[name].shape)}, and {model} has {list(shape)}")
-
-
-def _some(names: list[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + rest
 
 
 def _write(
@@ -172,14 +169,11 @@ def _write(
     What the model of ``trained`` was trained with is passed on.
     """
     tokenizer = load_tokenizer(ModelConfig(path=source), "the model")
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"the tokenizer of {source} has {len(tokenizer)} tokens, and the model's vocab_size is "
-            f"{config.vocab_size}: they do not belong together"
-        )
+    refuse_too_few_rows(num_token_ids(tokenizer), config.vocab_size, source)
     weights = dict(sorted(weights.items()))
     if dtype is not None:
         weights = {name: cast(each, getattr(torch, dtype)) for name, each in weights.items()}
+    weights = {name: finite(each, name, trained) for name, each in weights.items()}
     with written_beside(out) as directory:
         num_bytes = {name: stored.num_bytes for name, stored in weights.items()}
         files = shards(MODEL, num_bytes)

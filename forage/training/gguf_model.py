@@ -15,7 +15,9 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from forage.environment.vocabulary import num_token_ids, refuse_too_few_rows
 from forage.errors import UserError, refuse_unwritable
+from forage.remote.loaded_weights import refuse_faulty_loading, refuse_not_finite
 from forage.training.model import save_model
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -41,7 +43,8 @@ def import_gguf(source: str, out: Path) -> int:
         model, found = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{path} cannot be read as a model: {error}") from error
-    _check_whole(path, found)
+    refuse_faulty_loading(str(path), found)
+    refuse_not_finite(str(path), model.named_parameters())
     model = _plain(model)
     save_model(model, tokenizer, out)
     _drop_tokens_beyond(out, model.config.vocab_size)
@@ -93,17 +96,6 @@ def _check_readable(path: Path) -> None:
         )
 
 
-def _check_whole(path: Path, found: dict[str, Any]) -> None:
-    """Nothing may be missing or left over, else the model would be another one in silence."""
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found[what]:
-            some = ", ".join(sorted(str(key) for key in found[what])[:3])
-            raise UserError(
-                f"{path}: {len(found[what])} {what.replace('_', ' ')}, such as {some}; the file is "
-                "not the whole model"
-            )
-
-
 def _plain(model: PreTrainedModel) -> PreTrainedModel:
     """The same weights in a model without a note that they were quantised once, which transformers
     refuses to save."""
@@ -126,9 +118,7 @@ def _drop_tokens_beyond(out: Path, num_rows: int) -> None:
     if len(kept) < len(added):
         tokenizer["added_tokens"] = kept
         path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
-    num_tokens = len(AutoTokenizer.from_pretrained(out))
-    if num_tokens > num_rows:
-        raise UserError(f"{out} names {num_tokens:,} tokens, and the model knows {num_rows:,}")
+    refuse_too_few_rows(num_token_ids(AutoTokenizer.from_pretrained(out)), num_rows, str(out))
 
 
 def _check_written(model: PreTrainedModel, out: Path) -> None:

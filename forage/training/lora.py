@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from forage.config.model_config import LoraConfig
 from forage.errors import UserError
+from forage.remote.loaded_weights import refuse_incomplete, refuse_not_finite
 from forage.training.layouts.stored import Stored, Weights, reshaped
 from forage.training.sharding import part_of, whole
 from forage.training.skeleton import as_if_read, stored_weights
@@ -139,6 +140,7 @@ def read_adapters(directory: Path) -> Adapters:
         weights = load_file(directory / ADAPTER_WEIGHTS)
     except (OSError, TypeError, ValueError, SafetensorError) as error:
         raise UserError(f"{directory}: its adapters cannot be read ({error})") from error
+    refuse_not_finite(str(directory), weights.items())
     if not isinstance(settings, peft.LoraConfig):
         raise UserError(f"{directory} holds adapters of the kind {settings.peft_type}, not LoRA")
     return Adapters(directory, settings, weights)
@@ -307,11 +309,14 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _copy_in(adapters: Adapters, model: nn.Module) -> None:
-    own = adapter_parameters(model)
-    if {k: v.shape for k, v in adapters.weights.items()} != {k: v.shape for k, v in own.items()}:
-        raise UserError(
-            f"the adapters in {adapters.directory} are of another model, or not plain LoRA"
-        )
+    own, stored = adapter_parameters(model), adapters.weights
+    both = own.keys() & stored.keys()
+    refuse_incomplete(
+        f"the adapters in {adapters.directory} are of another model, or not plain LoRA",
+        own.keys() - stored.keys(),
+        stored.keys() - own.keys(),
+        [(n, stored[n].shape, own[n].shape) for n in both if stored[n].shape != own[n].shape],
+    )
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(part_of(adapters.weights[name], weight))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from forage.config.model_config import ModelConfig
 from forage.environment.actions import PROTOCOL_TAGS
+from forage.environment.vocabulary import fit_vocabulary
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel
 from forage.remote.hub import only_downloaded
+from forage.remote.loaded_weights import refuse_faulty_loading, refuse_not_finite
 from forage.training import lora
 from forage.training.compiled import compile_layers
 from forage.training.logprobs import TokenLogprobs
@@ -62,16 +65,26 @@ def load_policy(config: ModelConfig, seed: int, in_parts: bool = False) -> PreTr
 
 
 def load_model(
-    config: ModelConfig, key: str = "model.path", in_parts: bool = False
+    config: ModelConfig, key: str = "model.path", in_parts: bool = False, needs_head: bool = True
 ) -> PreTrainedModel:
     """The weights of ``config.path`` on their device, adapters merged.
 
-    ``in_parts``: they are read later, as ``skeleton.py`` says, where their files allow it. Raises
-    ``UserError``, which names the setting ``key`` that the path comes from.
+    ``in_parts``: they are read later, as ``skeleton.py`` says, where their files allow it. Only a
+    model that needs no head may lack its weights. Raises ``UserError``, which names the setting
+    ``key`` that the path comes from.
     """
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"model.device is {config.device!r} but torch sees no GPU; use cpu")
-    model = _load_weights(config.path, getattr(torch, config.dtype), key, in_parts)
+    model = _load_weights(config.path, getattr(torch, config.dtype), key, in_parts, needs_head)
+    what = f"{key} is {config.path!r}"
+    if getattr(model.config, "is_decoder", True) is False:
+        kind = model.config.model_type
+        raise UserError(f"{what}: {kind} reads in both directions; name a model that writes text")
+    tokenizer = None
+    with suppress(UserError):  # no run begins without one: what reads texts says what is missing
+        tokenizer = load_tokenizer(config, key)
+    if tokenizer is not None:
+        fit_vocabulary(model, tokenizer, what)
     if config.gradient_checkpointing:
         # transformers 5.20 has the older of its names alone, and newer ones warn of it.
         older = model.gradient_checkpointing_enable
@@ -83,6 +96,7 @@ def load_model(
                 vars(module)[_CHECKPOINT] = _where_it_learns(vars(module)[_CHECKPOINT])
     if not is_skeleton(model):
         model.to(torch.device(config.device))  # pyright: ignore[reportArgumentType]  # its decorator
+        refuse_not_finite(what, model.named_parameters())
     if config.arithmetic is not None:
         compute_in(model, getattr(torch, config.arithmetic))
     if config.compile:
@@ -134,13 +148,14 @@ def load_critic_base(
     if path is None and lora.has_adapters(policy):
         model = lora.without_adapters(policy)
     else:
-        model = _load_beside(config, path, "algorithm.advantage.critic.path", in_parts)
+        key = "algorithm.advantage.critic.path"
+        model = _load_beside(config, path, key, in_parts, needs_head=False)
     _add_adapters(model, config, path or config.path, seed)
     return model
 
 
 def _load_weights(
-    path: str, dtype: torch.dtype, key: str, in_parts: bool = False
+    path: str, dtype: torch.dtype, key: str, in_parts: bool = False, needs_head: bool = True
 ) -> PreTrainedModel:
     """A model as it is stored; a directory of adapters is its base with them merged."""
     check_path(path, key)
@@ -153,12 +168,15 @@ def _load_weights(
         model = _load_weights(base, dtype, key)
         lora.merge_adapters(lora.read_adapters(Path(path)), model)
         return model
+    options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    options |= {"dtype": dtype, "local_files_only": only_downloaded(path)}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=only_downloaded(path)
-        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{key} is {path!r}: no model there ({error})") from error
+    model, info = loaded
+    what = f"{key} is {path!r}"
+    refuse_faulty_loading(what, info, "" if needs_head else f"{model.base_model_prefix}.")
     if lora.has_adapters(model):  # a hub id of adapters: transformers loaded their base, too
         lora.merge(model)
     return model
@@ -178,12 +196,12 @@ def _add_adapters(model: PreTrainedModel, config: ModelConfig, path: str, seed: 
 
 
 def _load_beside(
-    config: ModelConfig, path: str | None, key: str, in_parts: bool
+    config: ModelConfig, path: str | None, key: str, in_parts: bool, needs_head: bool = True
 ) -> PreTrainedModel:
     if path is None:
         return load_model(config, in_parts=in_parts)
     its_config = config.model_copy(update={"path": path})
-    model = load_model(its_config, key, in_parts)
+    model = load_model(its_config, key, in_parts, needs_head)
     mine, its = load_tokenizer(config), load_tokenizer(its_config, key)
     if mine.get_vocab() != its.get_vocab():
         raise UserError(

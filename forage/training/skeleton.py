@@ -8,6 +8,7 @@ computes nothing where servers sample, never reads them at all.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,14 +24,17 @@ from forage.training.layouts.open_layout import stored_safetensors
 from forage.training.layouts.stored import Stored, Weights, cast, held
 
 _STORED = "forage_stored"
+_OLD_BUFFER = r"rotary_emb\.inv_freq"
+"""Older files hold it; transformers computes it."""
 _FILES = ("*.json", "model*.safetensors")
 
 
 def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
     """The model of a directory or hub id without its weights, to be read by ``materialize``.
 
-    None where its files do not hold the weights as the model has them (another format, adapters,
-    experts that transformers puts together): such a model has to be loaded whole.
+    None where its files do not hold exactly the weights that the model has (another format,
+    adapters, experts that transformers puts together, too few or too many): such a model has to be
+    loaded whole, which also says what is wrong.
     """
     directory = directory_of(path)
     weights = stored_safetensors(directory) if directory is not None else {}
@@ -122,14 +126,19 @@ def _holds(weights: Weights, model: PreTrainedModel) -> bool:
     """Whether files hold each weight of ``model`` as it is there, and no other tensor of it.
 
     A tied weight may be there twice, if both are the same; what else the model remembers (a
-    persistent buffer) is read by nobody here.
+    persistent buffer) is read by nobody here. Names that transformers skips may be there, too.
     """
     own = dict(model.named_parameters())
     for name, weight in own.items():
         if name not in weights or weights[name].shape != weight.shape:
             return False
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    for name in weights.keys() & model.state_dict().keys() - own.keys():
+    state = model.state_dict().keys()
+    skipped = (_OLD_BUFFER, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()))
+    extra = weights.keys() - state
+    if any(not any(re.search(pattern, name) for pattern in skipped) for name in extra):
+        return False
+    for name in weights.keys() & state - own.keys():
         other = tied.get(name, "")
         if other not in weights or not torch.equal(weights[name].read(), weights[other].read()):
             return False

@@ -144,7 +144,7 @@ def test_the_model_of_a_file_is_the_one_that_was_written(architecture: str, tmp_
 
 def test_a_file_without_one_of_the_weights_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", "llama", leave_out="model.layers.1.mlp.up_proj.weight")
-    with pytest.raises(UserError, match=r"1 missing keys, such as .*up_proj"):
+    with pytest.raises(UserError, match="its files lack .*up_proj"):
         import_gguf(str(tmp_path / "m.gguf"), tmp_path / "model")
 
 

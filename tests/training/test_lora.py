@@ -39,6 +39,7 @@ from forage.training.model import (
     load_model,
     load_policy,
     load_tokenizer,
+    new_model,
     save_model,
     weights_by_name,
 )
@@ -303,7 +304,7 @@ def test_damaged_or_foreign_adapters_are_an_error_that_names_them(base: Path, tm
     with pytest.raises(UserError, match=r"adapter_config.json cannot be read"):
         load_model(ModelConfig(path=str(tmp_path)))
     wide = tmp_path / "wide"
-    save_model(make_model(), tiny_tokenizer(), wide)
+    save_model(new_model(300, 64, 2, 2, 1, 64, seed=0), tiny_tokenizer(), wide)
     adapters = policy_of(wide, target_modules=("up_proj",))
     lora.adapter_config(adapters).base_model_name_or_path = str(base)
     save_model(adapters, tiny_tokenizer(), tmp_path / "other")

@@ -15,6 +15,7 @@ import numpy as np
 
 from forage.errors import UserError
 from forage.remote.hub import only_downloaded, refuse_unreachable
+from forage.remote.loaded_weights import complete_loading
 from forage.retrieval.source import Source, SourceError
 from forage.types import Hit, Passage
 
@@ -110,17 +111,20 @@ class CrossEncoderModel:
             raise UserError(f"the reranker's batch size is {batch_size}; it must be 1 or more")
         refuse_unreachable(model, "the cross-encoder", revision)
         try:
-            self._model = CrossEncoder(
-                model,
-                revision=revision,
-                device=device,
-                max_length=max_tokens,
-                trust_remote_code=trust_remote_code,
-                local_files_only=only_downloaded(model),
-                model_kwargs={"torch_dtype": dtype},
-                # Some models' own sigmoid rounds all good passages to 1: the order needs logits.
-                activation_fn=nn.Identity(),
-            )
+            with complete_loading(f"the cross-encoder {model}"):
+                self._model = CrossEncoder(
+                    model,
+                    revision=revision,
+                    device=device,
+                    max_length=max_tokens,
+                    trust_remote_code=trust_remote_code,
+                    local_files_only=only_downloaded(model),
+                    model_kwargs={"torch_dtype": dtype},
+                    # Some models' own sigmoid rounds all good passages to 1: order needs logits.
+                    activation_fn=nn.Identity(),
+                )
+        except UserError:
+            raise
         except (OSError, ValueError, ImportError, SafetensorError) as error:
             raise UserError(f"cannot load the cross-encoder {model}: {error}") from error
         if self._model.num_labels != 1:

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from forage.errors import UserError
 from forage.hardware import choose_matmul_kernel, keep_freed_memory
+from forage.remote.loaded_weights import POOLER, complete_loading
 from forage.retrieval.vectors.encoder import (
     MAX_LENGTH,
     Dtype,
@@ -263,7 +264,8 @@ def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Ta
 def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransformer:
     """The modules in float32, pooling as the spec says, without their own last normalisation."""
     config = files.read_json("config.json")
-    with tempfile.TemporaryDirectory() as directory:
+    complete = complete_loading(f"the encoder {files.model}", POOLER)
+    with complete, tempfile.TemporaryDirectory() as directory:
         source: str = files.model
         if config.get("model_type") == "dpr":
             source, files = unwrap_dpr(files, Path(directory)), ModelFiles(directory)
@@ -275,6 +277,8 @@ def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransfor
                 trust_remote_code=spec.trust_remote_code,
                 model_kwargs={"dtype": torch.float32},
             )
+        except UserError:
+            raise
         except (OSError, ValueError, ImportError, SafetensorError) as error:
             hint = ""
             if "trust_remote_code" in str(error):

@@ -31,7 +31,7 @@ from forage.training.layouts.distributed_files import METADATA, read_distributed
 from forage.training.layouts.megatron_names import from_megatron, is_megatron
 from forage.training.layouts.megatron_ranks import megatron_ranks, read_megatron_ranks
 from forage.training.layouts.rank_files import rank_files, read_rank_files
-from forage.training.layouts.stored import Stored, Weights
+from forage.training.layouts.stored import Stored, Weights, finite
 from forage.training.layouts.torch_file import Span, load_torch_file
 
 _WITHIN = ("", "actor", "policy", "trainer")
@@ -122,7 +122,8 @@ def stored_safetensors(directory: Path, stem: str = "model") -> dict[str, Stored
                 for name in names:
                     part = file.get_slice(name)
                     shape, dtype = tuple(part.get_shape()), _DTYPES[part.get_dtype()]
-                    weights[name] = Stored(shape, dtype, partial(_read_rows, path, name))
+                    stored = Stored(shape, dtype, partial(_read_rows, path, name))
+                    weights[name] = finite(stored, name, path)
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{path} cannot be read ({error})") from error
     return weights

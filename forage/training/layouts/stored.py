@@ -15,6 +15,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from forage.remote.loaded_weights import refuse_not_finite
+
 Shape = tuple[int, ...]
 
 
@@ -58,6 +60,17 @@ def cast(stored: Stored, dtype: torch.dtype) -> Stored:
     if not stored.dtype.is_floating_point or stored.dtype == dtype:
         return stored
     return Stored(stored.shape, dtype, lambda *rows: stored.read_rows(*rows).to(dtype))
+
+
+def finite(stored: Stored, name: str, where: object) -> Stored:
+    """A tensor whose numbers are checked as they are read; raises ``UserError`` with its name."""
+
+    def read_rows(first: int, end: int) -> Tensor:
+        rows = stored.read_rows(first, end)
+        refuse_not_finite(str(where), [(name, rows)])
+        return rows
+
+    return Stored(stored.shape, stored.dtype, read_rows)
 
 
 def rows_of(whole: Stored, first: int, end: int) -> Stored:
