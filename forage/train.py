@@ -198,7 +198,8 @@ class _Run:
         if self.config.placement.engine.offload:
             await self.weights.begin()  # servers sleep: their GPUs are the trainer's now
         prepared_P, seen = await asyncio.to_thread(trainer.prepare, self.credit.unweighed(groups))
-        weighed_P, credited = self.credit.weigh(groups, prepared_P, trainer.kl_coefficient)
+        with self.guard.against_divergence(step, self.savepoints.wait):
+            weighed_P, credited = self.credit.weigh(groups, prepared_P, trainer.kl_coefficient)
         batches, unmasked = await asyncio.to_thread(trainer.pack, weighed_P)
         self.num_steps_done = step + 1  # from here on the weights are no longer those before it
         with self.guard.against_divergence(step, self.savepoints.wait):

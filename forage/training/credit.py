@@ -22,7 +22,6 @@ from forage.algorithms.dapo import is_flat
 from forage.algorithms.packing import unweighed
 from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig
-from forage.errors import UserError
 from forage.rewards.shown import shows_an_answer
 from forage.types import ActionKind, Episode, Group, Question, Status, Turn
 
@@ -66,7 +65,7 @@ class Credit:
     ) -> tuple[list[list[Weighed]], dict[str, float]]:
         """Advantages, and the critic's targets, of the learnable episodes; and metrics.
 
-        Raises ``UserError`` where one of these, or of what they are made of, is not finite.
+        Raises ``FloatingPointError`` where one of these is not finite.
         ``views_P`` are those of ``unweighed``, looked at. The running baseline takes the step in.
         """
         weighed_P: list[list[Weighed]] = []
@@ -188,14 +187,13 @@ class Credit:
 def _refuse_not_finite(weighed_P: Sequence[Sequence[Weighed]]) -> None:
     """Name the first number that would make the whole step's gradient NaN, and its question."""
     for each in chain.from_iterable(weighed_P):
-        for name, values_M in each.columns.items():
-            if not bool(values_M.isfinite().all()):
-                what = name.removesuffix("_M").replace("_", " ")
-                raise UserError(
+        for what in ("values", "returns", "advantages"):
+            if not bool(each.columns[f"{what}_M"].isfinite().all()):
+                raise FloatingPointError(
                     f"the {what} of the episode of question {each.episode.question.id!r}, member "
                     f"{each.episode.member}, hold NaN or infinity; nothing was learnt from it. The "
-                    "estimator, reference, critic or policy that gives these numbers computes in "
-                    "too small a type, or has diverged"
+                    "estimator, reference or critic behind them has diverged, or computes in too "
+                    "small a type"
                 )
 
 

@@ -297,8 +297,9 @@ class EngineThread:
         start = len(slot.token_ids)
         reason = None
         for (token, logprob, others), guess in zip(chosen, [*guesses, None], strict=True):
-            if not math.isfinite(logprob):
-                raise UserError(_not_finite(logprob, turn, version))
+            # After an update it is the trainer that finds it, and may go back.
+            if version == 0 and not math.isfinite(logprob):
+                raise UserError(_not_finite(logprob, turn))
             slot.token_ids.append(token)
             turn.sampled.append(token)
             if turn.sampling.on_token is not None:
@@ -334,11 +335,10 @@ class EngineThread:
         )
 
 
-def _not_finite(logprob: float, turn: PendingTurn, version: int) -> str:
+def _not_finite(logprob: float, turn: PendingTurn) -> str:
     return (
         f"the model gives a log-probability of {logprob} for token {len(turn.sampled)} of a turn "
-        f"of the episode {turn.sampling.episode_key}, under policy version {version}: its weights "
-        "were finite when they were loaded, so numbers overflow inside the model. Set model.dtype "
-        "to float32, or, if training moved the weights there, lower trainer.learning_rate and "
-        "resume from an earlier checkpoint"
+        f"of the episode {turn.sampling.episode_key}, before any update: its weights were finite "
+        "when they were loaded, so numbers overflow inside the model. Set model.dtype to float32 "
+        "and leave model.arithmetic out, or use another checkpoint"
     )
