@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage import attention
 from forage.algorithms.packing import lay_end_to_end
 from forage.config.model_config import ModelConfig
 from forage.environment.vocabulary import fit_vocabulary, known_logits, num_token_ids
 from forage.errors import UserError
+from forage.models import attention
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.training.export import import_checkpoint
 from forage.training.logprobs import collision, token_logprobs

@@ -263,11 +263,7 @@ def reading_accuracy(model: PreTrainedModel, held_out: Sequence[ReadArguments]) 
         for episode in held_out:
             hidden_TH = hidden_states(model, lay_end_to_end([episode.token_ids_T]))
             for first, end in episode.spans:
-<<<<<<< HEAD
-                logits_TV = logits_of(model, hidden_TH[first - 1 : end - 1])
-=======
-                logits_TV = known_logits(model, head(hidden_TH[first - 1 : end - 1]))
->>>>>>> 46b2ee3 (Leave rows without a token out of sampling and training)
+                logits_TV = known_logits(model, logits_of(model, hidden_TH[first - 1 : end - 1]))
                 best = logits_TV.argmax(dim=-1).tolist()
                 hits.append(tuple(best) == episode.token_ids_T[first:end])
     return sum(hits) / len(hits) if hits else float("nan")
