@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerFast
 
 from forage.errors import UserError
+from forage.models.head import KNOWN_IDS
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-_KNOWN = "forage_token_ids"
 _LOWEST = -1e30
 """The logit of an id between tokens that is none: infinity would make an entropy NaN."""
 
@@ -37,7 +37,7 @@ def fit_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, w
         if layer is not None:
             refuse_too_few_rows(number, layer.get_parameter("weight").shape[0], what)
     gaps = sorted(set(range(number)) - ids)
-    vars(model)[_KNOWN] = (number, torch.tensor(gaps, dtype=torch.long) if gaps else None)
+    vars(model)[KNOWN_IDS] = (number, torch.tensor(gaps, dtype=torch.long) if gaps else None)
 
 
 def refuse_too_few_rows(num_ids: int, num_rows: int, what: str) -> None:
@@ -55,7 +55,7 @@ def known_logits(model: PreTrainedModel, logits_BV: Tensor) -> Tensor:
 
     All of them for a model that no tokenizer was fitted to. A slice: nothing is copied.
     """
-    number, gaps = vars(model).get(_KNOWN, (logits_BV.shape[-1], None))
+    number, gaps = vars(model).get(KNOWN_IDS, (logits_BV.shape[-1], None))
     known_BV = logits_BV[..., :number]
     if gaps is None:
         return known_BV

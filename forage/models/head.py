@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+KNOWN_IDS = "forage_token_ids"
+"""Where a model keeps which of its rows are tokens (``environment/vocabulary.py``)."""
+
+
 def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Logits [..., V] of last hidden states [..., H], as the model's own forward computes them.
 

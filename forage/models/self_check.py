@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.errors import UserError
+from forage.models.head import KNOWN_IDS
 
 LENGTHS = (13, 2, 9)
 _EXACT = (torch.float32, torch.float64)
@@ -59,10 +60,11 @@ def raise_if_apart(model: PreTrainedModel, what: str, seen: Tensor, expected: Te
 
 @contextmanager
 def checking(model: PreTrainedModel) -> Iterator[None]:
-    """Shortens windows and turns errors of forward passes into a ``UserError``.
+    """Shortens windows, compares all rows, and turns errors of passes into a ``UserError``.
 
-    Afterwards windows and attention are as before.
+    Afterwards windows, attention and the rows that are tokens are as before.
     """
+    known = vars(model).pop(KNOWN_IDS, None)  # the texts that are compared hold spare ids, too
     eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the passes
     before = model.config._attn_implementation
     assert before is not None, "transformers chooses an attention when it makes a model"
@@ -78,6 +80,8 @@ def checking(model: PreTrainedModel) -> Iterator[None]:
         ) from error
     finally:
         model.set_attn_implementation(before)
+        if known is not None:
+            vars(model)[KNOWN_IDS] = known
 
 
 @contextmanager
