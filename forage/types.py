@@ -58,6 +58,18 @@ class Passage:
     text: str
     fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
+    @property
+    def contents(self) -> str:
+        """The passage as its corpus line wrote it; without such a line, as Forage writes one.
+
+        That is the title in quotes, a line break and the text, or a single line of text alone.
+        """
+        own = self.fields.get("contents")
+        if isinstance(own, str):
+            return own
+        is_plain = not self.title and "\n" not in self.text and self.text[:1] != '"'
+        return self.text if is_plain else f'"{self.title}"\n{self.text}'
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:

@@ -14,12 +14,14 @@ class EnvironmentConfig(Frozen):
 
     protocol: Literal["tags", "tools"] = "tags"
     """tags in the policy's own text, or tools through the chat template."""
-    dialect: Literal["forage", "search_r1", "slime", "rlinf", "verl"] = "forage"
-    """Whose exact texts and rules are played; for checkpoints of a published system."""
+    dialect: Literal["forage", "search_r1", "slime", "rlinf", "verl", "verl_2025"] = "forage"
+    """The published system whose exact texts and rules are played."""
     tools: tuple[Own, ...] = Field(default=("search",), min_length=1)
     """search, open_page, a tool of one's own (module:name), or an MCP server's (mcp:URL)."""
     prompt: str = "search-r1"
     """A built-in template or a file of one."""
+    system_message: str = ""
+    """The message before the prompt; empty: none but the chat template's own."""
     max_turns: int = Field(default=4, ge=1)
     """Turns of an episode at most."""
     has_final_turn: bool = True
@@ -29,7 +31,7 @@ class EnvironmentConfig(Frozen):
     max_observation_tokens: int = Field(default=500, ge=16)
     """Tokens of an observation at most."""
     max_reply_characters: int | None = Field(default=None, ge=32)
-    """Characters that the dialect verl keeps of a reply, half at either end; null: all."""
+    """Characters that veRL's dialects keep of a reply, half at either end; null: all."""
     keep_observations: int | None = Field(default=None, ge=1)
     """Results that stay in the context; a note takes the place of older ones. null: all."""
     max_tokens: int = Field(default=4096, ge=64)
@@ -55,14 +57,15 @@ class EnvironmentConfig(Frozen):
 
     @model_validator(mode="after")
     def _the_dialect_has_the_protocol(self) -> Self:
-        if self.dialect != "verl" and self.max_reply_characters is not None:
+        is_verl = self.dialect in ("verl", "verl_2025")
+        if not is_verl and self.max_reply_characters is not None:
             raise ValueError(
                 f"environment.max_reply_characters does nothing in the dialect {self.dialect}, "
                 "only in verl; remove it, or use environment.max_observation_tokens"
             )
         if self.dialect == "forage":
             return self
-        protocol = "tools" if self.dialect == "verl" else "tags"
+        protocol = "tools" if is_verl else "tags"
         if self.protocol != protocol:
             raise ValueError(
                 f"environment.dialect: {self.dialect} has no protocol {self.protocol}; set "

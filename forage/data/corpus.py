@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -46,6 +46,17 @@ def parse_contents(contents: str) -> tuple[str, str]:
     if len(title) >= 2 and title[0] == title[-1] == '"':
         return title[1:-1], text
     return (title, text) if line_break else ("", contents)
+
+
+def with_contents(passage: Passage, contents: object) -> Passage:
+    """``passage`` with the ``contents`` of its line, where they cannot be made of title and text.
+
+    A title without quotes, or with spaces around it, is shown and served as the corpus has it.
+    """
+    whole = replace_surrogates(contents) if isinstance(contents, str) else passage.contents
+    if whole in (passage.contents, format_contents(passage)):
+        return passage
+    return replace(passage, fields={**passage.fields, "contents": whole})
 
 
 def read_corpus(path: Path) -> Iterator[Passage]:
@@ -177,9 +188,10 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
         raise UserError(f"{path}:{number}: {_what_is_wrong(row, 'contents', 'a text')}; {_NEEDED}")
     row.pop("id", None)
     row.pop("contents", None)
-    return Passage(
+    passage = Passage(
         replace_surrogates(str(identity)), replace_surrogates(title), replace_surrogates(text), row
     )
+    return with_contents(passage, contents)
 
 
 def parse_object(line: bytes, path: Path, number: int) -> dict[str, Any]:

@@ -77,10 +77,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """The turn holds no action; ``reason`` is a sentence that says why."""
+    """The turn holds no action; ``reason`` is a sentence that says why.
+
+    ``reply``: what a tool's message says of a call that cannot be run; "" where none answers.
+    """
 
     kind: ClassVar = ActionKind.INVALID
     reason: str
+    reply: str = ""
 
     @property
     def text(self) -> str:

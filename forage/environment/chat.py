@@ -9,7 +9,7 @@ tokens that were sampled would be lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jinja2 import TemplateError
@@ -102,3 +102,18 @@ def derive_glue(
     return Glue(
         end_ids, Frame.of(rest, closing, codec, is_json), Frame.of(ids, closing, codec, is_json)
     )
+
+
+def without_line_break(glue: Glue, codec: Codec) -> Glue:
+    """``glue`` less the line break between the end of a turn and the message, as veRL joins them.
+
+    The tool's message is rendered there alone; whatever ends a text ends a turn.
+    """
+    message = codec.decode(glue.after_end.opening)
+    end = codec.decode(glue.after_cut.opening).removesuffix(message)
+    message = message.removeprefix("\n")
+    after_end, after_cut = (
+        replace(frame, opening=tuple(codec.encode_trusted(text)))
+        for frame, text in zip(glue.frames, (message, end + message), strict=True)
+    )
+    return Glue(glue.end_ids | set(codec.eos_ids), after_end, after_cut)

@@ -23,6 +23,7 @@ from forage.environment.observation import (
     NOTHING_FOUND,
     Frame,
     Observation,
+    ResultText,
     fixed_observation,
     message_observation,
     texts_observation,
@@ -103,7 +104,7 @@ class Environment:
         if self.dialect is None:
             return False
         has_message = self.dialect.invalid_message is not None
-        is_invalid = isinstance(action, actions.Invalid)
+        is_invalid = isinstance(action, actions.Invalid) and not action.reply
         return (is_invalid and not has_message) or (is_cut and self.dialect.ends_when_cut)
 
     async def call(
@@ -181,11 +182,12 @@ class _EpisodeInFlight:
         config = self.environment.config
         num_turns = config.max_turns + config.has_final_turn
         for index in range(num_turns):
+            is_last = index == num_turns - 1
             max_turn_tokens = min(config.max_turn_tokens, self._tokens_left())
             if max_turn_tokens < 1:
                 return Status.OUT_OF_TOKENS
             try:
-                turn, action, is_cut = await self._sample_turn(max_turn_tokens)
+                turn, action, is_cut = await self._sample_turn(max_turn_tokens, is_last)
             except ContextOverflow:
                 return Status.OUT_OF_TOKENS
             except (EngineError, TimeoutError):
@@ -193,7 +195,6 @@ class _EpisodeInFlight:
             if turn.kind is ActionKind.ANSWER:
                 self.turns.append(turn)
                 return Status.ANSWERED
-            is_last = index == num_turns - 1
             if is_last or self.environment.ends_with(action, is_cut):
                 self.turns.append(turn)
                 return Status.OUT_OF_TURNS if self._tokens_left() else Status.OUT_OF_TOKENS
@@ -208,7 +209,9 @@ class _EpisodeInFlight:
                 return status_after(self.turns, Status.OUT_OF_TURNS)
         raise AssertionError("the last turn ends the episode")
 
-    async def _sample_turn(self, max_tokens: int) -> tuple[Turn, actions.Action, bool]:
+    async def _sample_turn(
+        self, max_tokens: int, is_last: bool
+    ) -> tuple[Turn, actions.Action, bool]:
         """The next turn, what it amounts to, and whether its budget cut it."""
         stop, stop_ids = self.environment.protocol.stop, self.environment.codec.eos_ids
         sampling = self.setting.sampling(max_tokens, stop, stop_ids, self.key)
@@ -219,7 +222,7 @@ class _EpisodeInFlight:
         self.transcript.append_sampled(completion)
         sampled = self.environment.codec.decode(completion.token_ids_T)
         seconds = time.monotonic() - started
-        action = self.environment.protocol.parse(sampled)
+        action = self.environment.protocol.parse(sampled, is_last)
         is_cut = completion.finish_reason is FinishReason.LENGTH
         is_open = self.environment.codec.leaves_thought_open(token_ids)
         turn = Turn(
@@ -230,6 +233,12 @@ class _EpisodeInFlight:
     async def _observe(self, turn: Turn, action: actions.Action) -> tuple[Turn, Observation]:
         """The observation that ``turn`` earns, and the turn with it written in."""
         last_id = self.transcript.last_id
+        budget = self.environment.config.max_observation_tokens
+        if isinstance(action, actions.Invalid) and action.reply:
+            frame = self.environment.protocol.results_frame(last_id)
+            texts = [ResultText(action.reply)]
+            observation = texts_observation(texts, self.environment.codec, budget, frame)
+            return replace(turn, observation=observation.text), observation
         if isinstance(action, actions.Search | actions.Call):
             frame = self.environment.protocol.results_frame(last_id)
             call, observation = await self.environment.call(
@@ -240,7 +249,6 @@ class _EpisodeInFlight:
         message = self.environment.protocol.invalid_message
         assert message is not None, "a dialect without a message ends the episode instead"
         message = message if frame is None else message.strip()
-        budget = self.environment.config.max_observation_tokens
         observation = message_observation(message, self.environment.codec, budget, frame)
         return replace(turn, observation=observation.text), observation
 
@@ -266,7 +274,8 @@ class _EpisodeInFlight:
             return ()
         frame = environment.protocol.results_frame(self.transcript.last_id)
         budget = environment.config.max_observation_tokens
-        return fixed_observation(ARCHIVED, environment.codec, budget, frame).token_ids
+        note = ARCHIVED if environment.dialect is None else environment.dialect.note(ARCHIVED)
+        return fixed_observation(note, environment.codec, budget, frame).token_ids
 
     @property
     def key(self) -> str:

@@ -41,8 +41,6 @@ class NativeCalls:
 
     spelling: Literal["hermes", "llama3"]
     tools: tuple[Tool, ...] = (SEARCH,)
-    is_leftmost: bool = False
-    """Whether a call begins at the first opening tag, and is nothing but JSON."""
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:
@@ -80,15 +78,13 @@ class NativeCalls:
     def _first_call(self, text: str) -> tuple[int, str] | None:
         """Where the first call starts, and its JSON with what follows it."""
         if self.spelling == "hermes":
-            return first_block(text, CALL_OPEN, CALL_CLOSE, self.is_leftmost)
+            return first_block(text, CALL_OPEN, CALL_CLOSE)
         match = _BARE_CALL.search(text)
         return (match.start(), text[match.start() :]) if match else None
 
     def _read_call(self, text: str) -> Action:
         try:
-            call, end = json.JSONDecoder().raw_decode(text.strip())
-            if self.is_leftmost and end < len(text.strip()):
-                return Invalid("The call holds more than JSON.")
+            call, _ = json.JSONDecoder().raw_decode(text.strip())
         except (ValueError, RecursionError):  # JSON's errors, and a number of 5,000 digits
             return Invalid("The call is not valid JSON.")
         name = call.get("name") if isinstance(call, dict) else None

@@ -26,17 +26,23 @@ _PLACE = re.compile(r"PLACEx7Kq29GOES([a-z]+)xHERE")
 
 
 def fill(
-    template: str, fillings: Mapping[str, Filling], codec: Codec, tools: Sequence[ToolSchema] = ()
+    template: str,
+    fillings: Mapping[str, Filling],
+    codec: Codec,
+    tools: Sequence[ToolSchema] = (),
+    system: str = "",
 ) -> list[int]:
     """``template`` with each ``{name}`` of ``fillings`` filled in, as one message of the user.
 
-    ``tools`` are described in the chat format; without one it is the text itself. The white space
+    ``tools`` are described in the chat format, and ``system`` is a message before the user's;
+    without a chat format the prompt is the text itself. The white space
     on both sides of a text is encoded with it: most tokenizers join a space to the word that
     follows and a line break to the mark before it, and apart from the text they would give tokens
     that the model has rarely seen.
-    Raises ``UserError`` for a chat template that does not show the message once.
+    Raises ``UserError`` for a chat template that does not show the message once, and for a system
+    message without a place.
     """
-    ours, *rest = _PLACE.split(_with_places(template, fillings, codec.tokenizer, tools))
+    ours, *rest = _PLACE.split(_with_places(template, fillings, codec.tokenizer, tools, system))
     ids = _leading_ids(codec.tokenizer)
     for name, after in zip(rest[0::2], rest[1::2], strict=True):
         filling = fillings[name]
@@ -57,14 +63,26 @@ def _with_places(
     fillings: Mapping[str, Filling],
     tokenizer: PreTrainedTokenizerFast,
     tools: Sequence[ToolSchema],
+    system: str,
 ) -> str:
     """The template in the chat format, a placeholder in each place."""
     text = template
     for name in fillings:
         text = text.replace(f"{{{name}}}", f"PLACEx7Kq29GOES{name}xHERE")
     if not tokenizer.chat_template:
+        if system:
+            raise UserError(
+                "this tokenizer has no chat template, and so no place for "
+                "environment.system_message; remove it, or write it into the prompt"
+            )
         return text
-    rendered = render(tokenizer, [{"role": "user", "content": text}], tools)
+    messages = [{"role": "system", "content": system}] if system else []
+    rendered = render(tokenizer, [*messages, {"role": "user", "content": text}], tools)
+    if system and system.strip() not in rendered:
+        raise UserError(
+            "the tokenizer's chat template leaves the system message out; remove "
+            "environment.system_message, or write it into the prompt"
+        )
     num_times = len(_PLACE.findall(rendered)) / len(_PLACE.findall(text))
     if num_times != 1:
         raise UserError(
@@ -88,12 +106,15 @@ def encode_prompt(
     template: PromptTemplate,
     max_tokens: int,
     tools: Sequence[ToolSchema] = (),
+    system: str = "",
+    adds_question_mark: bool = True,
 ) -> list[int]:
-    """The template with the question in it, as tokens; one without a question mark gets one.
+    """The template with the question in it, as tokens; one without a question mark may get one.
 
     Raises ``UserError`` for more than ``max_tokens`` tokens: cutting would ask something else.
     """
-    ids = fill(template.text, {"question": asked(question.text)}, codec, tools)
+    text = asked(question.text) if adds_question_mark else question.text
+    ids = fill(template.text, {"question": text}, codec, tools, system)
     check_length(ids, question, max_tokens)
     return ids
 

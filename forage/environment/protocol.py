@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from forage.environment import actions
 from forage.environment.actions import Action, Answer, Invalid
-from forage.environment.chat import ToolSchema, derive_glue
+from forage.environment.chat import ToolSchema, derive_glue, without_line_break
 from forage.environment.codec import Codec
 from forage.environment.dialects import Dialect
 from forage.environment.native_calls import derive_calls
@@ -52,9 +52,10 @@ class TagsProtocol:
             self._user = None
             self.invalid_message = dialect.invalid_message
 
-    def parse(self, text: str) -> Action:
+    def parse(self, text: str, is_last: bool = False) -> Action:
+        """The action of a turn; ``is_last``: no turn follows it."""
         if self._dialect is not None:
-            return self._dialect.read(text)
+            return self._dialect.read(text, is_last)
         match actions.first_action(text, tuple(self._tool_of)):
             case Invalid() as invalid:
                 return invalid
@@ -103,7 +104,8 @@ class ToolsProtocol:
     ) -> None:
         """Raises ``UserError`` for a tokenizer whose chat template knows no tools."""
         self.tools = tuple(tools)
-        self._calls = replace(derive_calls(codec, self.tools), is_leftmost=dialect is not None)
+        self._dialect = dialect
+        self._calls = derive_calls(codec, self.tools)
         self.schemas = self._calls.schemas
         self._results = derive_glue(codec, "tool", self.schemas)
         self._user = derive_glue(codec, "user", self.schemas)
@@ -117,12 +119,19 @@ class ToolsProtocol:
         )
         self.invalid_message: str | None = _no_action(hows)
         if dialect is not None:
+            glue = self._results
+            if not dialect.has_line_break:
+                glue = without_line_break(glue, codec)
             ends = (dialect.opening, dialect.closing, codec)
-            after_end, after_cut = (inside(frame, *ends) for frame in self._results.frames)
-            self._results = replace(self._results, after_end=after_end, after_cut=after_cut)
+            after_end, after_cut = (inside(frame, *ends) for frame in glue.frames)
+            self._results = replace(glue, after_end=after_end, after_cut=after_cut)
             self.invalid_message = dialect.invalid_message
+            self.stop = () if dialect.is_whole_message else self.stop
 
-    def parse(self, text: str) -> Action:
+    def parse(self, text: str, is_last: bool = False) -> Action:
+        """The action of a turn; ``is_last``: no turn follows it."""
+        if self._dialect is not None:
+            return self._dialect.read(text, is_last)
         return self._calls.parse(text)
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:

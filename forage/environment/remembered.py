@@ -22,7 +22,7 @@ from forage.errors import UserError
 
 LOG = logging.getLogger(__name__)
 
-_KEYS: tuple[str, ...] = ("protocol", "dialect", "tools", "prompt")
+_KEYS: tuple[str, ...] = ("protocol", "dialect", "tools", "prompt", "system_message")
 
 
 def memory_of(environment: EnvironmentConfig) -> str:
@@ -49,6 +49,7 @@ def as_trained(config: RunConfig) -> RunConfig:
     environment = config.environment
     try:
         memory: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        memory = {"system_message": "", **memory}  # files of older versions have none
         if memory["prompt"] not in BUILT_IN or _text(memory["prompt"]) != memory[PROMPT_KEY]:
             memory["prompt"] = str(file)
         as_it_was = {key: memory[key] for key in _KEYS}

@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from forage.data.corpus import format_contents, parse_contents, replace_surrogates
+from forage.data.corpus import format_contents, parse_contents, replace_surrogates, with_contents
 from forage.remote.request import BadReply, Shape, first_wrong
 from forage.types import Hit, PageText, Passage
 
@@ -293,4 +293,5 @@ def _hit(document: ScoredDocument | Document) -> Hit:
     title, text = parse_contents(document.contents)
     has_url = isinstance(document.url, str) and document.url
     fields = {"url": document.url} if has_url else {}
-    return Hit(Passage(str(document.id), title, text, fields), score)
+    passage = Passage(str(document.id), title, text, fields)
+    return Hit(with_contents(passage, document.contents), score)

@@ -29,8 +29,8 @@ def make_search(has_addresses: bool = False, dialect: Dialect | None = None) -> 
     """
     if dialect is not None:
         tool = make_search()
-        run = partial(_run_in_dialect, dialect)
-        return replace(tool, run=run, failed_note=SEARCH_FAILED.strip(), reads=_read_leniently)
+        run, failed_note = partial(_run_in_dialect, dialect), dialect.note(SEARCH_FAILED)
+        return replace(tool, run=run, failed_note=failed_note, reads=_read_leniently)
     return Tool(
         name=SEARCH_TOOL,
         description="Searches an encyclopedia and returns the best passages for each query.",
@@ -84,7 +84,7 @@ async def _run_in_dialect(dialect: Dialect, arguments: Arguments, search: Retrie
         if reply.failure is not None:
             return ToolReply(failure=reply.failure, detail=reply.detail)
         if reply.is_switched_off:
-            return ToolReply(note=SWITCHED_OFF.strip())
+            return ToolReply(note=dialect.note(SWITCHED_OFF))
     scores = {hit.passage.id: hit.score for reply in replies for hit in reply.hits_K}
     texts = dialect.show([reply.hits_K for reply in replies])
     return ToolReply(tuple(replace(t, score=scores.get(t.id)) if t.id else t for t in texts))

@@ -88,6 +88,7 @@ class OwnSearch:
 
 def _hit(found: Any, rank: int) -> Hit:
     """A passage as a function may give it; the first scores 1, the second a half."""
+    fields: dict[str, str] = {}
     match found:
         case Hit():
             return found
@@ -97,9 +98,10 @@ def _hit(found: Any, rank: int) -> Hit:
             key, title, text = None, "", found
         case {"contents": str(contents), **rest}:
             key, (title, text) = rest.get("id"), parse_contents(contents)
+            fields = {"contents": contents}
         case {"text": str(text), **rest}:
             key, title = rest.get("id"), str(rest.get("title") or "")
         case _:
             raise TypeError(f"a passage is a text or a Passage, and it gave {found!r}")
     digest = hashlib.sha256(f"{title}\n{text}".encode(errors="replace")).hexdigest()
-    return Hit(Passage(digest[:16] if key is None else str(key), title, text), 1 / rank)
+    return Hit(Passage(digest[:16] if key is None else str(key), title, text, fields), 1 / rank)

@@ -256,11 +256,14 @@ def _answer(thought: str, text: str) -> str:
 def _as_sampled(text: str, codec: Codec, before: Sequence[int], sampling: Sampling) -> Completion:
     """A turn of this text, as if it had been sampled; raises ``EngineError`` where it is cut.
 
-    A think tag that the tokens ``before`` it have opened is not opened again.
+    A think tag that the tokens ``before`` it have opened is not opened again. A turn that no stop
+    string ends, ends its message, as a policy's does.
     """
     if codec.leaves_thought_open(before):
         text = text.removeprefix(actions.THINK_OPEN).lstrip()
     ids = tuple(codec.encode_trusted(text))
+    if not text.endswith(sampling.stop):
+        ids += codec.message_end_ids[:1]
     if len(ids) > sampling.max_tokens:
         raise EngineError(f"a turn of {len(ids)} tokens exceeds {sampling.max_tokens}")
     return Completion(ids, (0.0,) * len(ids), (0,) * len(ids), FinishReason.STOP)

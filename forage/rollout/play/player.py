@@ -93,9 +93,15 @@ class Player:
         # By the text: questions to evaluate on may have the ids of those that are trained on.
         if question.text not in self._prompts:
             schemas = self.environment.protocol.schemas
-            most = self.environment.config.max_tokens - 1
+            config, dialect = self.environment.config, self.environment.dialect
             self._prompts[question.text] = encode_prompt(
-                question, self.codec, self.template, most, schemas
+                question,
+                self.codec,
+                self.template,
+                config.max_tokens - 1,
+                schemas,
+                config.system_message,
+                adds_question_mark=dialect is None or dialect.adds_question_mark,
             )
         return self._prompts[question.text]
 
