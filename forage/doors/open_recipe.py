@@ -75,6 +75,11 @@ class OpenRecipe:
                 "environment.keep_observations begins contexts anew, and the other program has one "
                 "context an episode: set environment.keep_observations=null"
             )
+        if config.environment.system_message:
+            raise UserError(
+                "environment.system_message: the other program writes the messages before the "
+                "user's; set it there, or write it into the prompt"
+            )
         self._player = Player(
             config.environment, config.rollout, load_tokenizer(config.model), config.seed
         )

@@ -126,7 +126,10 @@ class ToolsProtocol:
             after_end, after_cut = (inside(frame, *ends) for frame in glue.frames)
             self._results = replace(glue, after_end=after_end, after_cut=after_cut)
             self.invalid_message = dialect.invalid_message
-            self.stop = () if dialect.is_whole_message else self.stop
+            if dialect.is_whole_message:
+                self.stop = ()
+                # veRL's own prompt shows a call that is no JSON.
+                self.action_tags = (Tag.ANSWER.value,)
 
     def parse(self, text: str, is_last: bool = False) -> Action:
         """The action of a turn; ``is_last``: no turn follows it."""

@@ -154,6 +154,8 @@ def fingerprint_of(
         del found["environment.tools"]
     if config.environment.dialect == "forage":
         del found["environment.dialect"], found["environment.max_reply_characters"]
+    if not config.environment.system_message:
+        del found["environment.system_message"]
     found["environment.prompt"] = _short_hash(PromptTemplate.load(config.environment.prompt).text)
     if evaluation.method in PROMPTS:  # which ask with prompts of their own
         del found["environment.prompt"], found["environment.has_final_turn"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 from math import ceil
 from pathlib import Path
 
@@ -15,8 +16,12 @@ from forage.algorithms.credit.grpo import Grpo
 from forage.config.placement_config import PlacementConfig
 from forage.config.run_config import RunConfig
 from forage.data.order import questions_of_run
-from forage.environment.template import PromptTemplate
+from forage.environment.codec import Codec
+from forage.environment.dialects import dialect_of
+from forage.environment.protocol import make_protocol
+from forage.environment.template import PromptTemplate, check_template
 from forage.environment.tools.search import MAX_QUERIES
+from forage.environment.tools.toolbox import load_tools
 from forage.errors import UserError
 from forage.plan.accelerators import Hardware
 from forage.plan.duration import Duration, estimate_duration, num_contexts
@@ -134,11 +139,11 @@ def make_plan(
 
 def _check(config: RunConfig) -> tuple[list[str], int | None]:
     """The checks that passed, in words, and the number of questions if their file is here."""
-    PromptTemplate.load(config.environment.prompt)
+    _check_prompt(config)
     Scorer(config.reward, config.environment.protocol)
     checks = [
         "settings: every key is known, none is dead, none contradicts another",
-        f"prompt: {config.environment.prompt} has its place for the question",
+        f"prompt: {config.environment.prompt} has a place for the question, and its tags are valid",
         "reward: its functions are found, and the judge's key and template where there is one",
     ]
     questions = None
@@ -153,6 +158,22 @@ def _check(config: RunConfig) -> tuple[list[str], int | None]:
             player.check_prompts(questions)
             checks.append("prompts: each fits environment.max_tokens")
     return checks, None if questions is None else len(questions)
+
+
+def _check_prompt(config: RunConfig) -> None:
+    """Raise ``UserError`` for a prompt that training would refuse, also without the tokenizer.
+
+    One that ships stands in for it: tags are spelt alike for every model, calls for most.
+    """
+    environment, path = config.environment, Path(config.model.path)
+    template = PromptTemplate.load(environment.prompt)
+    if not path.is_dir():
+        path = Path(str(resources.files("forage"))) / "warm" / "tools"
+    tokenizer = load_tokenizer(config.model.model_copy(update={"path": str(path)}))
+    tools, dialect = load_tools(environment), dialect_of(environment)
+    codec = Codec(tokenizer, [tool.name for tool in tools])
+    protocol = make_protocol(environment.protocol, codec, tools, dialect)
+    check_template(template.with_tools(protocol), protocol)
 
 
 def _memory_on_gpus(config: RunConfig, model: ModelSize, beside: BesideSizes) -> Memory:
