@@ -14,8 +14,12 @@ from pydantic import Field, model_validator
 
 from forage.algorithms.credit.estimator import CriticConfig
 from forage.algorithms.credit.gae import Gae
+from forage.algorithms.credit.gdpo import Gdpo
+from forage.algorithms.credit.gpg import Gpg
 from forage.algorithms.credit.grpo import DrGrpo, Grpo
+from forage.algorithms.credit.grpo_passk import GrpoPassK
 from forage.algorithms.credit.information_gain import GainBefore, GainOverOthers
+from forage.algorithms.credit.opo import Opo
 from forage.algorithms.credit.optimal_token import OptimalToken
 from forage.algorithms.credit.pass_at_k import PassAtK
 from forage.algorithms.credit.reinforce import Reinforce, ReinforcePlusPlus
@@ -24,11 +28,19 @@ from forage.algorithms.credit.rloo import Rloo
 from forage.algorithms.credit.turn_credit import TurnRewards
 from forage.algorithms.credit.turn_level import TurnLevel
 from forage.algorithms.dapo import DynamicSamplingConfig, OverlongConfig
-from forage.algorithms.loss.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
+from forage.algorithms.loss.aggregation import (
+    Constant,
+    SequenceMean,
+    SequenceSum,
+    TokenMean,
+    TokenSum,
+)
 from forage.algorithms.loss.cispo_loss import CispoLoss
 from forage.algorithms.loss.clipped_loss import ClippedLoss
 from forage.algorithms.loss.corrections import CorrectionConfig
 from forage.algorithms.loss.covariance_losses import ClipCovLoss, KlCovLoss
+from forage.algorithms.loss.dppo_loss import DppoKlLoss, DppoTvLoss
+from forage.algorithms.loss.dro_loss import DroLoss
 from forage.algorithms.loss.gmpo_loss import GmpoLoss
 from forage.algorithms.loss.gspo_loss import GspoLoss
 from forage.algorithms.loss.interpolated_loss import InterpolatedLoss
@@ -36,6 +48,7 @@ from forage.algorithms.loss.kl import KlConfig
 from forage.algorithms.loss.protection import LikelihoodProtectionConfig
 from forage.algorithms.loss.reinforce_loss import ReinforceLoss
 from forage.algorithms.loss.sapo_loss import SapoLoss
+from forage.algorithms.loss.sequence_mask import SequenceMaskConfig
 from forage.settings import Frozen, kind_or
 
 if TYPE_CHECKING:
@@ -49,6 +62,10 @@ Advantage = Annotated[
     | ReinforcePlusPlus
     | Remax
     | PassAtK
+    | GrpoPassK
+    | Opo
+    | Gpg
+    | Gdpo
     | TurnLevel
     | OptimalToken
     | Gae,
@@ -64,12 +81,15 @@ PolicyLoss = Annotated[
     | ClipCovLoss
     | KlCovLoss
     | InterpolatedLoss
+    | DppoTvLoss
+    | DppoKlLoss
+    | DroLoss
     | ReinforceLoss,
     Field(discriminator="kind"),
     kind_or("clipped"),
 ]
 Aggregate = Annotated[
-    TokenMean | SequenceMean | SequenceSum | Constant,
+    TokenMean | TokenSum | SequenceMean | SequenceSum | Constant,
     Field(discriminator="kind"),
     kind_or("token_mean"),
 ]
@@ -100,6 +120,8 @@ class AlgorithmConfig(Frozen):
     """The penalty for writing close to a limit; null: none."""
     dynamic_sampling: DynamicSamplingConfig | None = None
     """Replaces groups that teach nothing; null: off, {}: on."""
+    sequence_mask: SequenceMaskConfig | None = None
+    """Masks bad sequences that the policy has left behind (OPSM); null: off, {}: on."""
     correction: CorrectionConfig = CorrectionConfig()
     """Importance weights and rejection where sampler and trainer disagree."""
 
@@ -143,6 +165,13 @@ class AlgorithmConfig(Frozen):
             raise ValueError(
                 "algorithm.train_observations: a critic has no value and no return for tokens that "
                 f"nobody chose; take another advantage than {self.advantage.kind}, or leave it off"
+            )
+        in_reward = self.kl is not None and self.kl.place == "reward"
+        if self.advantage.kind == "gdpo" and (in_reward or self.overlong is not None):
+            name = "kl.place: reward" if in_reward else "overlong"
+            raise ValueError(
+                f"algorithm.{name} does nothing with the advantage gdpo, which reads parts of the "
+                "reward alone; remove it"
             )
         if self.loss.kind == "interpolated" and self.decoupled:
             raise ValueError(

@@ -25,9 +25,9 @@ _REPLIED = {"role": "assistant", "content": _TURN}
 
 
 def message_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
-    """The ids that end a message: the one behind the last message of a chat, well-known others."""
-    ends = {*_ids_of(tokenizer, _END_OF_MESSAGE), *_end_in_template(tokenizer, [_ASKED, _REPLIED])}
-    return tuple(sorted(ends))
+    """The ids that end a message: first the template's own, then well-known others."""
+    own = _end_in_template(tokenizer, [_ASKED, _REPLIED])
+    return tuple(dict.fromkeys([*own, *_ids_of(tokenizer, _END_OF_MESSAGE)]))
 
 
 def text_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:

@@ -22,8 +22,9 @@ from forage.algorithms.dapo import is_flat
 from forage.algorithms.packing import unweighed
 from forage.batch import Weighed
 from forage.config.algorithm_config import AlgorithmConfig
+from forage.errors import UserError
 from forage.rewards.shown import shows_an_answer
-from forage.types import ActionKind, Episode, Group, Question, Status, Turn
+from forage.types import ActionKind, Episode, Group, Question, Reward, Status, Turn
 
 
 class Credit:
@@ -70,15 +71,22 @@ class Credit:
         """
         weighed_P: list[list[Weighed]] = []
         totals: list[float] = []
+        totals_P: list[list[float]] = []
         for group, views in zip(groups, views_P, strict=True):
             kept = [
                 self._with_gains(earned, view)
                 for earned, view in zip(self._earned_by_group(group), views, strict=True)
             ]
             weighed_P.append(self._weigh_group(group, kept, views, kl_coefficient))
-            totals += [earned.total for earned in kept]
+            totals_P.append([earned.total for earned in kept])
+            totals += totals_P[-1]
         if self._estimator.is_whitened:
             weighed_P = _whitened(weighed_P)
+        if (factor := self._estimator.step_factor(totals_P)) != 1.0:
+            weighed_P = [
+                [replace(each, advantages_M=factor * each.advantages_M) for each in weighed]
+                for weighed in weighed_P
+            ]
         _refuse_not_finite(weighed_P)
         decay = self._estimator.baseline_decay
         if decay is not None:
@@ -142,7 +150,7 @@ class Credit:
         outcome = episode.reward.value - penalty
         turns = self._estimator
         if not isinstance(turns, TurnRewards):
-            return Earned((outcome,), (sum(lengths_T),))
+            return Earned((outcome,), (sum(lengths_T),), parts_K=self._parts(episode.reward))
         assert len(lengths_T) == len(episode.turns), "a turn is one stretch of sampled tokens"
         rewards_T = turn_rewards(
             outcome,
@@ -153,6 +161,16 @@ class Credit:
             turns.search_cost,
         )
         return Earned(tuple(rewards_T), tuple(lengths_T))
+
+    def _parts(self, reward: Reward) -> tuple[float, ...]:
+        """The parts that the estimator reads; raises ``UserError`` for one that is not recorded."""
+        names = self._estimator.reads_parts
+        if unknown := [name for name in names if name not in reward.parts]:
+            raise UserError(
+                f"algorithm.advantage.parts names {', '.join(unknown)}, which this reward does not "
+                f"have; its parts are {', '.join(reward.parts)}"
+            )
+        return tuple(reward.parts[name] for name in names)
 
     def _with_gains(self, earned: Earned, view: Weighed) -> Earned:
         """What was earned with what each turn gained, where that is a reward."""

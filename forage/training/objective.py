@@ -60,6 +60,10 @@ def token_losses(
     if algorithm.early_stop_ratio is not None:
         metrics["loss/ratio"] = bounded(logprobs_M - tokens.old_logprobs_M).exp().detach()
     loss_M = loss_M * tokens.weights_M
+    if algorithm.sequence_mask is not None:
+        mask_M = algorithm.sequence_mask.mask(logprobs_M, tokens)
+        loss_M = loss_M * mask_M
+        metrics["loss/masked_fraction"] = 1 - mask_M
     if algorithm.entropy_coefficient:
         loss_M = loss_M - algorithm.entropy_coefficient * entropy_M
     if (kl := algorithm.kl) is not None:

@@ -48,6 +48,8 @@ class Earned:
     penalties_M: Sequence[float] = ()
     values_M: Sequence[float] = ()
     energies_M: Sequence[float] = ()
+    parts_K: tuple[float, ...] = ()
+    """The parts of the reward that the estimator reads."""
 
     @property
     def total(self) -> float:
@@ -96,6 +98,15 @@ class Estimator(Frozen):
     def baseline_decay(self) -> float | None:
         """How much of the running baseline a step leaves; None: there is none."""
         return None
+
+    @property
+    def reads_parts(self) -> tuple[str, ...]:
+        """The parts of the reward that it reads instead of the whole."""
+        return ()
+
+    def step_factor(self, totals_P: Sequence[Sequence[float]]) -> float:
+        """What multiplies every advantage of a step, from what the members of each group earned."""
+        return 1.0
 
     def credit(self, group: EarnedByGroup) -> list[TokenCredit]:
         """The credit of each member of the group."""

@@ -28,6 +28,15 @@ class TokenMean(Frozen):
         return token_mean(loss_M, batch.num_sampled_tokens)
 
 
+class TokenSum(Frozen):
+    """The sum over all sampled tokens."""
+
+    kind: Literal["token_sum"] = "token_sum"
+
+    def share(self, loss_M: Tensor, tokens: Tokens, batch: Batch) -> Tensor:
+        return loss_M.sum()
+
+
 class SequenceMean(Frozen):
     """The mean over episodes of their mean over sampled tokens."""
 

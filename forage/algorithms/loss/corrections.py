@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from forage.algorithms.loss.kl import bounded
 from forage.settings import Frozen, kind_or
@@ -125,8 +125,19 @@ class CorrectionConfig(Frozen):
     """Importance weights of the policy's loss; null: none."""
     reject: RejectionConfig | None = None
     """What leaves the loss by its ratio or divergence; null: nothing."""
+    also_reject: tuple[RejectionConfig, ...] = ()
+    """More rules of rejection; what any of them rejects leaves."""
     veto: float | None = Field(default=None, gt=0, lt=1)
     """A token's ratio below which its sequence leaves."""
+
+    @model_validator(mode="after")
+    def _there_is_a_first_rule(self) -> Self:
+        if self.also_reject and self.reject is None:
+            raise ValueError(
+                "algorithm.correction.also_reject adds to algorithm.correction.reject, which is "
+                "null; set reject to the first of the rules"
+            )
+        return self
 
     @property
     def is_on(self) -> bool:
@@ -140,9 +151,10 @@ class CorrectionConfig(Frozen):
         weights_M = log_ratio_M.new_ones(log_ratio_M.shape)
         is_kept_M = weights_M.bool()
         metrics: dict[str, float] = {}
-        if (by := self.reject) is not None:
-            rejected = by.rejected(log_ratio_M, sequences)
-            is_kept_M = is_kept_M & rejected.is_kept_M
+        if self.reject is not None:
+            for by in (self.reject, *self.also_reject):
+                is_kept_M = is_kept_M & by.rejected(log_ratio_M, sequences).is_kept_M
+            rejected = _rejection(is_kept_M, sequences)
             metrics["correction/rejected_tokens"] = rejected.token_fraction
             metrics["correction/rejected_sequences"] = rejected.sequence_fraction
         if self.veto is not None:

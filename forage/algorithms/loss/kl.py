@@ -5,6 +5,7 @@ Settings and pure functions. Suffix ``_M``: the M sampled tokens of a micro-batc
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
@@ -61,21 +62,24 @@ class KlConfig(Frozen):
         self, logprobs_M: Tensor, reference_logprobs_M: Tensor, old_logprobs_M: Tensor
     ) -> Tensor:
         """The divergence at each token, in the form of the settings."""
-        kl_M = kl_estimate(logprobs_M, reference_logprobs_M, self.form)
-        return (
-            weighted_kl(kl_M, logprobs_M, old_logprobs_M) if self.is_importance_weighted else kl_M
-        )
+        if not self.is_importance_weighted:
+            return kl_estimate(logprobs_M, reference_logprobs_M, self.form)
+        kl_M = kl_estimate(logprobs_M, reference_logprobs_M, self.form, max_k3=math.inf)
+        kl_M = weighted_kl(kl_M, logprobs_M, old_logprobs_M)
+        return kl_M.clamp(max=MAX_K3) if self.form.startswith("k3") else kl_M
 
 
-def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) -> Tensor:
+def kl_estimate(
+    logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm, max_k3: float = MAX_K3
+) -> Tensor:
     """Estimates of KL(policy || reference) at tokens that the policy sampled, one a token [M].
 
     With d = log policy - log reference: k1 is d, k2 is d^2 / 2, k3 is exp(-d) - 1 + d, all of
     http://joschu.net/blog/kl-approx.html, and absolute is |d|. k1 and k3 are unbiased as values; as
     a term of the loss k2 has the gradient of the divergence, k1 none on average, and k3 that of the
     divergence the other way round (https://arxiv.org/abs/2510.01555). k3 is bounded as veRL's
-    low_var_kl is: the log ratio within 20, the estimate at 10. k1+ and k3+ have the value of k1 and
-    k3 and, straight through, the gradient of k2 (veRL's names).
+    low_var_kl is: the log ratio within 20, the estimate at ``max_k3``. k1+ and k3+ have the
+    value of k1 and k3 and, straight through, the gradient of k2 (veRL's names).
     """
     difference_M = logprobs_M - reference_logprobs_M
     match form:
@@ -85,11 +89,12 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, form: KlForm) 
             return 0.5 * difference_M.square()
         case "k3":
             log_ratio_M = bounded(-difference_M)
-            return (log_ratio_M.expm1() - log_ratio_M).clamp(max=MAX_K3)
+            return (log_ratio_M.expm1() - log_ratio_M).clamp(max=max_k3)
         case "absolute":
             return difference_M.abs()
         case "k1+" | "k3+":
-            value_M = kl_estimate(logprobs_M, reference_logprobs_M, "k1" if form == "k1+" else "k3")
+            value = "k1" if form == "k1+" else "k3"
+            value_M = kl_estimate(logprobs_M, reference_logprobs_M, value, max_k3)
             through_M = 0.5 * difference_M.square()
             return value_M.detach() + through_M - through_M.detach()
 
@@ -98,7 +103,8 @@ def weighted_kl(kl_M: Tensor, logprobs_M: Tensor, old_logprobs_M: Tensor) -> Ten
     """``kl_M`` times policy / old policy: an estimate over the policy's own tokens.
 
     Without it k3 is one over the old policy's, and its gradient is biased once the two differ; the
-    ratio takes part in the gradient. Source: https://arxiv.org/abs/2512.02556, section 3.1.
+    ratio takes part in the gradient. slime bounds k3 at 10 after this product, not before. Source:
+    https://arxiv.org/abs/2512.02556, section 3.1.
     """
     return bounded(logprobs_M - old_logprobs_M).exp() * kl_M
 

@@ -8,10 +8,13 @@ union in ``config/algorithm_config.py`` gets a line.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
+from pydantic import Field, model_validator
+
+from forage.algorithms.loss.corrections import BoundedWeights, TruncatedWeights, importance_weights
 from forage.algorithms.loss.kl import bounded
-from forage.settings import Frozen
+from forage.settings import Frozen, kind_or
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,13 +22,46 @@ if TYPE_CHECKING:
     from forage.batch import Metrics, Tokens
 
 
+class NoWeights(Frozen):
+    """No ratio: every token weighs 1."""
+
+    kind: Literal["none"] = "none"
+
+
 class ReinforceLoss(Frozen):
     """REINFORCE, weighted by the probability ratio to the old policy."""
 
     kind: Literal["reinforce"] = "reinforce"
+    weights: (
+        Annotated[
+            TruncatedWeights | BoundedWeights | NoWeights,
+            Field(discriminator="kind"),
+            kind_or(None),
+        ]
+        | None
+    ) = None
+    """Bounds and level of that ratio, at each update; null: the token's ratio as it is."""
+
+    @model_validator(mode="after")
+    def _weights_are_of_the_update(self) -> Self:
+        if self.weights is not None and self.weights.kind != "none" and self.weights.normalise:
+            raise ValueError(
+                "algorithm.loss.weights.normalise would depend on how an update is packed into "
+                "micro-batches; remove it, or use algorithm.correction.weights"
+            )
+        return self
 
     def policy_loss(self, logprobs_M: Tensor, tokens: Tokens) -> tuple[Tensor, Metrics]:
-        return reinforce_loss(logprobs_M, tokens.old_logprobs_M, tokens.advantages_M)
+        old_M, advantages_M = tokens.old_logprobs_M, tokens.advantages_M
+        match self.weights:
+            case None:
+                return reinforce_loss(logprobs_M, old_M, advantages_M)
+            case NoWeights():
+                return reinforce_loss(logprobs_M, logprobs_M.detach(), advantages_M)
+            case TruncatedWeights() | BoundedWeights() as by:
+                log_ratio_M, bounds = logprobs_M.detach() - old_M, (by.kind, by.low, by.high)
+                found = importance_weights(log_ratio_M, tokens.sequences, by.level, *bounds)
+                return -found.weights_M * advantages_M * logprobs_M, {}
 
 
 def reinforce_loss(

@@ -1,0 +1,38 @@
+"""GPG: rewards against the mean of the group, rescaled for the groups that teach nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from forage.algorithms.credit.estimator import EarnedByGroup, Estimator
+from forage.algorithms.credit.grpo import grpo_advantages
+
+
+class Gpg(Estimator):
+    """The reward less the mean of the group, times the step's share factor."""
+
+    kind: Literal["gpg"] = "gpg"
+    rescale_by: Literal["groups", "rewards"] = "groups"
+    """The factor: all groups over varied ones (paper), or episodes over rewarded ones (veRL)."""
+
+    def advantages(self, rewards_G: Sequence[float], group: EarnedByGroup) -> Sequence[float]:
+        return grpo_advantages(rewards_G, normalise_by_std=False)
+
+    def step_factor(self, totals_P: Sequence[Sequence[float]]) -> float:
+        return gpg_factor(totals_P, self.rescale_by)
+
+
+def gpg_factor(
+    totals_P: Sequence[Sequence[float]], rescale_by: Literal["groups", "rewards"]
+) -> float:
+    """What makes up for the gradient that flat groups, or unrewarded episodes, do not have.
+
+    Source: https://arxiv.org/abs/2504.02546 (``groups``); veRL's ``gpg`` divides the
+    number of episodes by that of rewards other than 0 (``rewards``).
+    """
+    if rescale_by == "groups":
+        varied = [max(totals_G) > min(totals_G) for totals_G in totals_P if totals_G]
+        return len(varied) / max(sum(varied), 1)
+    rewarded = [total != 0 for totals_G in totals_P for total in totals_G]
+    return len(rewarded) / max(sum(rewarded), 1)
