@@ -54,7 +54,7 @@ def with_contents(passage: Passage, contents: object) -> Passage:
     A title without quotes, or with spaces around it, is shown and served as the corpus has it.
     """
     whole = replace_surrogates(contents) if isinstance(contents, str) else passage.contents
-    if whole in (passage.contents, format_contents(passage)):
+    if whole == passage.contents:
         return passage
     return replace(passage, fields={**passage.fields, "contents": whole})
 
@@ -84,7 +84,7 @@ def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
                     f"passage {passage.id!r}: its title holds a line break ({passage.title!r}), "
                     "which a corpus line cannot express; put the title on one line"
                 )
-            row = {"id": passage.id, "contents": format_contents(passage), **passage.fields}
+            row = {"id": passage.id, "contents": passage.contents, **passage.fields}
             out.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
 
 

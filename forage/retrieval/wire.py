@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from forage.data.corpus import format_contents, parse_contents, replace_surrogates, with_contents
+from forage.data.corpus import parse_contents, replace_surrogates, with_contents
 from forage.remote.request import BadReply, Shape, first_wrong
 from forage.types import Hit, PageText, Passage
 
@@ -261,7 +261,7 @@ class _AnyReply(Shape):
 
 
 def _document(passage: Passage, page_url: str) -> dict[str, Any]:
-    document = {"id": passage.id, "contents": format_contents(passage), **passage.fields}
+    document = {"id": passage.id, "contents": passage.contents, **passage.fields}
     url = document.get("url")
     if not isinstance(url, str) or not url:
         title = _quoted(passage.title)

@@ -6,8 +6,9 @@ RLinf the response with its passages. A text is no transcript, hence these fault
 
 - the last answer block of the text is the answer, wherever it stands, also in a passage or in the
   message after an invalid action;
-- where the prompt is part of the text its example is such a block, so two are needed before one
-  counts, and a prompt without an example makes every answer a missing one;
+- where the prompt is part of the text two blocks are needed before one counts: the published prompt
+  has two, its instruction and its example, so an unanswered episode has the example's answer
+  ("Beijing"), and a prompt without either makes a single answer a missing one;
 - an answer that normalises to nothing is right where a golden answer does so too;
 - slime hands over a ``format_score`` that nothing reads, so it is no setting of its rule here.
 

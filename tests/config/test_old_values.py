@@ -94,7 +94,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 SEARCH_R1 = {"algorithm.decoupled": True, "algorithm.entropy_coefficient": 0.001}
 MENDED: dict[str, dict[str, Any]] = {
     **{name: SEARCH_R1 for name in RECIPES if name.startswith("search-r1")},
-    "rlinf-3b": {"algorithm.decoupled": True},
+    "rlinf-3b": {"algorithm.decoupled": True, "algorithm.aggregate": "sequence_mean"},
     "slime-lite-3b": {"algorithm.decoupled": True, "algorithm.aggregate": "sequence_mean"},
     "verl-sglang-3b": {"algorithm.decoupled": True, "algorithm.dual_clip": 3.0},
 }

@@ -6,8 +6,10 @@ is kept as it is everywhere, also where the originals decode and encode it again
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -17,12 +19,14 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from forage.config.environment_config import EnvironmentConfig
+from forage.data.corpus import parse_line
 from forage.environment.actions import Answer, Call, Invalid, Search, parse_action
 from forage.environment.codec import Codec
 from forage.environment.dialects import dialect_of
 from forage.environment.episode import Environment
 from forage.environment.tools.toolbox import load_tools
-from forage.types import Episode, Origin, Passage, Status
+from forage.retrieval.wire import read_reply, write_reply
+from forage.types import Episode, Hit, Origin, Passage, Status
 from tests.environment.families import family_tokenizer
 from tests.fakes import ScriptedEngine, ScriptedSearch, make_question, make_setting, reply_with
 
@@ -173,22 +177,26 @@ def verl_reply(text: str) -> str:
 
 def message_of(content: str) -> str:
     return (
-        f"\n<|im_start|>user\n<tool_response>\n{content}\n</tool_response><|im_end|>\n"
+        f"<|im_start|>user\n<tool_response>\n{content}\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
 
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query_list": ["Rome"]}}\n</tool_call>'
+CALLED, ANSWERED = f"{CALL}<|im_end|>", f"{ANSWER}<|im_end|>"
 TWO_CALLS = CALL.replace('["Rome"]', '["Rome", ""]')
 ROME_SHOWN = 'Doc 1 (Title: "Rome")\nRome is a city on the Tiber.'
 TIBER_SHOWN = 'Doc 2 (Title: "Tiber")\nThe Tiber is a river.\nIt is long.'
 
 
-async def play_verl(*sampled: str, num_queries: int = 1, **settings: Any) -> list[str]:
+async def play_verl(
+    *sampled: str, found: Sequence[Sequence[Passage]] = ((ROME, TIBER),), **settings: Any
+) -> list[str]:
     """The texts of the segments; the tokens of an observation are checked."""
     tokenizer = family_tokenizer("qwen2.5")
-    environment = environment_of(tokenizer, dialect="verl", protocol="tools", **settings)
-    search = ScriptedSearch(*[reply_with(ROME, TIBER)] * num_queries)
+    values = {"dialect": "verl", "protocol": "tools", **settings}
+    environment = environment_of(tokenizer, **values)
+    search = ScriptedSearch(*(reply_with(*passages) for passages in found))
     engine = ScriptedEngine(tokenizer, *sampled)
     episode = await play(environment, engine, search)
     texts = [environment.codec.decode(each.token_ids_T) for each in episode.segments]
@@ -200,14 +208,93 @@ async def play_verl(*sampled: str, num_queries: int = 1, **settings: Any) -> lis
 
 async def test_verl_writes_results_as_json_in_the_tools_message():
     shown = verl_reply(f"{ROME_SHOWN}\n\n{TIBER_SHOWN}")
-    assert await play_verl(CALL, ANSWER) == [CALL, f"<|im_end|>{shown}", ANSWER]
+    assert await play_verl(CALL, ANSWER) == [CALLED, shown, ANSWERED]
 
 
 async def test_verl_shows_the_results_of_each_query_apart_and_searches_empty_ones():
     one = f"{ROME_SHOWN}\n\n{TIBER_SHOWN}"
     shown = verl_reply(f"{one}\n---\n{one}")
-    texts = await play_verl(TWO_CALLS, ANSWER, num_queries=2)
-    assert texts == [TWO_CALLS, f"<|im_end|>{shown}", ANSWER]
+    texts = await play_verl(TWO_CALLS, ANSWER, found=[(ROME, TIBER)] * 2)
+    assert texts == [f"{TWO_CALLS}<|im_end|>", shown, ANSWERED]
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ([(), (ROME,)], f"\n---\n{ROME_SHOWN}"),
+        ([(ROME,), ()], f"{ROME_SHOWN}\n---\n"),
+        ([(), ()], "\n---\n"),
+    ],
+)
+async def test_verl_keeps_the_empty_result_of_a_query(found: Any, shown: str):
+    """It was left out: two queries of which one found nothing looked like one."""
+    assert (await play_verl(TWO_CALLS, ANSWER, found=found))[1] == verl_reply(shown)
+
+
+BAD_CALLS = {
+    CALL.replace('"search"', '"find"'): "Error when executing tool: 'find'",
+    CALL.replace('{"query_list": ["Rome"]}', "[1]"): (
+        "Error when executing tool: 'list' object has no attribute 'get'"
+    ),
+    CALL.replace('{"query_list": ["Rome"]}', "null"): (
+        "Error when executing tool: 'NoneType' object has no attribute 'get'"
+    ),
+    CALL.replace('["Rome"]', "[]"): json.dumps(
+        {"result": "Error: 'query_list' is missing, empty, or not a list in parameters."}
+    ),
+}
+
+
+@pytest.mark.parametrize("turn", BAD_CALLS)
+async def test_verl_answers_a_bad_call_with_its_error_and_the_episode_continues(turn: str):
+    """Such a call ended the episode."""
+    texts = await play_verl(f"{turn}<|im_end|>", ANSWER)
+    assert texts == [f"{turn}<|im_end|>", message_of(BAD_CALLS[turn]), ANSWERED]
+
+
+@pytest.mark.parametrize("before", ["<answer> x </answer>", "<tool_call>{</tool_call>", "Hm. "])
+async def test_verl_runs_the_first_readable_call_of_a_turn_wherever_it_is(before: str):
+    turn = f"{before}{CALL}{CALL}<|im_end|>"
+    shown = verl_reply(f"{ROME_SHOWN}\n\n{TIBER_SHOWN}")
+    assert await play_verl(turn, ANSWER) == [turn, shown, ANSWERED]
+
+
+async def test_verl_reads_no_call_in_the_last_turn():
+    turn = f"{ANSWER}{CALL}<|im_end|>"
+    assert await play_verl(turn, max_turns=1, has_final_turn=False) == [turn]
+
+
+async def test_the_dialect_of_2025_has_the_line_break_and_ends_with_an_unknown_tool():
+    turn = f"{CALL}<|im_end|>"
+    shown = verl_reply(f"{ROME_SHOWN}\n\n{TIBER_SHOWN}")
+    texts = await play_verl(turn, ANSWER, dialect="verl_2025")
+    assert texts == [turn, f"\n{shown}", ANSWERED]
+    unknown = turn.replace('"search"', '"find"')
+    assert await play_verl(unknown, ANSWER, dialect="verl_2025") == [unknown]
+
+
+TITLES = ["Rome", " Rome ", '"Rome"', ' "Rome" ', 'The "Rome" of', "", '""']
+
+
+@pytest.mark.parametrize("title", TITLES)
+@pytest.mark.parametrize("dialect", ["search_r1", "slime", "rlinf", "verl"])
+async def test_a_title_is_shown_as_the_corpus_writes_it(dialect: str, title: str):
+    """Quotes were added to a title without them, and spaces around one were lost."""
+    line = json.dumps({"id": "1", "contents": f"{title}\nIt is a city."}).encode()
+    passage = parse_line(line, Path("corpus.jsonl"), 1, 0)
+    sent = b"".join(write_reply([[Hit(passage, 1.0)]], return_scores=True))
+    for found in (passage, read_reply(sent, 1, 3)[0][0].passage):
+        protocol = "tools" if dialect == "verl" else "tags"
+        config = EnvironmentConfig.model_validate({"dialect": dialect, "protocol": protocol})
+        spoken = dialect_of(config)
+        assert spoken is not None
+        shown = "".join(text.text for text in spoken.show([[Hit(found, 1.0)]]))
+        as_written = json.dumps(title)[1:-1] if dialect == "verl" else title
+        expected = {
+            "rlinf": f":\n{title}\nIt is a city.",
+            "verl": f"Doc 1 (Title: {as_written})\\nIt is a city.",
+        }
+        assert expected.get(dialect, f"Doc 1(Title: {title}) It is a city.") in shown
 
 
 @pytest.mark.parametrize("limit", [64, 65, 100])
@@ -216,18 +303,16 @@ async def test_verl_keeps_both_ends_of_a_long_reply(limit: int):
     half = limit // 2
     cut = f"{content[:half]}...(truncated)...{content[-half:]}"
     texts = await play_verl(CALL, ANSWER, max_reply_characters=limit)
-    assert texts == [CALL, f"<|im_end|>{message_of(cut)}", ANSWER]
+    assert texts == [CALLED, message_of(cut), ANSWERED]
 
 
 async def test_verl_leaves_a_reply_within_the_limit_as_it_is():
     content = json.dumps({"result": f"{ROME_SHOWN}\n\n{TIBER_SHOWN}"}, ensure_ascii=False)
     texts = await play_verl(CALL, ANSWER, max_reply_characters=len(content))
-    assert texts[1] == f"<|im_end|>{message_of(content)}"
+    assert texts[1] == message_of(content)
 
 
-@pytest.mark.parametrize(
-    "turn", ["I do not know.", CALL.replace("}}", "}"), CALL.replace('"search"', '"find"')]
-)
+@pytest.mark.parametrize("turn", ["I do not know.", CALL.replace("}}", "}"), "<tool_call>[1]"])
 async def test_verl_ends_the_episode_without_a_call(turn: str):
     assert (await play_verl(f"{turn}<|im_end|>", ANSWER))[0].startswith(turn[:14])
     assert len(await play_verl(f"{turn}<|im_end|>", ANSWER)) == 1

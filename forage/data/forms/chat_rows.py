@@ -17,6 +17,8 @@ from forage.types import Question, Tag, tag_pattern
 _MARK = "Question:"
 # Where a template without tags has it: at the start of a line or of a sentence.
 _MARK_OF_SENTENCE = re.compile(r"(?:^|[.!?:])\s*Question:", re.MULTILINE)
+# Where a template with tags has it: behind its last sentence, which ends in a tag.
+_MARK_OF_TAGS = re.compile(r"</?[a-z_]+>[\s.,;:!?]*Question:")
 # Tags of the tags protocol, and of veRL's wording of it.
 _TAG = tag_pattern(Tag)
 # Where a prompt given as rendered text ends the user's message.
@@ -100,9 +102,10 @@ def metadata_of(question: Question) -> Row:
 def bare_question(prompt: object) -> str | None:
     """The question inside a prompt (a text, or messages); None where it cannot be found.
 
-    It follows the first ``Question:`` behind the template's last tag, or, in a template without
-    tags, the first one that begins a line or a sentence, which keeps a question that holds that
-    word whole. A prompt that has neither is the question itself.
+    It follows the first ``Question:`` right behind a tag, as in the published templates, otherwise
+    the first one behind the last tag. In a template without tags it follows the first one that
+    begins a line or a sentence. A question that contains the word, or a tag, stays whole; a prompt
+    that has neither is the question itself.
     """
     text = _last_user_text(prompt)
     if text is None:
@@ -111,6 +114,8 @@ def bare_question(prompt: object) -> str | None:
     tags = list(_TAG.finditer(text))
     if not tags:
         return _MARK_OF_SENTENCE.split(text, maxsplit=1)[-1].strip()
+    if at_once := _MARK_OF_TAGS.search(text):
+        return text[at_once.end() :].strip()
     behind_tags = text.find(_MARK, tags[-1].end())
     start = behind_tags if behind_tags >= 0 else text.rfind(_MARK)
     return text[start + len(_MARK) :].strip() if start >= 0 else None

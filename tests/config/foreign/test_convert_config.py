@@ -89,7 +89,7 @@ GRPO_ARGS=(
    --eps-clip-high 0.28
    --use-tis
 )
-OPTIMIZER_ARGS=(--lr 1e-6 --lr-decay-style constant --weight-decay 0.1 --adam-beta2 0.98)
+OPTIMIZER_ARGS=(--lr 1e-6 --lr-decay-style constant --weight-decay 0.01 --adam-beta2 0.98)
 PERF_ARGS=(--max-tokens-per-gpu 9216 --recompute-granularity full --tensor-model-parallel-size 2)
 ray start --head --node-ip-address ${MASTER_ADDR} --num-gpus 8
 ray job submit --address="http://127.0.0.1:8265" -- python3 train.py \\

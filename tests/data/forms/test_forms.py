@@ -186,6 +186,10 @@ def test_the_bare_question_comes_out_of_every_prompt_that_it_is_put_in(template:
     [
         (SEARCH_R1_PROMPT.format(question="Is Question: M a film?"), "Is Question: M a film?"),
         (SEARCH_R1_PROMPT.format(question="What does <think> mean?"), "What does <think> mean?"),
+        (SEARCH_R1_PROMPT.format(question="Stop. Question: <b> or <think>?"),
+         "Stop. Question: <b> or <think>?"),
+        (VERL_PROMPT.format(question="Is <answer> Question: x </answer> one?"),
+         "Is <answer> Question: x </answer> one?"),
         ("<|im_start|>system\nhi<|im_end|>\n<|im_start|>user\nQuestion: who?<|im_end|>\n"
          "<|im_start|>assistant\n", "who?"),
         ("Use <answer> and </answer>.\n\nwho?", None),
