@@ -133,3 +133,23 @@ def test_a_twin_runs_searches_and_learns_and_reads_every_key_of_its_recipe(
     whole = load_config(published)
     unread = {key for key in given if section_and_key(whole, key) not in reads}
     assert {key for key in unread if not key.startswith(NOT_READ_IN_TRAINING)} == set()
+
+
+@pytest.mark.parametrize("dialect", ["rlinf", "verl", "verl_2025"])
+def test_a_step_is_trained_in_a_dialect_that_the_small_models_do_not_know(
+    dialect: str, search_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their twins learn in Forage's dialect; that the original's is played is tested apart."""
+    monkeypatch.chdir(CONFIGS.parent)
+    recipe = "rlinf-3b" if dialect == "rlinf" else "verl-sglang-3b"
+    reply = [] if dialect == "rlinf" else ["environment.max_reply_characters=256"]
+    sizes = ("num_steps=1", "questions_per_step=4", "num_mini_batches=1")
+    overrides = [
+        *(f"search.url={search_url}", f"output_dir={tmp_path}", f"environment.dialect={dialect}"),
+        *(f"data.train={world_dir(1) / 'train.jsonl'}", *reply),
+        *(f"trainer.{size}" for size in sizes),
+    ]
+    assert main(["train", str(CONFIGS / "cpu" / f"{recipe}.yaml"), *overrides]) == 0
+    (row,) = read_metrics(tmp_path)
+    assert row["transcript/violations"] == 0
+    assert row["search/failures"] == 0
