@@ -59,8 +59,8 @@ class ReinforceLoss(Frozen):
             case NoWeights():
                 return reinforce_loss(logprobs_M, logprobs_M.detach(), advantages_M)
             case TruncatedWeights() | BoundedWeights() as by:
-                log_ratio_M, bounds = logprobs_M.detach() - old_M, (by.kind, by.low, by.high)
-                found = importance_weights(log_ratio_M, tokens.sequences, by.level, *bounds)
+                log_ratio_M, here = logprobs_M.detach() - old_M, tokens.sequences
+                found = importance_weights(log_ratio_M, here, by.level, by.kind, by.low, by.high)
                 return -found.weights_M * advantages_M * logprobs_M, {}
 
 
