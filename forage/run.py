@@ -138,10 +138,12 @@ class Run:
         """Evaluate ``model`` as the recipe says; the files lie in ``evaluation`` of the run."""
         from forage.evaluation.evaluate import Destination, evaluate_model
         from forage.evaluation.subset import questions_to_evaluate
+        from forage.training.checkpoint import step_of
 
         config = self._of_newest()
         out = config.output_dir / "evaluation" / f"{self.model.name}.json"
-        destination = Destination(out, config.name, is_fresh=True)
+        step = step_of(self.model.name) or 0
+        destination = Destination(out, config.name, step, is_fresh=True)
         return _on_a_loop(evaluate_model(config, questions_to_evaluate(config), destination))
 
     def ask(self, question: str) -> Episode:

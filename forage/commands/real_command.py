@@ -140,8 +140,9 @@ def run_real(settings: RealSettings) -> None:
         warm = _with_steps(warm, settings.minutes, notes)
         with notes.phase("learning"):
             _made(out / "models" / "trained", lambda partial: _learn(warm, partial))
-        after = _evaluate(trained, "after", notes)
-        sampled_after = _evaluate(as_sampled(trained), "after, sampled", notes)
+        num_steps = warm.trainer.num_steps
+        after = _evaluate(trained, "after", notes, num_steps)
+        sampled_after = _evaluate(as_sampled(trained), "after, sampled", notes, num_steps)
     _finish(trained, notes, (before, after), (sampled_before, sampled_after), console)
 
 
@@ -208,6 +209,8 @@ def _tree(settings: RealSettings, base: Path, url: str) -> dict[str, Any]:
     """The recipe before it is fitted to this machine."""
     tree = shipped_tree("real.yaml", settings.out, settings.seed, url)
     tree["model"] = {"path": str(base)}
+    if settings.data is not None or settings.model != RealSettings().model:
+        del tree["note"]  # it names the model and the questions that are the default
     put_on_device(tree, "cuda" if has_gpu() else "cpu")
     for name, file in (("train", "train"), ("test", "dev")):
         tree["data"][name] = str(settings.out / "data" / f"{file}.jsonl")
@@ -255,11 +258,13 @@ def _learn(config: RunConfig, out: Path) -> None:
     export_model(config.output_dir, out, step=None)
 
 
-def _evaluate(config: RunConfig, label: str, notes: RunNotes) -> EvaluationResult:
+def _evaluate(
+    config: RunConfig, label: str, notes: RunNotes, num_steps: int = 0
+) -> EvaluationResult:
     from forage.viewer.evaluation_pages import write_evaluation_page
 
     with notes.phase(label):
-        result = evaluate_as(label, config)
+        result = evaluate_as(label, config, num_steps)
     write_evaluation_page(figures_path(config, label).with_suffix(".html"), result)
     return result
 

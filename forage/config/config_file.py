@@ -42,7 +42,15 @@ def read_tree(path: Path, models: Models = (), based_on_it: tuple[Path, ...] = (
         if base.resolve() in chain:
             raise UserError(f"{path}: {BASE} names {name}, which is based on it in turn")
         merged = merge(merged, read_tree(base, models, chain), models)
+    if "note" not in tree and _has_model(tree):
+        merged.pop("note", None)
     return merge(merged, tree, models)
+
+
+def _has_model(tree: Tree) -> bool:
+    """Whether a tree names a model: a note from below it would be about another one."""
+    model = tree.get("model")
+    return isinstance(model, dict) and "path" in model
 
 
 def merge(below: Tree, above: Tree, models: Models = (), path: str = "") -> Tree:

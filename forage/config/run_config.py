@@ -42,7 +42,7 @@ class RunConfig(Frozen):
     name: str = "run"
     """What the run is called in logs and trackers."""
     note: str = ""
-    """Printed when the run begins; for readers alone."""
+    """Describes the recipe; printed when the run begins. Another ``model.path`` drops it."""
     seed: int = Field(default=0, ge=0)
     """Fixes every draw of chance of the run."""
     output_dir: Path = Path("runs/run")
@@ -196,6 +196,8 @@ def build_config(
     tree: dict[str, Any], source: str = "the settings", overrides: Sequence[str] = ()
 ) -> RunConfig:
     """Check a tree of settings and overrides; raises ``UserError`` that names each wrong key."""
+    if any(each.startswith("model.path=") for each in overrides):
+        tree = {key: value for key, value in tree.items() if key != "note"}
     for override in overrides:
         tree = apply_override(tree, override, (RunConfig,))
     if old := new_spellings(tree):

@@ -7,6 +7,7 @@ with the engine and the retriever of the run.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -21,11 +22,13 @@ from forage.evaluation.evaluate import (
     open_passages,
 )
 from forage.evaluation.fingerprint import facts_of_policy
+from forage.evaluation.journal import fingerprint_path
 from forage.evaluation.scores import scores_of
 from forage.evaluation.subset import questions_to_evaluate, training_subset
 from forage.evaluation.summary import source_metrics
 from forage.retrieval.client.client import SearchClient
 from forage.rollout.play.player import Player
+from forage.training.checkpoint import checkpoint_path
 from forage.types import Generate, Score
 from forage.watch.step_report import episode_metrics
 
@@ -73,14 +76,19 @@ class TrainingEvaluation:
         """Play all questions after the last step, where ``evaluation.at_end`` asks for it.
 
         Cut and resumed like any evaluation: what is on the disk is not played again, but for what
-        the engine or a search failed. The digest is asked for on a thread.
+        the engine or a search failed. A run that was given more steps is evaluated anew. The digest
+        is asked for on a thread.
         """
         if not self._config.evaluation.at_end:
             return
         assert self._evaluator is not None, "opened before the first step"
         digest = await asyncio.to_thread(weights_digest)
         out = final_figures(self._config)
-        destination = Destination(out, "final evaluation", step, retries_failed=True)
+        model = str(checkpoint_path(self._config.output_dir, step))
+        is_fresh = _is_of_other_weights(out, digest)
+        if is_fresh:
+            LOG.info("%s holds the figures of an earlier step: all questions are played again", out)
+        destination = Destination(out, "final evaluation", step, model, is_fresh, True)
         await evaluate(
             self._evaluator,
             self._questions,
@@ -90,6 +98,15 @@ class TrainingEvaluation:
             self._digest,
         )
         LOG.info("final evaluation: %s", destination.out)
+
+
+def _is_of_other_weights(out: Path, digest: str) -> bool:
+    """Whether episodes of other weights lie beside ``out``: those of an earlier step."""
+    try:
+        earlier = json.loads(fingerprint_path(out).read_text(encoding="utf-8"))
+        return earlier["the weights"] != digest
+    except (OSError, ValueError, KeyError):
+        return False  # nothing, or nothing that can be read: the journal says so
 
 
 def final_figures(config: RunConfig) -> Path:

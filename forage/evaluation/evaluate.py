@@ -44,6 +44,7 @@ from forage.rewards.scorer import Scorer
 from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.play.player import Job, play_all
+from forage.training.checkpoint import step_of
 from forage.training.model import load_sampled, load_tokenizer, weights_digest
 from forage.types import Episode, Generate, Question, Retriever, Score, Status
 
@@ -109,12 +110,14 @@ class Evaluator:
 class Destination:
     """Where an evaluation goes: ``out`` is the .json of figures, its episodes lie beside it.
 
-    ``step`` is the training step that the episodes are recorded under.
+    ``step`` is the number of training steps behind the policy, which the episodes are recorded
+    under; ``model`` names the policy (None: what ``model.path`` names).
     """
 
     out: Path
     label: str = "evaluation"
     step: int = 0
+    model: str | None = None
     is_fresh: bool = False
     retries_failed: bool = False
 
@@ -165,7 +168,7 @@ async def evaluate(
     result = EvaluationResult(
         name=config.name,
         note=config.note,
-        protocol=Protocol.of(config, served),
+        protocol=Protocol.of(config, served, destination.model),
         fingerprint=fingerprint,
         summary=summarise(scores, settings.num_bootstrap, config.seed),
         scores={arm: list(rows) for arm, rows in scores.items()},
@@ -192,7 +195,8 @@ def run_evaluation(
 ) -> tuple[EvaluationResult, Path]:
     """``forage eval``: play, print tables, write the files beside ``out``; gives its path too."""
     out = out or config.output_dir / "evaluation" / "eval.json"
-    destination = Destination(out, config.name, is_fresh=is_fresh, retries_failed=retries_failed)
+    step = step_of(Path(config.model.path).name) or 0
+    destination = Destination(out, config.name, step, None, is_fresh, retries_failed)
     if out.suffix != ".json" or out.is_dir():
         raise UserError(f"--out is {out}; name a .json file, the other files lie beside it")
     for path in (out, destination.episodes):

@@ -67,7 +67,8 @@ class Protocol:
         return self.max_turns > 0
 
     @classmethod
-    def of(cls, config: RunConfig, served: Served | None) -> Self:
+    def of(cls, config: RunConfig, served: Served | None, model: str | None = None) -> Self:
+        """``model`` names the policy where it is no longer what ``model.path`` names."""
         environment, evaluation = config.environment, config.evaluation
         endpoint, method = config.model.endpoint, evaluation.method
         is_best_of_many = method == "rejection_sampling"
@@ -75,7 +76,7 @@ class Protocol:
             method, environment.max_turns
         )
         return cls(
-            model=config.model.path if endpoint is None else endpoint.served_model,
+            model=model or (config.model.path if endpoint is None else endpoint.served_model),
             retriever=served.backend if served else None,
             num_passages=served.num_passages if served else None,
             topk=config.search.topk,

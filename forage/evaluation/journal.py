@@ -58,16 +58,12 @@ class Journal:
         try:
             if is_fresh:
                 self._file.truncate(0)
-                self._fingerprint_path.unlink(missing_ok=True)
+                fingerprint_path(path).unlink(missing_ok=True)
             self._check_fingerprint(fingerprint)
             self._read(questions, retries_failed)
         except BaseException:
             self._file.close()
             raise
-
-    @property
-    def _fingerprint_path(self) -> Path:
-        return self._path.with_suffix(".fingerprint.json")
 
     def has(self, arm: str, job: Job) -> bool:
         return (arm, job.question.id, job.member) in self._scores
@@ -101,12 +97,13 @@ class Journal:
     def _check_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
         """Refuse an evaluation with other settings; note ours before the first episode."""
         earlier: dict[str, str] = {}
+        beside = fingerprint_path(self._path)
         if os.fstat(self._file.fileno()).st_size:
             try:
-                earlier = json.loads(self._fingerprint_path.read_text(encoding="utf-8"))
+                earlier = json.loads(beside.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise UserError(
-                    f"{self._path} holds episodes, but {self._fingerprint_path.name} beside it "
+                    f"{self._path} holds episodes, but {beside.name} beside it "
                     "does not say how they were played: begin again with --fresh, or choose "
                     "another --out"
                 ) from error
@@ -121,7 +118,7 @@ class Journal:
                 "it back to go on"
             )
         both = json.dumps({**earlier, **fingerprint}, indent=1)
-        write_whole_text(self._fingerprint_path, both)
+        write_whole_text(beside, both)
 
     def _read(self, questions: Sequence[Question], retries_failed: bool) -> None:
         by_id = {question.id: question for question in questions}
@@ -141,6 +138,11 @@ class Journal:
                 self._scores.pop(key, None)
             else:
                 self._scores[key] = score
+
+
+def fingerprint_path(path: Path) -> Path:
+    """Where it is written how the episodes of an evaluation's file were played."""
+    return path.with_suffix(".fingerprint.json")
 
 
 def played_episodes(path: Path, arm: str, questions: Iterable[Question]) -> list[Episode]:

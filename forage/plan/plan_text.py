@@ -46,7 +46,8 @@ def _work(plan: Plan) -> Iterator[str]:
         f"at most {work.tokens_per_step:,} tokens and {work.searches_per_step:,} searches a step; "
         f"at most {plan.num_micro_batches:,} micro-batches an optimizer step"
     )
-    yield f"{work.updates_per_step} optimizer steps a step, {work.num_updates:,} in all"
+    s = "" if work.updates_per_step == 1 else "s"
+    yield f"{work.updates_per_step} optimizer step{s} per step, {work.num_updates:,} in all"
     if work.questions_in_epoch is not None:
         epochs = work.num_steps * work.questions_per_step / work.questions_in_epoch
         yield (

@@ -187,9 +187,10 @@ class Credit:
         mean = torch.cat(advantages).abs().mean().item() if advantages else 0.0
         metrics = {
             "episodes/excluded": float(num_episodes - len(advantages)),
-            "groups/flat": fmean(self.is_flat(group) for group in groups),
             "advantage/abs_mean": mean,
         }
+        if self._estimator.needs_groups:
+            metrics["groups/flat"] = fmean(self.is_flat(group) for group in groups)
         if totals:
             metrics["return/mean"] = fmean(totals)
         if self.baseline is not None:

@@ -173,7 +173,7 @@ class Savepoints:
                 set_damaged_aside(checkpoint)
             else:
                 write_whole_text(out / SETTINGS_FILE, settings)  # now: the checkpoint fits them
-                LOG.info("resuming after step %d from %s", start, checkpoint)
+                LOG.info("resuming after %d steps from %s", start, checkpoint)
                 return start
         write_whole_text(out / SETTINGS_FILE, settings)
         self._go_back(0, {})

@@ -10,12 +10,13 @@ from fastapi.responses import HTMLResponse
 from pydantic import Field
 
 from forage.errors import UserError
+from forage.evaluation.report.labels import arm_name
 from forage.types import Status
 from forage.viewer.decoders import Decoders
 from forage.viewer.episode_filter import ORDERS, SIGNS, EpisodeFilter, EpisodeRow, values_of
 from forage.viewer.episode_index import EpisodeIndex, IndexStore, Standing
 from forage.viewer.library import Library, ShownRun
-from forage.viewer.transcripts import EpisodeView, question_view, view_record
+from forage.viewer.transcripts import EpisodeView, after_text, question_view, view_record
 from forage.viewer.viewer_page import (
     ROWS_PER_PAGE,
     Paging,
@@ -174,7 +175,7 @@ class EpisodePages:
         places = [(run.key, wanted.file, row.offset) for row in rows]
         return [
             Sibling(
-                f"member {row.member}" + (f", {row.arm.replace('_', ' ')}" if row.arm else ""),
+                f"member {row.member}" + (f", {arm_name(row.arm)}" if row.arm else ""),
                 _address(wanted, row),
                 beside_address(places) if len(places) > 1 else "",
                 row.em,
@@ -193,8 +194,11 @@ class EpisodePages:
             for row in rows:
                 if file == wanted.file and row.step == this.step:
                     continue
-                label = f"{file.removesuffix('.jsonl')}, step {row.step}"
-                label += f", {row.arm.replace('_', ' ')}" if row.arm else f", member {row.member}"
+                label = f"{file.removesuffix('.jsonl')}, "
+                if row.arm:
+                    label += arm_name(row.arm) + after_text(row.step)
+                else:
+                    label += f"step {row.step}, member {row.member}"
                 is_before = (row.step, row.offset) < (this.step, this.offset)
                 there = (run.key, file, row.offset)
                 pair = [there, here] if is_before else [here, there]
@@ -203,7 +207,7 @@ class EpisodePages:
                     Sibling(label, _address(other, row), beside_address(pair), row.em, False)
                 )
         # The same arm first: that is the comparison which is meant most often.
-        found.sort(key=lambda each: bool(this.arm) and this.arm.replace("_", " ") not in each.label)
+        found.sort(key=lambda each: bool(this.arm) and arm_name(this.arm) not in each.label)
         return found[:_MAX_ELSEWHERE]
 
 

@@ -169,7 +169,7 @@ def _warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:
         "Warm start",
         f"{note} {from_to((loss,))}" if points else "",
         (loss,) if points else (),
-        y_label="loss, nats per token",
+        y_label="loss, nats per unit of weight",
         x_label="supervised step",
         y_range=(0.0, None),
         smooth=together <= 1,
@@ -198,7 +198,8 @@ def _cards(run: ReportInput) -> list[Card]:
     if closed is not None:
         em = f"{closed.overall.em.mean:.2f}"
         cards.append(Card("Closed book, after", em, "exact match, no search"))
-    steps = f"{len(run.metrics)} optimizer steps"
+    num_steps = len(run.metrics)
+    steps = f"{num_steps} training step{'' if num_steps == 1 else 's'}"
     return [*cards, Card("Whole run", duration_text(run.total_seconds), steps)]
 
 

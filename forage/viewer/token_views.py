@@ -31,9 +31,10 @@ class TokenView:
     """One token: ``info`` is for the tooltip.
 
     It is "id", or "id logprob version" of a sampled one, then its advantage and the trainer's less
-    the sampler's log-probability where they were recorded, "-" where only the latter was. ``style``
-    is u below a probability of 50 %, n at a new line, g in a golden answer. ``others`` are the
-    likeliest tokens in its place, a JSON list of texts and log-probabilities, or "".
+    the sampler's log-probability where they were recorded; "-" stands for one that was not, and for
+    the version of a policy that was evaluated. ``style`` is u below a probability of 50 %, n at a
+    new line, g in a golden answer. ``others`` are the likeliest tokens in its place, a JSON list of
+    texts and log-probabilities, or "".
     """
 
     text: str
@@ -57,7 +58,11 @@ def learnt_of(record: EpisodeRecord | None, start: int, segment: Segment) -> lis
 
 
 def view_tokens(
-    segment: Segment, decode: Decode, golden_answers: Sequence[str], learnt: Sequence[str]
+    segment: Segment,
+    decode: Decode,
+    golden_answers: Sequence[str],
+    learnt: Sequence[str],
+    has_versions: bool = True,
 ) -> tuple[TokenView, ...]:
     """A view of each token; ``learnt`` is what ``learnt_of`` gives of the segment."""
     is_sampled = segment.origin is Origin.SAMPLED
@@ -73,7 +78,8 @@ def view_tokens(
         info, style = str(token_id), "n" if "\n" in text else ""
         if is_sampled:
             logprob = segment.logprobs_T[index]
-            info += f" {logprob:.4g} {segment.versions_T[index]}{learnt[index]}"
+            version = segment.versions_T[index] if has_versions else "-"
+            info += f" {logprob:.4g} {version}{learnt[index]}"
             style += " u" if logprob < _UNLIKELY else ""
         span = bisect_right(stops, start)  # the first that ends behind the token's start
         if span < len(spans) and spans[span][0] < end:

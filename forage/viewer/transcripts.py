@@ -14,6 +14,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from forage.episode_json import EpisodeRecord
+from forage.evaluation.report.labels import arm_name
 from forage.types import SEARCH_TOOL, ActionKind, Episode, Origin, Question, ToolCall, Turn
 from forage.viewer.token_views import Decode, TokenView, golden_spans, learnt_of, view_tokens
 
@@ -123,9 +124,14 @@ def view_record(record: EpisodeRecord, decode: Decode | None, where: str = "") -
     """The view of a recorded episode, labelled by when and as what it was played."""
     played = record.episode
     label = f"Step {record.step}, member {played.member}"
-    if record.arm:
-        label = f"Step {record.step}, {record.arm.replace('_', ' ')}"
+    if record.arm:  # evaluated: the policy had taken so many steps
+        label = arm_name(record.arm).capitalize() + after_text(record.step)
     return view_episode(f"{where}: {label}" if where else label, played, decode, record)
+
+
+def after_text(num_steps: int) -> str:
+    """When an evaluated episode was played, after its arm; "" where no step is known."""
+    return f", after {num_steps} step{'' if num_steps == 1 else 's'}" if num_steps else ""
 
 
 def view_episode(
@@ -133,7 +139,8 @@ def view_episode(
 ) -> EpisodeView:
     """The view of one episode; ``record`` brings what training noted of it."""
     reward = episode.reward
-    versions = sorted({v for s in episode.segments for v in s.versions_T})
+    has_versions = _has_versions(record)
+    versions = sorted({v for s in episode.segments for v in s.versions_T if has_versions})
     first_and_last = dict.fromkeys([*versions[:1], *versions[-1:]])  # one, where they are the same
     advantages = record.advantages_T if record is not None else ()
     verdict = "unscored"
@@ -149,11 +156,16 @@ def view_episode(
         num_searches=episode.num_searches,
         num_sampled_tokens=episode.num_sampled_tokens,
         seconds=episode.seconds,
-        versions="–".join(map(str, first_and_last)) or "–",
+        versions="–".join(map(str, first_and_last)),
         blocks=_token_blocks(episode, decode, record) if decode else _text_blocks(episode),
         decisions=tuple((turn.kind.value, turn.argument) for turn in episode.turns),
         advantage=advantages[0] if advantages and len(set(advantages)) == 1 else None,
     )
+
+
+def _has_versions(record: EpisodeRecord | None) -> bool:
+    """Whether an episode's policy versions are the run's; an evaluation's engine begins with 0."""
+    return record is not None and not record.arm
 
 
 def _first_difference(one: EpisodeView, other: EpisodeView) -> int | None:
@@ -206,7 +218,7 @@ def _token_blocks(
                 origin=segment.origin.value,
                 heading=heading,
                 detail=" · ".join(part for part in (detail, count) if part),
-                tokens=view_tokens(segment, decode, golden, learnt),
+                tokens=view_tokens(segment, decode, golden, learnt, _has_versions(record)),
                 text="",
                 is_open=segment.origin not in (Origin.PROMPT, Origin.FOLDED),
                 turn=number,

@@ -53,7 +53,6 @@ class StepReport:
         self._correctness = config.reward.answer
         self._has_refills = config.algorithm.dynamic_sampling is not None
         self._searches = SearchCounts()
-        self._is_first = True
 
     def of(
         self, groups: StepGroups, searches: SearchCounts, engine: EngineCounters, clock: PhaseClock
@@ -72,15 +71,18 @@ class StepReport:
         return metrics
 
     def warn_of_flat_groups(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Say so where the first groups of a run teach nothing; the chart shows later ones."""
-        is_first, self._is_first = self._is_first, False
-        if is_first and metrics.get("groups/flat") == 1:
+        """Warn if the groups of a run's first step teach nothing; the chart shows later steps.
+
+        Turns may differ in what they earned where episodes do not, so the advantages count.
+        """
+        is_flat = metrics.get("groups/flat") == 1 and metrics.get("advantage/abs_mean") == 0
+        if step == 0 and is_flat and "return/mean" in metrics:  # else no episode was learnable
             LOG.warning(
-                "step %d: in each group all episodes earned the same (reward %.3g on average), so "
-                "nothing is learnt from them. Where all are wrong: a warm start (forage sft), a "
-                "reward with parts (reward.answer=f1, reward.structure_score), easier questions; "
-                "else a higher rollout.temperature or a larger trainer.group_size",
-                step,
+                "the first step learns nothing from its rewards: in each group all episodes earned "
+                "the same (reward %.3g on average). If all answers are wrong, try a warm start "
+                "(forage sft), a reward with parts (reward.answer=f1, reward.structure_score) or "
+                "easier questions; otherwise a higher rollout.temperature or a larger "
+                "trainer.group_size",
                 metrics["reward/mean"],
             )
 

@@ -40,6 +40,37 @@ def test_a_base_may_have_a_base_and_overrides_come_last(tmp_path: Path) -> None:
     assert (config.model.path, config.seed, config.trainer.num_steps) == ("m", 2, 9)
 
 
+NOTE = "note: A model of under a million parameters.\nmodel: {path: tiny, dtype: float32}\n"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "is_kept"),
+    [
+        (NOTE, [], True),
+        (NOTE, ["model.dtype=bfloat16", "trainer.num_steps=2", "output_dir=runs/x"], True),
+        (NOTE, ["model.path=large"], False),
+        ("base: tiny.yaml\n", [], True),
+        ("base: tiny.yaml\nmodel: {dtype: bfloat16}\n", [], True),
+        ("base: tiny.yaml\nmodel: {path: large}\n", [], False),
+    ],
+)
+def test_a_note_about_a_model_is_not_printed_for_another_one(
+    recipe: str, overrides: list[str], is_kept: bool, tmp_path: Path
+) -> None:
+    """A model of 135 million parameters was introduced as one of under a million."""
+    write(tmp_path / "tiny.yaml", NOTE)
+    config = load_config(write(tmp_path / "recipe.yaml", recipe), overrides)
+    assert bool(config.note) == is_kept
+
+
+def test_a_note_may_be_given_with_the_model(tmp_path: Path) -> None:
+    write(tmp_path / "tiny.yaml", NOTE)
+    above = "base: tiny.yaml\nmodel: {path: large}\nnote: A large model.\n"
+    assert load_config(write(tmp_path / "large.yaml", above)).note == "A large model."
+    overrides = ["note=Mine.", "model.path=large"]
+    assert load_config(tmp_path / "tiny.yaml", overrides).note == "Mine."
+
+
 def test_a_section_that_is_null_is_taken_away_and_a_value_that_is_null_stays(
     tmp_path: Path,
 ) -> None:

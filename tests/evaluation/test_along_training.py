@@ -1,6 +1,7 @@
 """What a training run evaluates: a part on the way, all at the end, and faults before it begins."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,16 @@ def test_a_part_on_the_way_by_source_and_everything_at_the_end(tmp_path: Path, t
     assert figures.with_suffix(".md").exists()
     assert "Beside published results" in figures.with_suffix(".html").read_text()
 
+    evaluated = config.output_dir / "checkpoints" / "step_000002"
+    assert final.protocol.model == str(evaluated), "it said the model that the run started from"
+    assert evaluated.is_dir()
+    for ending in (".md", ".html"):
+        text = figures.with_suffix(ending).read_text(encoding="utf-8")
+        assert str(evaluated) in text.replace("\\_", "_")
+        assert config.model.path not in text.replace("\\_", "_")
+    records = [json.loads(line) for line in figures.with_suffix(".jsonl").open(encoding="utf-8")]
+    assert {record["step"] for record in records} == {2}
+
     export_model(config.output_dir, tmp_path / "model", step=None)
     alone = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(tmp_path / "model")})}
@@ -90,6 +101,19 @@ def test_a_run_resumed_at_its_end_finishes_the_last_evaluation(
     run_training(config, resume=True)
     assert read_result(final_figures(config)).summary.arms["normal"].overall.num_questions == 6
     assert len(read_metrics(config.output_dir)) == 2
+
+
+def test_a_run_that_is_given_more_steps_is_evaluated_again(tmp_path: Path, two_sources: Path):
+    """It was refused behind its last step: the figures there are of the weights before."""
+    config = config_of(tmp_path / "run", two_sources, at_end=True, num_questions=6)
+    run_training(config, resume=False)
+    before = read_result(final_figures(config))
+    more = config.model_copy(update={"trainer": config.trainer.model_copy(update={"num_steps": 3})})
+    run_training(more, resume=True)
+    after = read_result(final_figures(config))
+    assert before.protocol.model.endswith("step_000002")
+    assert after.protocol.model.endswith("step_000003")
+    assert before.fingerprint["the weights"] != after.fingerprint["the weights"]
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,18 @@ def test_an_advantage_that_is_no_number_is_named(number: float):
         weigh(estimator("reinforce"), Group(QUESTION, (spoilt, WRONG)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "compares"), [("grpo", True), ("gae", False), ("remax", False), ("rloo", True)]
+)
+def test_only_an_estimator_that_compares_a_group_says_how_many_are_flat(kind: str, compares: bool):
+    """A group of one is always flat: the first step of PPO warned that nothing is learnt."""
+    alone = Group(QUESTION, (RIGHT,), greedy=replace(WRONG, reward=Reward(0.25)))
+    algorithm = estimator(kind) if kind != "gae" else estimator("gae", critic={})
+    credit = Credit(algorithm, train_on_failed_searches=True)
+    _, metrics = credit.weigh([alone], credit.unweighed([alone]), 0.0)
+    assert ("groups/flat" in metrics) == compares
+
+
 def test_a_greedy_episode_is_the_baseline_and_is_not_learnt():
     algorithm = estimator("remax")
     with_greedy = replace(GROUP, greedy=replace(WRONG, reward=Reward(0.25)))

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from forage.episode_json import EpisodeRecord
 from forage.types import (
     ActionKind,
@@ -56,9 +58,25 @@ def test_blocks_follow_the_segments_and_keep_every_token() -> None:
 
 
 def test_only_sampled_tokens_tell_a_log_probability_and_a_version() -> None:
-    blocks = view_episode("After", EPISODE, decode).blocks
-    assert [token.info for token in blocks[0].tokens] == ["1", "2"]
-    assert [token.info for token in blocks[1].tokens] == ["3 -0.5 2", "4 -0.7 3"]
+    view = view_record(EpisodeRecord(7, None, EPISODE), decode)
+    assert [token.info for token in view.blocks[0].tokens] == ["1", "2"]
+    assert [token.info for token in view.blocks[1].tokens] == ["3 -0.5 2", "4 -0.7 3"]
+    assert (view.label, view.versions) == ("Step 7, member 0", "2–3")
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "label"),
+    [(0, "Gold passages"), (1, "Gold passages, after 1 step"), (7, "Gold passages, after 7 steps")],
+)
+def test_an_evaluated_episode_tells_no_policy_version_and_the_steps_before_it(
+    num_steps: int, label: str
+) -> None:
+    """A model is loaded under version 0, whatever it was trained to: "policy version 0" was said
+    of the trained one, and "Step 0" of all that was evaluated alone."""
+    view = view_record(EpisodeRecord(num_steps, "gold", EPISODE), decode)
+    assert (view.label, view.versions) == (label, "")
+    assert [token.info for token in view.blocks[1].tokens] == ["3 -0.5 -", "4 -0.7 -"]
+    assert view_episode("After", EPISODE, decode).versions == ""
 
 
 def test_a_turn_that_is_known_by_its_text_alone_says_so() -> None:

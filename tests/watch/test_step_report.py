@@ -41,8 +41,14 @@ def test_calls_failures_and_seconds_are_counted_by_tool():
 def test_flat_groups_are_said_at_the_first_step_alone(caplog: pytest.LogCaptureFixture):
     """A run whose episodes all earned nothing once went on for hours without a word."""
     config = RunConfig.model_validate({"model": {"path": "m"}})
-    flat, mixed = ({"groups/flat": share, "reward/mean": 0.0} for share in (1.0, 0.5))
-    for shares, expected in (([flat, flat], 1), ([mixed, flat], 0), ([{}], 0)):
+    flat = {"groups/flat": 1.0, "reward/mean": 0.0, "return/mean": 0.0, "advantage/abs_mean": 0.0}
+    mixed = flat | {"groups/flat": 0.5, "advantage/abs_mean": 0.1}
+    by_turns = flat | {"advantage/abs_mean": 0.1}  # episodes earn the same, and their turns do not
+    none_learnable = {name: value for name, value in flat.items() if name != "return/mean"}
+    for shares, expected in (
+        *(([flat, flat], 1), ([mixed, flat], 0), ([{}], 0)),
+        *(([by_turns], 0), ([none_learnable], 0)),
+    ):
         caplog.clear()
         report = StepReport(config)
         for step, metrics in enumerate(shares):

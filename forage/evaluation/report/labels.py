@@ -61,7 +61,7 @@ def facts(result: EvaluationResult) -> list[tuple[str, str]]:
         ("method", protocol.method),
         ("questions", f"{first.num_questions:,}"),
         ("answers", answers_text(protocol)),
-        ("retriever", _retriever_text(protocol)),
+        ("retriever", _retriever_text(protocol, "normal" in summary.arms)),
         (
             "prompt",
             f"{protocol.prompt} ({protocol.form}), "
@@ -71,9 +71,11 @@ def facts(result: EvaluationResult) -> list[tuple[str, str]]:
     ]
 
 
-def _retriever_text(protocol: Protocol) -> str:
+def _retriever_text(protocol: Protocol, is_asked: bool) -> str:
     if not protocol.searches:
         return "none"
+    if not is_asked:
+        return "not used by these arms"
     passages = protocol.num_passages
     size = "" if passages is None else f" over {passages:,} passages"
     return f"{protocol.retriever or 'unknown'}{size}, top {protocol.topk}"

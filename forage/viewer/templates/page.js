@@ -32,7 +32,7 @@
     const probability = 100 * Math.exp(Number(logprob));
     return ["token " + id,
       "log-probability " + logprob + " (" + probability.toPrecision(3) + " %)",
-      "policy version " + version,
+      ...(version === "-" ? [] : ["policy version " + version]),
       ...(advantage === "-" ? [] : ["advantage " + advantage]),
       ...(difference === "-" ? [] : ["trainer less sampler " + difference])];
   }
