@@ -21,9 +21,9 @@ from forage.errors import UserError
 from forage.plan.fitting import smallest_fit
 from forage.plan.machine import Need, needs
 from forage.plan.memory import plan_memory
-from forage.plan.models import measure, measure_beside
 from forage.plan.plan import Plan, make_plan
 from forage.retrieval.index.manifest import MANIFEST_FILE
+from forage.training.model_size import measure, measure_beside
 
 if TYPE_CHECKING:
     from forage.rollout.engines.vllm_settings import ServerNeeds

@@ -19,8 +19,8 @@ from math import ceil
 from forage.config.run_config import RunConfig
 from forage.plan.accelerators import Hardware
 from forage.plan.engine_memory import sampling_dtype
-from forage.plan.memory_parts import BYTES, learnt_numbers
-from forage.plan.models import ModelSize
+from forage.plan.memory_parts import learnt_numbers
+from forage.training.model_size import BYTES, ModelSize
 
 LENGTH_SHARE = 0.4
 """The length of a usual episode, of ``environment.max_tokens``."""

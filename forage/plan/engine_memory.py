@@ -10,9 +10,9 @@ from __future__ import annotations
 from math import ceil
 
 from forage.config.run_config import RunConfig
-from forage.plan.memory_parts import BYTES, KV_CACHE, MemoryPart, millions
-from forage.plan.models import ModelSize
+from forage.plan.memory_parts import KV_CACHE, MemoryPart, millions
 from forage.rollout.engines.torch.slots import LENGTH_BUCKET, round_up
+from forage.training.model_size import BYTES, ModelSize
 
 
 def sampling_dtype(config: RunConfig) -> str:

@@ -38,9 +38,9 @@ from forage.models import attention
 from forage.plan.fitting import changes_that_fit
 from forage.plan.machine import Machine, look_at_machine
 from forage.plan.memory import plan_memory
-from forage.plan.models import BesideSizes, ModelSize, measure, measure_beside
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_states
+from forage.training.model_size import BesideSizes, ModelSize, measure, measure_beside
 from forage.training.warm_start import micro_batch_tokens
 
 LOG = logging.getLogger(__name__)

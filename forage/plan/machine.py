@@ -16,7 +16,7 @@ from forage.config.run_config import RunConfig
 from forage.data.published.benchmarks import names_of, prepare_command, published
 from forage.data.published.published_corpora import CORPORA
 from forage.hardware import free_memory, num_cores
-from forage.plan.models import BesideSizes, ModelSize
+from forage.training.model_size import BesideSizes, ModelSize
 
 CHECKPOINT_BYTES = 2
 """Published checkpoints are in bfloat16."""

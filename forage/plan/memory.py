@@ -32,11 +32,8 @@ from collections.abc import Sequence
 from math import ceil
 
 from forage.config.run_config import RunConfig
-from forage.plan.activations import activation_bytes
 from forage.plan.engine_memory import engine_parts
 from forage.plan.memory_parts import (
-    ADAPTER_BYTES,
-    BYTES,
     Memory,
     MemoryPart,
     Numbers,
@@ -44,8 +41,9 @@ from forage.plan.memory_parts import (
     learnt_numbers,
     millions,
 )
-from forage.plan.models import BesideSizes, ModelSize
+from forage.training.activations import activation_bytes
 from forage.training.logprobs import logits_per_chunk
+from forage.training.model_size import ADAPTER_BYTES, BYTES, BesideSizes, ModelSize
 
 _MOMENTS = 2
 _LOGIT_COPIES = 4

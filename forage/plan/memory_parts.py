@@ -1,6 +1,6 @@
 """What a plan of memory is made of: named parts on a device, and counts of numbers.
 
-The formulas are in ``memory.py``, ``activations.py`` and ``engine_memory.py``.
+The formulas are in ``memory.py``, ``engine_memory.py`` and ``training/activations.py``.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from forage.config.run_config import RunConfig
-from forage.plan.models import ModelSize
+from forage.training.model_size import ADAPTER_BYTES, BYTES, ModelSize
 
 KV_CACHE = "KV cache"
 """The part that only sampling in this process needs."""
-ADAPTER_BYTES = 4
-"""Adapters are in float32 (``training/lora.py``): smaller steps would be rounded away."""
-BYTES = {"float32": 4, "bfloat16": 2}
-"""Bytes of one number, by its type."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,11 @@ from forage.plan.duration import Duration, estimate_duration, num_contexts
 from forage.plan.fitting import Fit, judge_fit
 from forage.plan.machine import Machine, Need, look_at_machine, needs, num_train_questions
 from forage.plan.memory import Memory, plan_memory
-from forage.plan.models import BesideSizes, ModelSize, measure, measure_beside
 from forage.rewards.scorer import Scorer
 from forage.rollout.play.groups import num_oversampled
 from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
+from forage.training.model_size import BesideSizes, ModelSize, measure, measure_beside
 from forage.training.tensor_parallel import check_counts, check_type
 from forage.training.ulysses import check_heads
 

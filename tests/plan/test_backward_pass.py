@@ -16,11 +16,11 @@ from forage.algorithms.packing import lay_end_to_end
 from forage.batch import Packed
 from forage.config.run_config import RunConfig, build_config
 from forage.models import attention
-from forage.plan.activations import activation_bytes, kept_bytes
 from forage.plan.duration import pass_operations
-from forage.plan.models import ModelSize, measure
+from forage.training.activations import activation_bytes, kept_bytes
 from forage.training.logprobs import hidden_before, token_logprobs
 from forage.training.model import load_model
+from forage.training.model_size import ModelSize, measure
 from forage.training.packed_attention import QUERY_BLOCK
 
 NARROW, WIDE, DEEP = (64, 192, 8), (64, 512, 2), (128, 512, 12)

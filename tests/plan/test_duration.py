@@ -17,7 +17,7 @@ from forage.plan.duration import (
     sampling_seconds,
 )
 from forage.plan.memory_parts import learnt_numbers
-from forage.plan.models import ModelSize, measure
+from forage.training.model_size import ModelSize, measure
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

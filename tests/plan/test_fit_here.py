@@ -12,7 +12,7 @@ from forage.plan import fit_here as module
 from forage.plan.fit_here import SHARE_OF_MEMORY, fit_here
 from forage.plan.machine import Machine
 from forage.plan.memory import plan_memory
-from forage.plan.models import BesideSizes, measure
+from forage.training.model_size import BesideSizes, measure
 from tests.tiny_runs import random_model
 
 GIB = 1 << 30

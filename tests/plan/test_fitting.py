@@ -11,8 +11,8 @@ from forage.errors import UserError
 from forage.plan.accelerators import parse_hardware
 from forage.plan.fitting import Fit, judge_fit
 from forage.plan.memory_parts import Memory, MemoryPart
-from forage.plan.models import measure, measure_beside
 from forage.plan.plan import Plan, _memory_on_gpus, make_plan
+from forage.training.model_size import measure, measure_beside
 from tests.plan.test_plan import NODE, said
 
 CONFIGS = Path(__file__).parents[2] / "configs"

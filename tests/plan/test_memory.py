@@ -14,16 +14,16 @@ from forage.algorithms.packing import lay_end_to_end
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.models import attention
-from forage.plan.activations import activation_bytes, kept_bytes
 from forage.plan.engine_memory import torch_cache_bytes
 from forage.plan.memory import plan_memory
 from forage.plan.memory_parts import Memory
-from forage.plan.models import BesideSizes, ModelSize, measure
 from forage.rollout.engines.torch.cache_shape import cache_shape
 from forage.rollout.engines.torch.slots import SlotCache, round_up
+from forage.training.activations import activation_bytes, kept_bytes
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy
+from forage.training.model_size import BesideSizes, ModelSize, measure
 from forage.training.trainer import Trainer
 from forage.training.trainer_rank import build_trainer
 

@@ -19,7 +19,7 @@ from forage.config.placement_config import TrainerPlacement
 from forage.config.run_config import build_config
 from forage.plan.memory import plan_memory
 from forage.plan.memory_parts import Memory
-from forage.plan.models import BesideSizes, measure
+from forage.training.model_size import BesideSizes, measure
 from forage.training.rank_processes import RankProcesses
 from tests.plan.test_memory import SEVEN_B, make_config, part, seven_b
 from tests.rollout.tiny_models import make_model

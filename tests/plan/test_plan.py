@@ -17,10 +17,10 @@ from forage.data.published.benchmarks import _PARTS
 from forage.data.published.published_corpora import CORPORA
 from forage.errors import UserError
 from forage.plan.machine import Machine, look_at_machine
-from forage.plan.models import measure
 from forage.plan.plan import Plan, make_plan
 from forage.plan.plan_text import print_plan
 from forage.train import run_training
+from forage.training.model_size import measure
 
 ROOT = Path(__file__).parents[2]
 WARM = ROOT / "forage" / "warm" / "model"

@@ -18,8 +18,7 @@ from __future__ import annotations
 from math import ceil
 
 from forage.config.run_config import RunConfig
-from forage.plan.memory_parts import ADAPTER_BYTES, BYTES
-from forage.plan.models import ModelSize
+from forage.training.model_size import ADAPTER_BYTES, BYTES, ModelSize
 from forage.training.packed_attention import QUERY_BLOCK
 
 

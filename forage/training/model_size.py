@@ -14,6 +14,11 @@ from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.model_config import LoraConfig
 from forage.errors import UserError
 
+ADAPTER_BYTES = 4
+"""Adapters are in float32 (``training/lora.py``): smaller steps would be rounded away."""
+BYTES = {"float32": 4, "bfloat16": 2}
+"""Bytes of one number, by its type."""
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:

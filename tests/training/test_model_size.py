@@ -6,9 +6,9 @@ import pytest
 
 from forage.config.model_config import LoraConfig
 from forage.errors import UserError
-from forage.plan.models import measure
 from forage.training.lora import add_adapters, save_adapters
 from forage.training.model import new_model
+from forage.training.model_size import measure
 
 # Parameters in all and without embeddings, in billions: the model cards of Qwen2.5
 # (https://arxiv.org/abs/2412.15115) and of Llama 3.2.
