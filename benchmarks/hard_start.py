@@ -50,6 +50,7 @@ from forage.rollout.play.demonstrator import (  # noqa: E402
     ScriptWriter,
 )
 from forage.rollout.play.player import Job, Player, play_all  # noqa: E402
+from forage.training.micro_batches import MicroBatches  # noqa: E402
 from forage.training.model import load_policy, load_tokenizer, save_model  # noqa: E402
 from forage.training.warm_start import (  # noqa: E402
     ReadArguments,
@@ -190,8 +191,9 @@ def learn(
         "optimizer": {"kind": "muon", "matrix_learning_rate": phase.matrix_learning_rate},
     }
     settings = type(config.warm_start).model_validate(config.warm_start.model_dump() | changes)
-    limit = micro_batch_tokens(config.trainer)
-    for step, loss in enumerate(warm_start(model, sequences, settings, limit, 1), start=1):
+    micro_batches = MicroBatches(micro_batch_tokens(config.trainer), 1)
+    losses = warm_start(model, sequences, settings, micro_batches)
+    for step, loss in enumerate(losses, start=1):
         row: dict[str, float | str] = {"phase": phase.name, "step": step, "loss": round(loss, 4)}
         if step % READING_EVERY == 0 or step == phase.num_steps:
             row["reading"] = round(reading_accuracy(model, held_out), 3)

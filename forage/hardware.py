@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Never, TypeVar
 
@@ -262,12 +263,35 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def free_memory() -> int:
-    """Bytes that this process may take: of the machine's, and of its container's or job's."""
+def free_memory(device: str = "cpu") -> int:
+    """Bytes that this process may take now: of the machine's, its container's and its own limits.
+
+    On a GPU: of the GPU's, with what torch has reserved there and does not use.
+    """
+    if device != "cpu":
+        import torch
+
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return torch.cuda.mem_get_info()[0] + unused
     import psutil
 
     groups = memory_left_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-    return min([psutil.virtual_memory().available, *groups])
+    return min([psutil.virtual_memory().available, *groups, *_left_in_own_limits()])
+
+
+def _left_in_own_limits() -> Iterator[int]:
+    """What ``ulimit -v`` and ``ulimit -d`` leave to this process."""
+    if sys.platform != "linux":  # others do not hold a process to them
+        return
+    import resource
+
+    import psutil
+
+    used = psutil.Process().memory_info()
+    for kind, taken in ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.data)):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            yield max(limit - taken, 0)
 
 
 def memory_left_in_groups(own: Path, root: Path) -> Iterator[int]:
@@ -278,16 +302,19 @@ def memory_left_in_groups(own: Path, root: Path) -> Iterator[int]:
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
-        mount, limit, used = root, "memory.max", "memory.current"
+        mount, limits, used = root, ("memory.max", "memory.high"), "memory.current"
         if controllers:
-            mount, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            mount, limits = root / "memory", ("memory.limit_in_bytes",)
+            used = "memory.usage_in_bytes"
         group = mount / path.lstrip("/")
-        for directory in (group, *group.parents):
+        for directory, limit in product((group, *group.parents), limits):
             with suppress(OSError, ValueError):  # "max" is no limit, and a group may not be seen
                 left = int((directory / limit).read_text()) - int((directory / used).read_text())
                 stat = dict(map(str.split, (directory / "memory.stat").read_text().splitlines()))
-                yield max(left + int(stat.get("inactive_file", 0)), 0)
-            if directory == mount:
+                # In version 1 only a total counts the groups below.
+                files = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+                yield max(left + int(files), 0)
+            if directory == mount and limit == limits[-1]:
                 break
 
 

@@ -138,9 +138,10 @@ class Run:
         """Evaluate ``model`` as the recipe says; the files lie in ``evaluation`` of the run."""
         from forage.evaluation.evaluate import Destination, evaluate_model
         from forage.evaluation.subset import questions_to_evaluate
+        from forage.plan.fit_here import fit_here
         from forage.training.checkpoint import step_of
 
-        config = self._of_newest()
+        config = fit_here(self._of_newest(), "evaluation")
         out = config.output_dir / "evaluation" / f"{self.model.name}.json"
         step = step_of(self.model.name) or 0
         destination = Destination(out, config.name, step, is_fresh=True)

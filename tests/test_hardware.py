@@ -219,8 +219,27 @@ def test_memory_is_what_the_container_or_the_job_leaves(tmp_path: Path):
     assert left("0::/not/seen/from/inside\n") == [5]
     group("cgroup/memory/old", "50", 60, 0, version=1)
     assert left("4:cpu,memory:/old\n") == [0]
+    (tmp_path / "cgroup/memory/old/memory.stat").write_text(
+        "inactive_file 1\ntotal_inactive_file 25\n"
+    )
+    assert left("4:cpu,memory:/old\n") == [15]  # files of the groups below go, too
+    (tmp_path / "cgroup/job/memory.high").write_text("80\n")  # beyond it processes are slowed down
+    assert left("0::/job/step\n") == [70, 50, 5]
     assert list(memory_left_in_groups(tmp_path / "missing", tmp_path)) == []
     assert 0 < free_memory() <= psutil.virtual_memory().total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce these limits")
+@pytest.mark.parametrize(("limit", "used"), [("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")])
+def test_memory_is_what_a_limit_of_this_process_leaves(limit: str, used: str):
+    program = (
+        "import psutil, resource; from forage.hardware import free_memory\n"
+        "assert free_memory() > 1e9\n"
+        f"used = psutil.Process().memory_info().{used}\n"
+        f"resource.setrlimit(resource.{limit}, (used + 10**8, resource.RLIM_INFINITY))\n"
+        "print(free_memory())"
+    )
+    assert 5e7 < int(python(program)) <= 1e8
 
 
 def test_keeping_freed_memory_may_be_asked_for_again_and_again():

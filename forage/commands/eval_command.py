@@ -26,8 +26,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     config = as_trained(load_config(args.config, args.overrides))  # before torch is imported
     from forage.evaluation.evaluate import run_evaluation
+    from forage.plan.fit_here import fit_here
     from forage.viewer.evaluation_pages import write_evaluation_page
 
+    config = fit_here(config, "evaluation")
     result, out = run_evaluation(config, args.out, args.fresh, args.retry_failed)
     write_evaluation_page(out.with_suffix(".html"), result)
     return 0

@@ -1,8 +1,10 @@
 """How much of ``forage real`` fits its time, from what this machine is measured to do.
 
 A quarter of the time is the warm start's, somewhat less than half the learning's, the rest the
-evaluations'. What was chosen is written down with the seconds that each phase took (``real.json``),
-so that a run which goes on has the same steps and questions.
+evaluations'. Each phase takes what the phases before it have left: the questions are chosen after
+the warm start, the steps of learning after the first evaluations. What was chosen is written down
+with the seconds that each phase took (``real.json``), so that a run which goes on has the same
+steps and questions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from forage.records import write_whole_text
 LOG = logging.getLogger(__name__)
 
 WARM_START, LEARNING, EVALUATIONS = 0.25, 0.44, 0.25
-"""Shares of the time; the rest is for the index, the model and checkpoints."""
+"""Shares of the time; the rest (``_SPARE``) is for the index, the model and checkpoints."""
+_SPARE = 1 - WARM_START - LEARNING - EVALUATIONS
 _EPISODES_A_QUESTION = 2 * (4 + 4)
 """Greedy in four arms and four samples, before and after."""
 _PASSES_TO_PLAY = 1.5
@@ -45,6 +48,8 @@ class RunNotes:
     told: dict[str, str]
     chosen: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
+    """``Rates`` as they were measured before the warm start."""
 
     @classmethod
     def open(cls, path: Path, told: dict[str, str]) -> Self:
@@ -67,10 +72,11 @@ class RunNotes:
                 f"{folder} holds a run that was begun with {name} {value}, not "
                 f"{told.get(name)}: choose another --out, or go on with the same"
             )
-        return cls(path, told, row["chosen"], row["seconds"])
+        return cls(path, told, row["chosen"], row["seconds"], row.get("measured", {}))
 
     def save(self) -> None:
         row = {"told": self.told, "chosen": self.chosen, "seconds": self.seconds}
+        row["measured"] = self.measured
         write_whole_text(self.path, json.dumps(row, indent=1) + "\n")
 
     @contextmanager
@@ -93,6 +99,10 @@ class RunNotes:
                     f"{number}: choose another --out, or leave {option} out"
                 )
         self.choose(**{name: number for name, number in numbers.items() if number is not None})
+
+    def seconds_left(self, minutes: float) -> float:
+        """What the phases so far have left of the time, less what is spared for the report."""
+        return max(60 * minutes * (1 - _SPARE / 2) - sum(self.seconds.values()), 0.0)
 
     def choose(self, **numbers: int) -> None:
         """Write down what was chosen; what is there already stays."""
@@ -146,7 +156,7 @@ def measure_rates(config: RunConfig) -> Rates:
     from forage.environment.codec import Codec
     from forage.rollout.play.player import Player
     from forage.training.model import load_policy, load_tokenizer
-    from forage.training.warm_start import micro_batch_tokens, step_seconds, weigh
+    from forage.training.warm_start import step_seconds, supervised_micro_batches, weigh
 
     settings, source = config.warm_start, config.warm_start.source
     assert config.data.train is not None
@@ -158,34 +168,49 @@ def measure_rates(config: RunConfig) -> Rates:
     codec = Codec(tokenizer)
     sequences = [weigh(episode, codec, settings) for episode in shown]
     model = load_policy(config.model, config.seed)
-    sizes = (micro_batch_tokens(config.trainer), config.trainer.micro_batches_at_once)
-    learn_s, pass_s = step_seconds(model, sequences, *sizes)
+    micro_batches = supervised_micro_batches(config, model)
+    learn_s, pass_s = step_seconds(model, sequences, micro_batches)
     count = len(sequences)
     return Rates(learn_s / count, _PASSES_TO_PLAY * pass_s / count)
 
 
-def choose_before(rates: Rates, minutes: float, sequences_per_step: int) -> dict[str, int]:
-    """Steps of the warm start and questions of each evaluation.
+def choose_warm_start(rates: Rates, minutes: float, sequences_per_step: int) -> int:
+    """Steps of the warm start.
 
-    >>> choose_before(Rates(learn_s=1.0, play_s=0.5), 60, 8)
-    {'warm_start_steps': 112, 'num_questions': 112}
+    >>> choose_warm_start(Rates(learn_s=1.0, play_s=0.5), 60, 8)
+    112
     """
-    seconds = 60 * minutes
-    steps = WARM_START * seconds / (sequences_per_step * rates.learn_s)
-    questions = EVALUATIONS * seconds / (_EPISODES_A_QUESTION * rates.play_s)
-    return {
-        "warm_start_steps": round(min(max(steps, _FEWEST_STEPS), _MOST_WARM)),
-        "num_questions": round(min(max(questions, _FEWEST_QUESTIONS), _MOST_QUESTIONS)),
-    }
+    steps = WARM_START * 60 * minutes / (sequences_per_step * rates.learn_s)
+    return round(min(max(steps, _FEWEST_STEPS), _MOST_WARM))
 
 
-def choose_steps(rates: Rates, minutes: float, episodes_per_step: int) -> int:
-    """Steps of reinforcement learning.
+def choose_questions(play_s: float, left_s: float) -> int:
+    """Questions of each evaluation, when the warm start has left so many seconds.
 
-    >>> choose_steps(Rates(learn_s=1.0, play_s=0.5), 60, 32)
-    33
+    >>> choose_questions(0.5, 45 * 60), choose_questions(1.4, 6 * 60)
+    (122, 16)
     """
-    steps = LEARNING * 60 * minutes / (episodes_per_step * (rates.learn_s + rates.play_s))
+    share = EVALUATIONS / (EVALUATIONS + LEARNING)
+    questions = share * left_s / (_EPISODES_A_QUESTION * play_s)
+    return round(min(max(questions, _FEWEST_QUESTIONS), _MOST_QUESTIONS))
+
+
+def slowdown(notes: RunNotes, num_learnt: int, minutes: float) -> float:
+    """How many times as long as measured the warm start took; 1 if it was no slower.
+
+    Loading and demonstrations take some minutes of it, however few steps there are.
+    """
+    expected_s = max(num_learnt * notes.measured["learn_s"], WARM_START * 60 * minutes)
+    return max(1.0, notes.seconds["warm start"] / expected_s)
+
+
+def choose_steps(rates: Rates, left_s: float, episodes_per_step: int) -> int:
+    """Steps of reinforcement learning, when all else but them takes the rest of the time.
+
+    >>> choose_steps(Rates(learn_s=1.0, play_s=0.5), 26 * 60, 32)
+    32
+    """
+    steps = left_s / (episodes_per_step * (rates.learn_s + rates.play_s))
     return round(min(max(steps, _FEWEST_STEPS), _MOST_STEPS))
 
 

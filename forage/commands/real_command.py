@@ -8,12 +8,13 @@ questions fit the time is measured (``real_budget.py``).
 from __future__ import annotations
 
 import gzip
+import logging
 import shutil
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,13 +24,16 @@ from rich.console import Console
 
 from forage.commands.arguments import add_overrides, count, made_of, minutes, port, positive
 from forage.commands.real_budget import (
+    Rates,
     RunNotes,
     choose_arithmetic,
-    choose_before,
+    choose_questions,
     choose_steps,
+    choose_warm_start,
     measure_rates,
     put_on_device,
     rates_of,
+    slowdown,
 )
 from forage.commands.run_report import (
     NUM_SAMPLES,
@@ -51,6 +55,8 @@ from forage.retrieval.serve.child_server import ServerProcess
 
 if TYPE_CHECKING:
     from forage.evaluation.result import EvaluationResult
+
+LOG = logging.getLogger(__name__)
 
 FILES = ("corpus", "train", "dev")
 _RECIPE = "forage/commands/real.yaml"
@@ -134,6 +140,7 @@ def run_real(settings: RealSettings) -> None:
         config = _config(settings, base, server.url, notes)
         with notes.phase("warm start"):
             _made(out / "models" / "warm", lambda partial: run_sft(config, partial))
+        config = _with_questions(config, settings.minutes, notes)
         warm, trained = (with_model(config, out / "models" / name) for name in ("warm", "trained"))
         before = _evaluate(warm, "before", notes)
         sampled_before = _evaluate(as_sampled(warm), "before, sampled", notes)
@@ -218,7 +225,7 @@ def _tree(settings: RealSettings, base: Path, url: str) -> dict[str, Any]:
 
 
 def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> RunConfig:
-    """The whole recipe but for the steps of learning, fitted to this machine."""
+    """The recipe fitted to this machine, with the steps of its warm start."""
     from forage.plan.fit_here import fit_here
 
     tree = _tree(settings, base, url)
@@ -228,33 +235,52 @@ def _config(settings: RealSettings, base: Path, url: str, notes: RunNotes) -> Ru
     config = fit_here(config, earlier=recipe)
     if not recipe.exists():
         write_whole_text(recipe, to_yaml(config))
-    names = ("warm_start_steps", "num_questions")
-    if not notes.chosen.keys() >= set(names):
-        with notes.phase("measuring"):
-            per_step = config.warm_start.sequences_per_step
-            notes.choose(**choose_before(measure_rates(config), settings.minutes, per_step))
-    steps, num_questions = (notes.chosen[name] for name in names)
-    numbers = [f"warm_start.num_steps={steps}", f"evaluation.num_questions={num_questions}"]
-    return with_overrides(config, numbers)
+    if not notes.chosen.keys() >= {"warm_start_steps", "num_questions"}:
+        if not notes.measured:
+            with notes.phase("measuring"):
+                notes.measured = asdict(measure_rates(config))
+        rates, per_step = Rates(**notes.measured), config.warm_start.sequences_per_step
+        notes.choose(warm_start_steps=choose_warm_start(rates, settings.minutes, per_step))
+    return with_overrides(config, [f"warm_start.num_steps={notes.chosen['warm_start_steps']}"])
+
+
+def _with_questions(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig:
+    """The recipe with as many questions to evaluate as the warm start has left time for."""
+    if "num_questions" not in notes.chosen:
+        warm, left_s = config.warm_start, notes.seconds_left(minutes)
+        slower = slowdown(notes, warm.num_steps * warm.sequences_per_step, minutes)
+        num_questions = choose_questions(notes.measured["play_s"] * slower, left_s)
+        LOG.info(
+            "the warm start took %.1f minutes, %.1f of %g are left: %d questions are evaluated",
+            *(notes.seconds["warm start"] / 60, left_s / 60, minutes, num_questions),
+        )
+        notes.choose(num_questions=num_questions)
+    return with_overrides(config, [f"evaluation.num_questions={notes.chosen['num_questions']}"])
 
 
 def _with_steps(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig:
-    """The recipe with as many steps of learning as the time allows."""
+    """The recipe with as many steps of learning as the evaluations leave time for."""
     if "steps" not in notes.chosen:
         trainer, warm, evaluation = config.trainer, config.warm_start, config.evaluation
         num_learnt = warm.num_steps * warm.sequences_per_step
         rates = rates_of(notes, num_learnt, NUM_SAMPLES * (evaluation.num_questions or 1))
         episodes = trainer.questions_per_step * trainer.group_size
-        notes.choose(steps=choose_steps(rates, minutes, episodes))
+        # The evaluations after it take as long as those before it.
+        evaluations_s = notes.seconds["before"] + notes.seconds["before, sampled"]
+        left_s = max(notes.seconds_left(minutes) - evaluations_s, 0.0)
+        steps = choose_steps(rates, left_s, episodes)
+        LOG.info("%.1f of %g minutes are left for learning: %d steps", left_s / 60, minutes, steps)
+        notes.choose(steps=steps)
     return with_overrides(config, [f"trainer.num_steps={notes.chosen['steps']}"])
 
 
 def _learn(config: RunConfig, out: Path) -> None:
+    from forage.plan.fit_here import fit_here
     from forage.train import run_training
     from forage.training.checkpoint import has_run
     from forage.training.export import export_model
 
-    run_training(config, resume=has_run(config.output_dir))
+    run_training(fit_here(config), resume=has_run(config.output_dir))
     export_model(config.output_dir, out, step=None)
 
 

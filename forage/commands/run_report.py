@@ -50,7 +50,9 @@ def evaluate_as(label: str, config: RunConfig, step: int = 0) -> EvaluationResul
     """An evaluation whose files are called by its label."""
     from forage.evaluation.evaluate import Destination, evaluate_model
     from forage.evaluation.subset import questions_to_evaluate
+    from forage.plan.fit_here import fit_here
 
+    config = fit_here(config, "evaluation")
     destination = Destination(figures_path(config, label), f"evaluation {label}", step)
     return asyncio.run(evaluate_model(config, questions_to_evaluate(config), destination))
 

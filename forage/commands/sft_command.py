@@ -82,7 +82,7 @@ def run_sft(config: RunConfig, out: Path, adapter_only: bool = False) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a directory for the model")
     refuse_unwritable(out)
-    config = fit_here(config, is_supervised=True)
+    config = fit_here(config, "supervised")
     choose_matmul_kernel()
     tokenizer = load_tokenizer(config.model)
     player = Player(config.environment, config.rollout, tokenizer, config.seed)
@@ -157,18 +157,22 @@ def _learn(
     read_arguments: Sequence[ReadArguments],
 ) -> None:
     """Run the steps, with a progress bar, and write their losses to a file."""
-    from forage.training.warm_start import micro_batch_tokens, reading_accuracy, warm_start
+    from forage.training.warm_start import (
+        reading_accuracy,
+        supervised_micro_batches,
+        warm_start,
+    )
 
-    settings = config.warm_start
-    sizes = (micro_batch_tokens(config.trainer), config.trainer.micro_batches_at_once)
+    settings, micro_batches = config.warm_start, supervised_micro_batches(config, model)
     config.output_dir.mkdir(parents=True, exist_ok=True)
     with (
         (config.output_dir / LOSSES_FILE).open("w", buffering=1, encoding="utf-8") as losses,
         progress_bar("warm start", settings.num_steps) as bar,
     ):
         said = ""
-        for step, loss in enumerate(warm_start(model, sequences, settings, *sizes), start=1):
-            row = {"step": step, "loss": loss}
+        steps = warm_start(model, sequences, settings, micro_batches)
+        for step, loss in enumerate(steps, start=1):
+            row = {"step": step, "loss": loss, **micro_batches.metrics()}
             if read_arguments and (step % READING_EVERY == 0 or step == settings.num_steps):
                 row["reading"] = reading_accuracy(model, read_arguments)
                 said = f", reads {row['reading']:.0%}"

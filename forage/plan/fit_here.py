@@ -1,8 +1,10 @@
-"""A run is made to fit this machine before it starts: its memory, and its cores.
+"""A run is made to fit this machine before it starts, and each of its phases again.
 
 Settings that the recipe leaves open are chosen, and said: the size of micro-batches, how many a CPU
-learns at once, recomputation, and the slots of the in-process engine. What the recipe sets stays;
-where it does not fit, the error names what would. A run that goes on takes what it took before.
+learns at once, recomputation, and the slots of the in-process engine. They fit into a cautious
+share of the free memory, and a line says the peak that is expected. What is set stays while it
+fits: by the recipe, by the phase before, or by the run that is resumed. If it no longer does, what
+changes no result (``RESULTS_STAY``) shrinks, with a warning; otherwise an error names what would.
 
 How many micro-batches a CPU learns at once is measured on two layers of the model. One a core suits
 a model whose operations are short; one at a time, over all cores, a model whose weights and
@@ -18,6 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -31,15 +34,18 @@ from forage.hardware import (
     WORTH_BFLOAT16,
     bfloat16_gain,
     choose_matmul_kernel,
+    free_memory,
+    has_gpu,
     matmul_rate,
     num_cores,
 )
 from forage.models import attention
 from forage.plan.fitting import changes_that_fit
-from forage.plan.machine import Machine, look_at_machine
+from forage.plan.machine import Machine
 from forage.plan.memory import plan_memory
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_states
+from forage.training.micro_batches import LARGEST_SHARE
 from forage.training.model_size import BesideSizes, ModelSize, measure, measure_beside
 from forage.training.warm_start import micro_batch_tokens
 
@@ -52,8 +58,12 @@ CHOSEN = (
     "model.gradient_checkpointing",
 )
 """Keys that are chosen where a recipe leaves them out."""
-SHARE_OF_MEMORY = 0.9
-"""What a run may plan to take of the memory that is free; the rest is for what is not counted."""
+RESULTS_STAY = CHOSEN[:3]
+"""Those that change a result by rounding at most: they shrink even if the recipe sets them."""
+SHARE_OF_MEMORY = 0.7
+"""What may be planned of the free memory: other programs will want more, and the plan does not
+count everything. What is set may take ``LARGEST_SHARE``."""
+Phase = Literal["training", "supervised", "evaluation"]
 _SMALL_MODEL = 10_000_000
 """Below so many parameters, an operation is too short to be shared between cores."""
 _NUM_TOKENS = 256
@@ -65,14 +75,15 @@ _WORTH = 0.95
 
 def fit_here(
     config: RunConfig,
-    is_supervised: bool = False,
+    phase: Phase = "training",
     earlier: Path | None = None,
     machine: Machine | None = None,
 ) -> RunConfig:
     """``config`` with what its recipe leaves open chosen for ``machine`` (None: this one).
 
-    ``earlier`` is the ``config.yaml`` of a run that goes on. Raises ``UserError`` where it needs
-    more memory than there is. Ranks and servers are left as they are.
+    ``earlier`` is the ``config.yaml`` of a run that goes on, whose choices are kept. Raises
+    ``UserError`` if ``phase`` needs more memory than there is. Ranks and servers are left as they
+    are.
     """
     try:
         size = None if _is_elsewhere(config) else measure(config.model.path)
@@ -81,29 +92,82 @@ def fit_here(
     if size is None:
         return config
     is_open = {key: not _is_set(config, key) for key in CHOSEN}
+    on_cpu = config.model.device == "cpu"
+    chosen: list[str] = []
     if earlier is not None and earlier.is_file():
         before = load_config(earlier)
-        earlier_values = {key: attrgetter(key)(before) for key in CHOSEN if is_open[key]}
-        overrides = [f"{key}={json.dumps(value)}" for key, value in earlier_values.items()]
-        return with_overrides(config, overrides)
-    machine = machine or look_at_machine(Path.cwd())
-    on_cpu = config.model.device == "cpu"
-    if on_cpu and "bfloat16" in (config.model.dtype, config.model.arithmetic):
-        _warn_of_bfloat16(size)
-    elif on_cpu and size.num_parameters > _SMALL_MODEL:
-        _advise_bfloat16()
-    chosen: list[str] = []
-    if on_cpu and is_open["trainer.micro_batches_at_once"] and size.num_parameters > _SMALL_MODEL:
-        chosen.append(f"trainer.micro_batches_at_once={choose_at_once(config.model)}")
+        values = {key: attrgetter(key)(before) for key in CHOSEN if is_open[key]}
+        overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        config = with_overrides(config, overrides)
+        is_open = dict.fromkeys(CHOSEN, False)
+    elif on_cpu and phase != "evaluation":
+        _tell_of_bfloat16(config, size)
+        if is_open["trainer.micro_batches_at_once"] and size.num_parameters > _SMALL_MODEL:
+            chosen.append(f"trainer.micro_batches_at_once={choose_at_once(config.model)}")
     fitted = with_overrides(config, chosen) if chosen else config
-    memory = machine.memory_bytes if on_cpu else min(machine.gpu_bytes, default=None)
+    memory = _free_bytes(config, machine)
     if memory is None:
         return config  # loading the model says that there is no GPU
-    changes = _changes(fitted, size, machine, is_supervised, is_open, int(memory * SHARE_OF_MEMORY))
+    cores = num_cores() if machine is None else machine.num_cores
+    peak_of = _peak_of(fitted, size, cores, phase)
+    changes = _changes(_as_learnt(fitted, phase), peak_of, is_open, memory)
     if chosen or changes:
         fitted = with_overrides(fitted, changes)
         LOG.info("chosen for this machine: %s", " ".join([*chosen, *changes]))
+    if phase != "evaluation":
+        _say_plan(fitted, phase, peak_of(_as_learnt(fitted, phase)), memory, cores)
     return fitted
+
+
+def _free_bytes(config: RunConfig, machine: Machine | None) -> int | None:
+    """The memory that is free for the run; None if its GPU is not there."""
+    on_cpu = config.model.device == "cpu"
+    if machine is not None:
+        return machine.memory_bytes if on_cpu else min(machine.gpu_bytes, default=None)
+    return free_memory(config.model.device) if on_cpu or has_gpu() else None
+
+
+def _peak_of(
+    config: RunConfig, size: ModelSize, cores: int, phase: Phase
+) -> Callable[[RunConfig], int]:
+    """The most that a phase takes at one moment, as a function of changed settings."""
+    is_trained = phase == "training"
+    beside = measure_beside(config.algorithm, size) if is_trained else BesideSizes()
+
+    def peak(changed: RunConfig) -> int:
+        memory = plan_memory(changed, size, beside, cores)
+        peaks = memory.peak_bytes, memory.supervised_bytes, memory.evaluation_bytes
+        return peaks[get_args(Phase).index(phase)]
+
+    return peak
+
+
+def _as_learnt(config: RunConfig, phase: Phase) -> RunConfig:
+    """With the micro-batches of the phase: supervised learning has its own size."""
+    if phase != "supervised":
+        return config
+    tokens = max(micro_batch_tokens(config.trainer), config.environment.max_tokens)
+    trainer = config.trainer.model_copy(update={"max_tokens_per_micro_batch": tokens})
+    return config.model_copy(update={"trainer": trainer})
+
+
+def _say_plan(config: RunConfig, phase: Phase, peak: int, memory: int, cores: int) -> None:
+    """The line before a phase that learns: what it is expected to take, and how it is cut."""
+    LOG.info(
+        "%s: %s of memory expected at the peak, %s free (micro-batches of %s tokens, %d at a time)",
+        "the warm start" if phase == "supervised" else "training",
+        *(f"{each / 1e9:,.2f} GB" for each in (peak, memory)),
+        f"{_as_learnt(config, phase).trainer.max_tokens_per_micro_batch:,}",
+        (config.trainer.micro_batches_at_once or cores) if config.model.device == "cpu" else 1,
+    )
+
+
+def _tell_of_bfloat16(config: RunConfig, size: ModelSize) -> None:
+    """Say before the run what bfloat16 costs here, or what it would gain."""
+    if "bfloat16" in (config.model.dtype, config.model.arithmetic):
+        _warn_of_bfloat16(size)
+    elif size.num_parameters > _SMALL_MODEL:
+        _advise_bfloat16()
 
 
 def _warn_of_bfloat16(size: ModelSize) -> None:
@@ -138,36 +202,37 @@ def _advise_bfloat16() -> None:
 def _is_elsewhere(config: RunConfig) -> bool:
     """Whether memory is not that of one process here, or the model is no directory to measure."""
     placement = config.placement
+    if config.model.endpoint is not None:
+        return True
     has_config = (Path(config.model.path) / "config.json").is_file()
     return placement.has_server or placement.num_ranks is not None or not has_config
 
 
 def _changes(
     config: RunConfig,
-    size: ModelSize,
-    machine: Machine,
-    is_supervised: bool,
+    peak: Callable[[RunConfig], int],
     is_open: dict[str, bool],
-    room: int,
+    memory: int,
 ) -> Sequence[str]:
-    """Overrides of open keys after which the run fits; raises ``UserError``."""
-    beside = BesideSizes() if is_supervised else measure_beside(config.algorithm, size)
-
-    def peak(changed: RunConfig) -> int:
-        memory = plan_memory(changed, size, beside, machine.num_cores)
-        return memory.supervised_bytes if is_supervised else memory.peak_bytes
-
-    if is_supervised:
-        tokens = max(micro_batch_tokens(config.trainer), config.environment.max_tokens)
-        trainer = config.trainer.model_copy(update={"max_tokens_per_micro_batch": tokens})
-        config = config.model_copy(update={"trainer": trainer})
+    """Overrides after which the run fits into ``memory``; raises ``UserError``."""
+    search: Callable[..., list[str] | None] = changes_that_fit
+    room, most = int(SHARE_OF_MEMORY * memory), int(LARGEST_SHARE * memory)
     if peak(config) <= room:
         return ()
-    search: Callable[..., list[str] | None] = changes_that_fit
-    changes = search(config, peak, room, lambda key: is_open.get(key, False))
+    if any(is_open.values()):
+        changes = search(config, peak, room, lambda key: is_open.get(key, False))
+        if changes is not None:
+            return changes
+    if peak(config) <= most:
+        return ()
+    changes = search(config, peak, most, lambda key: key in RESULTS_STAY or is_open.get(key, False))
     if changes is not None:
+        LOG.warning(
+            "memory is short: %.2f GB would be needed and %.2f GB are free, so these shrink: %s",
+            *(peak(config) / 1e9, memory / 1e9, " ".join(changes)),
+        )
         return changes
-    changes = search(config, peak, room, lambda key: key in CHOSEN)
+    changes = search(config, peak, most, lambda key: key in CHOSEN)
     advice = (
         f"set {' '.join(changes)}"
         if changes
@@ -176,7 +241,7 @@ def _changes(
     )
     where = "memory" if config.model.device == "cpu" else "GPU memory"
     raise UserError(
-        f"{peak(config) / 1e9:,.1f} GB of {where} are needed, and {room / 1e9:,.1f} GB may be "
+        f"{peak(config) / 1e9:,.1f} GB of {where} are needed, and {most / 1e9:,.1f} GB may be "
         f"taken of what is free here; {advice}"
     )
 

@@ -43,11 +43,10 @@ from forage.plan.memory_parts import (
 )
 from forage.training.activations import activation_bytes
 from forage.training.logprobs import logits_per_chunk
+from forage.training.micro_batches import LOGIT_COPIES
 from forage.training.model_size import ADAPTER_BYTES, BYTES, BesideSizes, ModelSize
 
 _MOMENTS = 2
-_LOGIT_COPIES = 4
-"""Logits, log-probabilities, their exponentials and the gradient of a chunk."""
 
 
 def plan_memory(config: RunConfig, model: ModelSize, beside: BesideSizes, num_cores: int) -> Memory:
@@ -147,7 +146,7 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
     how = "layer inputs and one layer" if config.model.gradient_checkpointing else "all layers"
     many = f", {num_at_once} at a time" if num_at_once > 1 else ""
     num_logits = logits_per_chunk(config.model.device)
-    logits = _LOGIT_COPIES * num_logits * 4 * num_at_once
+    logits = LOGIT_COPIES * num_logits * 4 * num_at_once
     parts = [
         MemoryPart(
             "gradients",
@@ -161,7 +160,7 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
             states * num_at_once,
             f"micro-batch of {tokens:,} tokens: {how}, and a layer's backward pass{many}",
         ),
-        MemoryPart("logits", logits, f"{_LOGIT_COPIES} chunks of {num_logits:,} x 4 B"),
+        MemoryPart("logits", logits, f"{LOGIT_COPIES} chunks of {num_logits:,} x 4 B"),
     ]
     if placement.num_ranks is not None:
         parts += _gathered(config, model)

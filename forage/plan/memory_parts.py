@@ -66,6 +66,12 @@ class Memory:
         """What learning takes where nothing is played: no cache of an engine."""
         return sum(part.num_bytes for part in self.parts if part.name != KV_CACHE)
 
+    @property
+    def evaluation_bytes(self) -> int:
+        """What sampling takes where nothing is learnt: the weights and the cache of an engine."""
+        sampled_with = ("weights", "copies in bfloat16", KV_CACHE)
+        return sum(part.num_bytes for part in self.parts if part.name in sampled_with)
+
 
 def learnt_numbers(config: RunConfig, model: ModelSize) -> Numbers:
     """The trained numbers of a model: all of them, or the adapters'.

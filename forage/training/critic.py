@@ -63,11 +63,9 @@ class CriticTrainer:
         config: CriticConfig,
         max_skipped_updates: int = 0,
         ranks: Ranks | None = None,
-        at_once: int | None = None,
     ) -> None:
-        """``at_once`` is how many micro-batches a CPU learns at a time."""
         self.critic = critic
-        self._ranks, self._at_once = ranks, at_once
+        self._ranks = ranks
         self.num_updates = 0
         remedy = "lower algorithm.advantage.critic.learning_rate"
         self.skipped = SkippedUpdates("the critic's", remedy, max_skipped_updates)
@@ -76,9 +74,10 @@ class CriticTrainer:
         rate, decay = config.learning_rate, config.weight_decay
         self.optimizer = adamw(critic.parameters(), rate, decay, is_offloaded)
 
-    def step(self, batch: Batch) -> dict[str, float]:
+    def step(self, batch: Batch, at_once: int | None = None) -> dict[str, float]:
         """One optimizer step on the clipped squared error, mean over the batch's sampled tokens.
 
+        ``at_once`` is how many micro-batches a CPU learns at a time (None: one for each core).
         It is left out where the gradient is not finite; raises as ``SkippedUpdates`` does.
         """
         config = self.config
@@ -86,7 +85,7 @@ class CriticTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss_of = partial(self._loss, batch=batch)
-        shares = gradient(self.critic, batch.rows, loss_of, self._ranks, self._at_once)
+        shares = gradient(self.critic, batch.rows, loss_of, self._ranks, at_once)
         grad_norm = clip_gradient(self.critic, config.max_grad_norm, self._ranks)
         is_skipped = self.skipped.is_next(grad_norm, f"its update {self.num_updates}")
         if batch.rows and not is_skipped:

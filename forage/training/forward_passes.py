@@ -29,21 +29,21 @@ from forage.training.critic import Critic
 from forage.training.golden_beliefs import GoldenBeliefs
 from forage.training.gradients import evaluate
 from forage.training.logprobs import TokenLogprobs, collision
+from forage.training.micro_batches import MicroBatches
 from forage.training.sharding import Ranks
 from forage.types import Origin, Segment
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPasses:
-    """The models to run, and the size of a micro-batch; ``at_once`` is for a CPU."""
+    """The models to run, and the sizes of micro-batches."""
 
     policy: TokenLogprobs
     reference: TokenLogprobs | None
     critic: Critic | None
     algorithm: AlgorithmConfig
     temperature: float
-    max_tokens: int
-    at_once: int | None
+    micro_batches: MicroBatches
     cost_of: CostOf
     ranks: Ranks | None
     golden: GoldenBeliefs | None = None
@@ -113,7 +113,7 @@ class ForwardPasses:
         sizes = [each.episode.num_tokens for each in everything]
         num_at_once = self.ranks.num_data_ranks if self.ranks is not None else 1
         # A golden answer may make a sequence longer than any episode.
-        max_tokens = max(self.max_tokens, *sizes, 0)
+        max_tokens = max(self.micro_batches.max_tokens, *sizes, 0)
         bins = balanced_bins(sizes, max_tokens, self.cost_of, num_at_once)
         rows = [lay([everything[i] for i in bin_]) for bin_ in bins]
         if self.ranks is not None:
@@ -121,7 +121,7 @@ class ForwardPasses:
         else:
             device = next(self.policy.parameters()).device
             functions = [lambda each=each: run(each).float().cpu() for each in rows]
-            results = evaluate(device, functions, self.at_once)
+            results = evaluate(device, functions, self.micro_batches.at_once)
         by_sequence: dict[int, Tensor] = {}
         for bin_, values in zip(bins, results, strict=True):
             lengths = [len(everything[i].old_logprobs_M) for i in bin_]

@@ -30,6 +30,7 @@ from forage.training.forward_passes import ForwardPasses
 from forage.training.golden_beliefs import GoldenBeliefs
 from forage.training.gradients import clip_gradient, gradient, means
 from forage.training.logprobs import TokenLogprobs, text_logprobs
+from forage.training.micro_batches import LearningCost, MicroBatches
 from forage.training.model import weights_digest
 from forage.training.objective import Objective, compare, merge
 from forage.training.optimizer_states import (
@@ -83,15 +84,15 @@ class Trainer:
         placement: TrainerPlacement | None = None,
         golden: GoldenBeliefs | None = None,
         device_type: str | None = None,
+        cost: LearningCost | None = None,
     ) -> None:
         """``placement`` says that this process is one of several ranks, and how they share.
 
-        ``device_type`` is where ranks keep their parts; None: where ``model`` is.
+        ``device_type`` is where ranks keep their parts; None: where ``model`` is. ``cost`` tells
+        whether a step's micro-batches fit the memory that is free; None: they stay as planned.
         ``golden`` is what asks for beliefs in golden answers, where an estimator is paid for them.
         """
         attention.install(model)
-        if reference is not None:
-            attention.install(reference)
         self.model = model
         self.version = 0
         """Optimizer steps taken: the policy version of the weights as they are."""
@@ -99,30 +100,32 @@ class Trainer:
         """The factor by which rollbacks have lowered the learning rate."""
         self.kl_coefficient = algorithm.kl.coefficient if algorithm.kl is not None else 0.0
         self._policy = TokenLogprobs(model)
-        frozen = TokenLogprobs(reference) if reference is not None else None
+        frozen = None
+        if reference is not None:
+            attention.install(reference)
+            frozen = TokenLogprobs(reference)
         self._cost_of = cost_of(model)
         self._ranks = None
         if placement is not None:
             self._ranks = Ranks.join(placement, device_type or model.device.type, self._cost_of)
             _shard(self._ranks, self._policy, frozen, critic)
-        self.critic = None
+        self.critic, max_skipped = None, config.max_skipped_updates
         if critic is not None:
             assert algorithm.critic is not None, "a critic is built where the estimator reads one"
-            at_once, max_skipped = config.micro_batches_at_once, config.max_skipped_updates
-            self.critic = CriticTrainer(critic, algorithm.critic, max_skipped, self._ranks, at_once)
+            self.critic = CriticTrainer(critic, algorithm.critic, max_skipped, self._ranks)
         self._num_learnt = 0
-        self._skipped = SkippedUpdates("the", _REMEDY, config.max_skipped_updates)
+        self._skipped = SkippedUpdates("the", _REMEDY, max_skipped)
         self._config = config
         self._algorithm = algorithm
         self._temperature = temperature
+        self._micro_batches = MicroBatches.of(config, cost)
         self._forward_passes = ForwardPasses(
             policy=self._policy,
             reference=frozen,
             critic=critic,
             algorithm=algorithm,
             temperature=temperature,
-            max_tokens=config.max_tokens_per_micro_batch,
-            at_once=config.micro_batches_at_once,
+            micro_batches=self._micro_batches,
             cost_of=self._cost_of,
             ranks=self._ranks,
             golden=golden,
@@ -135,6 +138,7 @@ class Trainer:
         self, weighed_P: Sequence[Sequence[Weighed]]
     ) -> tuple[list[list[Weighed]], dict[str, float]]:
         """A step's episodes with what its forward passes fill in, and the correction's metrics."""
+        self._micro_batches.fit(_lengths(weighed_P))
         needs_logprobs = self._algorithm.needs_recomputed_logprobs or self._is_critic_alone
         filled, metrics = self._forward_passes.fill_in(list(chain(*weighed_P)), needs_logprobs)
         return _regrouped(filled, weighed_P), metrics
@@ -152,9 +156,14 @@ class Trainer:
         return _regrouped(unmasked, weighed_P), metrics
 
     def pack(self, weighed_P: Sequence[Sequence[Weighed]]) -> tuple[list[Batch], dict[str, float]]:
-        """One batch an optimizer step, of what ``unmask_observations`` gives; and its metrics."""
+        """One batch an optimizer step, of what ``unmask_observations`` gives; and its metrics.
+
+        Raises ``UserError`` if memory has become too short to learn them.
+        """
         weighed_P, metrics = self.unmask_observations(weighed_P)
-        sizes = (self._config.num_mini_batches, self._config.max_tokens_per_micro_batch)
+        self._micro_batches.fit(_lengths(weighed_P))
+        metrics |= self._micro_batches.metrics()
+        sizes = (self._config.num_mini_batches, self._micro_batches.max_tokens)
         num_at_once = self._ranks.num_data_ranks if self._ranks is not None else 1
         picked = self._algorithm.picked
         return pack_mini_batches(weighed_P, picked, *sizes, self._cost_of, num_at_once), metrics
@@ -172,7 +181,7 @@ class Trainer:
         for batch in list(batches) * self._config.num_epochs:
             metrics: dict[str, float] = {}
             if self.critic is not None:
-                metrics |= self.critic.step(batch)
+                metrics |= self.critic.step(batch, self._micro_batches.at_once)
             if not self._is_critic_alone:
                 metrics |= self.step(batch, changing)
             updates.append(metrics)
@@ -201,7 +210,7 @@ class Trainer:
             self._algorithm, self._policy, self._temperature, self.version, self.kl_coefficient
         )
         loss_of = partial(objective.share, batch=batch)
-        at_once = self._config.micro_batches_at_once
+        at_once = self._micro_batches.at_once
         shares = gradient(self._policy, batch.rows, loss_of, self._ranks, at_once)
         metrics = {"loss/total": sum(loss for loss, _ in shares)}
         metrics |= means([each for _, (each, _) in shares], batch.num_sampled_tokens)
@@ -348,6 +357,12 @@ def _shard(
             root.sequence_ranks = ranks.sequence_ranks
         if isinstance(root, TokenLogprobs):
             check_packed(root)
+
+
+def _lengths(weighed_P: Sequence[Sequence[Weighed]]) -> list[int]:
+    """The tokens of each sequence that a step learns."""
+    episodes = (each.episode for weighed in weighed_P for each in weighed)
+    return [context.num_tokens for episode in episodes for context in episode.contexts]
 
 
 def _regrouped(

@@ -21,6 +21,7 @@ from forage.environment.codec import Codec
 from forage.hardware import choose_matmul_kernel
 from forage.training.critic import Critic
 from forage.training.golden_beliefs import GoldenBeliefs
+from forage.training.micro_batches import LearningCost
 from forage.training.model import load_critic_base, load_policy, load_reference, load_tokenizer
 from forage.training.sharding import gathered
 from forage.training.trainer import Progress, Trainer
@@ -165,7 +166,8 @@ def build_trainer(
     golden = None
     if algorithm.information_gain is not None:
         golden = GoldenBeliefs(Codec(load_tokenizer(config.model)), algorithm.information_gain)
-    beside = (reference, critic, placement, golden, device_type)
+    cost = None if in_parts else LearningCost.of(config, model)
+    beside = (reference, critic, placement, golden, device_type, cost)
     return Trainer(model, config.trainer, algorithm, config.rollout.temperature, *beside)
 
 

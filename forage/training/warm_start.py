@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forage.algorithms.packing import first_fit, lay_end_to_end
+from forage.config.run_config import RunConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.config.warm_start_config import WarmStartConfig
 from forage.environment.codec import Codec
@@ -32,6 +33,7 @@ from forage.models.head import logits_of
 from forage.training import lora
 from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_states, token_logprobs
+from forage.training.micro_batches import LearningCost, MicroBatches
 from forage.types import Episode, Origin
 
 MAX_TOKENS_PER_MICRO_BATCH = 2560
@@ -48,6 +50,12 @@ class WeightedTokens:
 def micro_batch_tokens(trainer: TrainerConfig) -> int:
     """Tokens of a micro-batch of supervised learning at most."""
     return min(MAX_TOKENS_PER_MICRO_BATCH, trainer.max_tokens_per_micro_batch)
+
+
+def supervised_micro_batches(config: RunConfig, model: PreTrainedModel) -> MicroBatches:
+    """The micro-batches of supervised learning, sized by the memory that is free."""
+    trainer, cost = config.trainer, LearningCost.of(config, model)
+    return MicroBatches(micro_batch_tokens(trainer), trainer.micro_batches_at_once, cost)
 
 
 def weigh(episode: Episode, codec: Codec, config: WarmStartConfig) -> WeightedTokens:
@@ -89,17 +97,18 @@ def warm_start(
     model: PreTrainedModel,
     sequences: Sequence[WeightedTokens],
     config: WarmStartConfig,
-    max_tokens: int | None = None,
-    at_once: int | None = None,
+    micro_batches: MicroBatches | None = None,
 ) -> Iterator[float]:
     """Train in place; each step yields its loss (nats per unit of weight).
 
     Step k learns the k-th ``sequences_per_step`` sequences, and the first ones again after the
     last. With ``muon``, Muon (https://kellerjordan.github.io/posts/muon/) updates the matrices
     inside the blocks, and AdamW embeddings, head, biases and norms; without it AdamW updates all
-    trained weights. Rates warm up, and decay to 5 % in the end. ``max_tokens`` is the size of a
-    micro-batch, ``at_once`` how many a CPU learns at a time (None: one a core).
+    trained weights. Rates warm up, and decay to 5 % in the end. ``micro_batches`` are sized before
+    each step (None: ``MAX_TOKENS_PER_MICRO_BATCH``, one for each core).
     """
+    micro_batches = micro_batches or MicroBatches(MAX_TOKENS_PER_MICRO_BATCH, None)
+    at_once = micro_batches.at_once
     attention.install(model)
     if next(model.parameters()).device.type == "cpu":
         # The matrices of a small model's update are small, too.
@@ -112,7 +121,7 @@ def warm_start(
     for step in range(config.num_steps):
         start = step * config.sequences_per_step
         chosen = [sequences[(start + i) % len(sequences)] for i in range(config.sequences_per_step)]
-        loss = _accumulate(model, chosen, max_tokens, at_once)
+        loss = _accumulate(model, chosen, micro_batches)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
@@ -124,16 +133,16 @@ def warm_start(
 def _accumulate(
     model: PreTrainedModel,
     chosen: Sequence[WeightedTokens],
-    max_tokens: int | None = None,
-    at_once: int | None = None,
+    micro_batches: MicroBatches,
 ) -> float:
     """Set the gradient of the mean over the chosen sequences' weight; returns the loss."""
     total_weight = sum(sum(sequence.weights_T[1:]) for sequence in chosen)
     sizes = [len(sequence.token_ids_T) for sequence in chosen]
-    bins = first_fit(sizes, max(max_tokens or MAX_TOKENS_PER_MICRO_BATCH, max(sizes)))
+    micro_batches.fit(sizes)
+    bins = first_fit(sizes, max(micro_batches.max_tokens, max(sizes)))
     losses = [partial(_loss, model, [chosen[i] for i in bin_], total_weight) for bin_ in bins]
     if not (lora.has_adapters(model) and lora.adapter_config(model).lora_dropout):
-        return sum(value for value, _ in accumulate(model, losses, at_once))
+        return sum(value for value, _ in accumulate(model, losses, micro_batches.at_once))
     lora.set_dropout(model, is_on=True)
     # Several threads would draw their dropout masks in an order that differs from run to run.
     results = accumulate(model, losses, at_once=1)
@@ -155,13 +164,12 @@ def _loss(
 def step_seconds(
     model: PreTrainedModel,
     sequences: Sequence[WeightedTokens],
-    max_tokens: int | None = None,
-    at_once: int | None = None,
+    micro_batches: MicroBatches,
 ) -> tuple[float, float]:
     """Seconds of a gradient over ``sequences``, and of a forward pass, each taken once."""
     attention.install(model)
     started = time.perf_counter()
-    _accumulate(model, sequences, max_tokens, at_once)
+    _accumulate(model, sequences, micro_batches)
     learnt = time.perf_counter()
     model.zero_grad(set_to_none=True)
     with torch.no_grad():

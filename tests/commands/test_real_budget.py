@@ -13,22 +13,61 @@ from forage.commands.real_budget import (
     Rates,
     RunNotes,
     choose_arithmetic,
-    choose_before,
+    choose_questions,
     choose_steps,
+    choose_warm_start,
     put_on_device,
+    slowdown,
 )
 from forage.errors import UserError
 
 
 def test_the_worked_examples_are_right() -> None:
-    assert doctest.testmod(real_budget) == (0, 2)
+    assert doctest.testmod(real_budget) == (0, 3)
 
 
 def test_a_faster_machine_is_given_more_and_nobody_less_than_a_few() -> None:
     slow, fast = Rates(100.0, 50.0), Rates(0.1, 0.05)
-    assert choose_before(slow, 10, 8) == {"warm_start_steps": 2, "num_questions": 16}
-    assert choose_before(fast, 60, 8)["num_questions"] == 774
-    assert (choose_steps(slow, 10, 32), choose_steps(fast, 60, 32)) == (2, 330)
+    assert choose_warm_start(slow, 10, 8) == 2
+    assert choose_questions(slow.play_s, 450) == 16
+    assert choose_questions(fast.play_s, 2700) == 774
+    assert (choose_steps(slow, 264, 32), choose_steps(fast, 1584, 32)) == (2, 330)
+
+
+def notes_of(folder: Path, **seconds: float) -> RunNotes:
+    notes = RunNotes.open(folder / "run" / "real.json", {})
+    notes.measured = {"learn_s": 1.0, "play_s": 0.5}
+    notes.seconds = {name.replace("_", " "): value for name, value in seconds.items()}
+    return notes
+
+
+def test_a_warm_start_that_took_most_of_the_time_leaves_less_to_what_follows(
+    tmp_path: Path,
+) -> None:
+    """It took 14 of 20 minutes, and the rest was planned as if it had taken its five."""
+    as_planned = notes_of(tmp_path / "a", index=30, warm_start=300)
+    too_long = notes_of(tmp_path / "b", index=30, warm_start=840)
+    left = as_planned.seconds_left(20), too_long.seconds_left(20)
+    assert left == pytest.approx((1200 * 0.97 - 330, 1200 * 0.97 - 870))
+    slower = slowdown(as_planned, 300, 20), slowdown(too_long, 300, 20)
+    assert slower == pytest.approx((1.0, 2.8))
+    assert choose_questions(0.5 * slower[0], left[0]) > 30
+    assert choose_questions(0.5 * slower[1], left[1]) == 16
+    steps = [choose_steps(Rates(1.0, 0.5), each / 2, 8) for each in left]
+    assert steps == [35, 12]
+    assert notes_of(tmp_path / "c", warm_start=2000).seconds_left(20) == 0
+    assert choose_steps(Rates(1.0, 0.5), 0.0, 8) == 2
+
+
+def test_a_warm_start_of_few_steps_does_not_look_slow(tmp_path: Path) -> None:
+    """Loading and demonstrations are most of it."""
+    assert slowdown(notes_of(tmp_path, warm_start=120), 2 * 8, 20) == 1
+
+
+def test_what_was_measured_is_kept_for_a_run_that_goes_on(tmp_path: Path) -> None:
+    notes_of(tmp_path).save()
+    again = RunNotes.open(tmp_path / "run" / "real.json", {})
+    assert Rates(**again.measured) == Rates(1.0, 0.5)
 
 
 def test_what_was_chosen_stays_when_a_run_goes_on(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 from forage.config.run_config import RunConfig, build_config, to_yaml
 from forage.errors import UserError
 from forage.plan import fit_here as module
-from forage.plan.fit_here import SHARE_OF_MEMORY, fit_here
+from forage.plan.fit_here import SHARE_OF_MEMORY, Phase, fit_here
 from forage.plan.machine import Machine
 from forage.plan.memory import plan_memory
+from forage.training.micro_batches import LARGEST_SHARE
 from forage.training.model_size import BesideSizes, measure
 from tests.tiny_runs import random_model
 
@@ -69,16 +70,60 @@ def test_with_room_only_the_cores_are_shared_out() -> None:
     assert fitted.trainer.max_tokens_per_micro_batch == 16_384
 
 
-def test_what_the_recipe_sets_stays_and_the_error_names_what_would_fit() -> None:
-    set_all = {
-        "trainer": {"max_tokens_per_micro_batch": 16_384, "micro_batches_at_once": 2},
-        "rollout": {"engine": {"num_slots": 64}},
-    }
+SET_ALL: dict[str, Any] = {
+    "trainer": {"max_tokens_per_micro_batch": 16_384, "micro_batches_at_once": 2},
+    "rollout": {"engine": {"num_slots": 64}},
+}
+
+
+def test_what_changes_no_result_shrinks_with_a_warning_even_if_it_is_set(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = config_of(**SET_ALL, model={"path": str(real_shape()), "gradient_checkpointing": True})
+    fitted = fit_here(config, machine=machine(16))
+    assert peak(fitted) <= LARGEST_SHARE * 16 * GIB < peak(config)
+    assert "memory is short" in caplog.text
+    assert f"{fitted.trainer.max_tokens_per_micro_batch}" in caplog.text
+
+
+def test_what_is_set_and_fits_into_what_is_free_stays_beyond_the_cautious_share() -> None:
+    """What one phase chose is not chosen anew for the next, which would change its last bits."""
+    first = fit_here(config_of(), machine=machine(16))
+    needed = peak(first) / GIB
+    assert fit_here(first, machine=machine(needed / 0.89)) == first
+    assert fit_here(first, machine=machine(needed / 0.91)) != first
+
+
+def test_a_setting_that_costs_time_stays_and_the_error_names_it() -> None:
+    """The kernel killed a run whose setting was taken at its word."""
     config = config_of(
-        **set_all, model={"path": str(real_shape()), "gradient_checkpointing": False}
+        **SET_ALL, model={"path": str(real_shape()), "gradient_checkpointing": False}
     )
-    with pytest.raises(UserError, match=r"186\.\d GB of memory are needed.*set trainer\.micro"):
-        fit_here(config, machine=machine(16))
+    with pytest.raises(UserError, match=r"186\.\d GB of memory are needed.*gradient_checkpointing"):
+        fit_here(config, machine=machine(5))
+
+
+@pytest.mark.parametrize("phase", ["training", "supervised"])
+def test_a_line_says_the_plan_and_its_peak_before_the_run(
+    phase: Phase, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    fitted = fit_here(config_of(), phase, machine=machine(16))
+    line = next(r.getMessage() for r in caplog.records if "expected at the peak" in r.msg)
+    assert "17.18 GB free" in line
+    assert "1 at a time" in line
+    if phase == "training":
+        assert f"{peak(fitted) / 1e9:.2f} GB of memory expected" in line
+
+
+def test_an_evaluation_takes_fewer_slots_and_is_refused_before_it_loads_what_cannot_fit() -> None:
+    config = config_of(rollout={"engine": {"num_slots": 256}})
+    assert fit_here(config, "evaluation", machine=machine(400)) is config
+    fitted = fit_here(config, "evaluation", machine=machine(8))
+    assert fitted.rollout.engine.num_slots < 256
+    assert fitted.trainer == config.trainer
+    with pytest.raises(UserError, match="no setting of memory is enough"):
+        fit_here(config, "evaluation", machine=machine(0.5))
 
 
 def test_where_nothing_fits_it_says_what_else_would_help() -> None:
@@ -87,7 +132,7 @@ def test_where_nothing_fits_it_says_what_else_would_help() -> None:
 
 
 def test_supervised_learning_needs_no_cache_and_is_given_more() -> None:
-    fitted = fit_here(config_of(), is_supervised=True, machine=machine(16))
+    fitted = fit_here(config_of(), "supervised", machine=machine(16))
     assert fitted.rollout.engine.num_slots == 64
     assert fit_here(config_of(), machine=machine(16)).rollout.engine.num_slots < 64
 

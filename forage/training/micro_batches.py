@@ -1,0 +1,155 @@
+"""The sizes of a step's micro-batches: the planned ones, or smaller ones while memory is short.
+
+``plan/fit_here.py`` plans them once, before a run. Other programs may take memory later, so the
+trainer and the warm start look at what is free before each step, and shrink that step's
+micro-batches if the planned ones would not fit. A gradient changes by rounding alone; a step with
+the planned sizes is computed as if nobody had looked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torch import nn
+
+from forage.config.run_config import RunConfig
+from forage.config.trainer_config import TrainerConfig
+from forage.errors import UserError
+from forage.hardware import free_memory, give_back_freed_memory, num_cores
+from forage.training.activations import activation_bytes
+from forage.training.logprobs import logits_per_chunk
+from forage.training.model_size import measure
+
+LOG = logging.getLogger(__name__)
+
+LOGIT_COPIES = 4
+"""Logits, log-probabilities, their exponentials and the gradient of a chunk."""
+LARGEST_SHARE = 0.9
+"""What a step may take of the memory that is free before it; the rest is for what is not counted"""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningCost:
+    """The bytes that a gradient takes beside weights and moments.
+
+    ``gradient_bytes`` is one set of gradients, ``token_bytes`` what one token of a micro-batch
+    keeps, and ``logit_bytes`` what each micro-batch takes for its chunk of logits.
+    """
+
+    device: str
+    gradient_bytes: int
+    token_bytes: int
+    logit_bytes: int
+
+    @classmethod
+    def of(cls, config: RunConfig, learnt: nn.Module) -> Self | None:
+        """The cost of learning ``learnt``; None for ranks and for a family of unknown shape."""
+        path, device = config.model.path, config.model.device
+        try:
+            size = None if config.placement.num_ranks is not None else measure(path)
+        except AttributeError:
+            size = None
+        if size is None:
+            return None
+        return cls(
+            device=device,
+            gradient_bytes=sum(p.nbytes for p in learnt.parameters() if p.requires_grad),
+            token_bytes=activation_bytes(config, size, 1),
+            logit_bytes=LOGIT_COPIES * 4 * logits_per_chunk(device),
+        )
+
+    def peak(self, num_tokens: int, at_once: int) -> int:
+        """The most that ``at_once`` micro-batches of ``num_tokens`` each take at one moment."""
+        num_sets = 1 + at_once if self.device == "cpu" else 1  # the sum, and the current ones
+        activations = at_once * (num_tokens * self.token_bytes + self.logit_bytes)
+        return num_sets * self.gradient_bytes + activations
+
+
+class MicroBatches:
+    """``fit`` sets ``max_tokens`` and ``at_once`` for a step; before it they are as planned."""
+
+    def __init__(
+        self, max_tokens: int, at_once: int | None, cost: LearningCost | None = None
+    ) -> None:
+        """``at_once`` None is one for each core. Without ``cost`` the sizes stay as planned."""
+        self.max_tokens, self.at_once = self._planned = max_tokens, at_once
+        self._cost = cost
+        self._last_said = self._planned
+
+    @classmethod
+    def of(cls, config: TrainerConfig, cost: LearningCost | None) -> Self:
+        """The micro-batches that ``config`` plans."""
+        return cls(config.max_tokens_per_micro_batch, config.micro_batches_at_once, cost)
+
+    def fit(self, lengths: Sequence[int]) -> None:
+        """Size the micro-batches for sequences of these lengths, by the memory that is free now.
+
+        Fewer at once come first, then fewer tokens. Raises ``UserError`` if not even the smallest
+        fit.
+        """
+        self.max_tokens, self.at_once = self._planned
+        cost = self._cost
+        if cost is None or not lengths:
+            return
+        longest = max(lengths)
+        tokens = min(max(self.max_tokens, longest), sum(lengths))
+        at_once = min(self.at_once or num_cores(), len(lengths)) if cost.device == "cpu" else 1
+        needed = cost.peak(tokens, at_once)
+        if needed > LARGEST_SHARE * free_memory(cost.device):
+            give_back_freed_memory()
+            smaller = _that_fit(cost, tokens, at_once, longest)
+            if smaller != (tokens, at_once):
+                self.max_tokens, self.at_once = smaller
+        self._say(needed)
+
+    def metrics(self) -> dict[str, float]:
+        """The sizes of a step that has smaller ones than planned; nothing for any other step."""
+        if (self.max_tokens, self.at_once) == self._planned:
+            return {}
+        assert self.at_once is not None, "a smaller size is a number"
+        return {
+            "memory/micro_batch_tokens": float(self.max_tokens),
+            "memory/micro_batches_at_once": float(self.at_once),
+        }
+
+    def _say(self, needed: int) -> None:
+        """Warn when the sizes have changed since the last warning."""
+        now = self.max_tokens, self.at_once
+        if now == self._last_said:
+            return
+        self._last_said = now
+        if now == self._planned:
+            LOG.info("there is memory again: micro-batches have their planned size")
+            return
+        assert self._cost is not None, "sizes change by cost alone"
+        LOG.warning(
+            "memory is short: a step would take %.2f GB and %.2f GB are free, so micro-batches are "
+            "%d tokens, %d at a time, until more is free (planned: %d tokens)",
+            needed / 1e9,
+            free_memory(self._cost.device) / 1e9,
+            *now,
+            self._planned[0],
+        )
+
+
+def _that_fit(cost: LearningCost, tokens: int, at_once: int, longest: int) -> tuple[int, int]:
+    """The largest sizes up to these that fit the free memory; raises ``UserError``."""
+    free = free_memory(cost.device)
+    while (peak := cost.peak(tokens, at_once)) > LARGEST_SHARE * free:
+        if at_once > 1:
+            at_once //= 2
+        elif tokens > longest:
+            tokens = max(tokens // 2, longest)
+        elif peak > free:
+            raise UserError(
+                f"the next step needs {peak / 1e9:.2f} GB of memory even with its longest sequence "
+                f"({longest} tokens) alone in a micro-batch, and {free / 1e9:.2f} GB are free: end "
+                "other programs, lower environment.max_tokens, or set "
+                "model.gradient_checkpointing=true; then start again (a training run with --resume)"
+            )
+        else:
+            break
+    return tokens, at_once

@@ -1,0 +1,148 @@
+"""Whole runs under a limit of memory, in a process of their own: they shrink, and do not die."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from forage.commands.new_command import ModelShape, make_model
+from forage.config.run_config import RunConfig
+from forage.records import read_metrics
+from tests.tiny_runs import MAX_TOKENS, make_config, scratch, world_dir, write_recipe
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's"),
+]
+
+MB = 1_000_000
+LIMITED = """
+import resource, sys
+import psutil
+import forage.train as train
+import forage.training.micro_batches as micro_batches
+from forage.commands.cli import main
+
+recipe, megabytes, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+opened = train.open_trainer
+
+def limit():
+    used = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + megabytes * 1_000_000, resource.RLIM_INFINITY))
+
+def limited(*arguments):
+    trainer = opened(*arguments)
+    limit()  # from now on it is as if another program had taken the rest
+    return trainer
+
+if how == "unseen":
+    micro_batches.free_memory = lambda device: 10**12
+if how == "before":
+    import forage.plan.fit_here
+    limit()
+else:
+    train.open_trainer = limited
+sys.exit(main(["train", recipe]))
+"""
+
+
+@cache
+def model() -> Path:
+    """Of 14 million parameters: a step of it takes more than a gigabyte."""
+    out, world = scratch() / "eight-layers", world_dir()
+    shape = ModelShape(vocabulary=400, hidden_size=384, num_layers=8, max_tokens=MAX_TOKENS)
+    make_model(world / "corpus.jsonl", world / "train.jsonl", out, shape, seed=0)
+    return out
+
+
+def config_of(out: Path) -> RunConfig:
+    trainer = {
+        **{"num_steps": 2, "questions_per_step": 4, "group_size": 4, "checkpoint_every": 1},
+        **{"max_tokens_per_micro_batch": 8192, "micro_batches_at_once": 1},
+    }
+    return make_config(out, model={"path": str(model())}, trainer=trainer)
+
+
+def run_limited(config: RunConfig, megabytes: int, how: str) -> subprocess.CompletedProcess[str]:
+    recipe = write_recipe(config.output_dir.with_suffix(".yaml"), config)
+    return subprocess.run(
+        [sys.executable, "-c", LIMITED, str(recipe), str(megabytes), how],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "400"},
+    )
+
+
+def test_a_run_that_would_exceed_its_limit_learns_smaller_micro_batches(tmp_path: Path) -> None:
+    """The plan was made once, before another program had taken what it counted on."""
+    config = config_of(tmp_path / "run")
+    done = run_limited(config, 900, "seen")
+    assert done.returncode == 0, done.stderr
+    assert "memory is short" in done.stderr
+    rows = read_metrics(config.output_dir)
+    assert len(rows) == 2
+    for row in rows:
+        assert MAX_TOKENS / 2 <= row["memory/micro_batch_tokens"] < 8192
+        assert row["memory/micro_batches_at_once"] == 1
+
+
+def test_the_same_run_dies_where_nobody_looks(tmp_path: Path) -> None:
+    """The control: without the look at what is free, this limit ends the run."""
+    done = run_limited(config_of(tmp_path / "run"), 900, "unseen")
+    assert done.returncode not in (0, 2)
+    assert re.search("allocate memory|MemoryError", done.stderr), done.stderr
+
+
+def test_a_run_that_can_never_fit_is_refused_before_it_starts(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    done = run_limited(config, 150, "before")
+    assert done.returncode == 2, done.stderr
+    assert "no setting of memory is enough" in done.stderr
+    assert not config.output_dir.exists()
+
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of our own, of version 2 or 1, where this process may make one."""
+    is_second = "memory" in (
+        (CGROUP / "cgroup.subtree_control").read_text().split()
+        if (CGROUP / "cgroup.subtree_control").exists()
+        else ()
+    )
+    path = (CGROUP if is_second else CGROUP / "memory") / f"forage-{uuid4().hex}"
+    try:
+        path.mkdir()
+        limit = path / ("memory.max" if is_second else "memory.limit_in_bytes")
+        limit.write_text(str(10**12))
+    except OSError:
+        pytest.skip("no control group may be made here")
+    yield path
+    path.rmdir()
+
+
+def test_a_control_groups_limit_is_seen_and_kept(tmp_path: Path, group: Path) -> None:
+    config = config_of(tmp_path / "run")
+    recipe = write_recipe(tmp_path / "recipe.yaml", config)
+    limit = next(each for each in group.glob("memory.*") if each.name in LIMIT_FILES)
+    limit.write_text(str(1500 * MB))
+    joins = f"echo $$ > {group / 'cgroup.procs'} && exec {sys.executable} -m forage train {recipe}"
+    done = subprocess.run(
+        ["sh", "-c", joins], capture_output=True, text=True, env=os.environ | {"COLUMNS": "400"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "memory is short" in done.stderr
+    assert len(read_metrics(config.output_dir)) == 2
+    peak = [group / name for name in ("memory.peak", "memory.max_usage_in_bytes")]
+    assert int(next(each for each in peak if each.exists()).read_text()) < 1500 * MB
+
+
+LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")

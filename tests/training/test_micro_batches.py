@@ -1,0 +1,133 @@
+"""Micro-batches are as planned while memory lasts, smaller while it is short, and never too large.
+
+Runs under a real limit are in ``tests/test_memory_limits.py``.
+"""
+
+import pytest
+
+from forage.config.run_config import build_config
+from forage.errors import UserError
+from forage.plan.memory import plan_memory
+from forage.training import micro_batches as module
+from forage.training.micro_batches import LARGEST_SHARE, LearningCost, MicroBatches
+from forage.training.model import load_policy
+from forage.training.model_size import BesideSizes, measure
+from tests.tiny_runs import SHIPPED_MODEL, random_model
+
+COST = LearningCost("cpu", gradient_bytes=1000, token_bytes=10, logit_bytes=100)
+"""Two at once of 50 tokens each: 3 x 1,000 + 2 x (50 x 10 + 100) = 4,200 bytes."""
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is free, which a test changes; the largest step may take nine tenths of it."""
+    now = [10**9]
+    monkeypatch.setattr(module, "free_memory", lambda device: now[0])
+    return now
+
+
+def enough_for(peak: int) -> int:
+    return -int(-peak // LARGEST_SHARE)
+
+
+def test_a_peak_is_the_sets_of_gradients_and_what_each_micro_batch_keeps() -> None:
+    assert COST.peak(50, 2) == 4200
+    assert COST.peak(50, 1) == 2600
+    on_gpu = LearningCost("cuda", 1000, 10, 100)
+    assert on_gpu.peak(50, 1) == 1600, "a GPU adds each gradient to the sum as it comes"
+
+
+def test_with_room_the_sizes_stay_as_planned_and_nothing_is_recorded(free: list[int]) -> None:
+    for at_once in (2, None):
+        sizes = MicroBatches(50, at_once, COST)
+        sizes.fit([20] * 10)
+        assert (sizes.max_tokens, sizes.at_once, sizes.metrics()) == (50, at_once, {})
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [
+        (4200, (50, 2)),
+        (4199, (50, 1)),
+        (2600, (50, 1)),
+        (2599, (25, 1)),
+        (2349, (20, 1)),  # no smaller than the longest sequence
+    ],
+)
+def test_fewer_at_once_come_first_then_fewer_tokens(
+    room: int, expected: tuple[int, int], free: list[int]
+) -> None:
+    free[0] = enough_for(room)
+    sizes = MicroBatches(50, 2, COST)
+    sizes.fit([20] * 10)
+    assert (sizes.max_tokens, sizes.at_once) == expected
+    is_planned = expected == (50, 2)
+    recorded = {
+        "memory/micro_batch_tokens": expected[0],
+        "memory/micro_batches_at_once": expected[1],
+    }
+    assert sizes.metrics() == ({} if is_planned else recorded)
+
+
+def test_a_step_of_less_than_a_micro_batch_needs_less(free: list[int]) -> None:
+    free[0] = enough_for(COST.peak(20, 1))
+    sizes = MicroBatches(50, 2, COST)
+    sizes.fit([20])
+    assert (sizes.max_tokens, sizes.at_once) == (50, 2)
+
+
+def test_sizes_grow_again_and_each_change_is_said_once(
+    free: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    sizes = MicroBatches(50, 2, COST)
+    for room in (4200, 2600, 2600, 4200, 4200):
+        free[0] = enough_for(room)
+        sizes.fit([20] * 10)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "micro-batches are 50 tokens, 1 at a time" in said[0]
+    assert "planned size" in said[1]
+    assert sizes.metrics() == {}
+
+
+def test_between_the_share_and_all_of_it_the_smallest_is_tried_and_beyond_it_is_refused(
+    free: list[int],
+) -> None:
+    sizes = MicroBatches(50, 2, COST)
+    free[0] = COST.peak(20, 1)
+    sizes.fit([20] * 10)
+    assert (sizes.max_tokens, sizes.at_once) == (20, 1)
+    free[0] -= 1
+    with pytest.raises(UserError, match=r"longest sequence \(20 tokens\) alone"):
+        sizes.fit([20] * 10)
+
+
+def test_without_a_cost_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "free_memory", lambda device: 1 / 0)
+    MicroBatches(50, None).fit([20] * 10)
+    MicroBatches(50, None, COST).fit([])
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_cost_of_a_step_is_what_the_plan_says_of_it(
+    lora: dict[str, int] | None, checkpointing: bool
+) -> None:
+    model = {"path": str(SHIPPED_MODEL), "gradient_checkpointing": checkpointing, "lora": lora}
+    trainer = {"max_tokens_per_micro_batch": 5000, "micro_batches_at_once": 2}
+    config = build_config({"model": model, "trainer": trainer})
+    size = measure(config.model.path)
+    assert size is not None
+    cost = LearningCost.of(config, load_policy(config.model, seed=0))
+    assert cost is not None
+    parts = plan_memory(config, size, BesideSizes(), 2).parts
+    planned = {part.name: part.num_bytes for part in parts}
+    learning = planned["gradients"] + planned["activations"] + planned["logits"]
+    assert cost.peak(5000, 2) == pytest.approx(learning, rel=1e-6)
+
+
+def test_ranks_have_no_cost() -> None:
+    placement = {"trainer": {"num_ranks": 2}}
+    config = build_config({"model": {"path": str(random_model())}, "placement": placement})
+    assert LearningCost.of(config, load_policy(config.model, seed=0)) is None
