@@ -13,8 +13,20 @@ import pytest
 
 from forage.commands.new_command import ModelShape, make_model
 from forage.config.run_config import RunConfig
+from forage.errors import UserError
 from forage.records import read_metrics
-from tests.tiny_runs import MAX_TOKENS, make_config, scratch, world_dir, write_recipe
+from forage.train import run_training
+from forage.training import micro_batches
+from forage.training.checkpoint import latest_checkpoint
+from tests.tiny_runs import (
+    MAX_TOKENS,
+    assert_same_run,
+    make_config,
+    random_model,
+    scratch,
+    world_dir,
+    write_recipe,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,16 +66,16 @@ sys.exit(main(["train", recipe]))
 
 @cache
 def model() -> Path:
-    """Of 14 million parameters: a step of it takes more than a gigabyte."""
-    out, world = scratch() / "eight-layers", world_dir()
-    shape = ModelShape(vocabulary=400, hidden_size=384, num_layers=8, max_tokens=MAX_TOKENS)
+    """Of five million parameters: a step of it takes 0.8 GB in one micro-batch."""
+    out, world = scratch() / "six-layers", world_dir()
+    shape = ModelShape(vocabulary=400, hidden_size=256, num_layers=6, max_tokens=MAX_TOKENS)
     make_model(world / "corpus.jsonl", world / "train.jsonl", out, shape, seed=0)
     return out
 
 
 def config_of(out: Path) -> RunConfig:
     trainer = {
-        **{"num_steps": 2, "questions_per_step": 4, "group_size": 4, "checkpoint_every": 1},
+        **{"num_steps": 1, "questions_per_step": 4, "group_size": 4},
         **{"max_tokens_per_micro_batch": 8192, "micro_batches_at_once": 1},
     }
     return make_config(out, model={"path": str(model())}, trainer=trainer)
@@ -82,19 +94,17 @@ def run_limited(config: RunConfig, megabytes: int, how: str) -> subprocess.Compl
 def test_a_run_that_would_exceed_its_limit_learns_smaller_micro_batches(tmp_path: Path) -> None:
     """The plan was made once, before another program had taken what it counted on."""
     config = config_of(tmp_path / "run")
-    done = run_limited(config, 900, "seen")
+    done = run_limited(config, 500, "seen")
     assert done.returncode == 0, done.stderr
     assert "memory is short" in done.stderr
-    rows = read_metrics(config.output_dir)
-    assert len(rows) == 2
-    for row in rows:
-        assert MAX_TOKENS / 2 <= row["memory/micro_batch_tokens"] < 8192
-        assert row["memory/micro_batches_at_once"] == 1
+    (row,) = read_metrics(config.output_dir)
+    assert MAX_TOKENS / 2 <= row["memory/micro_batch_tokens"] < 8192
+    assert row["memory/micro_batches_at_once"] == 1
 
 
 def test_the_same_run_dies_where_nobody_looks(tmp_path: Path) -> None:
     """The control: without the look at what is free, this limit ends the run."""
-    done = run_limited(config_of(tmp_path / "run"), 900, "unseen")
+    done = run_limited(config_of(tmp_path / "run"), 500, "unseen")
     assert done.returncode not in (0, 2)
     assert re.search("allocate memory|MemoryError", done.stderr), done.stderr
 
@@ -133,16 +143,42 @@ def test_a_control_groups_limit_is_seen_and_kept(tmp_path: Path, group: Path) ->
     config = config_of(tmp_path / "run")
     recipe = write_recipe(tmp_path / "recipe.yaml", config)
     limit = next(each for each in group.glob("memory.*") if each.name in LIMIT_FILES)
-    limit.write_text(str(1500 * MB))
+    limit.write_text(str(1000 * MB))
     joins = f"echo $$ > {group / 'cgroup.procs'} && exec {sys.executable} -m forage train {recipe}"
     done = subprocess.run(
         ["sh", "-c", joins], capture_output=True, text=True, env=os.environ | {"COLUMNS": "400"}
     )
     assert done.returncode == 0, done.stderr
     assert "memory is short" in done.stderr
-    assert len(read_metrics(config.output_dir)) == 2
+    assert len(read_metrics(config.output_dir)) == 1
     peak = [group / name for name in ("memory.peak", "memory.max_usage_in_bytes")]
-    assert int(next(each for each in peak if each.exists()).read_text()) < 1500 * MB
+    assert int(next(each for each in peak if each.exists()).read_text()) < 1000 * MB
 
 
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+
+
+def test_a_run_whose_longest_sequence_no_longer_fits_is_saved_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N steps are k steps, too little memory, and N - k steps, bit for bit."""
+    config = make_config(tmp_path / "run", model={"path": str(random_model())})
+    whole = make_config(tmp_path / "whole", model={"path": str(random_model())})
+    run_training(whole, resume=False)
+    num_looks = 0
+
+    def free(device: str) -> int:
+        nonlocal num_looks
+        num_looks += 1
+        return 10**12 if num_looks <= 2 * 3 else 0  # a step looks twice
+
+    with monkeypatch.context() as patch:
+        patch.setattr(micro_batches, "free_memory", free)
+        with pytest.raises(UserError, match=r"needs .* GB of memory even with its longest"):
+            run_training(config, resume=False)
+    assert len(read_metrics(config.output_dir)) == 3
+    newest = latest_checkpoint(config.output_dir)
+    assert newest is not None
+    assert newest.name == "step_000003", "beside those of every second step"
+    run_training(config, resume=True)
+    assert_same_run(config.output_dir, whole.output_dir, [4])

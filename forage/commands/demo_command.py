@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--out", type=Path, metavar="DIR", help=text)
     text = "number that the world, the model and the sampling are drawn from"
     add("--seed", type=count, default=0, help=text)
-    text = "optimizer steps of reinforcement learning (default: those of demo.yaml)"
+    text = "steps of reinforcement learning (default: those of demo.yaml)"
     add("--steps", type=positive, help=text)
     text = "port of the search service; 0 takes any free one"
     add("--port", type=port, default=0, help=text)

@@ -60,9 +60,9 @@ CHOSEN = (
 """Keys that are chosen where a recipe leaves them out."""
 RESULTS_STAY = CHOSEN[:3]
 """Those that change a result by rounding at most: they shrink even if the recipe sets them."""
-SHARE_OF_MEMORY = 0.7
-"""What may be planned of the free memory: other programs will want more, and the plan does not
-count everything. What is set may take ``LARGEST_SHARE``."""
+SHARE_OF_MEMORY = 0.5
+"""What may be planned of the free memory of a machine, where other programs will want more. What is
+set, and a run on a GPU, may take ``LARGEST_SHARE``."""
 Phase = Literal["training", "supervised", "evaluation"]
 _SMALL_MODEL = 10_000_000
 """Below so many parameters, an operation is too short to be shared between cores."""
@@ -91,7 +91,7 @@ def fit_here(
         return config
     if size is None:
         return config
-    is_open = {key: not _is_set(config, key) for key in CHOSEN}
+    is_open: dict[str, bool] = {key: not _is_set(config, key) for key in CHOSEN}
     on_cpu = config.model.device == "cpu"
     chosen: list[str] = []
     if earlier is not None and earlier.is_file():
@@ -216,7 +216,8 @@ def _changes(
 ) -> Sequence[str]:
     """Overrides after which the run fits into ``memory``; raises ``UserError``."""
     search: Callable[..., list[str] | None] = changes_that_fit
-    room, most = int(SHARE_OF_MEMORY * memory), int(LARGEST_SHARE * memory)
+    on_cpu, most = config.model.device == "cpu", int(LARGEST_SHARE * memory)
+    room = int(SHARE_OF_MEMORY * memory) if on_cpu else most
     if peak(config) <= room:
         return ()
     if any(is_open.values()):
@@ -228,7 +229,7 @@ def _changes(
     changes = search(config, peak, most, lambda key: key in RESULTS_STAY or is_open.get(key, False))
     if changes is not None:
         LOG.warning(
-            "memory is short: %.2f GB would be needed and %.2f GB are free, so these shrink: %s",
+            "memory is short: %.2f GB would be needed and %.2f GB are free; taken instead: %s",
             *(peak(config) / 1e9, memory / 1e9, " ".join(changes)),
         )
         return changes
@@ -239,7 +240,7 @@ def _changes(
         else "no setting of memory is enough: set environment.max_tokens lower, learn adapters "
         "(model.lora={}), or take a smaller model"
     )
-    where = "memory" if config.model.device == "cpu" else "GPU memory"
+    where = "memory" if on_cpu else "GPU memory"
     raise UserError(
         f"{peak(config) / 1e9:,.1f} GB of {where} are needed, and {most / 1e9:,.1f} GB may be "
         f"taken of what is free here; {advice}"

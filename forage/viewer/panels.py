@@ -237,8 +237,8 @@ HEALTH = (
     ),
     Panel(
         "Where the time goes",
-        "Seconds of each step by phase, on top of each other. The wait for searches is part of the "
-        "rollout: other episodes go on meanwhile.",
+        "Seconds of each step by phase, without evaluations, on top of each other. The wait for "
+        "searches is part of the rollout: other episodes continue during it.",
         {
             "seconds/rollout": "rollout",
             "seconds/train": "train",
@@ -250,7 +250,8 @@ HEALTH = (
     ),
     Panel(
         "Rollout speed",
-        "Tokens sampled in a second of rollout, searches included.",
+        "A step's sampled tokens per second of its rollout phase, searches included; with "
+        "staleness that phase is only the time the trainer waited.",
         {"rollout/tokens_per_s": "tokens"},
         "tokens per second",
     ),

@@ -161,8 +161,8 @@ def _warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:
     losses = tuple(math.fsum(loss for _, loss in part) / len(part) for part in parts)
     loss = Series("loss", "s0", steps, losses)
     note = (
-        "Supervised loss on demonstrations that are deliberately poor: they teach the protocol "
-        "and how to read a passage, not what to search or when to stop."
+        "Supervised loss on demonstrations, some of them deliberately poor: they teach the "
+        "protocol and how to read a passage, not what to search or when to stop."
     )
     note += f" Each point is the mean of {together} steps." if together > 1 else ""
     return line_chart(
