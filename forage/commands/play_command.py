@@ -220,8 +220,9 @@ def _harmless(text: str, style: str = "") -> Text:
 
 def _footer(episode: Episode) -> str:
     answer = episode.answer if episode.answer is not None else "no answer"
+    searches = "1 search" if episode.num_searches == 1 else f"{episode.num_searches} searches"
     return (
-        f"{answer} · {episode.status.value} · {episode.num_searches} searches · "
+        f"{answer} · {episode.status.value} · {searches} · "
         f"{episode.seconds:.1f} s ({episode.sampling_s:.1f} s sampling, "
         f"{episode.searching_s:.1f} s searching)"
     )

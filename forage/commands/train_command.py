@@ -65,7 +65,8 @@ def run(args: Namespace) -> int:
     if played:
         config = _up_to(config, played.stop)
     config.check_trainable()
-    config = fit_here(config, earlier=earlier_settings(config) if args.resume else None)
+    earlier = earlier_settings(config) if args.resume else None
+    config = fit_here(config, "evaluation" if played else "training", earlier)
     run_training(config, args.resume, args.replay, played, args.trace)
     if config.evaluation.at_end and not (args.replay or played):
         from forage.evaluation.along_training import final_figures

@@ -154,7 +154,8 @@ def _as_learnt(config: RunConfig, phase: Phase) -> RunConfig:
 def _say_plan(config: RunConfig, phase: Phase, peak: int, memory: int, cores: int) -> None:
     """The line before a phase that learns: what it is expected to take, and how it is cut."""
     LOG.info(
-        "%s: %s of memory expected at the peak, %s free (micro-batches of %s tokens, %d at a time)",
+        "%s: a peak of %s is expected beside the program itself, %s of memory are free "
+        "(micro-batches of %s tokens, %d at a time)",
         "the warm start" if phase == "supervised" else "training",
         *(f"{each / 1e9:,.2f} GB" for each in (peak, memory)),
         f"{_as_learnt(config, phase).trainer.max_tokens_per_micro_batch:,}",

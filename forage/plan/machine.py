@@ -35,8 +35,9 @@ class Machine:
 
     def describe(self) -> str:
         gpus = f"{len(self.gpu_bytes)} x {self.gpu_name}" if self.gpu_bytes else "no GPU"
-        gb = f"{self.memory_bytes / 1e9:.1f} GB of memory, {self.disk_bytes / 1e9:.1f} GB of disk"
-        return f"{self.num_cores} cores, {gb}, {gpus}"
+        memory, disk = self.memory_bytes / 1e9, self.disk_bytes / 1e9
+        free = f"{memory:.1f} GB of memory and {disk:.1f} GB of disk free"
+        return f"{self.num_cores} cores, {free}, {gpus}"
 
 
 def look_at_machine(directory: Path) -> Machine:

@@ -109,11 +109,11 @@ def test_a_line_says_the_plan_and_its_peak_before_the_run(
 ) -> None:
     caplog.set_level("INFO")
     fitted = fit_here(config_of(), phase, machine=machine(16))
-    line = next(r.getMessage() for r in caplog.records if "expected at the peak" in r.msg)
-    assert "17.18 GB free" in line
+    line = next(r.getMessage() for r in caplog.records if "is expected" in r.msg)
+    assert "17.18 GB of memory are free" in line
     assert "1 at a time" in line
     if phase == "training":
-        assert f"{peak(fitted) / 1e9:.2f} GB of memory expected" in line
+        assert f"a peak of {peak(fitted) / 1e9:.2f} GB" in line
 
 
 def test_an_evaluation_takes_fewer_slots_and_is_refused_before_it_loads_what_cannot_fit() -> None:
