@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -60,9 +60,9 @@ CHOSEN = (
 """Keys that are chosen where a recipe leaves them out."""
 RESULTS_STAY = CHOSEN[:3]
 """Those that change a result by rounding at most: they shrink even if the recipe sets them."""
-SHARE_OF_MEMORY = 0.5
-"""What may be planned of the free memory of a machine, where other programs will want more. What is
-set, and a run on a GPU, may take ``LARGEST_SHARE``."""
+CAUTIOUS_SHARES = (0.5, 0.7)
+"""What may be planned of a machine's free memory, since other programs will want more; the second
+is for a run that cannot do with the first. What is set, and a GPU, may take ``LARGEST_SHARE``."""
 Phase = Literal["training", "supervised", "evaluation"]
 _SMALL_MODEL = 10_000_000
 """Below so many parameters, an operation is too short to be shared between cores."""
@@ -101,45 +101,32 @@ def fit_here(
         config = with_overrides(config, overrides)
         is_open = dict.fromkeys(CHOSEN, False)
     elif on_cpu and phase != "evaluation":
-        _tell_of_bfloat16(config, size)
+        if "bfloat16" in (config.model.dtype, config.model.arithmetic):
+            _warn_of_bfloat16(size)
+        elif size.num_parameters > _SMALL_MODEL:
+            _advise_bfloat16()
         if is_open["trainer.micro_batches_at_once"] and size.num_parameters > _SMALL_MODEL:
             chosen.append(f"trainer.micro_batches_at_once={choose_at_once(config.model)}")
     fitted = with_overrides(config, chosen) if chosen else config
-    memory = _free_bytes(config, machine)
-    if memory is None:
-        return config  # loading the model says that there is no GPU
+    if not on_cpu and machine is None and not has_gpu():
+        return config  # loading the model says so
+    free = free_memory(config.model.device) if machine is None else machine.free_bytes(on_cpu)
     cores = num_cores() if machine is None else machine.num_cores
-    peak_of = _peak_of(fitted, size, cores, phase)
-    changes = _changes(_as_learnt(fitted, phase), peak_of, is_open, memory)
+    peak = _peak_of(fitted, size, cores, phase)
+    changes = _changes(_as_learnt(fitted, phase), peak, is_open, free)
     if chosen or changes:
         fitted = with_overrides(fitted, changes)
         LOG.info("chosen for this machine: %s", " ".join([*chosen, *changes]))
     if phase != "evaluation":
-        _say_plan(fitted, phase, peak_of(_as_learnt(fitted, phase)), memory, cores)
+        learnt = _as_learnt(fitted, phase)
+        LOG.info(
+            "%s: a peak of %.2f GB is expected beside the program itself, %.2f GB of memory are "
+            "free (micro-batches of %d tokens, %d at a time)",
+            "the warm start" if phase == "supervised" else "training",
+            *(peak(learnt) / 1e9, free / 1e9, learnt.trainer.max_tokens_per_micro_batch),
+            (learnt.trainer.micro_batches_at_once or cores) if on_cpu else 1,
+        )
     return fitted
-
-
-def _free_bytes(config: RunConfig, machine: Machine | None) -> int | None:
-    """The memory that is free for the run; None if its GPU is not there."""
-    on_cpu = config.model.device == "cpu"
-    if machine is not None:
-        return machine.memory_bytes if on_cpu else min(machine.gpu_bytes, default=None)
-    return free_memory(config.model.device) if on_cpu or has_gpu() else None
-
-
-def _peak_of(
-    config: RunConfig, size: ModelSize, cores: int, phase: Phase
-) -> Callable[[RunConfig], int]:
-    """The most that a phase takes at one moment, as a function of changed settings."""
-    is_trained = phase == "training"
-    beside = measure_beside(config.algorithm, size) if is_trained else BesideSizes()
-
-    def peak(changed: RunConfig) -> int:
-        memory = plan_memory(changed, size, beside, cores)
-        peaks = memory.peak_bytes, memory.supervised_bytes, memory.evaluation_bytes
-        return peaks[get_args(Phase).index(phase)]
-
-    return peak
 
 
 def _as_learnt(config: RunConfig, phase: Phase) -> RunConfig:
@@ -151,24 +138,20 @@ def _as_learnt(config: RunConfig, phase: Phase) -> RunConfig:
     return config.model_copy(update={"trainer": trainer})
 
 
-def _say_plan(config: RunConfig, phase: Phase, peak: int, memory: int, cores: int) -> None:
-    """The line before a phase that learns: what it is expected to take, and how it is cut."""
-    LOG.info(
-        "%s: a peak of %s is expected beside the program itself, %s of memory are free "
-        "(micro-batches of %s tokens, %d at a time)",
-        "the warm start" if phase == "supervised" else "training",
-        *(f"{each / 1e9:,.2f} GB" for each in (peak, memory)),
-        f"{_as_learnt(config, phase).trainer.max_tokens_per_micro_batch:,}",
-        (config.trainer.micro_batches_at_once or cores) if config.model.device == "cpu" else 1,
-    )
+def _peak_of(
+    config: RunConfig, size: ModelSize, cores: int, phase: Phase
+) -> Callable[[RunConfig], int]:
+    """The most that a phase takes at one moment, as a function of changed settings."""
+    is_training = phase == "training"
+    beside = measure_beside(config.algorithm, size) if is_training else BesideSizes()
 
+    def peak(changed: RunConfig) -> int:
+        memory = plan_memory(changed, size, beside, cores)
+        if phase == "evaluation":
+            return memory.evaluation_bytes
+        return memory.peak_bytes if is_training else memory.supervised_bytes
 
-def _tell_of_bfloat16(config: RunConfig, size: ModelSize) -> None:
-    """Say before the run what bfloat16 costs here, or what it would gain."""
-    if "bfloat16" in (config.model.dtype, config.model.arithmetic):
-        _warn_of_bfloat16(size)
-    elif size.num_parameters > _SMALL_MODEL:
-        _advise_bfloat16()
+    return peak
 
 
 def _warn_of_bfloat16(size: ModelSize) -> None:
@@ -217,11 +200,10 @@ def _changes(
 ) -> Sequence[str]:
     """Overrides after which the run fits into ``memory``; raises ``UserError``."""
     search: Callable[..., list[str] | None] = changes_that_fit
-    on_cpu, most = config.model.device == "cpu", int(LARGEST_SHARE * memory)
-    room = int(SHARE_OF_MEMORY * memory) if on_cpu else most
-    if peak(config) <= room:
-        return ()
-    if any(is_open.values()):
+    on_cpu = config.model.device == "cpu"
+    most = int(LARGEST_SHARE * memory)
+    for share in CAUTIOUS_SHARES if on_cpu else (LARGEST_SHARE,):
+        room = int(share * memory)
         changes = search(config, peak, room, lambda key: is_open.get(key, False))
         if changes is not None:
             return changes

@@ -33,6 +33,10 @@ class Machine:
     gpu_name: str = ""
     packages: frozenset[str] = frozenset()
 
+    def free_bytes(self, on_cpu: bool) -> int:
+        """The memory that a run may take there."""
+        return self.memory_bytes if on_cpu else min(self.gpu_bytes)
+
     def describe(self) -> str:
         gpus = f"{len(self.gpu_bytes)} x {self.gpu_name}" if self.gpu_bytes else "no GPU"
         memory, disk = self.memory_bytes / 1e9, self.disk_bytes / 1e9

@@ -43,7 +43,7 @@ from forage.plan.memory_parts import (
 )
 from forage.training.activations import activation_bytes
 from forage.training.logprobs import logits_per_chunk
-from forage.training.micro_batches import LOGIT_COPIES
+from forage.training.micro_batches import HEAP_SHARE, LOGIT_COPIES
 from forage.training.model_size import ADAPTER_BYTES, BYTES, BesideSizes, ModelSize
 
 _MOMENTS = 2
@@ -162,6 +162,10 @@ def _learning_parts(config: RunConfig, model: ModelSize, num_at_once: int) -> li
         ),
         MemoryPart("logits", logits, f"{LOGIT_COPIES} chunks of {num_logits:,} x 4 B"),
     ]
+    if config.model.device == "cpu" and placement.num_ranks is None:
+        kept = ceil(HEAP_SHARE * states * num_at_once)
+        text = f"gaps and freed blocks, {HEAP_SHARE:g} of the activations"
+        parts.append(MemoryPart("heap", kept, text))
     if placement.num_ranks is not None:
         parts += _gathered(config, model)
     if trainer.reduce_once:  # they wait for the last micro-batch on the GPU, offloaded or not

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Self
 
 from torch import nn
 
 from forage.config.run_config import RunConfig
-from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.hardware import free_memory, give_back_freed_memory, num_cores
 from forage.training.activations import activation_bytes
@@ -27,6 +27,9 @@ LOG = logging.getLogger(__name__)
 
 LOGIT_COPIES = 4
 """Logits, log-probabilities, their exponentials and the gradient of a chunk."""
+HEAP_SHARE = 0.3
+"""What glibc's heap holds beside the activations on a CPU, as a share of them: gaps between blocks,
+and freed ones (measured with 135 million parameters: benchmarks/real.md)."""
 LARGEST_SHARE = 0.9
 """What a step may take of the memory that is free before it; the rest is for what is not counted"""
 
@@ -54,10 +57,11 @@ class LearningCost:
             size = None
         if size is None:
             return None
+        heap = 1 + HEAP_SHARE if device == "cpu" else 1
         return cls(
             device=device,
             gradient_bytes=sum(p.nbytes for p in learnt.parameters() if p.requires_grad),
-            token_bytes=activation_bytes(config, size, 1),
+            token_bytes=ceil(heap * activation_bytes(config, size, 1)),
             logit_bytes=LOGIT_COPIES * 4 * logits_per_chunk(device),
         )
 
@@ -75,14 +79,8 @@ class MicroBatches:
         self, max_tokens: int, at_once: int | None, cost: LearningCost | None = None
     ) -> None:
         """``at_once`` None is one for each core. Without ``cost`` the sizes stay as planned."""
-        self.max_tokens, self.at_once = self._planned = max_tokens, at_once
+        self.max_tokens, self.at_once = self._planned = self._said = max_tokens, at_once
         self._cost = cost
-        self._last_said = self._planned
-
-    @classmethod
-    def of(cls, config: TrainerConfig, cost: LearningCost | None) -> Self:
-        """The micro-batches that ``config`` plans."""
-        return cls(config.max_tokens_per_micro_batch, config.micro_batches_at_once, cost)
 
     def fit(self, lengths: Sequence[int]) -> None:
         """Size the micro-batches for sequences of these lengths, by the memory that is free now.
@@ -97,42 +95,29 @@ class MicroBatches:
         longest = max(lengths)
         tokens = min(max(self.max_tokens, longest), sum(lengths))
         at_once = min(self.at_once or num_cores(), len(lengths)) if cost.device == "cpu" else 1
-        needed = cost.peak(tokens, at_once)
-        if needed > LARGEST_SHARE * free_memory(cost.device):
+        peak = cost.peak(tokens, at_once)
+        if peak > LARGEST_SHARE * free_memory(cost.device):
             give_back_freed_memory()
             smaller = _that_fit(cost, tokens, at_once, longest)
             if smaller != (tokens, at_once):
                 self.max_tokens, self.at_once = smaller
-        self._say(needed)
+        now = self.max_tokens, self.at_once
+        if now not in (self._planned, self._said):
+            LOG.warning(
+                "memory is short: a step would take %.2f GB and %.2f GB are free, so micro-batches "
+                "are %d tokens, %d at a time, until more is free (planned: %d tokens)",
+                *(peak / 1e9, free_memory(cost.device) / 1e9, *now, self._planned[0]),
+            )
+        self._said = now
 
     def metrics(self) -> dict[str, float]:
         """The sizes of a step that has smaller ones than planned; nothing for any other step."""
         if (self.max_tokens, self.at_once) == self._planned:
             return {}
-        assert self.at_once is not None, "a smaller size is a number"
         return {
             "memory/micro_batch_tokens": float(self.max_tokens),
-            "memory/micro_batches_at_once": float(self.at_once),
+            "memory/micro_batches_at_once": float(self.at_once or num_cores()),
         }
-
-    def _say(self, needed: int) -> None:
-        """Warn when the sizes have changed since the last warning."""
-        now = self.max_tokens, self.at_once
-        if now == self._last_said:
-            return
-        self._last_said = now
-        if now == self._planned:
-            LOG.info("there is memory again: micro-batches have their planned size")
-            return
-        assert self._cost is not None, "sizes change by cost alone"
-        LOG.warning(
-            "memory is short: a step would take %.2f GB and %.2f GB are free, so micro-batches are "
-            "%d tokens, %d at a time, until more is free (planned: %d tokens)",
-            needed / 1e9,
-            free_memory(self._cost.device) / 1e9,
-            *now,
-            self._planned[0],
-        )
 
 
 def _that_fit(cost: LearningCost, tokens: int, at_once: int, longest: int) -> tuple[int, int]:

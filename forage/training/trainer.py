@@ -118,7 +118,8 @@ class Trainer:
         self._config = config
         self._algorithm = algorithm
         self._temperature = temperature
-        self._micro_batches = MicroBatches.of(config, cost)
+        sizes = config.max_tokens_per_micro_batch, config.micro_batches_at_once
+        self._micro_batches = MicroBatches(*sizes, cost)
         self._forward_passes = ForwardPasses(
             policy=self._policy,
             reference=frozen,

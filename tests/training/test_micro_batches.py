@@ -76,19 +76,16 @@ def test_a_step_of_less_than_a_micro_batch_needs_less(free: list[int]) -> None:
     assert (sizes.max_tokens, sizes.at_once) == (50, 2)
 
 
-def test_sizes_grow_again_and_each_change_is_said_once(
+def test_sizes_grow_again_and_each_shortage_is_said_once(
     free: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
     sizes = MicroBatches(50, 2, COST)
-    for room in (4200, 2600, 2600, 4200, 4200):
+    for room, num_said in ((4200, 0), (2600, 1), (2600, 1), (4200, 1), (2600, 2)):
         free[0] = enough_for(room)
         sizes.fit([20] * 10)
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2
-    assert "micro-batches are 50 tokens, 1 at a time" in said[0]
-    assert "planned size" in said[1]
-    assert sizes.metrics() == {}
+        assert len(caplog.records) == num_said
+        assert bool(sizes.metrics()) == (room == 2600)
+    assert "micro-batches are 50 tokens, 1 at a time" in caplog.text
 
 
 def test_between_the_share_and_all_of_it_the_smallest_is_tried_and_beyond_it_is_refused(
@@ -123,8 +120,9 @@ def test_the_cost_of_a_step_is_what_the_plan_says_of_it(
     assert cost is not None
     parts = plan_memory(config, size, BesideSizes(), 2).parts
     planned = {part.name: part.num_bytes for part in parts}
-    learning = planned["gradients"] + planned["activations"] + planned["logits"]
-    assert cost.peak(5000, 2) == pytest.approx(learning, rel=1e-6)
+    names = ("gradients", "activations", "heap", "logits")
+    learning = sum(planned[name] for name in names)
+    assert cost.peak(5000, 2) == pytest.approx(learning, rel=1e-4)
 
 
 def test_ranks_have_no_cost() -> None:
