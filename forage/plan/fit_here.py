@@ -29,6 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from forage.algorithms.packing import lay_end_to_end
 from forage.config.model_config import ModelConfig
 from forage.config.run_config import RunConfig, load_config, with_overrides
+from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.hardware import (
     WORTH_BFLOAT16,
@@ -119,14 +120,19 @@ def fit_here(
         LOG.info("chosen for this machine: %s", " ".join([*chosen, *changes]))
     if phase != "evaluation":
         learnt = _as_learnt(fitted, phase)
-        LOG.info(
-            "%s: a peak of %.2f GB is expected beside the program itself, %.2f GB of memory are "
-            "free (micro-batches of %d tokens, %d at a time)",
-            "the warm start" if phase == "supervised" else "training",
-            *(peak(learnt) / 1e9, free / 1e9, learnt.trainer.max_tokens_per_micro_batch),
-            (learnt.trainer.micro_batches_at_once or cores) if on_cpu else 1,
-        )
+        at_once = (learnt.trainer.micro_batches_at_once or cores) if on_cpu else 1
+        _say_plan(learnt.trainer, phase, at_once, peak(learnt), free)
     return fitted
+
+
+def _say_plan(trainer: TrainerConfig, phase: Phase, at_once: int, peak: int, free: int) -> None:
+    """The line before a phase that learns: what it is expected to take."""
+    LOG.info(
+        "%s: a peak of %.2f GB is expected beside the program itself, %.2f GB of memory are free "
+        "(micro-batches of %d tokens, %d at a time)",
+        "the warm start" if phase == "supervised" else "training",
+        *(peak / 1e9, free / 1e9, trainer.max_tokens_per_micro_batch, at_once),
+    )
 
 
 def _as_learnt(config: RunConfig, phase: Phase) -> RunConfig:

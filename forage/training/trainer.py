@@ -93,6 +93,8 @@ class Trainer:
         ``golden`` is what asks for beliefs in golden answers, where an estimator is paid for them.
         """
         attention.install(model)
+        if reference is not None:
+            attention.install(reference)
         self.model = model
         self.version = 0
         """Optimizer steps taken: the policy version of the weights as they are."""
@@ -100,10 +102,7 @@ class Trainer:
         """The factor by which rollbacks have lowered the learning rate."""
         self.kl_coefficient = algorithm.kl.coefficient if algorithm.kl is not None else 0.0
         self._policy = TokenLogprobs(model)
-        frozen = None
-        if reference is not None:
-            attention.install(reference)
-            frozen = TokenLogprobs(reference)
+        frozen = TokenLogprobs(reference) if reference is not None else None
         self._cost_of = cost_of(model)
         self._ranks = None
         if placement is not None:
