@@ -18,7 +18,7 @@ ARM_NAMES = {
 ARM_NOTES = {
     "normal": "what the retriever finds",
     "sampled": "the same, several times a question at temperature 1",
-    "closed_book": "nothing: there is no search, and the policy is told to answer from memory",
+    "closed_book": "nothing: a query is counted, and the answer is to reply from memory",
     "empty": "that nothing was found, each time",
     "gold": "always the right passages, so that only reading counts",
     "random": "passages drawn at random, which shows what chance gives",
