@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -19,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    SerializationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
@@ -40,12 +42,22 @@ def written(own: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
+def can_be_recorded(own: Any) -> bool:
+    """Whether ``written`` tells this function from any other: a lambda or a partial has no name."""
+    return not isinstance(own, partial) and not written(own).endswith("<lambda>")
+
+
 def _text_or_own(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
     is_own = callable(value) or callable(getattr(value, "run", None))
     return value if is_own else read(value)
 
 
-_AS_WRITTEN = PlainSerializer(written, return_type=str, when_used="json")
+def _dumped(own: Any, info: SerializationInfo) -> Any:
+    """Text in a file; in a tree of Python values the function or object itself."""
+    return written(own) if info.mode == "json" else own
+
+
+_AS_WRITTEN = PlainSerializer(_dumped)
 Own = Annotated[str, WrapValidator(_text_or_own), _AS_WRITTEN]
 """Something of the user's own: a text that names it, or in Python the thing itself."""
 OwnPath = Annotated[str, Field(pattern=IMPORT_PATH), WrapValidator(_text_or_own), _AS_WRITTEN]

@@ -235,6 +235,31 @@ def test_a_run_that_cannot_begin_ends_its_ranks_and_gives_its_places_back(
     assert ended == ["trainer", "places"]
 
 
+def test_a_run_with_the_callers_reward_and_tools_goes_on_where_it_was_left(tmp_path: Path):
+    """``steps(resume=True)`` raised TypeError, and a local function was refused by its name."""
+
+    def length(episode: forage.Episode) -> float:
+        return float(episode.num_sampled_tokens)
+
+    run = forage.Run(config_for(tmp_path), reward=length, tools=[shout], search=own_search)
+    for step in run:
+        assert step.number == 0
+        break
+    assert [step.number for step in run.steps(resume=True)] == [1]
+    assert run.config.reward.functions[0].path is length
+
+
+def test_ranks_are_sent_no_function_of_the_callers(tmp_path: Path):
+    """A local function raised AttributeError: it cannot be pickled."""
+
+    def length(episode: forage.Episode) -> float:
+        return float(episode.num_sampled_tokens)
+
+    config = config_for(tmp_path) | {"placement": {"trainer": {"num_ranks": 1}}}
+    run = forage.Run(config, "trainer.num_steps=1", reward=length, search=lambda query: [query])
+    assert [step.number for step in run] == [0]
+
+
 def test_an_error_of_the_callers_function_reaches_the_caller(tmp_path: Path):
     def broken(episode: forage.Episode) -> float:
         raise ZeroDivisionError("mine")

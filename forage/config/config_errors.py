@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from forage.config.config_file import leaves
 from forage.config.settings_text import all_paths
 from forage.errors import did_you_mean
-from forage.settings import kinds_of, models_at
+from forage.settings import IMPORT_PATH, kinds_of, models_at
 
 _TYPE_NAME = re.compile(r"(function|lax|nullable)-.*|(tuple|list|dict)\[.*|str|int|float|bool|path")
 """How pydantic calls the members of a union in a location, where they are no keys."""
@@ -61,6 +61,9 @@ def explain(root: type[BaseModel], detail: dict[str, Any]) -> str:
             or_kind = " or the name of a kind" if kinds else ""
             needed = f"a section of keys{or_kind} is needed{or_null}"
             return f"{path}: {needed} (got {detail['input']!r})"
+        case "string_pattern_mismatch" if detail["ctx"]["pattern"] == IMPORT_PATH:
+            needed = "write module:name, of something defined at the top level of that module"
+            return f"{path} is {detail['input']!r}; {needed}"
         case "value_error":
             return str(detail["msg"]).removeprefix("Value error, ")
         case _:
@@ -175,7 +178,8 @@ def new_spellings(tree: dict[str, Any]) -> list[str]:
 
 
 def _new_spelling(path: str, value: Any) -> str | None:
-    is_plain = not isinstance(value, (dict, list))
+    # A list of sections, or something of the user's own, cannot be looked up.
+    is_plain = value is None or isinstance(value, str | int | float)
     if is_plain and (path, value) in _OFF:
         return f"{_OFF[path, value]}: null"
     if path == "algorithm.dynamic_sampling.is_enabled":

@@ -33,7 +33,7 @@ from forage.config.warm_start_config import WarmStartConfig
 from forage.config.whole_config import check_sections
 from forage.errors import UserError
 from forage.rewards.reward_config import RewardConfig
-from forage.settings import Frozen
+from forage.settings import Frozen, can_be_recorded, written
 
 
 class RunConfig(Frozen):
@@ -149,6 +149,13 @@ class RunConfig(Frozen):
                 "policy than the one that sampled, and the probability ratio would be noise; use 0 "
                 "to train (forage sft may drop)"
             )
+        for function in self.reward.functions:
+            if not can_be_recorded(function.path):
+                raise UserError(
+                    f"reward.functions: {written(function.path)} is a lambda or a partial, which "
+                    "config.yaml and checkpoints cannot name, so that a resumed run might learn "
+                    "from another reward; define the function with def"
+                )
         if self.data.train is None:
             raise UserError("data.train is missing: name a file of questions")
         if self.trainer.group_size < 2 and self.algorithm.advantage.needs_groups:

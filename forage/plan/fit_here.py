@@ -18,7 +18,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -27,8 +26,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from forage.algorithms.packing import lay_end_to_end
+from forage.config.config_file import leaves, read_tree
 from forage.config.model_config import ModelConfig
-from forage.config.run_config import RunConfig, load_config, with_overrides
+from forage.config.run_config import RunConfig, with_overrides
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.hardware import (
@@ -96,10 +96,10 @@ def fit_here(
     on_cpu = config.model.device == "cpu"
     chosen: list[str] = []
     if earlier is not None and earlier.is_file():
-        before = load_config(earlier)
-        values = {key: attrgetter(key)(before) for key in CHOSEN if is_open[key]}
-        overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-        config = with_overrides(config, overrides)
+        # Not as a whole config: functions that only the running program has are written there.
+        before = leaves(read_tree(earlier, (RunConfig,)))
+        kept = [f"{key}={json.dumps(value)}" for key, value in before if is_open.get(key)]
+        config = with_overrides(config, kept)
         is_open = dict.fromkeys(CHOSEN, False)
     elif on_cpu and phase != "evaluation":
         if "bfloat16" in (config.model.dtype, config.model.arithmetic):

@@ -27,15 +27,24 @@ from forage.remote.request import BadReply, RemoteFailure
 from forage.remote.retry import Patience
 from forage.remote.secret import read_key
 from forage.rewards.reward_config import JudgeConfig
-from forage.types import Tag
 
 logger = logging.getLogger(__name__)
 
 _SLOT = re.compile(r"\{(question|golden_answers|answer)\}")
-_THOUGHT = re.compile(rf"{Tag.THINK.opening}.*?(?:{Tag.THINK.closing}|\Z)", re.DOTALL)
-_VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
-# No further word follows in its sentence or on its line: the prompt asks for one word.
-_OPENING = re.compile(r"\W*(yes|no)\b(?=[^\w\n,;:]*(?:[.!\n]|\Z))", re.IGNORECASE)
+_OPENED = re.compile(r"<(?:think|thinking|reasoning)>|\[THINK\]")
+_CLOSED = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]")
+_MARKUP = re.compile(r"</?\w+>|```\w*")
+_VERDICT = re.compile(
+    r"""[\W_]*
+    (?: (?: (?:final[ ])?(?:judge?ment|verdict|decision|conclusion)(?:[ ]is)? | final[ ]answer
+          | (?:is[ ](?:it[ ])?)?correct | answer(?=[\W_]{1,8}\w+[\W_]*\Z) )
+        [\W_]{0,8}[:=?][\W_]{0,8} )?        # a label, also as a key of JSON
+    (yes|no) (?![^\W_])
+    (?! [\W_]{0,3}(?:/|\|)[\W_]{0,3}(?:yes|no)\b | [ ](?:or|and)[ ](?:yes|no)\b )    # "yes/no"
+    (?! (?<=no)[ ]+(?!(?:it|this|that|the|they|there|because|since|as|but|not)\b)\w )  # "no doubt"
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
 _MAX_ANSWER_CHARACTERS = 2000
 _PATH = "/chat/completions"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
@@ -137,8 +146,8 @@ class Judge:
         depends_on = json.dumps([self._url, config.model, config.max_tokens, prompt])
         key = hashlib.sha256(depends_on.encode("utf-8")).hexdigest()
         cached = self._cache.get(key) if self._cache else None
-        if cached is not None:
-            return _find_verdict(cached) == "yes"
+        if cached is not None and (verdict := _find_verdict(cached)):
+            return verdict == "yes"
         if key not in self._asked:  # the members of a group often answer alike
             self._asked[key] = asyncio.create_task(self._ask_and_keep(key, prompt))
         return await asyncio.shield(self._asked[key])
@@ -194,20 +203,20 @@ def _read_reply(document: dict[str, Any]) -> str:
     text = choice.text if choice.message.content is not None else ""  # a refusal judges nothing
     if _find_verdict(text) is None:
         # Asked again at temperature 0 it would say the same.
-        raise BadReply(f"neither yes nor no: {text}", may_pass=False)
+        raise BadReply(f"it opens with neither yes nor no: {text}", may_pass=False)
     return text
 
 
 def _find_verdict(reply: str) -> str | None:
-    """The word that the reply opens with, or else its last "yes" or "no", outside of thoughts.
+    """The "yes" or "no" that opens the reply, behind thoughts and a label; None without one.
 
-    ``Yes. There is no doubt.`` is a yes, ``No doubt about it: yes`` too.
+    ``No, because the golden answer is "yes".`` is a no, ``Verdict: yes`` a yes, ``No doubt about
+    it: yes`` neither.
     """
-    said = _THOUGHT.sub("", reply)
-    if opening := _OPENING.match(said):
-        return opening[1].lower()
-    verdicts = _VERDICT.findall(said)
-    return verdicts[-1].lower() if verdicts else None
+    # The prompt may have opened the thought, and max_tokens may have cut it.
+    said = _OPENED.split(_CLOSED.split(reply)[-1])[0]
+    verdict = _VERDICT.match(_MARKUP.sub(" ", said))
+    return verdict[1].lower() if verdict else None
 
 
 def judge_address(url: str | None) -> str:

@@ -21,9 +21,12 @@ from transformers import PreTrainedModel
 
 from forage.algorithms.packing import pack_mini_batches
 from forage.batch import Batch, Weighed
+from forage.config.environment_config import EnvironmentConfig
 from forage.config.run_config import RunConfig
+from forage.config.search_config import SearchConfig
 from forage.hardware import choose_matmul_kernel
 from forage.models import attention
+from forage.rewards.reward_config import RewardConfig
 from forage.training.model import load_policy
 from forage.training.rank_processes import RankProcesses, StartRanks
 from forage.training.saved_weights import restore_model
@@ -36,6 +39,16 @@ BUCKET_BYTES = 256 << 20
 """Weights travel to the driver's copy in buckets of this size, of which it holds one beside it."""
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 2.0
 """Pauses between questions to ranks whether they have written."""
+
+
+def _without_functions(config: RunConfig) -> RunConfig:
+    """``config`` without the functions of the caller's, which ranks neither need nor can import."""
+    sections = {
+        "reward": RewardConfig(),
+        "environment": EnvironmentConfig(),
+        "search": SearchConfig(),
+    }
+    return config.model_copy(update=sections)
 
 
 def open_trainer(config: RunConfig, start_ranks: StartRanks = RankProcesses) -> AnyTrainer:
@@ -81,7 +94,7 @@ class TrainerRanks:
         )
         self._ranks = start_ranks(
             placement.num_ranks,
-            partial(TrainerRank, config),
+            partial(TrainerRank, _without_functions(config)),
             torch.device(config.model.device).type,
             trainer.timeout_s,
         )

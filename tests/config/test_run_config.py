@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from forage.config.run_config import RunConfig, build_config, load_config, to_yaml
+from forage.config.run_config import (
+    RunConfig,
+    build_config,
+    load_config,
+    to_yaml,
+    with_overrides,
+)
 from forage.errors import UserError
 from forage.settings import models_in
 
@@ -646,3 +653,47 @@ def test_the_recipes_that_are_shipped_load() -> None:
     assert recipes, "configs/ holds no recipe"
     for recipe in recipes:
         assert isinstance(load_config(recipe), RunConfig)
+
+
+def short(episode: Any) -> float:
+    return 1.0
+
+
+OWN_CODE: dict[str, dict[str, Any]] = {
+    "a reward by its path": {"reward": {"functions": [{"path": "mine:short", "weight": 0.5}]}},
+    "a reward": {"reward": {"functions": [{"path": short}, {"path": "mine:long"}]}},
+    "a tool and a search": {"environment": {"tools": ["search", short]}, "search": {"url": short}},
+    "a local reward": {"reward": {"functions": [{"path": lambda episode: 1.0}]}},
+}
+
+
+@pytest.mark.parametrize("sections", OWN_CODE.values(), ids=list(OWN_CODE))
+def test_overrides_leave_the_users_functions_as_they_are(
+    sections: dict[str, Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    """Every command that overrides a key died with "unhashable type: dict" at a list of dicts."""
+    config = build_config(tree(**sections))
+    again = with_overrides(config, ["trainer.num_steps=3"])
+    assert again.trainer.num_steps == 3
+    for name in sections:
+        assert getattr(again, name) == getattr(config, name)
+    assert not list(recwarn), "pydantic warned of functions in the place of texts"
+
+
+def test_a_list_of_functions_is_overridden_as_a_whole() -> None:
+    config = build_config(tree(), overrides=["reward.functions=[{path: mine:short, weight: 0.5}]"])
+    assert [(each.path, each.weight) for each in config.reward.functions] == [("mine:short", 0.5)]
+    with pytest.raises(UserError, match="functions is a value, it has no keys below it"):
+        with_overrides(config, ["reward.functions.0.weight=2"])
+
+
+@pytest.mark.parametrize("reward", [lambda episode: 1.0, partial(short)])
+def test_a_reward_that_has_no_name_is_refused_where_a_run_is_saved(reward: Any) -> None:
+    functions = {"functions": [{"path": reward}]}
+    with pytest.raises(UserError, match="define the function with def"):
+        build_config(tree(reward=functions, data={"train": "train.jsonl"})).check_trainable()
+
+
+def test_the_name_of_a_local_function_is_refused_with_what_to_write() -> None:
+    local = {"functions": [{"path": "mine:make.<locals>.short"}]}
+    assert "'mine:make.<locals>.short'; write module:name" in message(tree(reward=local))

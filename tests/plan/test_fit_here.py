@@ -146,6 +146,20 @@ def test_a_run_that_goes_on_takes_what_it_took_before(tmp_path: Path) -> None:
     assert again.rollout == first.rollout
 
 
+def test_a_run_with_functions_of_the_callers_goes_on(tmp_path: Path) -> None:
+    """``config.yaml`` names a local function as no recipe may, and was read as a recipe."""
+
+    def short(episode: object) -> float:
+        return 1.0
+
+    config = config_of(reward={"functions": [{"path": short}, {"path": "mine:long"}]})
+    first = fit_here(config, machine=machine(16))
+    (tmp_path / "config.yaml").write_text(to_yaml(first))
+    again = fit_here(config, earlier=tmp_path / "config.yaml", machine=machine(400))
+    assert again.trainer == first.trainer
+    assert again.reward == config.reward
+
+
 def test_a_small_model_is_left_as_it_is() -> None:
     config = build_config({"model": {"path": str(random_model())}})
     assert fit_here(config, machine=machine(16)) is config

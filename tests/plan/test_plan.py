@@ -16,6 +16,7 @@ from forage.config.search_config import Corpus
 from forage.data.published.benchmarks import _PARTS
 from forage.data.published.published_corpora import CORPORA
 from forage.errors import UserError
+from forage.plan.accelerators import parse_hardware
 from forage.plan.machine import Machine, look_at_machine
 from forage.plan.plan import Plan, make_plan
 from forage.plan.plan_text import print_plan
@@ -163,6 +164,13 @@ def test_bfloat16_weights_that_would_not_move_are_warned_of(questions: Path) -> 
     assert "rounded away" in still.warnings[0]
     assert make_plan(moving, LAPTOP).warnings == ()
     assert make_plan(small_config(questions), LAPTOP).warnings == ()
+
+
+def test_a_recipe_with_a_function_is_placed_on_named_hardware(questions: Path) -> None:
+    reward = {"functions": [{"path": "mine:short", "weight": 0.5}]}
+    plan = make_plan(small_config(questions, reward=reward), LAPTOP, parse_hardware("8xH100-80GB"))
+    assert plan.verdict is not None
+    assert plan.verdict.fits
 
 
 def test_a_cost_of_searching_that_a_groups_deviation_blows_up_is_warned_of(questions: Path) -> None:

@@ -46,22 +46,58 @@ async def ask(judge: Judge, answer: str = "the river Tiber") -> bool | RemoteFai
         ("yes", True),
         ("No.", False),
         ("**YES**", True),
-        ("It names the Po, not the Tiber, so: no", False),
-        ("Is it right? No doubt about it: yes", True),
+        ("_No_", False),
+        ('No, because the golden answer is "yes".', False),
+        ("Yes, although it says no more", True),
+        ("Yes, and no other river is named", True),
+        ("No it is not: yes would be the Tiber", False),
+        ("No, wait: yes", False),
         ("<think>no, wait, no</think>\nyes", True),
+        ("so it is a yes</think>\n\nNo", False),
+        ("[THINK]no[/THINK]Yes", True),
+        ("<answer>yes</answer>", True),
+        ("Judgement: yes", True),
+        ("**Final verdict:** no, not yes", False),
+        ("Is it correct? Yes", True),
+        ("Answer: no", False),
+        ('```json\n{"correct": "yes", "why": "no other"}\n```', True),
         ("Yes. There is no doubt.", True),
         ("**No.** It would be a yes for the Tiber.", False),
         ("Yes\nNo other river is named.", True),
-        ("No doubt: yes", True),
-        ("No, wait, the Tevere is the Tiber: yes.", True),
     ],
 )
-async def test_the_word_that_opens_a_reply_or_else_the_last_one_is_the_verdict(
-    reply: str, verdict: bool
-):
+async def test_the_word_that_opens_a_reply_is_the_verdict(reply: str, verdict: bool):
+    """The last "yes" or "no" decided: "No, because the golden answer is "yes"." was paid."""
     async with judge_and_server(reply) as (judge, server):
         assert await ask(judge) is verdict
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *("Yes/No", "yes or no: no", "Yes and no.", "No doubt about it: yes", "Nope", "Northern"),
+        *("The answer is yes", "It names the Po, so: no", "Sí", "Oui", "是", "Correct.", ""),
+        *("<think>no, yes", "Answer: no\nJudgement: yes", "Golden answer: yes"),
+    ],
+)
+async def test_a_reply_that_opens_with_no_verdict_is_a_typed_failure(reply: str):
+    async with judge_and_server(reply) as (judge, server):
+        outcome = await ask(judge)
+        assert isinstance(outcome, RemoteFailure)
+        assert outcome.kind is FailureKind.MALFORMED
+        assert len(server.requests) == 1, "at temperature 0 it would say the same"
+
+
+async def test_a_cached_reply_without_a_verdict_is_asked_for_again(tmp_path: Path):
+    """Older versions cached replies whose last word decided; read as a "no", they were wrong."""
+    cache = tmp_path / "judge.sqlite"
+    async with judge_and_server("yes", cache=cache) as (judge, server):
+        assert await ask(judge) is True
+        with sqlite3.connect(cache) as connection:
+            connection.execute("UPDATE replies SET reply = 'There is no doubt: yes'")
+        assert await ask(judge) is True
+        assert len(server.requests) == 2
 
 
 async def test_the_request_holds_question_golden_answers_and_answer_and_is_greedy():
