@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from forage.data.forms.serialised import read_serialised
 from forage.environment.template import PromptTemplate
 from forage.episode_json import record_from_json
 from forage.errors import UserError
@@ -169,7 +170,7 @@ def _from_text(number: int, row: Mapping[str, Any]) -> Logged:
 
 def _golden(row: Mapping[str, Any]) -> Golden:
     """The golden answers, however deep: ``reward_model.ground_truth.target`` in veRL's rows."""
-    value = next((row[name] for name in _GOLDEN if name in row), None)
+    value = read_serialised(next((row[name] for name in _GOLDEN if name in row), None))
     if isinstance(value, Mapping):
         return _golden(value)
     if isinstance(value, str) or (

@@ -188,6 +188,8 @@ def parse_line(line: bytes, path: Path, number: int, index: int) -> Passage:
         raise UserError(f"{path}:{number}: {_what_is_wrong(row, 'contents', 'a text')}; {_NEEDED}")
     row.pop("id", None)
     row.pop("contents", None)
+    if b"\\u" in line:
+        row = json.loads(replace_surrogates(json.dumps(row, ensure_ascii=False)))
     passage = Passage(
         replace_surrogates(str(identity)), replace_surrogates(title), replace_surrogates(text), row
     )

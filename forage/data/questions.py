@@ -14,7 +14,7 @@ from pathlib import Path
 
 from forage.config.shipped_recipes import commands_of, maker_of, recipes
 from forage.data.forms.chat_rows import metadata_of, search_r1_row
-from forage.data.forms.forms import check_form, questions_of, recognise
+from forage.data.forms.forms import check_form, questions_of, recognise, unread_keys
 from forage.data.forms.rows import Row, read_rows, stem, write_search_r1_rows
 from forage.errors import UserError
 from forage.records import written_whole
@@ -93,13 +93,23 @@ def _questions(path: Path, form: str | None) -> Iterator[tuple[str, Question]]:
     """Each question with its place; the log says which form the file has."""
     name = None if form is None else check_form(form)
     file_stem = stem(path)
+    num_unanswerable = 0
     for number, (place, row) in enumerate(read_rows(path), start=1):
         if number == 1:
             how = "as configured" if name else "recognised"
             name = name or recognise(place, row)
             LOG.info("%s: questions in the form %s (%s)", path, name, how)
+            if unread := unread_keys(name, row):
+                LOG.info("%s: keys that are not read: %s", path, ", ".join(unread))
         assert name is not None, "the first row decides"
-        yield from questions_of(name, place, row, f"{file_stem}-{number}", file_stem)
+        for where, question in questions_of(name, place, row, f"{file_stem}-{number}", file_stem):
+            if question is None:
+                num_unanswerable += 1
+            else:
+                yield where, question
+    if num_unanswerable:
+        text = "%s: left out %d questions that are marked as having no answer"
+        LOG.warning(text, path, num_unanswerable)
 
 
 def _search_r1_rows(questions: Iterable[Question], split: str, template: str) -> Iterator[Row]:

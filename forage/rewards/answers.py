@@ -1,18 +1,34 @@
 """Answer matching by the published SQuAD rules: normalise, exact match, cover match, token F1.
 
-Pure functions of strings; nothing here knows about episodes, tags or passages.
+Pure functions of strings; nothing here knows about episodes, tags or passages. Matches compare
+texts as they read: Unicode's two spellings of an accented letter are one, and so are typographic
+and ASCII quotes and dashes. On ASCII texts every rule but ``cover_match`` is the originals'.
 """
 
 from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _WHOLE = frozenset({"yes", "no", "noanswer"})
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Typographic forms of what the rule deletes (quotes, dashes, the ellipsis), and characters that
+# are not seen: soft hyphens, zero-width spaces, directions.
+_UNSEEN = str.maketrans(
+    "",
+    "",
+    "\u2018\u2019\u201a\u201b\u2032\u02bc\u201c\u201d\u201e\u201f\u2033"
+    "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\u2026"
+    "\u00ad\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff",
+)
+# Thai, Lao, Burmese, Khmer, kana and Chinese characters: scripts without spaces between words.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_STARTS, _ENDS = re.compile(rf"(?=[{_UNSPACED}])"), re.compile(rf".*[{_UNSPACED}]\Z", re.DOTALL)
+_OR = re.compile(r"\bor\b")
 
 
 def normalize_answer(text: str) -> str:
@@ -31,7 +47,7 @@ def exact_match(prediction: str, golden_answers: Sequence[str]) -> bool:
     A golden answer that normalises to nothing ("The", "...") matches by raw equality alone;
     otherwise an empty prediction would win. Raises ``TypeError`` for a bare string.
     """
-    normal = normalize_answer(prediction)
+    normal = _as_read(prediction)
     return any(
         normal == golden if golden else prediction == raw
         for raw, golden in _normalised(golden_answers)
@@ -39,12 +55,41 @@ def exact_match(prediction: str, golden_answers: Sequence[str]) -> bool:
 
 
 def cover_match(prediction: str, golden_answers: Sequence[str]) -> bool:
-    """Whether some golden answer is a substring of the prediction, both normalised (sub-EM).
+    """Whether the prediction answers with the words of some golden answer, both normalised.
 
-    Golden answers that normalise to nothing match as in ``exact_match``. Raises ``TypeError``
-    for a bare string.
+    Whole words alone count: "no" is not in "unknown", nor "1" in "21". "Yes", "no" and "noanswer"
+    count where they open the prediction. Of several candidates, "Rome or Paris", each must hold a
+    golden answer. Raises ``TypeError`` for a bare string.
     """
-    normal = normalize_answer(prediction)
+    if exact_match(prediction, golden_answers):
+        return True
+    left, normal = _as_read(prediction), _as_read(prediction)
+    for _, golden in _normalised(golden_answers):
+        if golden in _WHOLE:
+            if normal.split(" ")[0] == golden:
+                left = left.replace(golden, "\0", 1)
+        elif golden:
+            left = _word_pattern(golden).sub("\0", left)
+    return all("\0" in candidate for candidate in _OR.split(left))
+
+
+def holds_answer(text: str, golden_answers: Sequence[str]) -> bool:
+    """Whether the words of some golden answer stand in the text, both normalised.
+
+    Golden answers that normalise to nothing are in no text. Raises ``TypeError`` for a bare string.
+    """
+    normal = _as_read(text)
+    answers = [golden for _, golden in _normalised(golden_answers) if golden]
+    return any(golden in normal and _word_pattern(golden).search(normal) for golden in answers)
+
+
+def substring_match(prediction: str, golden_answers: Sequence[str]) -> bool:
+    """Whether some golden answer is a substring of the prediction, both normalised.
+
+    The originals' sub-EM: "no" is in "unknown". Golden answers that normalise to nothing match as
+    in ``exact_match``. Raises ``TypeError`` for a bare string.
+    """
+    normal = _as_read(prediction)
     return any(
         golden in normal if golden else prediction == raw
         for raw, golden in _normalised(golden_answers)
@@ -59,7 +104,7 @@ def f1_score(prediction: str, golden_answers: Sequence[str]) -> float:
     (HotpotQA's evaluation script, https://arxiv.org/abs/1809.09600). Golden answers that normalise
     to nothing give 1 by raw equality, else 0. Raises ``TypeError`` for a bare string.
     """
-    normal = normalize_answer(prediction)
+    normal = _as_read(prediction)
     return max(
         (
             _overlap(normal, golden) if golden else float(prediction == raw)
@@ -67,6 +112,24 @@ def f1_score(prediction: str, golden_answers: Sequence[str]) -> float:
         ),
         default=0.0,
     )
+
+
+def _as_read(text: str) -> str:
+    """``text`` normalised, with its accents composed (NFC) and typographic marks as ASCII's.
+
+    Punctuation is deleted first: what it parted may compose.
+    """
+    if text.isascii():
+        return normalize_answer(text)
+    bare = text.lower().translate(_UNSEEN).translate(_WITHOUT_PUNCTUATION)
+    return normalize_answer(unicodedata.normalize("NFC", bare))
+
+
+def _word_pattern(golden: str) -> re.Pattern[str]:
+    """Finds a normalised golden answer where no word goes on at either end of it."""
+    start = "" if _STARTS.match(golden) else r"(?<!\w)"
+    end = "" if _ENDS.match(golden) else r"(?!\w)"
+    return re.compile(f"{start}{re.escape(golden)}{end}")
 
 
 def _overlap(predicted: str, golden: str) -> float:
@@ -88,4 +151,4 @@ def _normalised(golden_answers: Sequence[str]) -> list[tuple[str, str]]:
             f"golden_answers is the string {golden_answers!r}; give a sequence of answers, "
             f"for example [{golden_answers!r}]"
         )
-    return [(raw, normalize_answer(raw)) for raw in golden_answers]
+    return [(raw, _as_read(raw)) for raw in golden_answers]

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from forage.rewards.answers import cover_match
+from forage.rewards.answers import holds_answer
 from forage.types import Turn
 
 # Around passages stand tags or a message of the chat format, and passages can hold none of it. Left
@@ -25,7 +25,7 @@ def shows_an_answer(turn: Turn, golden_answers: Sequence[str]) -> bool:
     """Whether the turn brought up passages that hold some golden answer, both normalised."""
     if not turn.passage_ids_K:  # no search, or one that found nothing
         return False
-    return cover_match(_PASSAGE_HEAD.sub("", _body(turn.observation)), golden_answers)
+    return holds_answer(_PASSAGE_HEAD.sub("", _body(turn.observation)), golden_answers)
 
 
 def _body(observation: str) -> str:

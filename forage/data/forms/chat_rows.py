@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, replace
 
-from forage.data.corpus import replace_surrogates
 from forage.data.forms.fields import Record
 from forage.data.forms.rows import Row
 from forage.types import Question, Tag, tag_pattern
@@ -35,13 +34,13 @@ def search_r1_question(record: Record) -> Question:
     ``index`` count from 0 in each source, so the id has the source in front.
     """
     row, own_id = record.row, record.own_id
-    source = str(row.get("data_source") or record.default_source).removeprefix(_VERL_PREFIX)
-    extra = row.get("extra_info")
+    source = record.source.removeprefix(_VERL_PREFIX)
+    extra = record.read(row.get("extra_info"))
     extra = extra if isinstance(extra, dict) else {}
     if own_id is None and extra.get("index") is not None:
         own_id = f"{extra.get('split') or 'train'}_{extra['index']}"
     identity = f"{source}/{own_id}" if own_id is not None else record.default_id
-    answers = _target(row["reward_model"]) if "reward_model" in row else None
+    answers = _target(record, row["reward_model"]) if "reward_model" in row else None
     question = _prompted(
         record,
         answers or row.get("golden_answers"),
@@ -51,7 +50,7 @@ def search_r1_question(record: Record) -> Question:
     return replace(
         question,
         id=str(extra.get("question_id") or identity),
-        source=replace_surrogates(source),
+        source=source,
         gold_passage_ids=record.gold_passage_ids(),
         hops=record.hops(),
     )
@@ -64,7 +63,7 @@ def rlinf_question(record: Record) -> Question:
 
 def slime_question(record: Record) -> Question:
     """``{"prompt": text or messages, "label": text, list or {"ground_truth": {"target"}}}``."""
-    return _prompted(record, _target(record.row.get("label")), '"label"')
+    return _prompted(record, _target(record, record.row.get("label")), '"label"')
 
 
 def search_r1_row(question: Question, index: int, split: str, template: str) -> Row:
@@ -127,7 +126,7 @@ def _prompted(
     answers_key: str,
     text_key: str = '"prompt", behind "Question:"',
 ) -> Question:
-    text = record.row.get("question") or bare_question(record.row.get("prompt"))
+    text = record.row.get("question") or bare_question(record.read(record.row.get("prompt")))
     return record.question(text, answers, answers_key, text_key)
 
 
@@ -143,8 +142,12 @@ def _last_user_text(prompt: object) -> str | None:
     return None
 
 
-def _target(value: object) -> object:
-    """``{"ground_truth": {"target": [..]}}``, or any shorter form of it, down to the answers."""
+def _target(record: Record, value: object) -> object:
+    """``{"ground_truth": {"target": [..]}}``, or any shorter form of it, down to the answers.
+
+    Each level may be serialised.
+    """
     for key in ("ground_truth", "target"):
+        value = record.read(value)
         value = value.get(key) if isinstance(value, dict) else value
     return value

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from forage.data.corpus import replace_surrogates
 from forage.data.forms.rows import Row, shorten
+from forage.data.forms.serialised import UnreadableError, read_serialised
 from forage.errors import UserError
 from forage.types import Hop, Question
 
-_ID_KEYS = ("id", "qid", "idx")
+_ID_KEYS = ("id", "_id", "qid", "idx", "question_id", "questionid")
+_SOURCE_KEYS = ("data_source", "source")
 _HOP_KEYS = ("subject", "relation", "value", "passage_id")
+# Under which keys an answer that is an object has its texts: TriviaQA's, SQuAD's as columns.
+_TEXT_KEYS = ("value", "aliases", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +36,26 @@ class Record:
         value = next((self.row[key] for key in _ID_KEYS if self.row.get(key) is not None), None)
         return None if value is None else str(value)
 
+    @property
+    def source(self) -> str:
+        """The name of the data set; an address is the origin of one question."""
+        named = (self.row.get(key) for key in _SOURCE_KEYS)
+        return next(
+            (str(name) for name in named if name and "://" not in str(name)), self.default_source
+        )
+
+    def read(self, value: object) -> Any:
+        """A value that may be serialised (``serialised.py``); raises ``UserError``."""
+        try:
+            return read_serialised(value)
+        except UnreadableError as error:
+            raise UserError(
+                f"{self.place}: {shorten(value)} looks like a serialised value, but {error}; write "
+                "it as JSON, and an answer with brackets of its own into a list of answers"
+            ) from error
+
     def question(
-        self,
-        text: object,
-        answers: object,
-        answers_key: str,
-        text_key: str = '"question"',
-        source_key: str = "data_source",
+        self, text: object, answers: object, answers_key: str, text_key: str = '"question"'
     ) -> Question:
         """The question of ``text``; the keys are those that errors name."""
         if not isinstance(text, str) or not text.strip():
@@ -48,23 +66,30 @@ class Record:
             id=self.own_id or self.default_id,
             text=replace_surrogates(text),
             golden_answers=self._golden_answers(answers, answers_key),
-            source=replace_surrogates(str(self.row.get(source_key) or self.default_source)),
+            source=self.source,
         )
 
     def _golden_answers(self, value: object, key: str) -> tuple[str, ...]:
         """One answer or a list of them, each once."""
-        values = [value] if isinstance(value, str | int | float) else value
+        found = self.read(value)
+        if isinstance(found, dict):
+            lowered = {str(name).lower(): each for name, each in found.items()}
+            found = [text for name in _TEXT_KEYS for text in as_list(lowered.get(name))]
+        values = [found] if isinstance(found, str | int | float) else found
         if not isinstance(values, Sequence) or not values:
             raise UserError(
                 f"{self.place}: a question without answers; a list of texts is needed under {key}, "
                 f"{self._found()}"
             )
+        texts: list[str] = []
         for answer in values:
-            if not isinstance(answer, str) or not answer.strip():
-                raise UserError(
-                    f"{self.place}: the answer {shorten(answer)} is no text; put it in quotes"
-                )
-        return tuple(dict.fromkeys(map(replace_surrogates, values)))
+            for text in as_list(self.read(answer)) if isinstance(answer, str) else [answer]:
+                if not isinstance(text, str) or not text.strip():
+                    raise UserError(
+                        f"{self.place}: the answer {shorten(text)} is no text; put it in quotes"
+                    )
+                texts.append(text)
+        return tuple(dict.fromkeys(map(replace_surrogates, texts)))
 
     def _found(self) -> str:
         return f"found: {', '.join(map(str, self.row)) or 'nothing'}"
@@ -84,7 +109,7 @@ class Record:
         return tuple(Hop(*(hop[name] for name in _HOP_KEYS)) for hop in hops)
 
     def _metadata(self) -> Row:
-        metadata = self.row.get("metadata")
+        metadata = self.read(self.row.get("metadata"))
         return metadata if isinstance(metadata, dict) else {}
 
 
@@ -94,3 +119,10 @@ def objects(place: str, value: object, what: str) -> list[Row]:
     if not isinstance(rows, list | tuple) or any(not isinstance(row, dict) for row in rows):
         raise UserError(f"{place}: {what} must be a list of objects, not {shorten(value)}")
     return list(rows)
+
+
+def as_list(value: object) -> list[Any]:
+    """A list as it is, nothing for None, and else a list of the value alone."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

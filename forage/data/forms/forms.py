@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forage.data.corpus import replace_surrogates
 from forage.data.forms.chat_rows import rlinf_question, search_r1_question, slime_question
-from forage.data.forms.fields import Record, objects
+from forage.data.forms.fields import Record, as_list, objects
 from forage.data.forms.rows import Row, read_rows, stem
 from forage.errors import UserError
 from forage.types import Passage, Question
 
 # The first of these keys that a row has holds its golden answers.
-_ANSWER_KEYS = ("golden_answers", "answers", "answer")
+_ANSWER_KEYS = ("golden_answers", "answers", "possible_answers", "answer")
+_COMMON_KEYS = frozenset(
+    {"id", "_id", "qid", "idx", "question_id", "questionid", "data_source", "source", "question"}
+)
 _TITLE_WORDS = 6
 
 
@@ -27,12 +29,14 @@ _TITLE_WORDS = 6
 class _Form:
     """A form of record: the keys that its rows need, in words and as a test, and its reader.
 
-    ``read`` None stands for SQuAD, where one row holds many questions.
+    ``read`` None stands for SQuAD, where one row holds many questions. ``keys`` are those that it
+    reads beside ``_COMMON_KEYS``.
     """
 
     needed: str
     fits: Callable[[Row], bool]
     read: Callable[[Record], Question] | None
+    keys: tuple[str, ...]
 
 
 def _is_squad(row: Row) -> bool:
@@ -43,12 +47,16 @@ def flat_question(record: Record) -> Question:
     """A row of one of the flat forms.
 
     Plain ``{"question", "answers"}``; NQ-open ``{"question", "answer": [..]}``; FlashRAG
-    ``{"id", "question", "golden_answers"}``; the generated world's, which adds ``data_source`` and
-    ``{"metadata": {"gold_passage_ids": [..], "hops": [{"subject", "relation", "value",
-    "passage_id"}]}}``.
+    ``{"id", "question", "golden_answers"}``; HotpotQA and 2Wiki ``{"_id", "question", "answer"}``;
+    MuSiQue, which adds ``answer_aliases``; TriviaQA, whose ``answer`` is ``{"value", "aliases"}``;
+    PopQA, whose ``possible_answers`` are JSON text; the generated world's, which adds
+    ``data_source`` and ``{"metadata": {"gold_passage_ids": [..], "hops": [{"subject", "relation",
+    "value", "passage_id"}]}}``.
     """
     row = record.row
     answers = next((row[key] for key in _ANSWER_KEYS if key in row), None)
+    if aliases := as_list(record.read(row.get("answer_aliases"))):
+        answers = [*as_list(answers), *aliases]
     keys = '"golden_answers", "answers" or "answer"'
     question = record.question(row.get("question"), answers, keys)
     return replace(question, gold_passage_ids=record.gold_passage_ids(), hops=record.hops())
@@ -60,8 +68,9 @@ def asearcher_question(record: Record) -> Question:
     ``aug_answer`` holds other wordings of ``answer``; all of them are golden, ``answer`` first.
     """
     row = record.row
-    answers = [*_as_list(row.get("answer")), *_as_list(row.get("aug_answer") or [])]
-    return record.question(row.get("question"), answers, '"answer"', source_key="source")
+    both = (record.read(row.get(key)) for key in ("answer", "aug_answer"))
+    answers = [answer for found in both for answer in as_list(found)]
+    return record.question(row.get("question"), answers, '"answer"')
 
 
 def browsecomp_plus_question(record: Record) -> Question:
@@ -73,30 +82,42 @@ def browsecomp_plus_question(record: Record) -> Question:
 
 # The first form that fits is the form of a row.
 _FORMS = {
-    "squad": _Form("data, a list of articles with paragraphs", _is_squad, None),
+    "squad": _Form("data, a list of articles with paragraphs", _is_squad, None, ("data",)),
     "search-r1": _Form(
         "reward_model, and prompt or question (Search-R1, veRL)",
         lambda row: "reward_model" in row and ("prompt" in row or "question" in row),
         search_r1_question,
+        ("prompt", "reward_model", "golden_answers", "extra_info", "metadata"),
     ),
     "rlinf": _Form(
-        "prompt, solutions", lambda row: {"prompt", "solutions"} <= row.keys(), rlinf_question
+        "prompt, solutions",
+        lambda row: {"prompt", "solutions"} <= row.keys(),
+        rlinf_question,
+        ("prompt", "solutions"),
     ),
-    "slime": _Form("prompt, label", lambda row: {"prompt", "label"} <= row.keys(), slime_question),
+    "slime": _Form(
+        "prompt, label",
+        lambda row: {"prompt", "label"} <= row.keys(),
+        slime_question,
+        ("prompt", "label"),
+    ),
     "asearcher": _Form(
         "question, answer, aug_answer",
         lambda row: {"question", "aug_answer"} <= row.keys(),
         asearcher_question,
+        ("answer", "aug_answer"),
     ),
     "browsecomp-plus": _Form(
         "query_id, query, answer (BrowseComp-Plus)",
         lambda row: {"query_id", "query", "answer"} <= row.keys(),
         browsecomp_plus_question,
+        ("query_id", "query", "answer"),
     ),
     "flat": _Form(
         "question, and answers, golden_answers or answer (plain, FlashRAG, NQ-open)",
         lambda row: "question" in row and not row.keys().isdisjoint(_ANSWER_KEYS),
         flat_question,
+        (*_ANSWER_KEYS, "answer_aliases", "metadata"),
     ),
 }
 
@@ -104,7 +125,7 @@ _FORMS = {
 def recognise(place: str, row: Row) -> str:
     """The form of the first row of a file; raises ``UserError`` that names the row's keys."""
     for name, form in _FORMS.items():
-        if form.fits(row):
+        if form.fits(_small_keys(row)):
             return name
     all_needed = "; ".join(f"{name}: {form.needed}" for name, form in _FORMS.items())
     raise UserError(
@@ -120,15 +141,38 @@ def check_form(form: str) -> str:
     return form
 
 
+def unread_keys(form: str, row: Row) -> list[str]:
+    """The keys of a row that its form does not read."""
+    read = _COMMON_KEYS.union(_FORMS[form].keys, ("answerable", "is_impossible"))
+    return [str(key) for key in row if str(key).lower() not in read]
+
+
 def questions_of(
     form: str, place: str, row: Row, default_id: str, file_stem: str
-) -> Iterator[tuple[str, Question]]:
-    """The questions of a row, each with its place: many in SQuAD's form, one in the others."""
+) -> Iterator[tuple[str, Question | None]]:
+    """The questions of a row, each with its place: many in SQuAD's form, one in the others.
+
+    None stands for a question that has no answer by design (MuSiQue, SQuAD 2.0).
+    """
     read = _FORMS[form].read
     if read is None:
         yield from _squad_questions(place, row, file_stem)
+    elif _is_unanswerable(row := _small_keys(row)):
+        yield place, None
     else:
         yield place, read(Record(place, row, default_id, file_stem))
+
+
+def _is_unanswerable(row: Row) -> bool:
+    is_flat_squad = row.get("answers") == {"text": [], "answer_start": []}
+    return row.get("answerable") is False or row.get("is_impossible") is True or is_flat_squad
+
+
+def _small_keys(row: Row) -> Row:
+    """Bamboogle and TriviaQA write ``Question`` and ``Answer``."""
+    if "question" in row or "Question" not in row:
+        return row
+    return {str(key).lower(): value for key, value in row.items()}
 
 
 def squad_passages(path: Path | str) -> list[Passage]:
@@ -141,12 +185,17 @@ def squad_passages(path: Path | str) -> list[Passage]:
     return [passage for passage, _ in _paragraphs(place, tree, stem(path))]
 
 
-def _squad_questions(place: str, tree: Row, file_stem: str) -> Iterator[tuple[str, Question]]:
+def _squad_questions(
+    place: str, tree: Row, file_stem: str
+) -> Iterator[tuple[str, Question | None]]:
     """Each question with its place; answers once each, in the file's order."""
     for passage, paragraph in _paragraphs(place, tree, file_stem):
         where = f"{place}: paragraph {passage.id}"
         for number, row in enumerate(objects(where, paragraph.get("qas"), "qas")):
             here = f"{where}, question {number}"
+            if _is_unanswerable(row):
+                yield here, None
+                continue
             record = Record(here, row, f"{passage.id}-{number}", file_stem)
             found = row.get("answers")
             listed = found if isinstance(found, list) else []
@@ -164,14 +213,8 @@ def _paragraphs(place: str, tree: Row, file_stem: str) -> Iterator[tuple[Passage
                 raise UserError(
                     f'{place}: paragraph {number}: an object with a text under "context" is needed'
                 )
-            context = replace_surrogates(paragraph["context"])
+            context = paragraph["context"]
             title = str(article.get("title") or "").replace("_", " ").strip()
             title = title or " ".join(context.split()[:_TITLE_WORDS])
             yield Passage(id=f"{file_stem}-{number}", title=title, text=context), paragraph
             number += 1
-
-
-def _as_list(value: object) -> list[object]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]

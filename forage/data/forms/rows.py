@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forage.data.corpus import replace_surrogates
 from forage.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 def stem(path: Path) -> str:
     """The file's name without what says how it is written: ``xquad.en.json`` is ``xquad.en``."""
-    name = path.name.removesuffix(".gz")
+    name = replace_surrogates(path.name).removesuffix(".gz")
     for suffix in (".jsonl", ".json", ".parquet"):
         name = name.removesuffix(suffix)
     return name
@@ -74,6 +75,9 @@ def _json_values(path: Path) -> Iterator[tuple[str, object]]:
             raise UserError(f"{path}:{line}: not valid JSON ({error})") from error
         yield from _json_lines(path, text)
         return
+    tree = _as_utf8(tree, text)
+    if isinstance(tree, dict) and isinstance(tree.get("Data"), list):  # TriviaQA's own files
+        tree = tree["Data"]
     if isinstance(tree, list):
         yield from ((f"{path}: record {n}", value) for n, value in enumerate(tree, start=1))
     else:
@@ -86,9 +90,16 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[str, object]]:
         if not line.strip():
             continue
         try:
-            yield f"{path}:{number}", json.loads(line)
+            yield f"{path}:{number}", _as_utf8(json.loads(line), line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}:{number}: not valid JSON ({error})") from error
+
+
+def _as_utf8(value: Any, text: str) -> Any:
+    """The ``value`` that ``text`` stands for, lone surrogates in any field replaced by U+FFFD."""
+    if "\\u" not in text:
+        return value
+    return json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
 
 
 def _read_text(path: Path) -> str:

@@ -115,7 +115,8 @@ def _questions(
     for number, (place, row) in enumerate(_rows(name, part, source, start), start=start):
         form = form or recognise(place, row)
         for _, question in questions_of(form, place, row, f"{part.hub_split}_{number}", name):
-            yield _prefixed(question)
+            if question is not None:  # none of the published sets marks any as unanswerable
+                yield _prefixed(question)
 
 
 def _rows(

@@ -31,5 +31,7 @@ def _is_namesake(query: str, title: str) -> bool:
 
 def _chance(seed: int, query: str, passage_id: str) -> float:
     """A number from 0 to 1 that depends on these three alone."""
-    digest = hashlib.sha256(f"{seed}/{query}/{passage_id}".encode()).digest()
+    digest = hashlib.sha256(
+        f"{seed}/{query}/{passage_id}".encode("utf-8", "surrogatepass")
+    ).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forage.config.search_config import SearchConfig
-from forage.data.corpus import parse_contents
+from forage.data.corpus import parse_contents, replace_surrogates
 from forage.errors import UserError
 from forage.remote.own_code import TooManyHangError, run_beside
 from forage.remote.request import RemoteFailure
@@ -104,4 +104,5 @@ def _hit(found: Any, rank: int) -> Hit:
         case _:
             raise TypeError(f"a passage is a text or a Passage, and it gave {found!r}")
     digest = hashlib.sha256(f"{title}\n{text}".encode(errors="replace")).hexdigest()
-    return Hit(Passage(digest[:16] if key is None else str(key), title, text, fields), 1 / rank)
+    texts = (digest[:16] if key is None else str(key), title, text)
+    return Hit(Passage(*map(replace_surrogates, texts), fields), 1 / rank)

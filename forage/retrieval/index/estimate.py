@@ -218,7 +218,8 @@ def estimate_bm25(look: CorpusLook, language: str = PLAIN) -> Estimate:
         builder.write(Path(directory))
     seconds = time.perf_counter() - started
     analyzer = Analyzer(builder.analyzer)
-    num_pairs = sum(len(set(analyzer.words(text))) for text in texts)
+    analyzers = [each for each in (analyzer, analyzer.of_stop_words()) if each is not None]
+    num_pairs = sum(len(set(each.words(text))) for each in analyzers for text in texts)
     scale = look.num_passages / len(look.sample)
     index = round(8 * num_pairs * scale)
     corpus = look.num_bytes + look.num_passages * _STORE_BYTES

@@ -13,6 +13,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Callable
+from copy import copy
 from typing import Self
 
 import Stemmer
@@ -84,6 +85,17 @@ class Analyzer:
                 Stemmer.version(),
             )
 
+    def of_stop_words(self) -> Analyzer | None:
+        """The analyzer for texts of stop words alone, "The Who"; None without stop words.
+
+        It leaves out all other words, and its terms are none of this one's.
+        """
+        if not self.spec.stop_words:
+            return None
+        other = copy(self)
+        other._stems = _StopWords(self.spec)
+        return other
+
     def words(self, text: str) -> list[str]:
         """The words of a text that count, in its order."""
         words = self.cut(text)
@@ -139,6 +151,16 @@ class _Stems(dict[str, str]):
             self.clear()
         self[word] = stem
         return stem
+
+
+class _StopWords(dict[str, str]):
+    """Each stop word behind a space, which no stem has; empty for any other word."""
+
+    def __init__(self, spec: AnalyzerSpec) -> None:
+        super().__init__({word: f" {word}" for word in spec.stop_words})
+
+    def __missing__(self, word: str) -> str:
+        return ""
 
 
 def _mend_arabic(word: str) -> str:

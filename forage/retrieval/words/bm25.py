@@ -71,6 +71,7 @@ class BM25:
                 f"{num_columns} columns; build the index again"
             )
         self._analyzer = Analyzer(analyzer)
+        self._stop_words = self._analyzer.of_stop_words()
         columns = Columns
         if num_pairs >= _COMPILED_PAIRS:
             from forage.retrieval.words.compiled_search import CompiledColumns as columns
@@ -90,13 +91,17 @@ class BM25:
         assert topk >= 1, f"topk is {topk}; it must be 1 or more"
         numbers = self._words
         asked = [
-            [numbers[word] for word in self._analyzer.words(query) if word in numbers]
-            for query in queries
+            [numbers[word] for word in self._terms(query) if word in numbers] for query in queries
         ]
         return [
             [Scored(*pair) for pair in zip(rows.tolist(), scores.tolist(), strict=True)]
             for rows, scores in self._columns.best_of_each(asked, topk)
         ]
+
+    def _terms(self, query: str) -> list[str]:
+        """The words of a query that count, or its stop words where it has no others."""
+        words = self._analyzer.words(query)
+        return words if words or self._stop_words is None else self._stop_words.words(query)
 
     def close(self) -> None:
         """The mapped arrays go with the last reference to them."""

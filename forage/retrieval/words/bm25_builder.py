@@ -59,6 +59,7 @@ class BM25Builder:
         self._texts: list[str] = []
         self._num_chars = 0
         self._blocks: list[WordCounts] = []
+        self._stop_blocks: list[WordCounts] = []  # the stop words of the same texts
 
     @property
     def analyzer(self) -> AnalyzerSpec:
@@ -82,8 +83,13 @@ class BM25Builder:
         self._count()
         known = self._numbers_of[process]
         known.extend(self._numbers.setdefault(t, len(self._numbers)) for t in counted.new_terms)
-        terms_P = np.frombuffer(known, dtype=np.int32)[counted.counts.terms_P]
-        self._blocks.append(replace(counted.counts, terms_P=terms_P))
+        numbers = np.frombuffer(known, dtype=np.int32)
+        for counts, blocks in (
+            (counted.counts, self._blocks),
+            (counted.stop_counts, self._stop_blocks),
+        ):
+            if counts is not None:
+                blocks.append(replace(counts, terms_P=numbers[counts.terms_P]))
 
     def _chosen(self) -> Analyzer:
         if self._analyzer is None:
@@ -95,7 +101,11 @@ class BM25Builder:
         from forage.retrieval.words.word_counts import count_words  # a compiler: building pays
 
         if self._texts or not self._blocks:
-            self._blocks.append(count_words(self._texts, self._chosen(), self._numbers))
+            analyzer = self._chosen()
+            self._blocks.append(count_words(self._texts, analyzer, self._numbers))
+            if (of_stop_words := analyzer.of_stop_words()) is not None:
+                counts = count_words(self._texts, of_stop_words, self._numbers)
+                self._stop_blocks.append(counts)
         self._texts, self._num_chars = [], 0
 
     def write(self, directory: Path) -> None:
@@ -107,20 +117,22 @@ class BM25Builder:
             # Texts without a single word: one word that occurs nowhere keeps the matrix legal.
             self._numbers[""] = 0
         dfs = np.zeros(len(self._numbers), dtype=np.int64)
-        for block in self._blocks:
+        for block in (*self._blocks, *self._stop_blocks):
             dfs += np.bincount(block.terms_P, minlength=len(dfs))
         starts = np.concatenate(([0], np.cumsum(dfs)))
         rows = np.empty(starts[-1], dtype=np.int32)
         scores = np.empty(starts[-1], dtype=np.float32)
         lengths = np.concatenate([block.lengths_D for block in self._blocks])
         idf, norms = _idf(dfs, len(lengths)), self._norms(lengths)
-        heads, first_row = starts[:-1].copy(), 0
-        while self._blocks:  # each goes when it is written
-            block = self._blocks.pop(0)
-            block_norms = norms[first_row : first_row + len(block.ends_D)]
-            pairs = block.ends_D, block.terms_P, block.counts_P
-            score_pairs(*pairs, first_row, block_norms, idf, heads, rows, scores)
-            first_row += len(block.ends_D)
+        heads = starts[:-1].copy()
+        for blocks in (self._blocks, self._stop_blocks):  # of the same rows, and of other terms
+            first_row = 0
+            while blocks:  # each goes when it is written
+                block = blocks.pop(0)
+                block_norms = norms[first_row : first_row + len(block.ends_D)]
+                pairs = block.ends_D, block.terms_P, block.counts_P
+                score_pairs(*pairs, first_row, block_norms, idf, heads, rows, scores)
+                first_row += len(block.ends_D)
         np.save(directory / VALUES_FILE, scores)
         np.save(directory / ROWS_FILE, rows)
         np.save(directory / STARTS_FILE, starts)

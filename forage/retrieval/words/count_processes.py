@@ -50,6 +50,7 @@ class LineCounts:
     id_hashes: array[int]
     new_terms: list[str]
     counts: WordCounts
+    stop_counts: WordCounts | None
 
 
 def count_blocks(
@@ -181,7 +182,9 @@ def _count_lines(block: LineBlock, analyzer: Analyzer, numbers: dict[str, int]) 
     hashes = hash_ids(block, lambda passage: texts.append(format_contents(passage)))
     num_known = len(numbers)
     counts = count_words(texts, analyzer, numbers)
-    return LineCounts(hashes, list(islice(numbers, num_known, None)), counts)
+    others = analyzer.of_stop_words()
+    stop_counts = None if others is None else count_words(texts, others, numbers)
+    return LineCounts(hashes, list(islice(numbers, num_known, None)), counts, stop_counts)
 
 
 def _send(file: BinaryIO, value: object) -> None:

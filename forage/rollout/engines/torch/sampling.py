@@ -54,7 +54,9 @@ def to_host(tokens_B: Tensor, logprobs_B: Tensor) -> Chosen:
 
 def noise_key(seed: int, episode_key: str) -> int:
     """A 64-bit key for one episode's noise."""
-    digest = blake2b(f"{seed}/{episode_key}".encode(), digest_size=8).digest()
+    digest = blake2b(
+        f"{seed}/{episode_key}".encode("utf-8", "surrogatepass"), digest_size=8
+    ).digest()
     return int.from_bytes(digest, "little")
 
 
