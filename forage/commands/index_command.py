@@ -76,6 +76,8 @@ def _add_encoder_arguments(group: argparse._ArgumentGroup) -> None:
     add("--passage-template", text, metavar="TEXT")
     add("--normalise", "scale vectors to unit length", action=argparse.BooleanOptionalAction)
     add("--max-length", "tokens that are read of a text", type=positive)
+    text = "refuse passages that are longer than the encoder reads, instead of warning"
+    add("--whole-passages", text, action="store_true")
     text = "numbers that the encoder computes in (default: the fastest that stays close)"
     add("--dtype", text, choices=DTYPES)
     text = "compute with this ONNX file of the model (onnx/model.onnx where none is named)"
@@ -135,7 +137,7 @@ def _option_of(name: str) -> str:
 def run(args: Namespace) -> int:
     """Build, import or estimate; raises ``UserError`` for arguments that do not go together."""
     if args.estimate:
-        unread = ("out", "overwrite", "adopt", "restart", *_fields("qdrant"))
+        unread = ("out", "overwrite", "adopt", "restart", "whole_passages", *_fields("qdrant"))
         _refuse(args, unread, "--estimate builds nothing, and nothing for Qdrant")
         if args.backend == "qdrant":
             raise UserError("--estimate knows bm25 and FAISS's backends; hnsw is near Qdrant's")
@@ -162,12 +164,17 @@ def _build(args: Namespace) -> None:
     backend = args.backend or "bm25"
     vectors = None
     if backend == "bm25":
-        unread = ("encoder", *_ENCODER, "device", "trust_remote_code", "restart")
+        unread = ("encoder", *_ENCODER, "device", "trust_remote_code", "restart", "whole_passages")
         _refuse(args, unread, "the backend is bm25")
     settings = _settings(args, backend)
     if backend != "bm25":
         choice = _encoder_choice(args)
-        vectors = DenseBuild(choice, devices=tuple(args.device), is_restart=args.restart)
+        vectors = DenseBuild(
+            choice,
+            devices=tuple(args.device),
+            is_restart=args.restart,
+            is_whole=args.whole_passages,
+        )
     with corpus_of(args) as corpus:
         build_backend(corpus, args.out, settings, vectors)
 
@@ -175,7 +182,8 @@ def _build(args: Namespace) -> None:
 def _import(args: Namespace) -> None:
     read = ("ef_search", "probes")
     unread = [name for name in _fields("bm25", "vectors", "qdrant") if name not in read]
-    _refuse(args, ("backend", "restart", *OWN_TEXT, *unread), "--adopt takes an index as it is")
+    unread = ["backend", "restart", "whole_passages", *OWN_TEXT, *unread]
+    _refuse(args, tuple(unread), "--adopt takes an index as it is")
     if len(args.device) > 1:
         raise UserError("--adopt encodes a sample only: one --device is enough")
     choice = _encoder_choice(args)

@@ -149,5 +149,5 @@ def _target(record: Record, value: object) -> object:
     """
     for key in ("ground_truth", "target"):
         value = record.read(value)
-        value = value.get(key) if isinstance(value, dict) else value
+        value = value.get(key, value) if isinstance(value, dict) else value
     return value

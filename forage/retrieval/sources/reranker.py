@@ -7,6 +7,7 @@ found is the inner source's; pooling and prefixes are an encoder's, a cross-enco
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Protocol
@@ -18,6 +19,8 @@ from forage.remote.hub import only_downloaded, refuse_unreachable
 from forage.remote.loaded_weights import complete_loading
 from forage.retrieval.source import Source, SourceError
 from forage.types import Hit, Passage
+
+logger = logging.getLogger(__name__)
 
 PUBLISHED_MODEL = "cross-encoder/ms-marco-MiniLM-L12-v2"
 
@@ -133,12 +136,15 @@ class CrossEncoderModel:
                 f"cross-encoder with one, such as {PUBLISHED_MODEL}"
             )
         self._batch_size = batch_size
+        self._has_warned = False
         commit = getattr(self._model.config, "_commit_hash", None)  # of a hub's model
         version = commit or ModelFiles(model).fingerprint()
         self.id = f"{model}@{version} {dtype} {self._model.max_seq_length}"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Raw logits, float32 [N]; batches hold pairs of similar length, so little is padding."""
+        if not self._has_warned:
+            self._warn_of_what_is_cut(pairs)
         order = sorted(range(len(pairs)), key=lambda row: -sum(map(len, pairs[row])))
         scores = self._model.predict(
             [pairs[row] for row in order], batch_size=self._batch_size, show_progress_bar=False
@@ -146,6 +152,24 @@ class CrossEncoderModel:
         in_place = np.empty(len(pairs), dtype=np.float32)
         in_place[order] = scores
         return in_place
+
+    def _warn_of_what_is_cut(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Say once that passages lose their ends; no token is shorter than a byte."""
+        limit = self._model.max_seq_length
+        long = [pair for pair in pairs if limit and sum(len(t.encode()) for t in pair) > limit - 3]
+        if not long:
+            return
+        queries, passages = map(list, zip(*long, strict=True))
+        found = self._model.tokenizer(queries, passages, truncation=False, verbose=False)
+        lengths = [len(ids) for ids in found["input_ids"] if len(ids) > limit]
+        if lengths:
+            self._has_warned = True
+            logger.warning(
+                "%d of %d passages are longer than the %d tokens that the reranker reads, and lose "
+                "their ends (the longest has %d with its query); retrieve shorter passages, or use "
+                "a model that reads more. No others are reported",
+                *(len(lengths), len(pairs), limit, max(lengths)),
+            )
 
 
 def passage_as_read(passage: Passage) -> str:

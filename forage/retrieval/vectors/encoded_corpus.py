@@ -28,7 +28,13 @@ from forage.retrieval.index.atomic_directory import (
 )
 from forage.retrieval.index.build_progress import build_progress
 from forage.retrieval.index.manifest import seal
-from forage.retrieval.vectors.encoder import Encoder, EncoderChoice, EncoderSpec, choice_of
+from forage.retrieval.vectors.encoder import (
+    Encoder,
+    EncoderChoice,
+    EncoderSpec,
+    choice_of,
+    passage_text,
+)
 from forage.retrieval.vectors.encoding import encode_corpus
 from forage.retrieval.vectors.faiss_settings import (
     FaissSettings,
@@ -51,6 +57,7 @@ VECTORS_DIR = "vectors"
 _STATE_FILE = "state.json"
 # Passages whose beginnings are shown to the encoder's tokenizer.
 _NUM_COMPARED, _COMPARED_CHARS = 256, 300
+_COUNTED_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,8 @@ class DenseBuild:
     devices: tuple[str, ...] = ()
     rows_per_shard: int = 16_384
     is_restart: bool = False
+    is_whole: bool = False
+    """Whether passages that the encoder cannot read to their end are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,10 @@ def encoded_corpus(
         faiss_settings = fit_to(settings.faiss, stored.num_passages, encoders[0].dimension)
         with CorpusStore(directory) as store:
             _warn_of_unread_scripts(store, encoders[0])
+            if lost := _what_is_cut(store, encoders[0]):
+                if settings.is_whole:
+                    raise UserError(lost)
+                logger.warning(lost)
             vectors = _encode(store, directory, encoders, faiss_settings, settings, show_progress)
             write_probes(store, encoders[0], directory)
         yield Encoded(directory, stored, encoders[0].spec, faiss_settings, vectors)
@@ -146,6 +159,28 @@ def _warn_of_unread_scripts(store: CorpusStore, encoder: SentenceEncoder) -> Non
     texts = [store.passage(row).text[:_COMPARED_CHARS] for row in rows]
     if complaint := unread_scripts(texts, encoder.count_tokens):
         logger.warning("%s: %s", encoder.spec.model, complaint)
+
+
+def _what_is_cut(store: CorpusStore, encoder: SentenceEncoder) -> str | None:
+    """A sentence about passages that the encoder does not read to their end; None without any."""
+    spec = encoder.spec
+    num_passages = num_tokens = num_lost = longest = 0
+    its_id = ""
+    for first in range(0, len(store), _COUNTED_ROWS):
+        passages = [store.passage(row) for row in range(first, len(store))[:_COUNTED_ROWS]]
+        texts = [passage_text(spec.passage_template, passage) for passage in passages]
+        for passage, (length, lost) in zip(passages, encoder.tokens_cut(texts), strict=True):
+            num_passages, num_tokens = num_passages + (lost > 0), num_tokens + length
+            num_lost += lost
+            if lost > longest:
+                longest, its_id = lost, passage.id
+    if not num_passages:
+        return None
+    return (
+        f"{num_passages:,} of {len(store):,} passages are longer than the {spec.max_length} tokens "
+        f"that {spec.model} reads, and {num_lost:,} of their {num_tokens:,} tokens are lost to the "
+        f"index (most in {its_id!r}); raise --max-length, or split them into shorter passages"
+    )
 
 
 def _open_encoders(settings: DenseBuild, state: _State | None) -> Sequence[SentenceEncoder]:

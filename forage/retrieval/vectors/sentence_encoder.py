@@ -63,6 +63,7 @@ class SentenceEncoder:
         self.spec, self.dimension = spec, spec.dimension
         self._passages, self._queries = passages, queries
         self._of_few, self._num_few = of_few, num_few
+        self._has_warned = False
 
     @property
     def device(self) -> str:
@@ -72,6 +73,14 @@ class SentenceEncoder:
         """float32 [B, D]; rows may hold NaN where the model gives it (see ``bad_rows``)."""
         is_few = self._of_few is not None and len(texts) <= self._num_few
         model = self._of_few if is_few and self._of_few is not None else self._queries
+        if not self._has_warned:
+            cut = max(_tokens_cut(model, texts, self.spec.query_prefix), default=(0, 0))
+            if cut[1]:
+                self._has_warned = True
+                text = "a query of %d tokens loses its last %d: %s reads %d. No other is reported"
+                logger.warning(
+                    text, *cut, self.spec.query_model or self.spec.model, cut[0] - cut[1]
+                )
         return self._encode(model, texts, self.spec.query_prefix, "query")
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
@@ -100,6 +109,14 @@ class SentenceEncoder:
         tokens = [token for row in cast(list[list[int]], rows) for token in row]
         return len(tokens), tokens.count(cast(int, tokenizer.unk_token_id))
 
+    def tokens_cut(self, texts: Sequence[str]) -> list[tuple[int, int]]:
+        """The tokens of each passage and how many of them lie beyond ``max_length``, unread.
+
+        (0, 0) where none do. ``texts`` come from ``passage_text``.
+        """
+        assert self._passages is not None, "this encoder was opened for queries only"
+        return _tokens_cut(self._passages, texts, self.spec.passage_prefix)
+
     def _encode(
         self, model: SentenceTransformer, texts: Sequence[str], prefix: str, task: Task
     ) -> np.ndarray:
@@ -111,6 +128,24 @@ class SentenceEncoder:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors /= np.maximum(lengths, 1e-12)
         return vectors
+
+
+def _tokens_cut(
+    model: SentenceTransformer, texts: Sequence[str], prefix: str
+) -> list[tuple[int, int]]:
+    """The tokens of each text and how many the model does not read; (0, 0) where it reads all."""
+    tokenizer, limit = model.tokenizer, model.max_seq_length
+    cut = [(0, 0)] * len(texts)
+    if limit is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return cut
+    # No token is shorter than a byte: most texts need not be cut into tokens to know.
+    spare = limit - tokenizer.num_special_tokens_to_add()
+    rows = [row for row, text in enumerate(texts) if len((prefix + text).encode()) > spare]
+    if rows:
+        found = tokenizer([prefix + texts[row] for row in rows], truncation=False, verbose=False)
+        for row, ids in zip(rows, cast(list[list[int]], found["input_ids"]), strict=True):
+            cut[row] = (len(ids), len(ids) - limit) if len(ids) > limit else (0, 0)
+    return cut
 
 
 def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

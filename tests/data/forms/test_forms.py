@@ -2,9 +2,11 @@
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -115,6 +117,47 @@ FORMS: list[tuple[str, dict[str, Any], Question]] = [
     ),
     ("flat", {"question": WHO, "answer": ["Ann"]}, Question("f-1", WHO, ("Ann",), "f")),
     ("flat", {"question": WHO, "answers": ["Ann"]}, Question("f-1", WHO, ("Ann",), "f")),
+    (
+        "flat",
+        {"question": WHO, "answer": "Ann", "qid": "q1", "source": "HotpotQA"},  # ASearcher's
+        Question("q1", WHO, ("Ann",), "HotpotQA"),
+    ),
+    (
+        "flat",
+        {
+            **{"id": "2hop__1_2", "question": WHO, "answer": "Ann"},
+            **{"answer_aliases": ["A. Lee", "Ann"], "answerable": True},  # MuSiQue's
+        },
+        Question("2hop__1_2", WHO, ("Ann", "A. Lee"), "f"),
+    ),
+    (
+        "flat",
+        {"_id": "5a8", "question": WHO, "answer": "Ann", "type": "bridge"},  # HotpotQA's, 2Wiki's
+        Question("5a8", WHO, ("Ann",), "f"),
+    ),
+    (
+        "flat",
+        {
+            **{"question": WHO, "question_id": "tc_1"},  # TriviaQA's
+            "answer": {"value": "Ann", "aliases": ["A. Lee"], "normalized_value": "ann"},
+        },
+        Question("tc_1", WHO, ("Ann", "A. Lee"), "f"),
+    ),
+    (
+        "flat",
+        {"id": 7, "question": WHO, "possible_answers": '["Ann", "A. Lee"]'},  # PopQA's
+        Question("7", WHO, ("Ann", "A. Lee"), "f"),
+    ),
+    (
+        "flat",
+        {"Question": WHO, "Answer": "Ann"},
+        Question("f-1", WHO, ("Ann",), "f"),
+    ),  # Bamboogle's
+    (
+        "flat",
+        {"id": "s1", "question": WHO, "answers": {"text": ["Ann"], "answer_start": [3]}},  # SQuAD's
+        Question("s1", WHO, ("Ann",), "f"),
+    ),
 ]
 
 
@@ -301,3 +344,115 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path):
         write_search_r1(path, broken(), "train", "{question}")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def read_rows_of(tmp_path: Path, *rows: dict[str, Any]) -> list[Question]:
+    path = tmp_path / "f.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return read_questions(path)
+
+
+AS_TEXT = [
+    '["Ann", "A. Lee"]',
+    "['Ann', 'A. Lee']",
+    str(numpy.array(["Ann", "A. Lee"])),
+    repr(numpy.array(["Ann", "A. Lee"], dtype=object)),
+    repr(numpy.array(["Ann", "A. Lee"])),
+    "['Ann'\n 'A. Lee']",
+]
+
+
+@pytest.mark.parametrize("text", AS_TEXT)
+def test_answers_that_were_written_as_text_are_read_in_every_form(tmp_path: Path, text: str):
+    """The whole list was one golden answer, which nothing equals."""
+    target = repr({"target": numpy.array(["Ann", "A. Lee"], dtype=object)})
+    rows: list[dict[str, Any]] = [
+        {"question": WHO, "answer": text},
+        {"question": WHO, "golden_answers": [text]},
+        {"question": WHO, "answer": text, "aug_answer": text},
+        {"question": WHO, "answer": "Ann", "answer_aliases": text.replace("Ann", "A. Lee")},
+        {"query_id": "1", "query": WHO, "answer": text},
+        {"prompt": WHO, "solutions": text},
+        {"prompt": WHO, "label": text},
+        {"prompt": WHO, "label": target},
+        {"prompt": WHO, "reward_model": {"ground_truth": {"target": text}}},
+        {"prompt": WHO, "reward_model": {"ground_truth": '{"target": ["Ann", "A. Lee"]}'}},
+        {"prompt": WHO, "reward_model": json.dumps({"ground_truth": {"target": text}})},
+    ]
+    for row in rows:
+        assert read_rows_of(tmp_path, row)[0].golden_answers == ("Ann", "A. Lee"), row
+
+
+@pytest.mark.parametrize(
+    "write", [json.dumps, str, lambda messages: repr(numpy.array(messages, dtype=object))]
+)
+def test_a_prompt_that_was_written_as_text_is_read(tmp_path: Path, write: Callable[[Any], str]):
+    prompt = write(chat(SEARCH_R1_PROMPT.format(question=WHO), "Help, [as] you can."))
+    extra = json.dumps({"split": "test", "index": 3})
+    row = {"data_source": "nq", "prompt": prompt, "reward_model": "Ann", "extra_info": extra}
+    [question] = read_rows_of(tmp_path, row)
+    assert (question.id, question.text) == ("nq/test_3", WHO)
+    assert read_rows_of(tmp_path, {"prompt": prompt, "solutions": ["Ann"]})[0].text == WHO
+
+
+@pytest.mark.parametrize(
+    "text", ["['Ann', 'A. Lee'", "['Ann' 'Bo', 'Cy']", '["Ann" ...', "['it''s']", "[[“Ann”]]"]
+)
+def test_what_looks_serialised_and_cannot_be_read_is_refused_by_its_line(tmp_path: Path, text: str):
+    rows = {"question": WHO, "answer": "Ann"}, {"question": WHO, "answer": text}
+    with pytest.raises(UserError, match=r"f\.jsonl:2: .* looks like a serialised value"):
+        read_rows_of(tmp_path, *rows)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '["Ann", null]', '["Ann", 3]', '[["Ann"]]', '{"a": 1}']
+)
+def test_a_serialised_value_that_holds_no_texts_is_refused_by_its_line(tmp_path: Path, text: str):
+    with pytest.raises(UserError, match=r"f\.jsonl:1: "):
+        read_rows_of(tmp_path, {"question": WHO, "answer": text})
+
+
+@pytest.mark.parametrize("text", ["[REC]", "(What's the Story) Morning Glory?", "[1, 2]", "{x}"])
+def test_brackets_alone_are_part_of_an_answer(tmp_path: Path, text: str):
+    assert read_rows_of(tmp_path, {"question": WHO, "answer": text})[0].golden_answers == (text,)
+
+
+def test_questions_without_an_answer_by_design_are_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """MuSiQue's were kept with the answer of another question, SQuAD 2.0's file was refused."""
+    musique = {"id": "2hop__1_2", "question": WHO, "answer": "Ann", "answer_aliases": []}
+    rows = [musique | {"answerable": True}, musique | {"answer": "Bo", "answerable": False}]
+    [question] = read_rows_of(tmp_path, *rows)
+    assert question.golden_answers == ("Ann",)
+    flat = {"question": WHO, "answers": {"text": [], "answer_start": []}}
+    assert len(read_rows_of(tmp_path, {"question": WHO, "answers": ["Ann"]}, flat)) == 1
+    asked = {"question": WHO, "answers": [{"text": "Ann", "answer_start": 0}], "id": "a"}
+    impossible = {"question": WHO, "answers": [], "is_impossible": True, "id": "b"}
+    squad = {"data": [{"paragraphs": [{"context": "Ann.", "qas": [asked, impossible]}]}]}
+    assert [each.id for each in read_rows_of(tmp_path, squad)] == ["a"]
+    said = "left out 1 questions that are marked as having no answer"
+    assert sum(said in message for message in caplog.messages) == 3
+
+
+def test_triviaqas_own_file_is_read(tmp_path: Path):
+    answer = {"Value": "Ann", "Aliases": ["A. Lee"], "NormalizedAliases": ["a lee"]}
+    rows = [{"Question": WHO, "QuestionId": "tc_2", "Answer": answer, "QuestionSource": "x"}]
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps({"Data": rows, "Version": 1.0}, indent=1))
+    assert read_questions(path) == [Question("tc_2", WHO, ("Ann", "A. Lee"), "f")]
+
+
+def test_keys_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    row = {"_id": "1", "question": WHO, "answer": "Ann", "level": "easy", "context": []}
+    read_rows_of(tmp_path, row)
+    assert "f.jsonl: keys that are not read: level, context" in caplog.text
+    caplog.clear()
+    read_rows_of(tmp_path, {"question": WHO, "answer": "Ann", "source": "NQ"})
+    assert "not read" not in caplog.text
+
+
+def test_an_address_is_no_name_of_a_data_set(tmp_path: Path):
+    row = {"question": WHO, "answer": "Ann", "source": "https://example.org/1"}
+    assert read_rows_of(tmp_path, row)[0].source == "f"

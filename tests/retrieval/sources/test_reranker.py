@@ -216,3 +216,15 @@ def test_a_model_that_was_downloaded_needs_no_hub(
     model = CrossEncoderModel("some/cross", device="cpu")
     assert model.id.startswith("some/cross@")
     assert model.score([("who", "wrote")]).shape == (1,)
+
+
+def test_passages_longer_than_the_model_reads_are_reported_once(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    model = CrossEncoderModel(str(model_dir), device="cpu")
+    model.score([("ada", "wrote"), ("ada", "short")])
+    assert not caplog.messages
+    for _ in range(2):
+        model.score([("ada", "wrote"), ("ada", "x" * 50), ("ada", "lorem ipsum " * 40)])
+    [said] = [message for message in caplog.messages if "the reranker reads" in message]
+    assert said.startswith("1 of 3 passages are longer than the 64 tokens that the reranker reads")

@@ -418,3 +418,35 @@ def test_one_build_at_a_time(texts: Path, model: Path, tmp_path: Path):
         pytest.raises(UserError, match="another process is building"),
     ):
         build(texts, tmp_path / "i", settings(model))
+
+
+def test_passages_longer_than_the_encoder_reads_are_counted_or_refused(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """They lost nine tenths of their text without a word. The encoder reads a token a letter."""
+    short, long = Passage("short", "", "ada"), Passage("long", "", "x" * 600)
+    write_corpus(tmp_path / "c.jsonl", [short, long, Passage("full", "", "y" * 62)])
+    build(tmp_path / "c.jsonl", tmp_path / "i", settings(model))
+    [said] = [message for message in caplog.messages if "longer than" in message]
+    assert "1 of 3 passages are longer than the 64 tokens that" in said
+    assert "538 of their 602 tokens are lost to the index (most in 'long')" in said
+    with pytest.raises(UserError, match="1 of 3 passages are longer"):
+        build(tmp_path / "c.jsonl", tmp_path / "j", settings(model, is_whole=True))
+    caplog.clear()
+    write_corpus(tmp_path / "c.jsonl", [short])
+    build(tmp_path / "c.jsonl", tmp_path / "j", settings(model, is_whole=True))
+    assert "longer than" not in caplog.text
+
+
+def test_a_query_longer_than_the_encoder_reads_is_reported_once(
+    flat: Path, caplog: pytest.LogCaptureFixture
+):
+    with open_index(flat) as index:
+        index.search(["ada", "z" * 100], 1)
+        index.search(["z" * 100], 1)
+    assert [message for message in caplog.messages if "loses its last" in message] == [
+        message
+        for message in caplog.messages
+        if "a query of 102 tokens loses its last 38" in message
+    ]
+    assert len([message for message in caplog.messages if "loses its last" in message]) == 1

@@ -60,7 +60,29 @@ def test_the_manifest_keeps_the_analyzer_and_opening_reads_it(tmp_path: Path):
     assert "who" in kept["stop_words"]
     with open_index(tmp_path / "i") as index:
         assert [hit.passage.id for hit in index.search(["who was programming?"], 3)[0]] == ["p0"]
-        assert index.search(["who was the"], 3) == [[]]
+        assert index.search(["who was the"], 3)[0][0].passage.id == "p2"
+
+
+def test_a_query_of_stop_words_alone_is_searched_as_it_is(tmp_path: Path):
+    """English stop words left nothing of "The Who"."""
+    passages = [
+        Passage("who", "The Who", "An English rock band."),
+        Passage("hamlet", "Hamlet", "To be, or not to be."),
+        *(Passage(f"o{n}", f"Engine {n}", "It was in the house of the band.") for n in range(8)),
+    ]
+    write_corpus(tmp_path / "c.jsonl", passages)
+    build_index(tmp_path / "c.jsonl", tmp_path / "i", language="en", show_progress=False)
+    with open_index(tmp_path / "i") as index:
+        first = [hits[0].passage.id for hits in index.search(["The Who", "to be or not to be"], 1)]
+        assert first == ["who", "hamlet"]
+        with_others = index.search(["the band of the who"], 9)[0]
+        assert [hit.score for hit in with_others] == [
+            hit.score for hit in index.search(["band"], 9)[0]
+        ], "beside other words they do not count"
+        assert index.search(["???"], 3) == [[]]
+    [first, *_] = cut_index(tmp_path / "i", tmp_path / "parts", 2)
+    with open_index(first) as part:
+        assert part.search(["The Who"], 1)[0][0].passage.id == "who"
 
 
 def test_a_plain_index_is_written_as_before_there_were_languages(tmp_path: Path):
