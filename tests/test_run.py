@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ import forage
 from forage import train
 from forage.config.run_config import build_config, load_config, to_yaml
 from forage.errors import UserError
-from forage.records import RunRecords, read_metrics
+from forage.records import RunRecords, read_episodes, read_metrics
 from forage.train import run_training
 from tests.tiny_runs import SETTINGS, assert_same_run, world_dir, write_recipe
 
@@ -258,6 +259,27 @@ def test_ranks_are_sent_no_function_of_the_callers(tmp_path: Path):
     config = config_for(tmp_path) | {"placement": {"trainer": {"num_ranks": 1}}}
     run = forage.Run(config, "trainer.num_steps=1", reward=length, search=lambda query: [query])
     assert [step.number for step in run] == [0]
+
+
+def test_a_run_plays_and_records_questions_and_passages_of_any_text(tmp_path: Path):
+    """A lone surrogate in an id ended the run with UnicodeEncodeError at the step that drew it."""
+    odd = ["\ud800", "\x00", "a\r\nb", "\u2028", "\u202ex", "\ufeff", "<|im_end|>", "x" * 9_000]
+    rows = [
+        {"id": text, "question": f"q{text[:9]}?", "answer": f"a{text}", "source": f"s{text}"}
+        for text in odd
+    ]
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def find(query: str) -> list[dict[str, str]]:
+        return [{"id": text, "title": text[:9], "text": f"t{text[:99]}"} for text in odd]
+
+    config = config_for(tmp_path) | {"data": {"train": str(tmp_path / "odd.jsonl")}}
+    config["trainer"] |= {"num_steps": 2, "questions_per_step": 4, "group_size": 2}
+    run = forage.Run(config, search=find)
+    played = {episode.question.id for step in run for episode in step.episodes}
+    assert len(played) == len(odd)
+    recorded = list(read_episodes(run.config.output_dir / "episodes.jsonl"))
+    assert {record.episode.question.id for record in recorded} == played
 
 
 def test_an_error_of_the_callers_function_reaches_the_caller(tmp_path: Path):

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from forage.rewards.answers import cover_match, exact_match, f1_score, substring_match
+from forage.rewards.answers import cover_match, exact_match, f1_score
 from forage.rewards.format import ProtocolName, is_format_valid
 from forage.rewards.shown import shows_an_answer
 from forage.settings import Frozen, OwnPath, written
@@ -35,14 +35,14 @@ class Term:
     is_on_demand: bool = False
 
 
-def _matched(match: Callable[[str, Sequence[str]], float], is_on_demand: bool = False) -> Term:
+def _matched(match: Callable[[str, Sequence[str]], float]) -> Term:
     """How well the answer matches the golden ones; 0 without an answer."""
 
     def formula(episode: Episode, _: ProtocolName) -> float:
         answer = episode.answer
         return 0.0 if answer is None else float(match(answer, episode.question.golden_answers))
 
-    return Term(formula, is_on_demand)
+    return Term(formula)
 
 
 def _format_valid(episode: Episode, protocol: ProtocolName) -> float:
@@ -66,8 +66,6 @@ class RewardWeights(Frozen):
     """The factor of the exact match."""
     cover_em: Annotated[Weight, _matched(cover_match)] = 0.0
     """The factor of a golden answer within the answer, in whole words."""
-    sub_em: Annotated[Weight, _matched(substring_match, is_on_demand=True)] = 0.0
-    """The factor of the originals' sub-EM: a golden answer is a substring of the answer."""
     f1: Annotated[Weight, _matched(f1_score)] = 0.0
     """The factor of the overlap of words."""
     format_valid: Annotated[Weight, Term(_format_valid)] = 0.0
@@ -147,14 +145,17 @@ _TABLE_SCORES = (
     *("structure_score", "final_format_score", "retrieval_score"),
     *("max_answer_tags", "many_answers_factor"),
 )
-_OTHER_PARTS = ("mean", "has_answer", "answer_tags", "search_cost", "no_search_penalty")
+_OTHER_PARTS = (
+    *("mean", "has_answer", "sub_em", "answer_tags"),
+    *("search_cost", "no_search_penalty"),
+)
 
 
 class RewardConfig(Frozen):
     """The published table, the terms around it, and how they are added up (docs/rewards.md)."""
 
     answer: Literal["em", "cover_em", "sub_em", "f1", "judge"] = "em"
-    """How the answer is compared with the golden ones."""
+    """How the answer is compared with the golden ones; sub_em finds them as substrings."""
     structure_score: float = Field(default=0.0, ge=0, le=1)
     """What a valid format adds, as a share of a right answer."""
     final_format_score: float = Field(default=0.0, ge=0, le=1)
@@ -183,8 +184,8 @@ class RewardConfig(Frozen):
 
     def needs(self, term: str) -> bool:
         """Whether the reward depends on a built-in term that is computed on demand."""
-        is_read = self.retrieval_score > 0 if term == "retrieved" else self.answer == term
-        return (is_read and self.weights.table != 0) or getattr(self.weights, term) != 0
+        is_in_table = term == "retrieved" and self.retrieval_score > 0
+        return is_in_table or getattr(self.weights, term) != 0
 
     @model_validator(mode="after")
     def _table_is_sound(self) -> Self:

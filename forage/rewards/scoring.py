@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from forage.rewards.answers import substring_match
 from forage.rewards.format import ProtocolName
 from forage.rewards.reward_config import RewardConfig
 from forage.types import Episode, Reward, Status, Tag
@@ -53,6 +54,9 @@ def rule_parts(
     for name, term in config.weights.terms().items():
         if not term.is_on_demand or config.needs(name):
             parts[name] = term.formula(episode, protocol)
+    if config.answer == "sub_em":
+        is_right = substring_match(episode.answer or "", episode.question.golden_answers)
+        parts["sub_em"] = float(episode.answer is not None and is_right)
     return parts
 
 

@@ -270,3 +270,14 @@ def test_passages_that_differ_in_fields_alone_are_the_same_passage():
     """Indexes of a corpus with addresses and of one without may be fused."""
     assert Passage("1", "T", "t", {"url": "u"}) == Passage("1", "T", "t")
     assert len({Passage("1", "T", "t", {"url": "u"}), Passage("1", "T", "t")}) == 1
+
+
+def test_a_lone_surrogate_in_any_field_of_a_passage_is_replaced(tmp_path: Path):
+    """Further fields kept theirs, and what was read could not be written again."""
+    row = {"id": "a\ud800", "title": "t\ud800", "text": "x\udc00", "url": "u\ud800"}
+    row["more"] = {"k\ud800": ["v\ud800"]}
+    (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
+    passages = list(read_corpus(tmp_path / "c.jsonl"))
+    write_corpus(tmp_path / "again.jsonl", passages)
+    assert [each.id for each in read_corpus(tmp_path / "again.jsonl")] == ["a\ufffd"]
+    assert passages[0].fields["more"] == {"k\ufffd": ["v\ufffd"]}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forage.data.forms.forms import squad_passages
-from forage.data.questions import read_questions, write_questions
+from forage.data.questions import read_questions, write_questions, write_search_r1
 from forage.errors import UserError
 from forage.types import Hop, Question
 
@@ -278,3 +278,52 @@ def test_a_missing_file_is_named_with_the_command_that_makes_it(
         read_questions("runs/cpu/one-hop/train.jsonl")
     with pytest.raises(UserError, match=r"data prepare nq --split train --out my/own\.jsonl"):
         read_questions("my/own.jsonl")
+
+
+ODD = [
+    *(
+        "\ud800",
+        "\udc00x",
+        "\x00",
+        "\x01\x1b[31m",
+        "a\nb\r\nc",
+        "\u2028\u2029",
+        "👩‍👩‍👧",
+        "\u202eevil\u202c",
+    ),
+    *(
+        "e\u0301",
+        "\ufeff",
+        "\U0010ffff",
+        "\ufffe",
+        "\x7f\x85",
+        "<|im_end|>",
+        "../../x",
+        "x" * 20_000,
+    ),
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_any_text_in_any_field_is_read_and_written_back(tmp_path: Path, odd: str):
+    """A lone surrogate in an id ended a run at the step that drew it."""
+    hop = dict.fromkeys(("subject", "relation", "value", "passage_id"), f"h{odd}")
+    row = {
+        **{"id": f"i{odd}", "question": f"q{odd}?", "golden_answers": [f"a{odd}"]},
+        **{"data_source": f"s{odd}", "metadata": {"gold_passage_ids": [f"p{odd}"], "hops": [hop]}},
+    }
+    (tmp_path / "f.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "list.json").write_text(json.dumps([row], indent=1))
+    questions = read_questions(tmp_path / "f.jsonl")
+    assert read_questions(tmp_path / "list.json") == questions
+    repr(questions[0]).encode()
+    for text in (questions[0].id, questions[0].source, *questions[0].gold_passage_ids):
+        text.encode()
+    write_questions(tmp_path / "again.jsonl", questions)
+    assert read_questions(tmp_path / "again.jsonl") == questions
+    write_search_r1(tmp_path / "again.parquet", questions, "train", "Question: {question}")
+    assert read_questions(tmp_path / "again.parquet") == questions
+    chat = {"data_source": f"s{odd}", "prompt": f"q{odd}?", "reward_model": f"a{odd}"}
+    extra = {"extra_info": {"question_id": f"i{odd}", "index": 0}}
+    (tmp_path / "f.jsonl").write_text(json.dumps(chat | extra) + "\n")
+    assert read_questions(tmp_path / "f.jsonl")[0].id == questions[0].id

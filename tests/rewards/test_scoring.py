@@ -79,6 +79,7 @@ def test_with_the_defaults_the_reward_is_exact_match_alone():
     ("knob", "episode"),
     [
         ({"answer": "cover_em"}, make_episode("<answer>river Tiber</answer>")),
+        ({"answer": "sub_em"}, make_episode("<answer>Tiberius</answer>")),
         ({"answer": "f1"}, make_episode("<answer>river Tiber</answer>")),
         ({"structure_score": 0.5}, make_episode(SEARCH, WRONG)),
         ({"structure_score": 0.5}, make_episode("<search>x</search>", RIGHT)),

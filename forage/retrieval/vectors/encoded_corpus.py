@@ -124,6 +124,11 @@ def encoded_corpus(
         try:
             encoders = _open_encoders(settings, state)
             stored = _store_corpus(corpus, directory, encoders[0].spec, state, show_progress)
+            with CorpusStore(directory) as store:
+                if lost := _what_is_cut(store, encoders[0]):
+                    if settings.is_whole:
+                        raise UserError(lost)
+                    logger.warning(lost)
         except UserError:
             if state is None:  # nothing worth keeping was made yet
                 shutil.rmtree(directory)
@@ -131,10 +136,6 @@ def encoded_corpus(
         faiss_settings = fit_to(settings.faiss, stored.num_passages, encoders[0].dimension)
         with CorpusStore(directory) as store:
             _warn_of_unread_scripts(store, encoders[0])
-            if lost := _what_is_cut(store, encoders[0]):
-                if settings.is_whole:
-                    raise UserError(lost)
-                logger.warning(lost)
             vectors = _encode(store, directory, encoders, faiss_settings, settings, show_progress)
             write_probes(store, encoders[0], directory)
         yield Encoded(directory, stored, encoders[0].spec, faiss_settings, vectors)
