@@ -156,7 +156,9 @@ class CrossEncoderModel:
     def _warn_of_what_is_cut(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Say once that passages lose their ends; no token is shorter than a byte."""
         limit = self._model.max_seq_length
-        long = [pair for pair in pairs if limit and sum(len(t.encode()) for t in pair) > limit - 3]
+        if limit is None:
+            return
+        long = [pair for pair in pairs if sum(map(_num_bytes, pair)) > limit - 4]
         if not long:
             return
         queries, passages = map(list, zip(*long, strict=True))
@@ -170,6 +172,10 @@ class CrossEncoderModel:
                 "a model that reads more. No others are reported",
                 *(len(lengths), len(pairs), limit, max(lengths)),
             )
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
 
 
 def passage_as_read(passage: Passage) -> str:

@@ -140,7 +140,11 @@ def _tokens_cut(
         return cut
     # No token is shorter than a byte: most texts need not be cut into tokens to know.
     spare = limit - tokenizer.num_special_tokens_to_add()
-    rows = [row for row, text in enumerate(texts) if len((prefix + text).encode()) > spare]
+    rows = [
+        row
+        for row, text in enumerate(texts)
+        if len((prefix + text).encode("utf-8", "replace")) > spare
+    ]
     if rows:
         found = tokenizer([prefix + texts[row] for row in rows], truncation=False, verbose=False)
         for row, ids in zip(rows, cast(list[list[int]], found["input_ids"]), strict=True):
