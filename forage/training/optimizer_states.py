@@ -7,19 +7,37 @@ three. One process writes the same layout.
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW, Optimizer
 from torch.utils._pytree import tree_map
+
+from forage.remote.listed_pickle import ListedUnpickler
+
+_METADATA = ".metadata"
+_ABOUT = "torch.distributed.checkpoint.metadata."
+_LISTED = {
+    *(f"{_ABOUT}{name}" for name in ("Metadata", "TensorStorageMetadata", "TensorProperties")),
+    *(f"{_ABOUT}{name}" for name in ("ChunkStorageMetadata", "MetadataIndex", "StorageMeta")),
+    *(f"{_ABOUT}_MEM_FORMAT_ENCODING", "torch.distributed.checkpoint.filesystem._StorageInfo"),
+    *("torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath", "pathlib.Path"),
+    *(f"torch.{name}" for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
+}
+"""What the metadata of states names. ``BytesStorageMetadata`` is not in it: torch unpickles such an
+entry, whatever it holds."""
 
 States = dict[str, dict[str, Tensor]]
 """The states of each learnt weight: its steps, and its two moments."""
@@ -73,10 +91,27 @@ def write_states(
 def read_states(states: Mapping[str, States], folder: Path) -> None:
     """Read into these states, in place: others beside them may find no room.
 
-    Raises ``OSError`` where the folder has them of other names or shapes.
+    Raises ``OSError`` where the folder has them of other names or shapes, and ``UserError`` where
+    reading it could run code.
     """
+    reader = _Reader(folder)
     with _one_process_is_enough():
-        load(dict(states), checkpoint_id=folder, no_dist=not dist.is_initialized())
+        load(dict(states), storage_reader=reader, no_dist=not dist.is_initialized())
+
+
+class _Reader(FileSystemReader):
+    """Reads the metadata, a pickle, by the names listed above; torch calls whatever one names."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        try:
+            with (folder / _METADATA).open("rb") as file:
+                self._metadata = ListedUnpickler(file, _LISTED, folder / _METADATA).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError) as error:
+            raise OSError(f"{folder / _METADATA} is damaged ({error!r})") from error
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return self._metadata
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from pydantic import Field
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
 from forage.retrieval.source import SourceError
+from forage.retrieval.vectors.qdrant_files import refuse_foreign
 from forage.settings import Strict
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class QdrantCollection:
         self._distance = models.Distance(distance.capitalize())
         self._settings = settings or QdrantSettings()
         self._retry_delay_s = retry_delay_s
+        if isinstance(where, Path):
+            refuse_foreign(where, name)
         self._client = _connect(where, timeout_s)
 
     @property

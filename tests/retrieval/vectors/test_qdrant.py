@@ -193,10 +193,8 @@ def test_an_index_of_another_dimension_distance_or_place_names_both_sides(built:
     with pytest.raises(UserError, match=r"\(Cosine\), but the index says 16 \(Dot\)"):
         Qdrant(dot, Numbered())
     dot.close()
-    other = QdrantCollection(built, "pages", DIMENSION)
     with pytest.raises(UserError, match="no Qdrant collection 'pages'"):
-        Qdrant(other, Numbered())
-    other.close()
+        QdrantCollection(built, "pages", DIMENSION)
 
 
 def test_a_damaged_directory_is_an_error(tmp_path: Path):
