@@ -224,7 +224,9 @@ def _needs_of(config: RunConfig) -> ServerNeeds:
 
     codec = model = None
     with suppress(OSError, ValueError):
-        model = AutoConfig.from_pretrained(config.model.path, local_files_only=True)
+        model = AutoConfig.from_pretrained(
+            config.model.path, local_files_only=True, trust_remote_code=False
+        )
     if model is not None or Path(config.model.path).is_dir():  # else the hub would be asked
         with suppress(UserError):
             codec = Codec(load_tokenizer(config.model))

@@ -264,11 +264,11 @@ def choose_at_once(config: ModelConfig) -> int:
 
 def _two_layers(path: str) -> PreTrainedModel:
     """Blocks of the model's shape with random weights, which are as fast as the learnt ones."""
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     config.num_hidden_layers = min(_NUM_LAYERS, config.num_hidden_layers)
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[: config.num_hidden_layers]
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     attention.install(model)
     model.get_input_embeddings().requires_grad_(False)
     return model

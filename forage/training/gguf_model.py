@@ -36,9 +36,15 @@ def import_gguf(source: str, out: Path) -> int:
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; name another directory with --out")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        tokenizer = AutoTokenizer.from_pretrained(
+            path.parent, gguf_file=path.name, trust_remote_code=False
+        )
         loaded = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
+            path.parent,
+            gguf_file=path.name,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
         model, found = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -102,7 +108,10 @@ def _plain(model: PreTrainedModel) -> PreTrainedModel:
     config = model.config
     delattr(config, "quantization_config")
     config.name_or_path = ""
-    plain = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    plain = cast(
+        PreTrainedModel,
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False),
+    )
     plain.load_state_dict(model.state_dict())
     plain.generation_config = model.generation_config
     return plain
@@ -118,11 +127,15 @@ def _drop_tokens_beyond(out: Path, num_rows: int) -> None:
     if len(kept) < len(added):
         tokenizer["added_tokens"] = kept
         path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
-    refuse_too_few_rows(num_token_ids(AutoTokenizer.from_pretrained(out)), num_rows, str(out))
+    tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=False)
+    refuse_too_few_rows(num_token_ids(tokenizer), num_rows, str(out))
 
 
 def _check_written(model: PreTrainedModel, out: Path) -> None:
-    again = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32))
+    again = cast(
+        PreTrainedModel,
+        AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, trust_remote_code=False),
+    )
     written = again.state_dict()
     for name, tensor in model.state_dict().items():
         if not torch.equal(written[name], tensor):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -171,8 +172,9 @@ def _load_weights(
     options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     options |= {"dtype": dtype, "local_files_only": only_downloaded(path)}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path, **options)
-    except (OSError, ValueError, SafetensorError) as error:
+        # Without ``trust_remote_code``, transformers asks whoever is at the terminal.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options)
+    except (OSError, ValueError, SafetensorError, UnpicklingError) as error:
         raise UserError(f"{key} is {path!r}: no model there ({error})") from error
     model, info = loaded
     what = f"{key} is {path!r}"

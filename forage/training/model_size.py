@@ -150,7 +150,7 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
         return measure(base, key)
     published = _PUBLISHED.get(path.removesuffix("-Instruct"))
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         source = f"{path}/config.json" if Path(path).is_dir() else "the hub's cache"
     except (OSError, ValueError) as error:
         if published is None:
@@ -160,7 +160,7 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
         config = AutoConfig.for_model(**published)
         source = f"the published shape of {path}"
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     embedding = model.get_input_embeddings()
     heads = config.num_attention_heads
     return ModelSize(

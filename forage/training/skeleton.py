@@ -40,9 +40,9 @@ def load_skeleton(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
     weights = stored_safetensors(directory) if directory is not None else {}
     if directory is None or not weights:
         return None
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     with _parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None or not _holds(weights, model):
         return None
     for prefix, module in model.named_modules():

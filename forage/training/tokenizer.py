@@ -32,7 +32,9 @@ def load_tokenizer(config: ModelConfig, key: str = "model.path") -> PreTrainedTo
             f"files of the model that it was made from into {path}"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=only_downloaded(path))
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=only_downloaded(path), trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"{key} is {config.path!r}: no tokenizer there ({error})") from error
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # what is made where nothing was read

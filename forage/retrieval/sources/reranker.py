@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from hashlib import sha256
+from pickle import UnpicklingError
 from typing import Protocol
 
 import numpy as np
@@ -128,7 +129,7 @@ class CrossEncoderModel:
                 )
         except UserError:
             raise
-        except (OSError, ValueError, ImportError, SafetensorError) as error:
+        except (OSError, ValueError, ImportError, SafetensorError, UnpicklingError) as error:
             raise UserError(f"cannot load the cross-encoder {model}: {error}") from error
         if self._model.num_labels != 1:
             raise UserError(

@@ -162,6 +162,8 @@ def unwrap_dpr(files: ModelFiles, directory: Path) -> str:
     for them is that of the question encoder.
     """
     [architecture] = files.read_json("config.json")["architectures"]
+    if architecture not in ("DPRContextEncoder", "DPRQuestionEncoder"):
+        raise UserError(f"{files.model} is a {architecture!r}; a DPR encoder is needed")
     dpr = getattr(transformers, architecture).from_pretrained(files.model, revision=files.commit)
     inner = dpr.ctx_encoder if hasattr(dpr, "ctx_encoder") else dpr.question_encoder
     if dpr.config.projection_dim:
@@ -170,7 +172,7 @@ def unwrap_dpr(files: ModelFiles, directory: Path) -> str:
     values = dpr.config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
     bert.config = transformers.BertConfig.from_dict(values)
     bert.save_pretrained(directory)
-    transformers.AutoTokenizer.from_pretrained(files.model, revision=files.commit).save_pretrained(
-        directory
-    )
+    transformers.AutoTokenizer.from_pretrained(
+        files.model, revision=files.commit, trust_remote_code=False
+    ).save_pretrained(directory)
     return str(directory)

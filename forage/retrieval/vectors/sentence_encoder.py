@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import numpy as np
@@ -289,9 +290,6 @@ class _Loaded:
 
 
 def _forward(model: SentenceTransformer, texts: list[str], prefix: str, task: Task) -> np.ndarray:
-    if not hasattr(model, "preprocess"):  # sentence-transformers 4 and 5
-        encode = model.encode_query if task == "query" else model.encode_document
-        return encode(texts, prompt=prefix, batch_size=len(texts), show_progress_bar=False)
     # Not the library's encode(): it sorts and splits what is one batch here, which takes a tenth of
     # a lone query's time.
     features = batch_to_device(model.preprocess(texts, prompt=prefix, task=task), model.device)
@@ -318,7 +316,7 @@ def _load(spec: EncoderSpec, files: ModelFiles, device: str) -> SentenceTransfor
             )
         except UserError:
             raise
-        except (OSError, ValueError, ImportError, SafetensorError) as error:
+        except (OSError, ValueError, ImportError, SafetensorError, UnpicklingError) as error:
             hint = ""
             if "trust_remote_code" in str(error):
                 hint = "; it runs code of its own: read it, then give --trust-remote-code"
