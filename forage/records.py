@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from forage.episode_json import EpisodeRecord, record_from_json, record_to_json
 from forage.errors import UserError, disk_failures
+from forage.remote.plain_file import open_plain
 from forage.types import Episode, Group, TokenizerId
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ TRACKERS_FILE = "trackers.json"
 """The ids that trackers gave the run (``watch/trackers/tracker.py``)."""
 GREEDY_ARM = "greedy"
 """The arm of a group's greedy episode, which is its baseline and is never learnt."""
+MAX_EPISODE_BYTES = 2**26
+"""Of one episode's line: 128,000 tokens with five alternatives each take 20 MB."""
+_MAX_METRICS_BYTES = 2**20
 _REMEDY = "free some space, and go on from the last checkpoint with --resume"
 
 
@@ -247,18 +251,20 @@ def write_whole_text(path: Path, text: str) -> None:
 
 def read_metrics(directory: Path) -> list[dict[str, float]]:
     """The metric rows of a run, oldest first, with null as NaN; no rows without a file."""
+    return list(metric_rows(directory))
+
+
+def metric_rows(directory: Path) -> Iterator[dict[str, float]]:
+    """The rows of ``read_metrics``, one at a time; raises ``UserError`` for a damaged line."""
     path = directory / METRICS_FILE
-    if not path.exists():
-        return []
-    return [
-        {name: math.nan if value is None else value for name, value in row.items()}
-        for row in _read_lines(path)
-    ]
+    if os.path.exists(path):
+        for row in _read_lines(path, _MAX_METRICS_BYTES):
+            yield {name: math.nan if value is None else value for name, value in row.items()}
 
 
 def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
     """The episodes of a file, in the order written; raises ``UserError`` for a damaged line."""
-    for number, row in enumerate(_read_lines(path), start=1):
+    for number, row in enumerate(_read_lines(path, MAX_EPISODE_BYTES), start=1):
         try:
             yield record_from_json(row)
         except (KeyError, TypeError, ValueError) as error:
@@ -271,15 +277,13 @@ def json_line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _read_lines(path: Path, max_bytes: int) -> Iterator[dict[str, Any]]:
     """The rows of a JSONL file; ignores a last line without newline, which is being written."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    with file:
-        for number, line in enumerate(file, start=1):
+    with open_plain(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(max_bytes), b""), start=1):
             if not line.endswith(b"\n"):
+                if len(line) == max_bytes:
+                    raise UserError(f"{path}, line {number} has more than {max_bytes:,} bytes")
                 return
             try:
                 row = json.loads(line)

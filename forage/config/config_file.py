@@ -16,12 +16,17 @@ from typing import Any
 import yaml
 
 from forage.errors import UserError
+from forage.remote.plain_file import read_plain
 from forage.settings import Models, kinds_of, models_at
 
 LOG = logging.getLogger(__name__)
 
 Tree = dict[str, Any]
 BASE = "base"
+MAX_YAML_BYTES = 2**18
+"""PyYAML takes a second for so much; a recipe with all its settings has 10,000 bytes."""
+_MAX_VALUES = 20_000
+_MAX_DEPTH = 50
 
 
 def read_tree(path: Path, models: Models = (), based_on_it: tuple[Path, ...] = ()) -> Tree:
@@ -98,9 +103,7 @@ def _of_new_kind(old: Tree, new: Tree, models: Models, path: str) -> Tree:
 
 def _read(path: Path) -> Tree:
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the config {path}: {error.strerror}") from error
+        text = read_plain(path, MAX_YAML_BYTES, "the config ").decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
             f"the config {path} is not UTF-8 text (byte {error.start}); save it as UTF-8, for "
@@ -116,32 +119,60 @@ def _read(path: Path) -> Tree:
 
 
 class EndlessValue(yaml.YAMLError):
-    """YAML whose values do not end, or end too deep."""
+    """YAML whose values do not end, are nested too deep, or are too many."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Loads plain values; a number too long to be shown is an error."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value = super().construct_yaml_int(node)
+        str(value)  # raises ValueError: 0xfff... may have more digits than Python writes
+        return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def parse_yaml(text: str) -> Any:
     """The plain values of a YAML text; raises ``yaml.YAMLError``.
 
-    ``EndlessValue`` where a value holds itself, as in ``a: &x {b: *x}``, or is nested too deep.
+    ``EndlessValue`` where a value holds itself, as in ``a: &x {b: *x}``, is nested too deep, or
+    grows beyond all use with its aliases. Nothing is built before that is known.
     """
+    if len(text) > MAX_YAML_BYTES:
+        raise EndlessValue(f"it has more than {MAX_YAML_BYTES:,} characters")
     try:
-        value = yaml.safe_load(text)
-        _refuse_circle(value, [], set())
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if (num_values := _num_values(node, (), {})) > _MAX_VALUES:
+            raise EndlessValue(f"its aliases (*) stand for {num_values:,} values")
+        return loader.construct_document(node)
     except RecursionError as error:
         raise EndlessValue("its values are nested too deep") from error
-    return value
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # PyYAML raises these for !!bool x, !!int "", 2024-02-31 and the like.
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
 
 
-def _refuse_circle(value: Any, above: list[int], seen: set[int]) -> None:
-    """``above`` are the ids of what holds ``value``; ``seen`` those that were gone through."""
-    if not isinstance(value, dict | list):
-        return
-    if id(value) in above:
+def _num_values(node: yaml.Node, above: tuple[int, ...], known: dict[int, int]) -> int:
+    """How many values a node stands for, each alias counted as what it names."""
+    if id(node) in above:
         raise EndlessValue("a value holds itself: an alias (*) stands below its own anchor (&)")
-    if id(value) not in seen:
-        seen.add(id(value))
-        for inner in value.values() if isinstance(value, dict) else value:
-            _refuse_circle(inner, [*above, id(value)], seen)
+    if len(above) > _MAX_DEPTH:
+        raise EndlessValue(f"its values are nested more than {_MAX_DEPTH} deep")
+    if id(node) not in known:
+        inner = (
+            [part for pair in node.value for part in pair]
+            if isinstance(node, yaml.MappingNode)
+            else node.value
+            if isinstance(node, yaml.SequenceNode)
+            else []
+        )
+        known[id(node)] = 1 + sum(_num_values(part, (*above, id(node)), known) for part in inner)
+    return known[id(node)]
 
 
 def apply_override(tree: Tree, override: str, models: Models = ()) -> Tree:

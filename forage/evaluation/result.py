@@ -22,7 +22,9 @@ from forage.evaluation.fingerprint import Protocol
 from forage.evaluation.scores import QuestionScore
 from forage.evaluation.summary import EvaluationSummary
 from forage.records import write_whole_text
+from forage.remote.plain_file import read_json
 
+_MAX_BYTES = 2**28  # 1,000,000 questions with an arm each
 _COLUMNS = [field.name for field in fields(QuestionScore)]
 
 
@@ -61,15 +63,10 @@ def write_result(path: Path, result: EvaluationResult) -> None:
 
 def read_result(path: Path) -> EvaluationResult:
     """The inverse of ``write_result``; raises ``UserError``."""
-    try:
-        row = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+    row = read_json(path, _MAX_BYTES)
     try:
         return _from_json(row)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{path} is no file of figures of this version ({type(error).__name__}: {reason}); "
@@ -80,12 +77,15 @@ def read_result(path: Path) -> EvaluationResult:
 def _from_json(row: Mapping[str, Any]) -> EvaluationResult:
     columns, scores = row["scores"]["columns"], row["scores"]["rows"]
     read = TypeAdapter(list[QuestionScore]).validate_python
+    summary = EvaluationSummary.from_json(row)
+    if not summary.arms:
+        raise ValueError("it has no arm")
     return EvaluationResult(
-        name=row["name"],
-        note=row["note"],
-        protocol=Protocol(**row["protocol"]),
-        fingerprint=dict(row["fingerprint"]),
-        summary=EvaluationSummary.from_json(row),
+        name=str(row["name"]),
+        note=str(row["note"]),
+        protocol=TypeAdapter(Protocol).validate_python(asdict(Protocol(**row["protocol"]))),
+        fingerprint={str(name): str(value) for name, value in row["fingerprint"].items()},
+        summary=summary,
         scores={
             arm: read([dict(zip(columns, values, strict=True)) for values in rows])
             for arm, rows in scores.items()

@@ -27,7 +27,7 @@ from forage.evaluation.intervals import (
 from forage.evaluation.scores import MEANS, QuestionScore
 
 ListedInterval = Annotated[
-    Interval, PlainSerializer(astuple), PlainValidator(lambda row: Interval(*row))
+    Interval, PlainSerializer(astuple), PlainValidator(lambda row: Interval(*map(float, row)))
 ]
 """An interval that JSON holds as ``[mean, low, high]``."""
 

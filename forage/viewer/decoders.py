@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from forage.remote.plain_file import read_plain
 from forage.types import TokenizerId
 from forage.viewer.library import ShownRun
 from forage.viewer.token_views import Decode
@@ -22,6 +23,7 @@ from forage.viewer.token_views import Decode
 LOG = logging.getLogger(__name__)
 
 _FILE = "tokenizer.json"
+_MAX_BYTES = 2**28
 
 
 class Decoders:
@@ -48,7 +50,7 @@ def load_decoder(run: ShownRun, wanted: TokenizerId | None = None) -> Decode | N
     """
     for path in _places(run, wanted):
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_buffer(read_plain(path, _MAX_BYTES))
         except Exception as error:  # the package has none of its own; a run may be writing it now
             LOG.warning("%s cannot be read as a tokenizer: %s", path, error)
             continue

@@ -1,15 +1,15 @@
-"""An index beside an episode file, so that lists of 100,000 episodes open and page at once.
+"""An index of an episode file, so that lists of 100,000 episodes open and page at once.
 
 SQLite holds what a list shows of each episode, and the words of question, answer, queries and
 passages; the line itself stays in the file. The index grows with the file, and is made anew where
-the file was cut or replaced. It lies in a temporary directory where none can be written beside the
-records. Which rows a list wants is ``episode_filter``'s.
+the file was cut or replaced. It lies in a temporary directory of the viewer: a database in the
+folder of a run would be as untrusted as its records. Which rows a list wants is
+``episode_filter``'s.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -25,21 +25,33 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forage.episode_json import EpisodeRecord, record_from_json
+from forage.errors import UserError
+from forage.records import MAX_EPISODE_BYTES
+from forage.remote.plain_file import open_plain
 from forage.types import ActionKind, Origin, Turn
 from forage.watch.step_report import signs_of
 
 LOG = logging.getLogger(__name__)
 
-_LAYOUT = 1
-"""Grows when the tables change; an index of another layout is made anew."""
 _LINES_AT_ONCE = 1_000
 _LINES_WHILE_WAITING = 2_000
 """Lines that a reader waits for; the rest of a long file is read behind its back."""
 _MARK_BYTES = 4_096
 _MAX_WORDS_CHARS = 50_000
+_MAX_SHOWN = 1_000_000
+"""Tokens, and turns, beyond which an episode is listed and not shown."""
+NOT_AN_EPISODE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading a line raises that holds anything but an episode."""
 _CJK = re.compile(r"([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
 _TABLES = """
-CREATE TABLE state (layout INTEGER, read_to INTEGER, changed INTEGER, head TEXT, tail TEXT);
+CREATE TABLE state (read_to INTEGER, changed INTEGER, head TEXT, tail TEXT);
 CREATE TABLE episodes (
     offset INTEGER PRIMARY KEY, step INTEGER, arm TEXT, question_id TEXT, question TEXT,
     golden TEXT, source TEXT, member INTEGER, played_group INTEGER, chosen INTEGER, hops INTEGER,
@@ -50,6 +62,13 @@ CREATE VIRTUAL TABLE words USING fts5(
     question, answer, query, passage, content='', tokenize='unicode61 remove_diacritics 2');
 """
 _INSERT = f"INSERT INTO episodes VALUES ({', '.join('?' * 19)})"
+_NULL = type(None)
+_TYPES = (
+    *((int,), (int,), (str,), (str,), (str,), (str,), (str,), (int,), (int, _NULL)),
+    *((bool, _NULL), (int, _NULL), (str,), (str, _NULL), (float, _NULL), (float, _NULL)),
+    *((int,), (int,), (int,), (str,)),
+)
+"""What each column of ``episodes`` may hold: SQLite takes anything."""
 _INSERT_WORDS = "INSERT INTO words (rowid, question, answer, query, passage) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -66,7 +85,7 @@ class Standing:
 
 
 class EpisodeIndex:
-    """The index of one episode file; several threads, and several viewers, may use it."""
+    """The index of one episode file; several threads may use it."""
 
     def __init__(self, path: Path, database: Path) -> None:
         """Raises ``sqlite3.Error`` where the database cannot be written."""
@@ -75,12 +94,11 @@ class EpisodeIndex:
         self._lock = threading.Lock()
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
-            if not _is_current_layout(connection):
-                _make_tables(connection)
+            _make_tables(connection)
 
     def read_more(self, max_lines: int) -> Standing:
         """Take in lines that the file holds beyond the index, at most ``max_lines``."""
-        with self._lock, closing(self._connect()) as connection, self.path.open("rb") as file:
+        with self._lock, closing(self._connect()) as connection, open_plain(self.path) as file:
             left = max_lines
             while True:
                 with connection:
@@ -100,12 +118,23 @@ class EpisodeIndex:
             return connection.execute(sql, values).fetchall()
 
     def record(self, offset: int) -> EpisodeRecord | None:
-        """The episode whose line begins at ``offset``; None if no listed line does."""
+        """The episode whose line begins at ``offset``; None if no listed line does.
+
+        Raises ``UserError`` for one that cannot be shown.
+        """
         if not self.select("SELECT 1 FROM episodes WHERE offset = ?", (offset,)):
             return None
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            return record_from_json(json.loads(file.readline()))
+        place = f"{self.path}, byte {offset}"
+        try:
+            with open_plain(self.path) as file:
+                file.seek(offset)
+                record = record_from_json(json.loads(file.readline(MAX_EPISODE_BYTES)))
+        except NOT_AN_EPISODE as error:
+            raise UserError(f"{place} is not an episode: {error!r}") from error
+        num_tokens = sum(len(segment.token_ids_T) for segment in record.episode.segments)
+        if num_tokens + len(record.episode.turns) > _MAX_SHOWN:
+            raise UserError(f"{place}: an episode of {num_tokens:,} tokens is too long to show")
+        return record
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._database, timeout=60, isolation_level=None)
@@ -120,7 +149,7 @@ class IndexStore:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._indexes: dict[Path, EpisodeIndex] = {}
-        self._elsewhere: tempfile.TemporaryDirectory[str] | None = None
+        self._directory = tempfile.TemporaryDirectory(prefix="forage-view-")
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="episode-index")
         self._being_read: set[Path] = set()
         self._is_closed = threading.Event()
@@ -144,48 +173,24 @@ class IndexStore:
         return index, standing
 
     def close(self) -> None:
-        """Stop reading, and remove what lies in the temporary directory."""
+        """Stop reading, and remove the indexes."""
         self._is_closed.set()
         self._reader.shutdown()
-        if self._elsewhere is not None:
-            self._elsewhere.cleanup()
+        self._directory.cleanup()
 
     def _open(self, path: Path) -> EpisodeIndex:
-        beside = path.with_name(f"{path.name}.index.sqlite")
-        try:
-            return _made_anew_if_broken(path, beside)
-        except (sqlite3.Error, OSError) as error:
-            LOG.info("no index can lie at %s (%s): it lies in a temporary place", beside, error)
-        if self._elsewhere is None:
-            self._elsewhere = tempfile.TemporaryDirectory(prefix="forage-view-")
-        name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
-        return EpisodeIndex(path, Path(self._elsewhere.name) / f"{name}.sqlite")
+        name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        return EpisodeIndex(path, Path(self._directory.name) / f"{name}.sqlite")
 
     def _read_rest(self, index: EpisodeIndex) -> None:
         try:
             while not self._is_closed.is_set() and index.read_more(_LINES_AT_ONCE).has_more:
                 pass
-        except (OSError, sqlite3.Error):
+        except (OSError, UserError, sqlite3.Error):
             LOG.exception("%s could not be indexed to its end", index.path)
         finally:
             with self._lock:
                 self._being_read.discard(index.path)
-
-
-def _made_anew_if_broken(path: Path, database: Path) -> EpisodeIndex:
-    try:
-        return EpisodeIndex(path, database)
-    except sqlite3.OperationalError:  # it cannot be opened or written
-        raise
-    except sqlite3.DatabaseError:  # it is no database any more
-        database.unlink()
-        return EpisodeIndex(path, database)
-
-
-def _is_current_layout(connection: sqlite3.Connection) -> bool:
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchall():
-        return False
-    return connection.execute("SELECT layout FROM state").fetchall() == [(_LAYOUT,)]
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
@@ -194,7 +199,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
         connection.execute(f"DROP TABLE IF EXISTS {table}")
     for statement in _TABLES.split(";"):
         connection.execute(statement)
-    connection.execute("INSERT INTO state VALUES (?, 0, 0, '', '')", (_LAYOUT,))
+    connection.execute("INSERT INTO state VALUES (0, 0, '', '')")
 
 
 def _start(connection: sqlite3.Connection, file: BinaryIO) -> int:
@@ -242,12 +247,15 @@ def _read(file: BinaryIO, path: Path, start: int, max_lines: int) -> tuple[list[
     """Rows and words of the next lines, and where they end; a line being written is left."""
     rows: list[_Row] = []
     end = file.seek(start)
-    for line in itertools.islice(file, max_lines):
+    for _ in range(max_lines):
+        line = file.readline(MAX_EPISODE_BYTES)
         if not line.endswith(b"\n"):
+            if len(line) == MAX_EPISODE_BYTES and not rows:
+                raise UserError(f"{path}, byte {end}: a line of more than {len(line):,} bytes")
             break
         try:
             rows.append(_row(end, json.loads(line)))
-        except (KeyError, TypeError, ValueError) as error:
+        except NOT_AN_EPISODE as error:
             LOG.warning("%s, byte %d: not an episode (%r), left out", path, end, error)
         end += len(line)
     return rows, end
@@ -272,6 +280,9 @@ def _row(offset: int, line: dict[str, Any]) -> _Row:
         *(reward and reward.parts.get("em"), reward and reward.value),
         *(episode.num_searches, length, len(signs), ", ".join(signs)),
     )
+    for value, types in zip(row, _TYPES, strict=True):
+        if not isinstance(value, types) or (isinstance(value, int) and abs(value) >= 2**63):
+            raise ValueError(f"{str(value)[:40]!r} is no {types[0].__name__} that a list can hold")
     queries = [str(value) for turn in episode.turns for value in _queries(turn)]
     passages = [turn.observation for turn in episode.turns]
     texts = (question.text, episode.answer or "", "\n".join(queries), "\n".join(passages))

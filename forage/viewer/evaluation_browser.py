@@ -193,7 +193,7 @@ class EvaluationBrowser:
         try:
             path = run.directory / file
             model, summary = _told_once(path, path.stat().st_mtime_ns)
-        except UserError as error:
+        except (UserError, OSError) as error:
             return replace(row, error=str(error))
         arm, figures = next(iter(summary.arms.items()))
         episodes = _episode_file(file) if _episode_file(file) in run.episode_files() else ""

@@ -2,7 +2,8 @@
 
 A run is a directory that holds metrics, episodes or the figures of an evaluation; its folder
 ``evaluation/`` belongs to it. Folders are walked anew every few seconds, so a run that begins
-later appears. Files are only read.
+later appears. Files are only read, and may be anybody's: what is wrong with one run is that run's
+error.
 """
 
 from __future__ import annotations
@@ -15,19 +16,27 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from forage.config.config_file import MAX_YAML_BYTES, parse_yaml
 from forage.errors import UserError
-from forage.records import EPISODES_FILE, METRICS_FILE, read_metrics
+from forage.records import EPISODES_FILE, METRICS_FILE, metric_rows
+from forage.remote.plain_file import open_plain, read_plain
 
 _EVALUATIONS = "evaluation"
 _SKIPPED = {"checkpoints", "tensorboard", "node_modules", "__pycache__", _EVALUATIONS}
 _MAX_DEPTH = 6
 _SECONDS_BETWEEN_WALKS = 3.0
 _HEAD_BYTES = 65_536
+_MAX_FOLDERS, _MAX_FILES = 20_000, 1_000
+"""Folders under a path, and files in a folder, beyond which the viewer does not look."""
+_MAX_NUMBERS, _MAX_METRICS = 20_000_000, 5_000
+"""Of all rows of a run (some 2 GB in memory), and of one row."""
+_MAX_STEP, _MAX_SIZE = 2**53, 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +48,42 @@ class ShownRun:
 
     def episode_files(self) -> list[str]:
         """Paths of its episode files, relative to the run: the one of training first."""
-        found = [*self.directory.glob("*.jsonl"), *self.directory.glob(f"{_EVALUATIONS}/*.jsonl")]
-        names = [p.relative_to(self.directory).as_posix() for p in found if _holds_episodes(p)]
+        names = [name for name in self._files(".jsonl") if _holds_episodes(self.directory / name)]
         return sorted(names, key=lambda name: (name != EPISODES_FILE, name))
 
     def figures_files(self) -> list[str]:
         """Paths of the files of figures of its evaluations, relative to the run."""
-        found = [*self.directory.glob("*.json"), *self.directory.glob(f"{_EVALUATIONS}/*.json")]
-        return sorted(p.relative_to(self.directory).as_posix() for p in found if _has_figures(p))
+        return sorted(name for name in self._files(".json") if _has_figures(self.directory / name))
 
     def config_text(self) -> str:
-        """Its settings as YAML, "" where it has none."""
+        """Its settings as YAML, "" where it has none; raises ``UserError``."""
         path = self.directory / "config.yaml"
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        if not os.path.lexists(path):
+            return ""
+        return read_plain(path, MAX_YAML_BYTES).decode("utf-8", "replace")
 
     def config(self) -> dict[str, Any]:
         """Its settings as a tree, empty where it has none that can be read."""
-        return _tree(self.config_text())
+        return self._read_config()[0]
+
+    def config_error(self) -> str:
+        """Why its settings cannot be read, "" where they can, or where it has none."""
+        return self._read_config()[1]
+
+    def _read_config(self) -> tuple[dict[str, Any], str]:
+        try:
+            tree, error = _tree(self.config_text())
+        except UserError as refused:
+            return {}, str(refused)
+        return tree, error and f"{self.directory / 'config.yaml'}: {error}"
+
+    def _files(self, suffix: str) -> Iterator[str]:
+        """Files with this ending in the run and its evaluations, relative to the run."""
+        for pattern in (f"*{suffix}", f"{_EVALUATIONS}/*{suffix}"):
+            for path in islice(self.directory.glob(pattern), _MAX_FILES):
+                name = path.relative_to(self.directory).as_posix()
+                if name == _text(name):  # an address can name it
+                    yield name
 
 
 class Library:
@@ -67,7 +95,7 @@ class Library:
         self._lock = threading.Lock()
         self._runs: dict[str, ShownRun] = {}
         self._walked_at = -1.0
-        self._metrics: dict[Path, tuple[tuple[int, int], list[dict[str, float]]]] = {}
+        self._metrics: dict[Path, tuple[tuple[int, int], list[dict[str, float]] | UserError]] = {}
         for path in self._paths:
             if not any(True for _ in _directories_with_records(path)):
                 raise UserError(
@@ -94,7 +122,7 @@ class Library:
         """The metric rows of a run, oldest first, read again when the file has changed.
 
         A file of this name that another program wrote may hold words, and rows of no step: these
-        are left out. Raises ``UserError`` for a damaged line.
+        are left out. Raises ``UserError`` for a damaged line, and for more than can be shown.
         """
         path = run.directory / METRICS_FILE
         try:
@@ -104,9 +132,13 @@ class Library:
         mark = (status.st_mtime_ns, status.st_size)
         known = self._metrics.get(path)
         if known is None or known[0] != mark:
-            rows = [_numbers(row) for row in read_metrics(run.directory)]
-            rows = [row for row in rows if math.isfinite(row.get("step", math.nan))]
+            try:
+                rows = _rows(run.directory)
+            except UserError as error:
+                rows = error
             known = self._metrics[path] = (mark, rows)
+        if isinstance(known[1], UserError):
+            raise known[1]
         return known[1]
 
     def _walk(self) -> Iterator[ShownRun]:
@@ -119,30 +151,65 @@ class Library:
                 key = root.name if below == "." else below
                 if len(self._paths) > 1 and below != ".":
                     key = f"{root.name}/{below}"
+                key = _text(key)
                 if key in seen:
-                    key = str(directory)
+                    key = _text(str(directory))
                 seen[key] = directory
         yield from (ShownRun(key, directory) for key, directory in sorted(seen.items()))
 
 
+def _rows(directory: Path) -> list[dict[str, float]]:
+    rows: list[dict[str, float]] = []
+    num_numbers = 0
+    for written in metric_rows(directory):
+        step = written.get("step")
+        if isinstance(step, int | float) and abs(step) > _MAX_STEP:
+            raise UserError(
+                f"{directory / METRICS_FILE} has a row of step {str(step)[:40]}; a step is a whole "
+                "number below 2^53"
+            )
+        row = _numbers(written)
+        num_numbers += 1 + len(row)
+        if num_numbers > _MAX_NUMBERS or len(row) > _MAX_METRICS:
+            raise UserError(
+                f"{directory / METRICS_FILE} holds more than {_MAX_NUMBERS:,} numbers, or more "
+                f"than {_MAX_METRICS:,} in a row; the viewer shows no more"
+            )
+        if math.isfinite(row.get("step", math.nan)):
+            rows.append(row)
+    return rows
+
+
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     # Each line brings its own copies of the names, which are half of what a row takes.
-    return {sys.intern(name): v for name, v in row.items() if isinstance(v, int | float)}
+    return {sys.intern(name): _shown(v) for name, v in row.items() if isinstance(v, int | float)}
+
+
+def _shown(value: float) -> float:
+    """The value, infinite or 0 where a chart could not compute with it."""
+    if abs(value) > _MAX_SIZE:
+        return math.inf if value > 0 else -math.inf
+    return value if abs(value) > 1 / _MAX_SIZE or value != value else 0.0
+
+
+def _text(name: str) -> str:
+    """A file's name as text that can be encoded: other bytes are replaced."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 @functools.lru_cache(maxsize=1_024)
-def _tree(text: str) -> dict[str, Any]:
-    """A config as a tree; kept, since a table of runs is made anew every few seconds."""
+def _tree(text: str) -> tuple[dict[str, Any], str]:
+    """A config as a tree, and its error; kept: a table of runs is made anew every few seconds."""
     try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return {}
-    return tree if isinstance(tree, dict) else {}
+        tree = parse_yaml(text)
+    except yaml.YAMLError as error:
+        return {}, f"not valid YAML: {error}"
+    return (tree, "") if isinstance(tree, dict) else ({}, "no mapping of settings" if text else "")
 
 
 def _run_directory_of(path: Path) -> Path:
     """The directory whose records a path names: its own, or that of a file of an evaluation."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise UserError(f"{path} does not exist: name the output_dir of a run, or a folder of runs")
     is_known = path.is_dir() or path.name == METRICS_FILE
     if not (is_known or _holds_episodes(path) or _has_figures(path)):
@@ -156,7 +223,7 @@ def _run_directory_of(path: Path) -> Path:
 
 
 def _directories_with_records(root: Path) -> Iterator[Path]:
-    for place, names, _ in os.walk(root):
+    for place, names, _ in islice(os.walk(root), _MAX_FOLDERS):
         directory = Path(place)
         if _has_records(directory):
             yield directory
@@ -170,7 +237,7 @@ def _directories_with_records(root: Path) -> Iterator[Path]:
 
 def _has_records(directory: Path) -> bool:
     run = ShownRun("", directory)
-    has_metrics = (directory / METRICS_FILE).exists()
+    has_metrics = os.path.exists(directory / METRICS_FILE)
     return has_metrics or bool(run.episode_files()) or bool(run.figures_files())
 
 
@@ -188,7 +255,7 @@ def _has_figures(path: Path) -> bool:
 
 def _head(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return file.read(_HEAD_BYTES)
-    except OSError:
+    except (UserError, OSError):
         return b""

@@ -6,6 +6,7 @@ And the sentinel's signs of a run, from its recorded metrics. Nothing here draws
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from forage.config.config_file import leaves
 from forage.config.sentinel_config import SentinelConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.records import METRICS_FILE, ROLLBACKS_FILE
+from forage.remote.plain_file import read_plain
 from forage.viewer.library import Library, ShownRun
 from forage.watch.sentinel import Sentinel, SignState
 
@@ -50,9 +52,8 @@ def facts_of(run: ShownRun, library: Library) -> RunFacts:
     rows = library.metrics(run)
     planned = _setting(run.config(), "trainer", "num_steps")
     recent = rows[-max(1, len(rows) // 10) :]
-    path = run.directory / METRICS_FILE
-    rollbacks = run.directory / ROLLBACKS_FILE
-    changed = path.stat().st_mtime if path.exists() else run.directory.stat().st_mtime
+    path, rollbacks = run.directory / METRICS_FILE, run.directory / ROLLBACKS_FILE
+    changed = os.stat(path if os.path.exists(path) else run.directory).st_mtime
     return RunFacts(
         run=run,
         status=_status(rows, planned, changed),
@@ -61,7 +62,7 @@ def facts_of(run: ShownRun, library: Library) -> RunFacts:
         reward=_mean(recent, "reward/mean"),
         em=_mean(recent, "em/mean"),
         alarms=int(_mean(rows[-1:], "sentinel/alarms") or 0),
-        num_rollbacks=len(rollbacks.read_bytes().splitlines()) if rollbacks.exists() else 0,
+        num_rollbacks=read_plain(rollbacks, 2**24).count(b"\n") if rollbacks.exists() else 0,
         num_episode_files=len(run.episode_files()),
         num_evaluations=len(run.figures_files()),
         changed=changed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -17,8 +18,10 @@ from forage.errors import UserError
 from forage.viewer.library import Library, ShownRun
 from forage.viewer.metric_words import words_of
 from forage.viewer.panels import HEADLINE_METRICS, health_charts, learning_charts
-from forage.viewer.run_facts import differing_settings, facts_of, sign_states
+from forage.viewer.run_facts import RunFacts, differing_settings, facts_of, sign_states
 from forage.viewer.viewer_page import viewer_page
+
+LOG = logging.getLogger(__name__)
 
 _MAX_SETTINGS = 6
 _LONG = 24
@@ -49,16 +52,19 @@ class RunPages:
 
     def runs(self) -> HTMLResponse:
         """The table of runs, and their curves over each other."""
-        runs: list[ShownRun] = []
+        facts: list[RunFacts] = []
         errors: list[str] = []
         for run in self._library.runs():
             try:
-                self._library.metrics(run)
+                facts.append(facts_of(run, self._library))
             except UserError as error:  # one damaged file hides no other run
                 errors.append(str(error))
+            except Exception as error:  # the boundary: a run's files may hold anything
+                LOG.exception("%s cannot be shown", run.directory)
+                errors.append(f"{run.directory} cannot be shown: {error!r}")
             else:
-                runs.append(run)
-        facts = [facts_of(run, self._library) for run in runs]
+                errors += filter(None, [run.config_error()])
+        runs = [each.run for each in facts]
         newest = sorted(facts, key=lambda each: (bool(each.num_steps), each.changed), reverse=True)
         chosen = [each.run.key for each in newest[:_NUM_CHOSEN] if each.num_steps]
         settings = differing_settings(runs)
@@ -85,6 +91,7 @@ class RunPages:
         rows = self._library.metrics(shown)
         health, level = health_charts(rows)
         signs, note = sign_states(shown, rows)
+        config_error = shown.config_error()
         return viewer_page(
             "run.html",
             here="run",
@@ -98,7 +105,8 @@ class RunPages:
             signs=signs if rows else [],
             signs_note=note,
             sections=self._sections([shown]),
-            config_yaml=shown.config_text(),
+            config_yaml="" if config_error else shown.config_text(),
+            config_error=config_error,
         )
 
     def curves(self, run: Keys, metric: Keys) -> JSONResponse:

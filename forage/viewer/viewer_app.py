@@ -1,8 +1,7 @@
 """The viewer: runs, episodes and evaluations as read-only pages on this machine.
 
 ``forage view PATH...`` serves it on the loopback interface. Runs may still be training: pages
-follow their files. Files are only read, but for an index beside the episodes, and no metric is
-computed here.
+follow their files. Files are only read, and no metric is computed here.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ def create_app(paths: Sequence[Path]) -> FastAPI:
     app.middleware("http")(_with_headers)
     app.exception_handler(UserError)(_user_error)
     app.exception_handler(RequestValidationError)(_wrong_address)
+    app.exception_handler(Exception)(_unforeseen)
     runs = RunPages(library)
     app.get("/")(runs.first)
     app.get("/runs")(runs.runs)
@@ -73,3 +73,9 @@ def _wrong_address(request: Request, error: RequestValidationError) -> HTMLRespo
     """Which field of an address is missing, no number, or out of range."""
     fields = (f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
     return _user_error(request, UserError("; ".join(fields)))
+
+
+def _unforeseen(request: Request, error: Exception) -> HTMLResponse:
+    """An error that no reader foresaw, as a page; the log gets its traceback."""
+    values = {"title": "That cannot be shown", "text": f"{error!r}; the log says more"}
+    return viewer_page("missing.html", status_code=500, here="", **values)

@@ -1,6 +1,7 @@
 """The index of an episode file: it follows the file, finds words, and needs no writable place."""
 
 import shutil
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,24 +98,16 @@ def test_a_file_that_was_written_anew_in_the_same_length_is_read_anew(path: Path
     assert EpisodeFilter(em="1").count(index) == before + 1
 
 
-def test_a_broken_index_is_made_anew(path: Path) -> None:
-    beside = path.with_name(f"{path.name}.index.sqlite")
-    beside.write_bytes(b"this is no database" * 100)
+def test_the_indexes_of_a_viewer_go_with_it_and_nothing_is_written_beside_the_records(
+    path: Path,
+) -> None:
     store = IndexStore()
     index, _ = store.of(path)
     assert len(offsets(index)) == 36
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
     store.close()
-
-
-def test_where_nothing_can_be_written_the_index_lies_elsewhere(path: Path) -> None:
-    beside = path.with_name(f"{path.name}.index.sqlite")
-    beside.mkdir()
-    store = IndexStore()
-    index, _ = store.of(path)
-    assert len(offsets(index)) == 36
-    assert list(beside.iterdir()) == []
-    store.close()
-    assert {p.name for p in path.parent.iterdir()} == {path.name, beside.name}
+    with pytest.raises(sqlite3.OperationalError):
+        offsets(index)
 
 
 def test_words_are_found_in_question_answer_query_and_passage(path: Path) -> None:
