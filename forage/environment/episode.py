@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from forage.config.environment_config import EnvironmentConfig
 from forage.environment import actions
@@ -29,6 +30,7 @@ from forage.environment.observation import (
     texts_observation,
 )
 from forage.environment.protocol import make_protocol
+from forage.environment.tools.foreign_tools import harmless, refuse_control_tokens
 from forage.environment.tools.search import SEARCH
 from forage.environment.tools.tool import Tool, ToolReply
 from forage.environment.transcript import Transcript
@@ -87,7 +89,10 @@ class Environment:
         self.config = config
         self.codec = codec
         self.dialect = dialect_of(config)
-        self.protocol = make_protocol(config.protocol, codec, tools, self.dialect)
+        tools = [harmless(tool, codec) for tool in tools]
+        make = partial(make_protocol, config.protocol, codec, dialect=self.dialect)
+        refuse_control_tokens(codec, tools, make)
+        self.protocol = make(tools)
         self.tools = {tool.name: tool for tool in tools}
         self.turnstile = Turnstile(_SHOWN_AT_ONCE)
         for frame in self.protocol.frames():

@@ -1,9 +1,10 @@
 """Tools of a server of the Model Context Protocol: ``environment.tools: [search, "mcp:URL"]``.
 
 ``mcp:URL#name,other`` takes only those named. The server is asked what it has when a run begins; a
-call is a connection of its own, so that a server that was restarted is found again. What it answers
-is untrusted text; what it calls an error is shown to the model, which may do better with its next
-call, and a server that cannot be reached is a failed call.
+call is a connection of its own, so that a server that was restarted is found again. What a server
+says of its tools is untrusted (``foreign_tools.py``), and so is what it answers. What it calls an
+error is shown to the model, which may do better with its next call; a server that cannot be reached
+is a failed call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from forage.environment.tools.foreign_tools import refuse_malformed
 from forage.environment.tools.tool import Arguments, Tool, ToolReply
 from forage.errors import UserError
 from forage.types import FailureKind, Retriever
@@ -68,9 +70,11 @@ def _tool(url: str, found: ServerTool, taken: Sequence[str]) -> Tool:
     name = re.sub(r"[^a-z0-9_]", "_", found.name.lower())[:28]
     description = " ".join((found.description or found.title or found.name).split())
     schema = found.input_schema
+    refuse_malformed(schema, f"environment.tools: the tool {found.name[:60]!r} of {url}")
     # An argument may be required and not described: then it is anything.
     undescribed: dict[str, Any] = {name: {} for name in schema.get("required", ())}
     return Tool(
+        is_foreign=True,
         name=f"mcp_{name}" if name in taken else name,
         description=re.split(r"(?<=[.!?])\s", description, maxsplit=1)[0],
         parameters={**schema, "properties": undescribed | schema.get("properties", {})},

@@ -72,6 +72,10 @@ class Tool:
     failed_note: str = "The call failed.\n"
     placeholder: str = ""
     reads: Callable[[object], Search | Call | Invalid] | None = None
+    is_foreign: bool = False
+    """Whether a server wrote the description and the parameters: a prompt shows them respelt."""
+    shown: Mapping[str, Any] | None = None
+    """The parameters as a prompt shows them; None: as they are."""
 
     @property
     def schema(self) -> ToolSchema:
@@ -79,7 +83,7 @@ class Tool:
         function = {
             "name": self.name,
             "description": self.description,
-            "parameters": dict(self.parameters),
+            "parameters": dict(self.shown or self.parameters),
         }
         return {"type": "function", "function": function}
 
@@ -108,8 +112,9 @@ class Tool:
     @property
     def example(self) -> dict[str, Any]:
         """Arguments of the right types, those that are needed."""
-        properties = self.parameters.get("properties", {})
-        return {name: _example(properties[name]) for name in self.parameters.get("required", ())}
+        shown = self.shown or self.parameters
+        properties = shown.get("properties", {})
+        return {name: _example(properties[name]) for name in shown.get("required", ())}
 
     def read_text(self, text: str) -> Search | Call | Invalid:
         """The call that this text in the tool's tag is: one text, or a JSON object."""
