@@ -84,7 +84,7 @@ def corpus_of(args: Namespace) -> Iterator[Path]:
 
 def _is_corpus(path: Path, has_columns: bool) -> bool:
     """Whether ``path`` holds passages as JSON lines already (or is not there, or is a pipe)."""
-    from forage.data.documents.document_files import READERS
+    from forage.data.documents.document_formats import READERS
     from forage.data.documents.table_rows import is_table
 
     if path.is_dir():
@@ -96,6 +96,7 @@ def _is_corpus(path: Path, has_columns: bool) -> bool:
 
 
 def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
+    from forage.data.corpus import without_links_out
     from forage.data.documents.document_files import read_documents
     from forage.data.documents.table_rows import TABLES, NamedColumns, is_table, read_table
 
@@ -104,7 +105,7 @@ def _documents(path: Path, args: Namespace) -> Iterator[OwnDocument]:
         raise UserError(f"cannot read the corpus {path}: there is no such file; check the path")
     if is_table(path):
         return read_table(path, columns)
-    tables = sorted(file for file in path.glob("*") if is_table(file)) if path.is_dir() else []
+    tables = without_links_out(path, filter(is_table, path.glob("*"))) if path.is_dir() else []
     if not any((args.text_column, args.title_column, args.id_column)):
         for file in tables:
             logger.warning("%s is a table and was left out: index it with --corpus %s", file, file)

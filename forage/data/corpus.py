@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -19,8 +20,13 @@ from forage.errors import UserError
 from forage.records import written_whole
 from forage.types import Passage
 
+logger = logging.getLogger(__name__)
+
 _GZIP_MAGIC = b"\x1f\x8b"
 _BLOCK_BYTES = 2**22
+_MAX_LINE_BYTES = 2**28
+# Text packs to a tenth or a fiftieth; gzip's own limit, which bombs come near, is a thousandth.
+_MAX_RATIO, _UNPACKED_ANYHOW = 300, 2**28
 # NaN and Infinity are Python's, not JSON's: no reply could hold them.
 _JSON = json.JSONDecoder(parse_constant=lambda _: None)
 
@@ -92,10 +98,24 @@ def corpus_files(path: Path) -> list[Path]:
     """The files that a corpus is made of; raises ``UserError`` for a directory without any."""
     if not path.is_dir():
         return [path]
-    files = sorted(f for f in path.iterdir() if f.name.endswith((".jsonl", ".jsonl.gz")))
+    files = without_links_out(
+        path, (f for f in path.iterdir() if f.name.endswith((".jsonl", ".jsonl.gz")))
+    )
     if not files:
         raise UserError(f"the directory {path} holds no .jsonl or .jsonl.gz file")
     return files
+
+
+def without_links_out(folder: Path, files: Iterable[Path]) -> list[Path]:
+    """The files by name, without those that a link leads to out of the folder: each is logged."""
+    base = folder.resolve()
+    inside: list[Path] = []
+    for file in sorted(files):
+        if (place := file.resolve()).is_relative_to(base):
+            inside.append(file)
+        else:
+            logger.warning("%s is left out: it leads out of %s, to %s", file, folder, place)
+    return inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +168,18 @@ def file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as raw:
             is_gzip = raw.peek(2)[:2] == _GZIP_MAGIC  # consumes nothing, so a pipe works too
-            lines = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-            for number, line in enumerate(cast(Iterable[bytes], lines), start=1):
+            lines = cast(BinaryIO, gzip.GzipFile(fileobj=raw) if is_gzip else raw)
+            num_bytes = 0
+            reading = iter(lambda: lines.readline(_MAX_LINE_BYTES), b"")
+            for number, line in enumerate(reading, start=1):
+                num_bytes += len(line)
+                if len(line) == _MAX_LINE_BYTES:
+                    raise UserError(f"{path}:{number}: a line of more than {len(line):,} bytes")
+                if is_gzip and num_bytes > _UNPACKED_ANYHOW + _MAX_RATIO * raw.tell():
+                    raise UserError(
+                        f"{path}:{number}: unpacks to more than {_MAX_RATIO} times its size, which "
+                        "no text does; unpack it by hand if you trust it"
+                    )
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if stripped := line.strip():

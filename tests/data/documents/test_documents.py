@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from forage.data.corpus import read_corpus, write_corpus
-from forage.data.documents.document_files import Mark, OwnDocument, read_documents
+from forage.data.documents.document_files import OwnDocument, read_documents
+from forage.data.documents.document_formats import Mark
 from forage.data.documents.splitting import Window, passages_of, token_spans, word_spans
 from forage.data.documents.table_rows import NamedColumns, read_table
 from forage.errors import UserError

@@ -1,0 +1,148 @@
+"""Documents read in a process that can be ended: each file has a time and a memory limit.
+
+A few kilobytes may say "a million cells", nest a page 100,000 deep or unpack to gigabytes, and the
+parsers have no bounds. Run as a program (``python -m forage.data.documents.document_process``) it
+answers one path after another on its standard input and output; ``DocumentProcess`` starts it,
+keeps it for the next file, and starts another when a file has cost it its life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from threading import Timer
+from typing import Any, BinaryIO, Self
+
+from forage.data.documents.document_formats import READERS, DocumentText, Mark
+
+_MAX_MB, _MAX_S = 2_048, 120.0
+# A process ends itself when a file's time on processors is up. On the clock, a busy machine may
+# take several times as long; then it is ended from here.
+_PATIENCE = 5
+_LENGTH = struct.Struct(">Q")
+
+
+class DocumentProcess:
+    """A process that reads documents, one at a time; a context that ends it."""
+
+    def __init__(self, max_mb: int = _MAX_MB, max_s: float = _MAX_S) -> None:
+        """What one file may take: memory, and seconds on a processor."""
+        self._max_mb, self._max_s = max_mb, max_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def read(self, path: Path) -> DocumentText:
+        """What a file says; raises ``ValueError`` for one that cannot be read within the limits."""
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None, "it is a pipe"
+        assert process.stdout is not None, "it is a pipe"
+        timer = Timer(self._max_s * _PATIENCE, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(str(path.absolute())).encode() + b"\n")
+            process.stdin.flush()
+            reply = _read(process.stdout)
+        except OSError:
+            reply = None
+        finally:
+            timer.cancel()
+        if reply is None:
+            raise ValueError(self._why_ended())
+        if reply.get("is_last"):
+            self.__exit__()
+        if "missing" in reply:  # the command line says which extra brings it
+            raise ModuleNotFoundError(f"No module named {reply['missing']}", name=reply["missing"])
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return DocumentText(
+            reply["title"], reply["text"], tuple(Mark(**mark) for mark in reply["marks"])
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with process:  # closes its pipes, and waits
+                process.kill()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # -P: a json.py in the current folder, which may be that of the documents, is not imported.
+        program = [sys.executable, "-P", "-m", "forage.data.documents.document_process"]
+        limits = [str(self._max_mb), str(self._max_s)]
+        process = subprocess.Popen(
+            [*program, *limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches us and not it
+        )
+        assert process.stdout is not None, "it is a pipe"
+        if _read(process.stdout) is None:
+            raise RuntimeError(f"{' '.join(program)} did not start (status {process.wait()})")
+        return process
+
+    def _why_ended(self) -> str:
+        process = self._process
+        assert process is not None, "it has just been asked"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+        status = process.poll()
+        self.__exit__()
+        if status in (-signal.SIGPROF, -signal.SIGKILL):
+            return f"it takes more than {self._max_s:g} s to read"
+        return f"it takes more than {self._max_mb:,} MB to read, or crashes its reader ({status})"
+
+
+def _read(file: BinaryIO) -> dict[str, Any] | None:
+    length = file.read(_LENGTH.size)
+    if len(length) < _LENGTH.size:
+        return None
+    (num_bytes,) = _LENGTH.unpack(length)
+    data = file.read(num_bytes)
+    return json.loads(data) if len(data) == num_bytes else None
+
+
+def _write(file: BinaryIO, reply: dict[str, Any]) -> None:
+    data = json.dumps(reply).encode()
+    file.write(_LENGTH.pack(len(data)) + data)
+    file.flush()
+
+
+def _answer(path: Path, max_mb: int) -> dict[str, Any]:
+    try:
+        reply = asdict(READERS[path.suffix.lower()](path))
+    except ModuleNotFoundError as error:
+        reply = {"missing": error.name}
+    except MemoryError:
+        reply = {"error": f"it takes more than {max_mb:,} MB to read", "is_last": True}
+    except Exception as error:  # the boundary of the parsers: files may hold anything
+        reply = {"error": str(error)[:500] or type(error).__name__}
+    kept_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"is_last": kept_kb > max_mb * 2**10 / 2} | reply
+
+
+def main(max_mb: int, max_s: float) -> None:
+    """Answer paths on standard input until it ends; what libraries print goes nowhere."""
+    with contextlib.suppress(ValueError):  # macOS has no such limit; the time's is left there
+        resource.setrlimit(resource.RLIMIT_AS, (max_mb * 2**20, max_mb * 2**20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _write(replies, {})  # ready
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, max_s)
+        reply = _answer(Path(json.loads(line)), max_mb)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(replies, reply)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))
