@@ -208,7 +208,7 @@ def _bundle(resources: Mapping[str, float]) -> Bundle:
 
 def _try(setting: str, address: str, timeout_s: float) -> None:
     """Raise ``UserError`` where nobody answers at ``address``, or another version of Ray."""
-    command = [sys.executable, "-c", _TRY, address]
+    command = [sys.executable, "-P", "-c", _TRY, address]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -188,7 +188,7 @@ def _index(settings: RealSettings) -> tuple[str, ...] | None:
         asked = ("--backend", "flat", "--encoder", settings.encoder, "--out", str(out / "vectors"))
         if code := main(["index", "--corpus", str(corpus), *asked]):
             raise UserError(f"the index of vectors was not built (exit code {code})")
-    return (sys.executable, "-m", "forage", "serve", str(out / "vectors"))
+    return (sys.executable, "-P", "-m", "forage", "serve", str(out / "vectors"))
 
 
 def _base_model(settings: RealSettings) -> Path:

@@ -43,7 +43,7 @@ class ServerProcess:
         """
         self._index_dir = index_dir
         self._startup_timeout_s = startup_timeout_s
-        self._command = tuple(command or (sys.executable, "-m", "forage", "serve"))
+        self._command = tuple(command or (sys.executable, "-P", "-m", "forage", "serve"))
         self._log_path = log_path
         self._process: ChildProcess | None = None
         self.port = port

@@ -85,7 +85,7 @@ class Extraction:
 
     async def _start_process(self) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", _PROGRAM, str(self._max_mb), stdin=PIPE, stdout=PIPE
+            sys.executable, "-P", "-m", _PROGRAM, str(self._max_mb), stdin=PIPE, stdout=PIPE
         )
         try:
             ready = await _read_reply(process, _STARTUP_S)

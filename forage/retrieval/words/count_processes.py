@@ -115,7 +115,9 @@ class CountProcess:
     def __init__(self, number: int, spec: AnalyzerSpec) -> None:
         """Start it; it loads while others work."""
         self.number = number
-        self._process = subprocess.Popen([sys.executable, "-c", _PROGRAM], stdin=PIPE, stdout=PIPE)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM], stdin=PIPE, stdout=PIPE
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="count")
         self._ready = self._thread.submit(self._ask, spec)
 
