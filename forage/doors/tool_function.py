@@ -25,7 +25,7 @@ _TYPES = {
 
 def described(call: Function, tool: Tool, is_method: bool = False) -> Function:
     """``call`` itself, which takes ``**arguments``, with the name and the arguments of ``tool``."""
-    properties = tool.parameters.get("properties", {})
+    properties = (tool.shown or tool.parameters).get("properties", {})
     required = tool.parameters.get("required", ())
     meanings = {name: _meaning(name, schema) for name, schema in properties.items()}
     lines = ["", "Args:", *(f"    {name}: {meaning}" for name, meaning in meanings.items())]
