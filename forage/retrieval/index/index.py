@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from forage.data.corpus_store import CorpusStore
 from forage.errors import UserError
+from forage.remote.plain_file import read_plain
 from forage.retrieval.backend import Backend, OpenOptions
 from forage.retrieval.index.index_files import OpenFiles
 from forage.retrieval.index.manifest import (
@@ -47,6 +48,7 @@ BACKENDS: Mapping[str, Mapping[str, type[BaseModel]]] = {
 
 AnyManifest = BM25Manifest | DenseManifest | QdrantManifest
 
+_MAX_MANIFEST_BYTES = 2**24
 _ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(
     Annotated[AnyManifest, Field(discriminator="backend")]
 )
@@ -165,7 +167,8 @@ def read_manifest(directory: Path) -> AnyManifest:
     """The manifest of an index directory; raises ``UserError`` that names what is wrong."""
     path = directory / MANIFEST_FILE
     try:
-        content = path.read_bytes()
+        path.stat()
+        content = read_plain(path, _MAX_MANIFEST_BYTES)
     except NotADirectoryError as error:
         raise UserError(f"{directory} is a file, and no index; name a directory") from error
     except FileNotFoundError as error:
@@ -180,7 +183,8 @@ def read_manifest(directory: Path) -> AnyManifest:
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(str(part) for part in wrong["loc"]) or "the file"
-        raise UserError(f"{path}: {where}: {wrong['msg']}; build the index again") from error
+        value = "" if isinstance(wrong["input"], dict | bytes) else f" ({str(wrong['input'])[:80]})"
+        raise UserError(f"{path}: {where}{value}: {wrong['msg']}; build the index again") from error
     require_same(
         directory, "format version", manifest.format_version, "this Forage reads", FORMAT_VERSION
     )

@@ -17,6 +17,7 @@ import xxhash
 from pydantic import Field
 
 from forage.errors import UserError
+from forage.remote.plain_file import open_plain
 from forage.settings import Strict
 
 # A second for five gigabytes that are in memory; of larger files, a part is read at each opening.
@@ -50,12 +51,15 @@ def check_file_sums(
 ) -> None:
     """Raise ``UserError`` unless files are what their sums say; ``remedy`` is what helps."""
     for name, file_sum in stated.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise UserError(f"{directory}: its manifest names {name!r} outside of it; {remedy}")
         _check_file_sum(directory / name, file_sum, is_whole, remedy)
 
 
 def _check_file_sum(path: Path, stated: FileSum, is_whole: bool, remedy: str) -> None:
     try:
-        num_bytes = path.stat().st_size
+        with open_plain(path) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
         if num_bytes != stated.num_bytes:
             raise UserError(
                 f"{path} is damaged: it has {num_bytes} bytes, and was built with "

@@ -24,9 +24,13 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+MAX_COUNT = 10_000_000
+"""Of candidates, lists, links and the like: libraries allocate what a manifest says."""
 
 # What another program writes whenever it is opened, and checks itself: Qdrant's store.
 _LIVING = frozenset({"qdrant"})
+# Of the files that opening an index reads.
+_READ_SUFFIXES = {".npy", ".json", ".jsonl", ".faiss"}
 _REMEDY = "build the index again from its corpus"
 
 # sha256 takes two seconds a gigabyte. Above this the size alone is compared; where the files have
@@ -42,8 +46,8 @@ class CommonManifest(Strict):
     """
 
     format_version: int = FORMAT_VERSION
-    num_passages: int = Field(ge=1)
-    corpus_bytes: int = Field(ge=1)
+    num_passages: int = Field(ge=1, lt=2**40)
+    corpus_bytes: int = Field(ge=1, lt=2**50)
     corpus_sha256: str
     library: str
     files: dict[str, FileSum] | None = None
@@ -91,6 +95,14 @@ def check_files(
         )
         return
     files = {name: found for name, found in manifest.files.items() if name.startswith(prefix)}
+    present = {
+        file.relative_to(directory).as_posix()
+        for file in directory.rglob("*")
+        if file.suffix in _READ_SUFFIXES
+    }
+    for name in sorted(present - {*manifest.files, MANIFEST_FILE}):
+        if name.startswith(prefix) and name.partition("/")[0] not in _LIVING:
+            raise UserError(f"{directory / MANIFEST_FILE} has no checksum of {name}; {_REMEDY}")
     check_file_sums(directory, files, is_whole, _REMEDY)
 
 

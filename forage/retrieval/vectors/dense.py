@@ -61,10 +61,10 @@ class DenseManifest(CommonManifest):
     encoder: EncoderSpec
     faiss: FaissSettings
     metric: Literal["inner_product", "l2"] = "inner_product"
-    index_bytes: int = Field(ge=1)
+    index_bytes: int = Field(ge=1, lt=2**50)
     index_sha256: str
     source_files: tuple[str, ...] = ()
-    checked_cosine: float | None = None
+    checked_cosine: float | None = Field(default=None, ge=-1.01, le=1.01)
 
     @model_validator(mode="after")
     def _backend_is_the_kind(self) -> Self:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from forage.errors import UserError
+from forage.retrieval.index.manifest import MAX_COUNT
 from forage.retrieval.vectors.vector_shards import VectorDtype
 from forage.settings import Strict
 
@@ -56,7 +57,7 @@ class Sq8Settings(FaissKind):
 
     kind: Literal["sq8"] = "sq8"
     rescore: RescoreDtype | None = Field(default="float16", description=_RESCORE_HELP)
-    candidates: int | None = Field(default=None, ge=1, description=_CANDIDATES_HELP)
+    candidates: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_CANDIDATES_HELP)
 
 
 class HnswSettings(FaissKind):
@@ -64,11 +65,24 @@ class HnswSettings(FaissKind):
 
     kind: Literal["hnsw"] = "hnsw"
     storage: Storage = Field(default="float32", description=_STORAGE_HELP)
-    links: int = Field(default=64, ge=2, description="neighbours kept for each node")
-    ef_construction: int = Field(
-        default=200, ge=1, description="candidates looked at for each node while building"
+    links: int = Field(
+        default=64,
+        ge=2,
+        le=MAX_COUNT,
+        description="neighbours kept for each node",
     )
-    ef_search: int = Field(default=128, ge=1, description="candidates looked at in a search")
+    ef_construction: int = Field(
+        default=200,
+        ge=1,
+        le=MAX_COUNT,
+        description="candidates looked at for each node while building",
+    )
+    ef_search: int = Field(
+        default=128,
+        ge=1,
+        le=MAX_COUNT,
+        description="candidates looked at in a search",
+    )
 
 
 class IvfSettings(FaissKind):
@@ -76,28 +90,28 @@ class IvfSettings(FaissKind):
 
     kind: Literal["ivf"] = "ivf"
     storage: Storage = Field(default="float32", description=_STORAGE_HELP)
-    lists: int | None = Field(default=None, ge=1, description=_LISTS_HELP)
-    probes: int | None = Field(default=None, ge=1, description=_PROBES_HELP)
+    lists: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_LISTS_HELP)
+    probes: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_PROBES_HELP)
 
 
 class PqSettings(FaissKind):
     """Product quantisation (``code_bytes`` a vector), the best candidates scored again exactly."""
 
     kind: Literal["pq"] = "pq"
-    code_bytes: int | None = Field(default=None, ge=1, description=_CODE_BYTES_HELP)
+    code_bytes: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_CODE_BYTES_HELP)
     rescore: RescoreDtype | None = Field(default="float16", description=_RESCORE_HELP)
-    candidates: int | None = Field(default=None, ge=1, description=_CANDIDATES_HELP)
+    candidates: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_CANDIDATES_HELP)
 
 
 class IvfPqSettings(FaissKind):
     """Lists as in ivf, with product quantisation inside them, and candidates scored again."""
 
     kind: Literal["ivfpq"] = "ivfpq"
-    lists: int | None = Field(default=None, ge=1, description=_LISTS_HELP)
-    probes: int | None = Field(default=None, ge=1, description=_PROBES_HELP)
-    code_bytes: int | None = Field(default=None, ge=1, description=_CODE_BYTES_HELP)
+    lists: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_LISTS_HELP)
+    probes: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_PROBES_HELP)
+    code_bytes: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_CODE_BYTES_HELP)
     rescore: RescoreDtype | None = Field(default="float16", description=_RESCORE_HELP)
-    candidates: int | None = Field(default=None, ge=1, description=_CANDIDATES_HELP)
+    candidates: int | None = Field(default=None, ge=1, le=MAX_COUNT, description=_CANDIDATES_HELP)
 
 
 class ImportedSettings(FaissKind):
@@ -105,8 +119,8 @@ class ImportedSettings(FaissKind):
 
     kind: Literal["adopted"] = "adopted"
     structure: str = ""
-    ef_search: int | None = Field(default=None, ge=1)
-    probes: int | None = Field(default=None, ge=1)
+    ef_search: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    probes: int | None = Field(default=None, ge=1, le=MAX_COUNT)
 
 
 FaissSettings = Annotated[

@@ -38,17 +38,20 @@ _BLOCK_CHARS = 2**22
 # The first passages choose the language.
 _NUM_CHOOSING = 256
 
+MAX_K1 = 1_000
+"""At a tenth of it the score is the number of repetitions, whatever the length."""
+
 
 class BM25Builder:
     """Collects texts in the order of their rows, then writes the index."""
 
     def __init__(self, k1: float, b: float, language: str = PLAIN) -> None:
-        """Free parameters of the formula; raises ``UserError`` outside k1 >= 0, 0 <= b <= 1.
+        """Free parameters of the formula; raises ``UserError`` outside of their ranges.
 
         The language ``auto`` is chosen by the first texts, which wait until there are enough.
         """
-        if not k1 >= 0:
-            raise UserError(f"k1 is {k1}; it must be 0 or more (0.9 and 1.2 are common)")
+        if not 0 <= k1 <= MAX_K1:
+            raise UserError(f"k1 is {k1}; it must lie between 0 and {MAX_K1} (0.9 is common)")
         if not 0 <= b <= 1:
             raise UserError(f"b is {b}; it must lie between 0 and 1 (0.4 and 0.75 are common)")
         self._k1, self._b = k1, b

@@ -41,7 +41,7 @@ from forage.retrieval.words.bm25 import (
     VALUES_FILE,
     WORDS_FILE,
 )
-from forage.retrieval.words.bm25_builder import BM25Builder, maxima
+from forage.retrieval.words.bm25_builder import MAX_K1, BM25Builder, maxima
 from forage.retrieval.words.languages import AUTO, PLAIN, misfit
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ class BM25Manifest(CommonManifest):
     """An index of words."""
 
     backend: Literal["bm25"] = "bm25"
-    k1: float
-    b: float
+    k1: float = Field(ge=0, le=MAX_K1, allow_inf_nan=False)
+    b: float = Field(ge=0, le=1)
     tokenizer: str
     analyzer: AnalyzerSpec = PLAIN_SPEC
 

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,3 +210,57 @@ def test_a_build_that_is_killed_leaves_no_index_and_the_next_clears_up(
     assert len(list(tmp_path.iterdir())) == 1
     build(corpus, out)
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("k1", -1.0, r"k1 \(-1.0\)"),
+        ("k1", 1e300, r"k1 \(1e\+300\)"),
+        ("k1", float("nan"), r"k1 \(nan\)"),
+        ("k1", float("inf"), r"k1 \(inf\)"),
+        ("b", 5, r"b \(5\)"),
+        ("b", -0.1, r"b \(-0.1\)"),
+        ("num_passages", 0, r"num_passages \(0\)"),
+        ("num_passages", 10**30, r"num_passages \(1000000"),
+        ("corpus_bytes", 10**30, r"corpus_bytes \(1000000"),
+        ("files", {}, "has no checksum of corpus.id_buckets.npy"),
+        ("files", {"../a": {"num_bytes": 0, "whole": "", "sampled": ""}}, "has no checksum of"),
+        ("format_version", 10**9, "format version 1000000000"),
+    ],
+)
+def test_absurd_values_of_a_manifest_are_refused_with_the_value(
+    index_dir: Path, tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    """An index with ``k1: 1e300`` or ``files: {}`` was served as if it were whole."""
+    out = tmp_path / "index"
+    shutil.copytree(index_dir, out)
+    change_manifest(out, key, value)
+    with pytest.raises(UserError, match=message):
+        open_index(out)
+
+
+@pytest.mark.parametrize("name", ["../corpus.jsonl", "/dev/zero", "pipe", "link"])
+def test_a_manifest_leads_to_no_other_file(index_dir: Path, tmp_path: Path, name: str) -> None:
+    """The sum of /dev/zero never ended, and a pipe was waited for."""
+    out = tmp_path / "index"
+    shutil.copytree(index_dir, out)
+    os.mkfifo(out / "pipe")
+    (out / "link").symlink_to("/dev/zero")
+    files = json.loads((out / "manifest.json").read_text())["files"]
+    change_manifest(out, "files", files | {name: {"num_bytes": 0, "whole": "", "sampled": ""}})
+    with pytest.raises(UserError, match="outside of it|is a pipe, a device or a folder"):
+        open_index(out)
+
+
+def test_one_missing_checksum_is_named(index_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "index"
+    shutil.copytree(index_dir, out)
+    files = json.loads((out / "manifest.json").read_text())["files"]
+    del files["maxima.npy"]
+    change_manifest(out, "files", files)
+    with pytest.raises(UserError, match=r"has no checksum of maxima\.npy"):
+        open_index(out)
+    (out / "README.md").write_text("Where this index is from.")
+    change_manifest(out, "files", None)
+    open_index(out).close()
