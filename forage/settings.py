@@ -143,6 +143,9 @@ def load_by_path(path: Any, key: str) -> Any:
     if not isinstance(path, str):
         return path
     module_name, _, name = path.partition(":")
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        # With search.url "subprocess:getoutput" a recipe alone made each query a shell command.
+        raise UserError(f"{key} is {path}, of Python's own library; name a function of your own")
     found = getattr(_import(module_name, path, key), name, None)
     if found is None:
         raise UserError(f"{key}: {module_name} has no {name}; check {path}")

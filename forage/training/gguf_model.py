@@ -127,8 +127,8 @@ def _drop_tokens_beyond(out: Path, num_rows: int) -> None:
     if len(kept) < len(added):
         tokenizer["added_tokens"] = kept
         path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
-    tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=False)
-    refuse_too_few_rows(num_token_ids(tokenizer), num_rows, str(out))
+    read = AutoTokenizer.from_pretrained(out, trust_remote_code=False)
+    refuse_too_few_rows(num_token_ids(read), num_rows, str(out))
 
 
 def _check_written(model: PreTrainedModel, out: Path) -> None:

@@ -281,3 +281,36 @@ def test_a_lone_surrogate_in_any_field_of_a_passage_is_replaced(tmp_path: Path):
     write_corpus(tmp_path / "again.jsonl", passages)
     assert [each.id for each in read_corpus(tmp_path / "again.jsonl")] == ["a\ufffd"]
     assert passages[0].fields["more"] == {"k\ufffd": ["v\ufffd"]}
+
+
+def test_gzip_that_unpacks_to_far_more_than_text_does_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forage.data.corpus._UNPACKED_ANYHOW", 2**20)
+    line = json.dumps({"id": "a", "contents": "x" * 10_000}).encode() + b"\n"
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * 2_000))
+    with pytest.raises(UserError, match=r"bomb\.jsonl\.gz:\d+: unpacks to more than 300 times"):
+        list(read_corpus(tmp_path / "bomb.jsonl.gz"))
+
+
+def test_a_line_without_an_end_is_refused_and_not_held_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forage.data.corpus._MAX_LINE_BYTES", 2**16)
+    with (tmp_path / "endless.jsonl").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(UserError, match=r"endless\.jsonl:1: a line of more than 65,536 bytes"):
+        list(read_corpus(tmp_path / "endless.jsonl"))
+
+
+def test_a_link_out_of_a_folder_of_passages_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = '{"id": "%s", "contents": "text"}\n'
+    (tmp_path / "other.jsonl").write_text(line % "secret")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.jsonl").write_text(line % "a")
+    (tmp_path / "corpus" / "b.jsonl").symlink_to("a.jsonl")
+    (tmp_path / "corpus" / "c.jsonl").symlink_to(tmp_path / "other.jsonl")
+    assert [passage.id for passage in read_corpus(tmp_path / "corpus")] == ["a", "a"]
+    assert "c.jsonl is left out: it leads out of" in caplog.text

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from forage.data.corpus import file_lines, parse_object
 from forage.data.documents.document_files import OwnDocument
@@ -84,7 +84,7 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, An
     csv.field_size_limit(_MAX_CELL_CHARS)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter=delimiter)
+            reader = csv.DictReader(_lines(file, path), delimiter=delimiter)
             for row in reader:
                 if None in row or None in row.values():
                     names = reader.fieldnames or []
@@ -100,6 +100,13 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, An
         raise UserError(f"{path} is not UTF-8; convert the file to UTF-8") from error
     except csv.Error as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    for line in iter(lambda: file.readline(_MAX_CELL_CHARS), ""):
+        if len(line) == _MAX_CELL_CHARS:
+            raise UserError(f"{path}: a line of more than {_MAX_CELL_CHARS:,} characters")
+        yield line
 
 
 def _refuse_missing(path: Path, row: Mapping[str, Any], columns: NamedColumns) -> None:

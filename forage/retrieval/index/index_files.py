@@ -17,7 +17,6 @@ import xxhash
 from pydantic import Field
 
 from forage.errors import UserError
-from forage.remote.plain_file import open_plain
 from forage.settings import Strict
 
 # A second for five gigabytes that are in memory; of larger files, a part is read at each opening.
@@ -58,8 +57,9 @@ def check_file_sums(
 
 def _check_file_sum(path: Path, stated: FileSum, is_whole: bool, remedy: str) -> None:
     try:
-        with open_plain(path) as file:
-            num_bytes = os.fstat(file.fileno()).st_size
+        num_bytes = path.stat().st_size
+        if not path.is_file():
+            raise UserError(f"{path} is a pipe, a device or a folder; {remedy}")
         if num_bytes != stated.num_bytes:
             raise UserError(
                 f"{path} is damaged: it has {num_bytes} bytes, and was built with "

@@ -194,3 +194,14 @@ def test_a_table_that_does_not_fit_says_what_a_row_looks_like(
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):
         list(read_table(tmp_path / name, columns))
+
+
+def test_a_table_whose_line_never_ends_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forage.data.documents.table_rows._MAX_CELL_CHARS", 2**16)
+    (tmp_path / "t.csv").write_text("id,text\n")
+    with (tmp_path / "t.csv").open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(UserError, match=r"t\.csv: a line of more than 65,536 characters"):
+        list(read_table(tmp_path / "t.csv", NamedColumns()))

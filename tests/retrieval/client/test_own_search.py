@@ -84,3 +84,10 @@ async def test_a_query_that_fails_takes_no_other_with_it_and_answers_are_remembe
 async def test_what_is_no_function_is_an_error():
     with pytest.raises(UserError, match="search.url: .*:ROME is no function"):
         await ask("tests.retrieval.client.test_own_search:ROME")
+
+
+@pytest.mark.parametrize("path", ["subprocess:getoutput", "os:popen", "os.path:expanduser"])
+def test_a_function_of_pythons_own_library_is_refused(path: str):
+    """A recipe that somebody else wrote needed no module to run each query in a shell."""
+    with pytest.raises(UserError, match=rf"search\.url is {path}, of Python's own library"):
+        SearchClient(SearchConfig(url=path))

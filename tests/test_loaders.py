@@ -1,0 +1,53 @@
+"""Nothing in forage/ reads a file with a loader that may run what the file names."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.test_imports import trees
+
+# Messages between our own processes, on pipes that they alone hold.
+OWN_PICKLES = {
+    "forage/cluster/ray_ranks.py",
+    "forage/retrieval/words/count_processes.py",
+    "forage/training/rank_processes.py",
+}
+
+
+def calls() -> Iterator[tuple[str, int, str, ast.Call]]:
+    """(file, line, name of what is called, the call) of every call in forage/."""
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield str(path), node.lineno, ast.unparse(node.func), node
+
+
+def test_every_automatic_class_of_transformers_is_told_to_run_no_code() -> None:
+    """Left out, transformers asks at the terminal, and ``yes |`` or a key press ran the code."""
+    found = {
+        (path, line): {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        for path, line, name, call in calls()
+        if name.split(".")[-1] in ("from_pretrained", "from_config") and "Auto" in name
+    }
+    assert len(found) > 10, "the search finds nothing any more"
+    asking = [place for place, given in found.items() if given.get("trust_remote_code") != "False"]
+    assert asking == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pickle.load", "pickle.loads", "torch.load", "yaml.load", "joblib.load", "eval", "exec"],
+)
+def test_no_loader_runs_what_a_file_names(name: str) -> None:
+    places = {path for path, _, called, _ in calls() if called == name}
+    assert places <= (OWN_PICKLES if name.startswith("pickle") else set())
+
+
+def test_numpy_reads_no_pickles() -> None:
+    given = [
+        (path, line)
+        for path, line, name, call in calls()
+        if name == "np.load" and any(keyword.arg == "allow_pickle" for keyword in call.keywords)
+    ]
+    assert given == []
