@@ -12,6 +12,7 @@ import logging
 from collections.abc import Collection
 from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 MAX_COUNT = 10_000_000
-"""Of candidates, lists, links and the like: libraries allocate what a manifest says."""
+Count = Annotated[int, Field(le=MAX_COUNT)]
+"""Candidates, lists, links and the like: libraries allocate what a manifest says."""
 
 # What another program writes whenever it is opened, and checks itself: Qdrant's store.
 _LIVING = frozenset({"qdrant"})

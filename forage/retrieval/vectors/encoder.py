@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from forage.errors import UserError
-from forage.retrieval.index.manifest import MAX_COUNT
+from forage.retrieval.index.manifest import Count
 from forage.settings import Strict
 from forage.types import Passage
 
@@ -67,8 +67,8 @@ class EncoderSpec(Strict):
     passage_prefix: str
     passage_template: str
     normalise: bool
-    max_length: int = Field(ge=1, le=MAX_COUNT)
-    dimension: int = Field(ge=1, le=MAX_COUNT)
+    max_length: Count = Field(ge=1)
+    dimension: Count = Field(ge=1)
     dtype: Dtype
     onnx_file: str | None = None
     trust_remote_code: bool = False

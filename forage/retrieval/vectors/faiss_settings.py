@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from forage.errors import UserError
-from forage.retrieval.index.manifest import MAX_COUNT
+from forage.retrieval.index.manifest import MAX_COUNT, Count
 from forage.retrieval.vectors.vector_shards import VectorDtype
 from forage.settings import Strict
 
@@ -65,24 +65,11 @@ class HnswSettings(FaissKind):
 
     kind: Literal["hnsw"] = "hnsw"
     storage: Storage = Field(default="float32", description=_STORAGE_HELP)
-    links: int = Field(
-        default=64,
-        ge=2,
-        le=MAX_COUNT,
-        description="neighbours kept for each node",
+    links: Count = Field(default=64, ge=2, description="neighbours kept for each node")
+    ef_construction: Count = Field(
+        default=200, ge=1, description="candidates looked at for each node while building"
     )
-    ef_construction: int = Field(
-        default=200,
-        ge=1,
-        le=MAX_COUNT,
-        description="candidates looked at for each node while building",
-    )
-    ef_search: int = Field(
-        default=128,
-        ge=1,
-        le=MAX_COUNT,
-        description="candidates looked at in a search",
-    )
+    ef_search: Count = Field(default=128, ge=1, description="candidates looked at in a search")
 
 
 class IvfSettings(FaissKind):

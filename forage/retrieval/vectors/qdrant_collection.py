@@ -23,7 +23,7 @@ from pydantic import Field
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
-from forage.retrieval.index.manifest import MAX_COUNT
+from forage.retrieval.index.manifest import Count
 from forage.retrieval.source import SourceError
 from forage.retrieval.vectors.qdrant_files import refuse_foreign
 from forage.settings import Strict
@@ -51,24 +51,11 @@ T = TypeVar("T")
 class QdrantSettings(Strict):
     """A server's graph and storage; the defaults are those of the published runs."""
 
-    m: int = Field(
-        default=32,
-        ge=2,
-        le=MAX_COUNT,
-        description="edges of each point in the graph",
+    m: Count = Field(default=32, ge=2, description="edges of each point in the graph")
+    ef_construct: Count = Field(
+        default=512, ge=4, description="candidates looked at for each point while building"
     )
-    ef_construct: int = Field(
-        default=512,
-        ge=4,
-        le=MAX_COUNT,
-        description="candidates looked at for each point while building",
-    )
-    hnsw_ef: int = Field(
-        default=256,
-        ge=1,
-        le=MAX_COUNT,
-        description="candidates looked at in a search",
-    )
+    hnsw_ef: Count = Field(default=256, ge=1, description="candidates looked at in a search")
     on_disk: bool = Field(default=False, description="memory-map the vectors")
     quantise: bool = Field(
         default=False, description="search int8 copies in memory, score the best again exactly"
