@@ -19,7 +19,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from threading import Timer
-from typing import Any, BinaryIO, Self
+from typing import IO, Any, Self
 
 from forage.data.documents.document_formats import READERS, DocumentText, Mark
 
@@ -101,7 +101,7 @@ class DocumentProcess:
         return f"it takes more than {self._max_mb:,} MB to read, or crashes its reader ({status})"
 
 
-def _read(file: BinaryIO) -> dict[str, Any] | None:
+def _read(file: IO[bytes]) -> dict[str, Any] | None:
     length = file.read(_LENGTH.size)
     if len(length) < _LENGTH.size:
         return None
@@ -110,7 +110,7 @@ def _read(file: BinaryIO) -> dict[str, Any] | None:
     return json.loads(data) if len(data) == num_bytes else None
 
 
-def _write(file: BinaryIO, reply: dict[str, Any]) -> None:
+def _write(file: IO[bytes], reply: dict[str, Any]) -> None:
     data = json.dumps(reply).encode()
     file.write(_LENGTH.pack(len(data)) + data)
     file.flush()
