@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -40,7 +42,7 @@ def _logprobs(policy: TokenLogprobs, rows: list[tuple[int, ...]]) -> Tensor:
 
 
 def _by_transformers(
-    model: PreTrainedModel, packed: Packed, is_wanted_N: Tensor, *_: object
+    model: PreTrainedModel, packed: Packed, is_wanted_N: Tensor, *_: Any, **_named: Any
 ) -> tuple[Tensor, Tensor]:
     """As ``token_logprobs`` for one sequence, by the model's own forward; no entropies."""
     ids_N = packed.token_ids_N.to(next(model.parameters()).device)

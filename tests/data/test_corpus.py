@@ -275,7 +275,7 @@ def test_passages_that_differ_in_fields_alone_are_the_same_passage():
 def test_a_lone_surrogate_in_any_field_of_a_passage_is_replaced(tmp_path: Path):
     """Further fields kept theirs, and what was read could not be written again."""
     row = {"id": "a\ud800", "title": "t\ud800", "text": "x\udc00", "url": "u\ud800"}
-    row["more"] = {"k\ud800": ["v\ud800"]}
+    row |= {"more": {"k\ud800": ["v\ud800"]}}
     (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
     passages = list(read_corpus(tmp_path / "c.jsonl"))
     write_corpus(tmp_path / "again.jsonl", passages)

@@ -136,7 +136,7 @@ async def evaluate_towns(
     retries_failed: bool = False,
 ) -> EvaluationResult:
     """A whole evaluation into ``out``, of a policy whose weights have this digest."""
-    destination = Destination(out, "towns", 0, is_fresh, retries_failed)
+    destination = Destination(out, "towns", 0, None, is_fresh, retries_failed)
     with_engine = evaluator(config, engine or Reader(), search)
     policy = {"the weights": weights}
     return await evaluate(with_engine, questions, destination, policy, None, None)

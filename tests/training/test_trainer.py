@@ -128,6 +128,8 @@ def loss_by_definition(
     match algorithm.aggregate.kind:
         case "token_mean":
             return torch.cat(per_sequence).mean()
+        case "token_sum":
+            return torch.cat(per_sequence).sum()
         case "sequence_mean":
             return torch.stack([losses.mean() for losses in per_sequence]).mean()
         case "sequence_sum":

@@ -104,5 +104,6 @@ def _hit(found: Any, rank: int) -> Hit:
         case _:
             raise TypeError(f"a passage is a text or a Passage, and it gave {found!r}")
     digest = hashlib.sha256(f"{title}\n{text}".encode(errors="replace")).hexdigest()
-    texts = (digest[:16] if key is None else str(key), title, text)
-    return Hit(Passage(*map(replace_surrogates, texts), fields), 1 / rank)
+    identity = replace_surrogates(digest[:16] if key is None else str(key))
+    passage = Passage(identity, replace_surrogates(title), replace_surrogates(text), fields)
+    return Hit(passage, 1 / rank)
