@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from forage.models import recurrence
+from forage.models import experts, recurrence
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -154,3 +154,4 @@ def install(model: nn.Module) -> None:
         AttentionInterface.register(NAME, delegate)
     model.set_attn_implementation(NAME)  # pyright: ignore[reportCallIssue]  # PreTrainedModel's
     recurrence.install(model)
+    experts.install(model)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forage.errors import UserError
+from forage.models import experts
 from forage.models.head import KNOWN_IDS
 
 LENGTHS = (13, 2, 9)
@@ -38,9 +39,16 @@ def sequences(model: PreTrainedModel) -> list[tuple[int, ...]]:
     ]
 
 
+def use_eager(model: PreTrainedModel) -> None:
+    """Let transformers' own attention and experts compute the model."""
+    model.set_attn_implementation("eager")
+    if model.config._experts_implementation == experts.NAME:
+        model.set_experts_implementation("eager")
+
+
 def plain_logprobs(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
     """Log-probabilities [T, V] after each token, by transformers' forward of one sequence alone."""
-    model.set_attn_implementation("eager")
+    use_eager(model)
     ids_1T = torch.tensor([ids], device=next(model.parameters()).device)
     return model(input_ids=ids_1T, use_cache=False).logits[0].float().log_softmax(dim=-1)
 
@@ -62,11 +70,11 @@ def raise_if_apart(model: PreTrainedModel, what: str, seen: Tensor, expected: Te
 def checking(model: PreTrainedModel) -> Iterator[None]:
     """Shortens windows, compares all rows, and turns errors of passes into a ``UserError``.
 
-    Afterwards windows, attention and the rows that are tokens are as before.
+    Afterwards windows, attention, experts and the rows that are tokens are as before.
     """
     known = vars(model).pop(KNOWN_IDS, None)  # the texts that are compared hold spare ids, too
     eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the passes
-    before = model.config._attn_implementation
+    before, of_experts = model.config._attn_implementation, model.config._experts_implementation
     assert before is not None, "transformers chooses an attention when it makes a model"
     try:
         with torch.no_grad(), eager, _short_windows(model):
@@ -80,6 +88,8 @@ def checking(model: PreTrainedModel) -> Iterator[None]:
         ) from error
     finally:
         model.set_attn_implementation(before)
+        if model.config._experts_implementation != of_experts:
+            model.set_experts_implementation(of_experts)
         if known is not None:
             vars(model)[KNOWN_IDS] = known
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from forage.algorithms.packing import lay_end_to_end
 from forage.batch import Packed
 from forage.models import attention
-from forage.models.self_check import checking, raise_if_apart, sequences
+from forage.models.self_check import checking, raise_if_apart, sequences, use_eager
 from forage.training.logprobs import TokenLogprobs, token_logprobs
 
 
@@ -25,7 +25,7 @@ def check_packed(policy: TokenLogprobs) -> None:
     rows = sequences(model)
     try:
         with checking(model):
-            model.set_attn_implementation("eager")
+            use_eager(model)
             policy.compute = _by_transformers
             expected_M = torch.cat([_logprobs(policy, [row]) for row in rows])
             attention.install(model)

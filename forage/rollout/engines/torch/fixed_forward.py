@@ -69,7 +69,9 @@ class FixedForward:
         num_tokens = round_up(count, self._bucket)
         token_ids = torch.zeros(1, num_tokens, dtype=torch.long)
         token_ids[0, :count] = torch.tensor(stretch.token_ids)
+        # What fills up the bucket stays within the positions that a model may have learnt.
         positions = torch.arange(stretch.start, stretch.start + num_tokens)[None]
+        positions = positions.clamp(max=stretch.end - 1)
         attend = PrefillAttend(self._cache, stretch, num_tokens)
         hidden = self._forward(token_ids, positions, attend)
         return logits_of(self._model, hidden[0, count - 1][None])[0]
@@ -83,9 +85,9 @@ class FixedForward:
             positions_R[stretch.slot - first] = stretch.start
         positions_R = positions_R.to(self._cache.device)
         attend = DecodeAttend(self._cache, slice(first, first + self._tile_rows), positions_R)
-        # A row that does not decode stands at the scratch position, which may lie past the
-        # model's last; rotary embeddings are computed from the number, so that does no harm.
-        hidden_R1H = self._forward(token_ids_R1, positions_R[:, None], attend)
+        # The scratch position of a row that does not decode may lie past the model's last.
+        known_R = positions_R.masked_fill(positions_R == self._cache.scratch, 0)
+        hidden_R1H = self._forward(token_ids_R1, known_R[:, None], attend)
         return logits_of(self._model, hidden_R1H[:, 0])
 
     def _forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -171,11 +171,11 @@ class GraphForward:
         return logits_of(self._model, hidden_NH[lasts_B])
 
     def _hidden(self, ids_N: Tensor, positions_N: Tensor, attend: AttendRows) -> Tensor:
-        # The scratch position may lie past the model's last; rotary embeddings are computed from
-        # the number, so that does no harm.
+        # The scratch position may lie past the model's last.
+        known_N = positions_N.masked_fill(positions_N == self._cache.scratch, 0)
         output = self._model.base_model(
             input_ids=ids_N[None],
-            position_ids=positions_N[None],
+            position_ids=known_N[None],
             use_cache=False,
             attend=_PlainAttend(attend, self._cache.dtype),
         )
