@@ -63,6 +63,14 @@ def _algorithm_fits(run: RunConfig) -> None:
             f"algorithm.advantage.k ({advantage.k}) is above trainer.group_size "
             f"({trainer.group_size}): no k episodes can be drawn; lower k"
         )
+    parts = run.reward.parts
+    names = advantage.reads_parts
+    if unknown := [name for name in names if name.partition("/")[0] not in parts]:
+        raise ValueError(
+            f"algorithm.advantage.parts names {', '.join(unknown)}, which the reward does not "
+            f"have; its parts are {', '.join(parts)}. Name one of these, or add the part in "
+            "reward.weights or reward.functions"
+        )
     if trainer.num_mini_batches > trainer.questions_per_step:
         raise ValueError(
             f"trainer.num_mini_batches ({trainer.num_mini_batches}) is above "

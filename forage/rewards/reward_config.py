@@ -187,6 +187,19 @@ class RewardConfig(Frozen):
         is_in_table = term == "retrieved" and self.retrieval_score > 0
         return is_in_table or getattr(self.weights, term) != 0
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are recorded for every episode; functions may add parts below theirs."""
+        more = {
+            **{"sub_em": self.answer == "sub_em", "table": self.weights.table},
+            **{"judge": self.needs_judge, "search_cost": self.search_cost},
+            "no_search_penalty": self.no_search_penalty,
+        }
+        terms = self.weights.terms().items()
+        named = [name for name, term in terms if not term.is_on_demand or self.needs(name)]
+        named += [name for name, is_there in more.items() if is_there]
+        return ("has_answer", *named, *(function.name for function in self.functions))
+
     @model_validator(mode="after")
     def _table_is_sound(self) -> Self:
         structure, factor = self.structure_score, self.many_answers_factor

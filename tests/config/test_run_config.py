@@ -152,6 +152,15 @@ def test_a_wrong_value_is_shown_with_its_key() -> None:
             "algorithm.advantage.k (9) is above trainer.group_size (8)",
         ),
         (
+            {"algorithm": {"advantage": {"kind": "gdpo", "parts": {"em": 1, "emm": 1}}}},
+            "algorithm.advantage.parts names emm, which the reward does not have; its parts are "
+            "has_answer, em, cover_em, f1, format_valid, table. Name one of these",
+        ),
+        (  # it is computed where the reward depends on it
+            {"algorithm": {"advantage": {"kind": "gdpo", "parts": {"retrieved": 1}}}},
+            "algorithm.advantage.parts names retrieved",
+        ),
+        (
             {"algorithm": {"likelihood_protection": {"coefficient": 0.1}}},
             "set trainer.num_mini_batches or trainer.num_epochs above 1",
         ),
@@ -697,3 +706,15 @@ def test_a_reward_that_has_no_name_is_refused_where_a_run_is_saved(reward: Any) 
 def test_the_name_of_a_local_function_is_refused_with_what_to_write() -> None:
     local = {"functions": [{"path": "mine:make.<locals>.short"}]}
     assert "'mine:make.<locals>.short'; write module:name" in message(tree(reward=local))
+
+
+def test_gdpo_reads_the_parts_of_functions_of_the_user_too():
+    functions = [{"path": "mine:brief", "weight": 0.0}]
+    parts = {"em": 1.0, "brief": 0.5, "brief/words": 0.5}
+    advantage = {"kind": "gdpo", "parts": parts}
+    tree = {
+        "model": {"path": "some/model"},
+        "reward": {"functions": functions},
+        "algorithm": {"advantage": advantage},
+    }
+    assert build_config(tree).algorithm.advantage.reads_parts == tuple(parts)

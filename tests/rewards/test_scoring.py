@@ -106,6 +106,23 @@ def test_the_parts_say_how_the_value_came_about():
     }
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"answer": "sub_em", "search_cost": 0.1, "no_search_penalty": 0.2},
+        {"structure_score": 0.2, "retrieval_score": 0.1},
+        {"weights": {"table": 0, "judge": 1, "retrieved": 0.5}, "judge": {"url": "http://a/v1"}},
+        {"functions": [{"path": "mine:brief", "weight": 0.0}]},
+    ],
+)
+def test_the_settings_know_the_parts_that_are_recorded(settings: dict[str, Any]):
+    config = RewardConfig.model_validate(settings)
+    others = {name: 1.0 for name in ("judge", "brief") if name in config.parts}
+    recorded = score_episode(make_episode("<answer>Paris</answer>"), config, others).parts
+    assert sorted(config.parts) == sorted(recorded)
+
+
 def test_passages_are_not_looked_at_while_the_retrieval_score_is_zero():
     reward = score_episode(make_episode(SEARCH, WRONG), make_config(structure_score=S))
     assert "retrieved" not in reward.parts

@@ -59,8 +59,9 @@ class ForeignKey:
     """One of their keys and what it becomes in a recipe.
 
     A key without ``ours`` has no place in a recipe, and ``note`` says why. ``values`` maps their
-    values to ours, and any other value is refused. A derived key is read together with others. A
-    name with ``*`` covers every key like it that has no row of its own.
+    values to ours, and any other value is refused; ``is_list`` admits several, with commas. A
+    derived key is read together with others. A name with ``*`` covers every key like it that has no
+    row of its own.
     """
 
     theirs: str
@@ -68,9 +69,11 @@ class ForeignKey:
     note: str = ""
     values: Mapping[str, Any] | None = None
     is_derived: bool = False
+    is_list: bool = False
 
     def admits(self, value: Any) -> bool:
-        return self.values is None or str(value).lower() in self.values
+        named = comma_separated(value) if self.is_list else [str(value).lower()]
+        return self.values is None or all(one in self.values for one in named)
 
     def renamed(self, value: Any) -> Any:
         return value if self.values is None else self.values[str(value).lower()]
@@ -81,6 +84,11 @@ def derived(
 ) -> ForeignKey:
     """A key that is read together with others."""
     return ForeignKey(theirs, ours, note, values, is_derived=True)
+
+
+def comma_separated(value: Any) -> list[str]:
+    """The names in a text like ``a, b``, without duplicates."""
+    return list(dict.fromkeys(one.strip().lower() for one in str(value or "").split(",")))
 
 
 def no_place(table: str) -> list[ForeignKey]:

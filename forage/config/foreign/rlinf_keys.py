@@ -34,8 +34,11 @@ _NUM_GPUS = 8
 """GPUs of a node of the published example; ``all`` in its placement gives no number."""
 _WHERE = "cluster.component_placement"
 _PARTS = ("actor,rollout,reward", "rollout,reward", "actor", "rollout", "all")
-_ESTIMATORS = {"grpo": "grpo", "grpo_dynamic": "grpo", "gae": "gae", "rloo": "rloo"}
+_ESTIMATORS = {
+    **{"grpo": "grpo", "grpo_dynamic": "grpo", "gae": "gae", "rloo": "rloo", "raw": "reinforce"},
+}
 _SCALES = {"['group_level', 'agent_level', 'turn_level']": "sequence_mean", "[]": "token_mean"}
+_RAW = "raw: with baseline: none"
 _AGGREGATE = "algorithm.aggregate.kind"
 _ENGINES = {"sglang": "sglang", "vllm": "vllm"}
 _EQUAL = "group, agent and turn level: each trajectory weighs the same"
@@ -104,7 +107,7 @@ KEYS = (
     *(derived(f"{_WHERE}.{who}", "placement.gpus_per_node", "all: 8") for who in _PARTS),
     ForeignKey("algorithm.group_size", "trainer.group_size"),
     ForeignKey("algorithm.n_minibatches", "trainer.num_mini_batches"),
-    ForeignKey("algorithm.adv_type", "algorithm.advantage.kind", "", _ESTIMATORS),
+    ForeignKey("algorithm.adv_type", "algorithm.advantage.kind", _RAW, _ESTIMATORS),
     derived("algorithm.loss_agg_func", _AGGREGATE, "", {"token-mean": "token_mean"}),
     derived("algorithm.loss_scales", _AGGREGATE, _EQUAL, _SCALES),
     derived("algorithm.ratio_clip_eps", "algorithm.loss.low", "and high"),
@@ -172,6 +175,8 @@ def derive(given: Given) -> Recipe:
         ours[_AGGREGATE] = "sequence_mean"
     else:
         ours[_AGGREGATE] = (given.text("algorithm.loss_agg_func") or "token_mean").replace("-", "_")
+    if given.text("algorithm.adv_type") == "raw":
+        ours["algorithm.advantage.baseline"] = "none"
     beta = given.number("algorithm.kl_beta")
     ours |= leash(beta, lambda: given.text("algorithm.kl_penalty_type"), "loss")
     ours |= _steps(given) | _placement(given)

@@ -62,8 +62,8 @@ a limit of one server; rollout.max_concurrent_episodes limits all: sglang-server
 turns, topk and url are in its code; set environment and search: custom-generate-function-path
 the reward is exact match; for your own, reward.functions: custom-rm-path rm-type
 algorithm.advantage normalises: normalize-advantages=false
-Forage has no such loss: use-opsm=false use-opd=false loss-type=policy_loss
-belongs to a loss that Forage does not have: opsm-* opd-* custom-loss-function-path
+Forage has no such loss: use-opd=false loss-type=policy_loss
+belongs to a loss that Forage does not have: opd-* custom-loss-function-path
 Forage has no dropout: attention-dropout=0|0.0 hidden-dropout=0|0.0
 FSDP2 trains, and has no such part: sequence-parallel pipeline-model-parallel-size expert-*
 FSDP2 trains, and has no such part: recompute-method recompute-num-layers attention-backend
@@ -113,6 +113,8 @@ KEYS = (
     ForeignKey("num-critic-only-steps", "algorithm.advantage.critic.num_warmup_steps", "with ppo"),
     derived("calculate-per-token-loss", "algorithm.aggregate.kind", "true: token_mean"),
     derived("use-unbiased-kl", "algorithm.kl.is_importance_weighted", "in the loss"),
+    derived("use-opsm", "algorithm.sequence_mask", "true: on"),
+    derived("opsm-delta", "algorithm.sequence_mask.delta", "with use-opsm"),
     derived("use-tis", f"{_WEIGHTS}.kind", "truncate, or as tis-mode says"),
     derived("tis-clip", f"{_WEIGHTS}.high", "without tis-mode"),
     derived("tis-clip-low", f"{_WEIGHTS}.low", "without tis-mode; 0: truncate"),
@@ -166,6 +168,7 @@ _DEFAULTS = {
     "kl-loss-type": "k1",
     "lr-decay-style": "linear",
     "n-samples-per-prompt": 1,
+    "opsm-delta": 1e-4,
     "value-clip": 0.2,
     "weight-decay": 0.01,
 }
@@ -251,6 +254,8 @@ def _loss(given: Given) -> Recipe:
     ours["algorithm.loss.high"] = low if high is None else high
     if kind == "clipped" and (dual := given.number("eps-clip-c")):
         ours["algorithm.loss.dual_clip"] = dual
+    if given.flag("use-opsm"):
+        ours["algorithm.sequence_mask.delta"] = given.number("opsm-delta")
     return ours
 
 

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
 from forage.config.foreign.foreign_keys import (
@@ -14,21 +15,40 @@ from forage.config.foreign.foreign_keys import (
     Given,
     Recipe,
     cadence,
+    comma_separated,
     fall,
     leash,
     machines,
     warmup,
     whole,
 )
+from forage.errors import UserError
+from forage.rewards.reward_config import RewardConfig
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 OPTIM = f"{ACTOR}.optim"
 STYLES = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
 LOSSES = {
     **{"vanilla": "clipped", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo"},
-    **{"sapo": "sapo", "clip_cov": "clip_cov", "kl_cov": "kl_cov"},
+    **{"sapo": "sapo", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "gpg": "reinforce"},
+    **{"dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl", "dro": "dro"},
 }
-_WITH_BOUNDS = ("clipped", "gspo", "cispo", "clip_cov")
+BYPASS_LOSSES = {"ppo_clip": "clipped", "reinforce": "reinforce"}
+_WITH_BOUNDS = ("clipped", "gspo", "cispo", "clip_cov", "dppo_tv", "dppo_kl")
+_MODE = "policy_loss"
+OF_LOSSES = {  # our loss: its key and theirs
+    "clipped": {"dual_clip": "clip_ratio_c"},
+    "gmpo": {"bound": "clip_ratio_high"},
+    "sapo": {"temperature_good": "tau_pos", "temperature_bad": "tau_neg"},
+    "clip_cov": {
+        **{"share": f"{_MODE}.clip_cov_ratio", "min_covariance": f"{_MODE}.clip_cov_lb"},
+        **{"max_covariance": f"{_MODE}.clip_cov_ub"},
+    },
+    "kl_cov": {"share": f"{_MODE}.kl_cov_ratio", "coefficient": f"{_MODE}.ppo_kl_coef"},
+    "dppo_tv": {"max_ratio": "clip_ratio_c"},
+    "dppo_kl": {"max_ratio": "clip_ratio_c"},
+    "dro": {"beta": f"{_MODE}.dro_beta"},
+}
 REJECTIONS = {  # their name: our kind and level
     **{"token_k1": ("ratio", "token"), "seq_sum_k1": ("ratio", "sequence")},
     **{"seq_mean_k1": ("ratio", "geometric"), "token_k2": ("k2", "token")},
@@ -52,18 +72,31 @@ def derive_verl(given: Given) -> Recipe:
         ours["model.lora.rank"] = int(rank)
         ours["model.lora.alpha"] = given.number("actor_rollout_ref.model.lora_alpha") or 16
     estimator = given.text("algorithm.adv_estimator")
-    if estimator == "grpo" and given.value("algorithm.norm_adv_by_std_in_grpo") is not None:
-        is_divided = given.flag("algorithm.norm_adv_by_std_in_grpo")
-        ours["algorithm.advantage.normalise_by_std"] = is_divided
+    is_divided = "algorithm.norm_adv_by_std_in_grpo"
+    if estimator in ("grpo", "grpo_passk") and given.value(is_divided) is not None:
+        ours["algorithm.advantage.normalise_by_std"] = given.flag(is_divided)
     if estimator == "reinforce_plus_plus_baseline":
         ours["algorithm.advantage.baseline"] = "group"
-    return ours
+    if estimator == "gpg":
+        ours["algorithm.advantage.rescale_by"] = "rewards"
+    return ours | (_parts(given) if estimator == "gdpo" else {})
+
+
+def _parts(given: Given) -> Recipe:
+    """GDPO's parts of the reward; those that Forage does not have are functions of the user."""
+    names = given.value("algorithm.gdpo_reward_keys") or []
+    weights = given.value("algorithm.gdpo_reward_weights") or [1.0] * len(names)
+    ours: Recipe = {"algorithm.advantage.parts": dict(zip_longest(names, weights))}
+    own = [name for name in names if name not in RewardConfig().parts]
+    functions = [{"path": f"set_your_module:{name}", "weight": 0.0} for name in own]
+    return ours | ({"reward.functions": functions} if own else {})
 
 
 def _environment(given: Given, has_tags: bool) -> Recipe:
     prompt, reply = given.number("data.max_prompt_length"), given.number("data.max_response_length")
+    is_2025 = given.text(f"{ROLLOUT}.name") == "sglang_async"
     ours: Recipe = {
-        "environment.dialect": "search_r1" if has_tags else "verl",
+        "environment.dialect": "search_r1" if has_tags else "verl_2025" if is_2025 else "verl",
         "environment.protocol": "tags" if has_tags else "tools",
         "environment.prompt": "search-r1" if has_tags else "tools",
         "environment.has_final_turn": has_tags,
@@ -84,7 +117,7 @@ def _environment(given: Given, has_tags: bool) -> Recipe:
         return ours
     turns = given.number(f"{TURNS}.max_assistant_turns", f"{TURNS}.max_turns")
     ours["environment.max_turns"] = int(turns or (reply or 0) // 3)  # as many as fit, in veRL
-    if given.text(f"{ROLLOUT}.name") != "sglang_async":  # its rollout of 2025 cut no reply
+    if not is_2025:  # its rollout of 2025 cut no reply
         cut = given.number(f"{TURNS}.max_tool_response_length")
         ours["environment.max_reply_characters"] = int(cut or 256)
     return ours | _tool(given)
@@ -118,14 +151,22 @@ def _leash(given: Given, has_tags: bool) -> Recipe:
 
 
 def _loss(given: Given, has_tags: bool) -> Recipe:
-    kind = LOSSES.get(given.text(f"{ACTOR}.policy_loss.loss_mode") or "vanilla", "clipped")
+    is_bypassed = given.flag(f"{IS}.bypass_mode")  # it has two losses and reads no loss_mode
+    name = f"{IS}.loss_type" if is_bypassed else f"{ACTOR}.policy_loss.loss_mode"
+    kind = (BYPASS_LOSSES if is_bypassed else LOSSES).get(given.text(name) or "", "clipped")
     ours: Recipe = {"algorithm.loss.kind": kind}
+    if kind == "reinforce":
+        ours["algorithm.loss.weights.kind"] = "none"
+        if is_bypassed:
+            ours |= _weights(given, "algorithm.loss.weights")
     if kind in _WITH_BOUNDS:
         for side in ("low", "high"):
             bound = given.number(f"{ACTOR}.clip_ratio_{side}", f"{ACTOR}.clip_ratio")
             ours[f"algorithm.loss.{side}"] = bound
-    if kind == "clipped" and not has_tags:
-        ours["algorithm.loss.dual_clip"] = given.number(f"{ACTOR}.clip_ratio_c")
+    if not has_tags:
+        for key, theirs in OF_LOSSES.get(kind, {}).items():
+            if (value := given.value(f"{ACTOR}.{theirs}")) is not None:
+                ours[f"algorithm.loss.{key}"] = value
     if given.text(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm":
         ours["algorithm.aggregate.tokens"] = int(given.number("data.max_response_length") or 1024)
     if kind in ("gspo", "gmpo"):
@@ -134,25 +175,46 @@ def _loss(given: Given, has_tags: bool) -> Recipe:
 
 
 def _correction(given: Given) -> Recipe:
-    """Weights and rejection of ``rollout_correction``; a lone bound b of a ratio means 1/b to b."""
-    ours: Recipe = {}
+    """Weights and rejections of ``rollout_correction``."""
     is_bypassed = given.flag(f"{IS}.bypass_mode")
-    if is_bypassed:
-        ours["algorithm.decoupled"] = False
-    if not is_bypassed and (level := given.text(f"{IS}.rollout_is")):
-        high = given.number(f"{IS}.rollout_is_threshold") or 2.0
-        is_normalised = given.flag(f"{IS}.rollout_is_batch_normalize")
-        weights = {"kind": "truncate", "level": level, "high": high, "normalise": is_normalised}
-        ours |= {f"algorithm.correction.weights.{key}": value for key, value in weights.items()}
-    rule = REJECTIONS.get(given.text(f"{IS}.rollout_rs") or "")
-    bounds = given.text(f"{IS}.rollout_rs_threshold") if rule else None
-    if rule and (found := re.fullmatch(r"(?:([\d.]+)_)?([\d.]+)", bounds or "")):
-        high = float(found[2])
-        reject = {"kind": rule[0], "level": rule[1], "high": high}
-        if rule[0] == "ratio":
-            reject["low"] = float(found[1] or 1 / high)
-        ours |= {f"algorithm.correction.reject.{key}": value for key, value in reject.items()}
-    return ours
+    section = "algorithm.correction"
+    ours = {"algorithm.decoupled": False} if is_bypassed else _weights(given, f"{section}.weights")
+    names = comma_separated(given.value(f"{IS}.rollout_rs"))
+    rules = [REJECTIONS[name] for name in names if name in REJECTIONS]
+    bounds = str(given.value(f"{IS}.rollout_rs_threshold")).split(",") if rules else []
+    bounds = bounds * len(rules) if len(bounds) == 1 else bounds
+    rejections = [_rejection(*each) for each in zip_longest(rules, bounds[: len(rules)])]
+    for first in rejections[:1]:
+        ours |= {f"{section}.reject.{key}": value for key, value in first.items()}
+    return ours | ({f"{section}.also_reject": rejections[1:]} if rejections[1:] else {})
+
+
+def _weights(given: Given, section: str) -> Recipe:
+    """Truncated ratios, or with two bounds IcePop's mask."""
+    if (level := given.text(f"{IS}.rollout_is")) is None:
+        return {}
+    low, high = _bounds(given.text(f"{IS}.rollout_is_threshold"))
+    weights = {"kind": "mask", "low": low} if low else {"kind": "truncate"}
+    weights |= {"level": level, "high": high}
+    weights["normalise"] = given.flag(f"{IS}.rollout_is_batch_normalize")
+    return {f"{section}.{key}": value for key, value in weights.items()}
+
+
+def _rejection(rule: tuple[str, str], written: str | None) -> Recipe:
+    """A rule of ours; their ratio is the inverse of ours, and a lone bound b means 1/b to b."""
+    (kind, level), (low, high) = rule, _bounds(written)
+    if kind != "ratio":
+        return {"kind": kind, "level": level, "high": high}
+    return {"kind": kind, "level": level, "low": 1 / high, "high": 1 / low if low else high}
+
+
+def _bounds(written: str | None) -> tuple[float | None, float]:
+    """The bounds of ``high`` or ``low_high``; raises ``UserError``."""
+    low, _, high = (written or "").strip().rpartition("_")
+    with suppress(ValueError):
+        if float(high) > 0 and (not low or float(low) > 0):
+            return float(low) if low else None, float(high)
+    raise UserError(f"{IS}: {written} has no bounds; write numbers above 0, as high or low_high")
 
 
 def _optimizer_steps(given: Given, has_tags: bool) -> Recipe:

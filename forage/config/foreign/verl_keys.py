@@ -27,9 +27,11 @@ from forage.config.foreign.foreign_keys import (
 )
 from forage.config.foreign.verl_derived import (
     ACTOR,
+    BYPASS_LOSSES,
     CRITIC,
     IS,
     LOSSES,
+    OF_LOSSES,
     OPTIM,
     REJECTIONS,
     ROLLOUT,
@@ -41,7 +43,6 @@ from forage.config.foreign.verl_derived import (
 )
 
 _NO_PLACE = f"""
-algorithm.loss is also the loss in bypass mode: {IS}.loss_type=ppo_clip
 FSDP2 shards over all ranks, and placement.engine.offload rests states in the host: *.fsdp_config.*
 FSDP2 shards over all ranks: *.strategy actor_rollout_ref.ref.ulysses_sequence_parallel_size
 an evaluation plays as many episodes as fit: data.val_batch_size
@@ -91,14 +92,21 @@ the reward is exact match; reward.judge is a model: reward_model.enable=false
 
 _END = "trainer.final_learning_rate_ratio"
 _MINI = "a step divided by it; Search-R1 counts episodes, veRL questions"
-_PLUS = "reinforce_plus_plus_baseline: with baseline: group"
+_PLUS = "reinforce_plus_plus_baseline: with baseline: group; gpg: with rescale_by: rewards"
+_OWN_PARTS = "names of your own: reward.functions, in which you set the module"
+_IN_LOSS = "bypass_mode with loss_type reinforce: algorithm.loss.weights"
+_ALSO = "several: algorithm.correction.also_reject"
+_INVERSE = "low_high of the inverse ratio; one for all rules, or one for each"
+_GPG = "gpg: with weights: none"
 _ESTIMATORS = {
     **{name: name for name in ("gae", "grpo", "rloo", "remax", "reinforce_plus_plus")},
-    **{"reinforce_plus_plus_baseline": "reinforce_plus_plus", "grpo_passk": "pass_at_k"},
+    **{name: name for name in ("opo", "gpg", "gdpo", "grpo_passk")},
+    **{"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"},
+    **{"reinforce_plus_plus_baseline": "reinforce_plus_plus"},
     **dict.fromkeys(("optimal_token_baseline", "tir_optimal_token_baseline"), "optimal_token"),
 }
 _AGGREGATES = {
-    **{"token-mean": "token_mean", "seq-mean-token-sum": "sequence_sum"},
+    **{"token-mean": "token_mean", "token-sum": "token_sum", "seq-mean-token-sum": "sequence_sum"},
     **{"seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum-norm": "constant"},
 }
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "sglang_async": "sglang", "hf": "torch"}
@@ -117,18 +125,23 @@ KEYS = (
     ForeignKey("algorithm.gamma", "algorithm.advantage.discount", "with gae"),
     ForeignKey("algorithm.lam", "algorithm.advantage.gae_lambda", "with gae"),
     derived("algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage.normalise_by_std"),
+    derived("algorithm.gdpo_reward_keys", "algorithm.advantage.parts", _OWN_PARTS),
+    derived("algorithm.gdpo_reward_weights", "algorithm.advantage.parts"),
     derived("algorithm.use_kl_in_reward", "algorithm.kl.place", "true: reward"),
     derived("algorithm.kl_penalty", "algorithm.kl.form", "in the reward", KL_FORMS),
     derived("algorithm.kl_ctrl.kl_coef", "algorithm.kl.coefficient", "in the reward"),
     derived("algorithm.kl_ctrl.type", "algorithm.kl.adaptive.target", "", _CONTROLS),
     derived("algorithm.kl_ctrl.target_kl", "algorithm.kl.adaptive.target", "if adaptive"),
     derived("algorithm.kl_ctrl.horizon", "algorithm.kl.adaptive.horizon", "if adaptive"),
-    derived(f"{IS}.rollout_is", "algorithm.correction.weights.level", "", _LEVELS),
-    derived(f"{IS}.rollout_is_threshold", "algorithm.correction.weights.high"),
-    derived(f"{IS}.rollout_is_batch_normalize", "algorithm.correction.weights.normalise"),
-    derived(f"{IS}.rollout_rs", "algorithm.correction.reject.kind", values=REJECTIONS),
-    derived(f"{IS}.rollout_rs_threshold", "algorithm.correction.reject.high", "low_high"),
+    derived(f"{IS}.rollout_is", "algorithm.correction.weights.level", _IN_LOSS, _LEVELS),
+    derived(f"{IS}.rollout_is_threshold", "algorithm.correction.weights.high", _IN_LOSS),
+    derived(f"{IS}.rollout_is_batch_normalize", "algorithm.correction.weights.normalise", _IN_LOSS),
+    ForeignKey(
+        f"{IS}.rollout_rs", "algorithm.correction.reject.kind", _ALSO, REJECTIONS, True, True
+    ),
+    derived(f"{IS}.rollout_rs_threshold", "algorithm.correction.reject.high", _INVERSE),
     derived(f"{IS}.bypass_mode", "algorithm.decoupled", "true: false"),
+    derived(f"{IS}.loss_type", "algorithm.loss.kind", "if bypass_mode", BYPASS_LOSSES),
     ForeignKey("actor_rollout_ref.model.path", "model.path"),
     ForeignKey(
         "actor_rollout_ref.model.enable_gradient_checkpointing", "model.gradient_checkpointing"
@@ -151,8 +164,14 @@ KEYS = (
     derived(f"{ACTOR}.clip_ratio", "algorithm.loss.low", "and algorithm.loss.high"),
     derived(f"{ACTOR}.clip_ratio_low", "algorithm.loss.low"),
     derived(f"{ACTOR}.clip_ratio_high", "algorithm.loss.high"),
-    derived(f"{ACTOR}.clip_ratio_c", "algorithm.loss.dual_clip", "veRL: 3.0"),
-    derived(f"{ACTOR}.policy_loss.loss_mode", "algorithm.loss.kind", values=LOSSES),
+    derived(f"{ACTOR}.policy_loss.loss_mode", "algorithm.loss.kind", _GPG, LOSSES),
+    derived(f"{ACTOR}.clip_ratio_c", "algorithm.loss.dual_clip", "dppo_*: max_ratio"),
+    *(
+        derived(f"{ACTOR}.{theirs}", f"algorithm.loss.{ours}", f"with {loss}")
+        for loss, keys in OF_LOSSES.items()
+        for ours, theirs in keys.items()
+        if not theirs.startswith("clip_ratio")
+    ),
     ForeignKey(f"{ACTOR}.entropy_coeff", "algorithm.entropy_coefficient"),
     ForeignKey(f"{ACTOR}.grad_clip", "trainer.max_grad_norm"),
     ForeignKey(f"{ACTOR}.loss_agg_mode", "algorithm.aggregate.kind", "", _AGGREGATES),
@@ -224,7 +243,11 @@ _SHARED_DEFAULTS: dict[str, Any] = {
     "trainer.project_name": "verl_examples",
 }
 _VERL_DEFAULTS = {
+    f"{ACTOR}.clip_ratio_low": 0.2,  # so that clip_ratio alone does nothing there
+    f"{ACTOR}.clip_ratio_high": 0.2,
     f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
+    f"{IS}.rollout_is_threshold": 2.0,
     "actor_rollout_ref.model.enable_gradient_checkpointing": True,
     f"{TURNS}.max_tool_response_length": 256,
 }

@@ -19,6 +19,7 @@ from forage.errors import UserError
 from forage.types import Question
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+IS, LOSS_MODE = "algorithm.rollout_correction", f"{ACTOR}.policy_loss.loss_mode"
 
 SEARCH_R1 = {
     "data.train_files": "$DATA/train.parquet",
@@ -92,6 +93,27 @@ VERL = {
     "trainer.project_name": "project",
     "trainer.total_epochs": 3,
 }
+VERL_BYPASS = {
+    "algorithm.adv_estimator": "gdpo",
+    "algorithm.gdpo_reward_keys": "[em,accuracy]",
+    "algorithm.gdpo_reward_weights": "[1.0,0.5]",
+    f"{IS}.bypass_mode": True,
+    f"{IS}.loss_type": "reinforce",
+    f"{IS}.rollout_is": "sequence",
+    f"{IS}.rollout_is_threshold": "0.5_3.0",
+    f"{IS}.rollout_rs": "seq_mean_k1,token_k3",
+    f"{IS}.rollout_rs_threshold": "0.9_1.2,0.1",
+    LOSS_MODE: "dro",
+    f"{ACTOR}.policy_loss.dro_beta": 0.2,
+    f"{ACTOR}.policy_loss.clip_cov_lb": 0.8,
+    f"{ACTOR}.loss_agg_mode": "token-sum",
+    f"{ACTOR}.ppo_mini_batch_size": 16,
+    f"{ROLLOUT}.n": 6,
+    "actor_rollout_ref.model.path": "some/model",
+    "data.train_batch_size": 64,
+    "data.train_files": "a.parquet",
+    "trainer.total_training_steps": 9,
+}
 VERL_YAML = {
     "hydra": {"searchpath": ["file://verl/trainer/config"]},
     "defaults": ["ppo_trainer", "_self_"],
@@ -142,6 +164,8 @@ SLIME = {
     "rollout-num-gpus": 2,
     "colocate": True,
     "recompute-granularity": "full",
+    "use-opsm": True,
+    "opsm-delta": 0.0003,
     "custom-config-path": "extra/rules.yaml",
 }
 SLIME_SHAPE = {"num-layers": 12, "hidden-size": 640}
@@ -289,6 +313,7 @@ PROJECTS = {
         'ROOT="$(pwd)"\nCONFIG="$ROOT/examples/config"\npython3 -m verl.trainer.main_ppo'
         ' --config-path="$CONFIG" --config-name="mine"',
     ),
+    "verl_bypass": Project("verl", {"train.sh": VERL_BYPASS}, "python3 -m verl.trainer.main_ppo"),
     "slime": Project(
         "slime",
         {"runs/a/train.sh": SLIME, "shapes/small.sh": SLIME_SHAPE, "extra/rules.yaml": SLIME_YAML},
@@ -393,16 +418,168 @@ def test_the_rollout_of_2025_is_sglang_and_cuts_no_reply(tmp_path: Path):
         PROJECTS["verl"].changed("examples/run/train.sh", place, "sglang_async"), tmp_path
     )
     assert config.placement.engine.kind == "sglang"
+    assert config.environment.dialect == "verl_2025"
     assert config.environment.max_reply_characters is None
 
 
 def test_verls_correction_comes_along(tmp_path: Path):
+    """Its ratio is the inverse of ours; the bounds were copied as they are."""
     correction = built(PROJECTS["verl"], tmp_path).algorithm.correction
     assert correction.model_dump(mode="json") == {
         "weights": {"kind": "truncate", "level": "sequence", "high": 3.0, "normalise": False},
-        "reject": {"kind": "ratio", "level": "geometric", "low": 0.9, "high": 1.2},
+        "reject": {"kind": "ratio", "level": "geometric", "low": 1 / 1.2, "high": 1 / 0.9},
+        "also_reject": [],
         "veto": None,
     }
+
+
+def started(tmp_path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The algorithm of a script of veRL with these settings, which can be trained."""
+    plain = {
+        name: value for name, value in VERL_BYPASS.items() if IS not in name and ACTOR not in name
+    }
+    tree = (
+        plain | {"algorithm.adv_estimator": "grpo", f"{ACTOR}.ppo_mini_batch_size": 16} | settings
+    )
+    project = Project("verl", {"train.sh": tree}, PROJECTS["verl_bypass"].before)
+    config = built(project, tmp_path)
+    config.check_trainable()
+    return config.algorithm.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("opo", {"kind": "opo"}),
+        ("gpg", {"kind": "gpg", "rescale_by": "rewards"}),
+        ("grpo_passk", {"kind": "grpo_passk", "normalise_by_std": False}),
+        ("grpo_vectorized", {"kind": "grpo", "normalise_by_std": True}),
+        ("rloo_vectorized", {"kind": "rloo"}),
+    ],
+)
+def test_estimators_of_verl_come_along(theirs: str, ours: dict[str, Any], tmp_path: Path):
+    """``grpo_passk`` was our ``pass_at_k``, which is another estimator; others were refused."""
+    settings = {"algorithm.adv_estimator": theirs, "algorithm.norm_adv_by_std_in_grpo": False}
+    assert started(tmp_path, settings)["advantage"] == ours
+
+
+def test_gdpos_parts_are_ours_or_functions_of_the_user(tmp_path: Path):
+    config = built(PROJECTS["verl_bypass"], tmp_path)
+    advantage, (function,) = config.algorithm.advantage, config.reward.functions
+    assert advantage.kind == "gdpo"
+    assert advantage.parts == {"em": 1.0, "accuracy": 0.5}
+    assert (function.path, function.weight) == ("set_your_module:accuracy", 0.0)
+    place = ("algorithm.gdpo_reward_weights",)
+    for wrong in ("[1.0]", "[1.0,1.0,1.0]"):
+        changed = PROJECTS["verl_bypass"].changed("train.sh", place, wrong)
+        with pytest.raises(UserError, match=r"advantage\.parts"):
+            built(changed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ours"),
+    [
+        (
+            {LOSS_MODE: "dppo_tv"},
+            {"kind": "dppo_tv", "low": 0.2, "high": 0.2, "max_ratio": 3.0},
+        ),
+        (
+            {LOSS_MODE: "dppo_kl", f"{ACTOR}.clip_ratio_low": 0.05, f"{ACTOR}.clip_ratio_c": 20},
+            {"kind": "dppo_kl", "low": 0.05, "high": 0.2, "max_ratio": 20.0},
+        ),
+        ({LOSS_MODE: "dro", f"{ACTOR}.policy_loss.dro_beta": 0.1}, {"kind": "dro", "beta": 0.1}),
+        ({LOSS_MODE: "gpg"}, {"kind": "reinforce", "weights": {"kind": "none"}}),
+        ({LOSS_MODE: "geo_mean"}, {"kind": "gmpo", "bound": 0.2}),
+        ({LOSS_MODE: "kl_cov"}, {"kind": "kl_cov", "share": 2e-4, "coefficient": 0.1}),
+        (
+            {LOSS_MODE: "sapo", f"{ACTOR}.tau_neg": 1.2},
+            {"kind": "sapo", "temperature_good": 1.0, "temperature_bad": 1.2},
+        ),
+        (  # its YAML sets both bounds, so that this one is not read
+            {f"{ACTOR}.clip_ratio": 0.4},
+            {"kind": "clipped", "low": 0.2, "high": 0.2, "dual_clip": 3.0},
+        ),
+    ],
+)
+def test_losses_of_verl_come_along(settings: dict[str, Any], ours: dict[str, Any], tmp_path: Path):
+    assert started(tmp_path, settings)["loss"] == ours
+
+
+@pytest.mark.parametrize(
+    ("settings", "loss", "reject"),
+    [
+        ({}, "clipped", None),
+        ({f"{IS}.rollout_rs": "seq_mean_k3", f"{IS}.rollout_rs_threshold": 0.01}, "clipped", 0.01),
+        ({f"{IS}.rollout_is": "sequence", f"{IS}.loss_type": "ppo_clip"}, "clipped", None),
+        ({f"{IS}.loss_type": "reinforce"}, {"kind": "none"}, None),
+        (
+            {f"{IS}.loss_type": "reinforce", f"{IS}.rollout_is": "sequence"},
+            {"kind": "truncate", "level": "sequence", "high": 2.0, "normalise": False},
+            None,
+        ),
+        (
+            {
+                **{f"{IS}.loss_type": "reinforce", f"{IS}.rollout_is": "token"},
+                f"{IS}.rollout_is_threshold": "0.5_5.0",
+            },
+            {"kind": "mask", "level": "token", "low": 0.5, "high": 5.0, "normalise": False},
+            None,
+        ),
+    ],
+)
+def test_verls_bypass_mode_has_two_losses(
+    settings: dict[str, Any], loss: Any, reject: float | None, tmp_path: Path
+):
+    """``loss_mode`` counts for nothing there, and the ratio is to the sampler."""
+    bypass = {f"{IS}.bypass_mode": True, LOSS_MODE: "dppo_tv"}
+    algorithm = started(tmp_path, bypass | settings)
+    assert not algorithm["decoupled"]
+    assert algorithm["loss"].get("weights", algorithm["loss"]["kind"]) == loss
+    assert algorithm["correction"]["weights"] is None
+    assert (algorithm["correction"]["reject"] or {}).get("high") == reject
+
+
+def test_chained_rejections_and_a_sum_over_tokens_come_along(tmp_path: Path):
+    algorithm = built(PROJECTS["verl_bypass"], tmp_path).algorithm.model_dump(mode="json")
+    assert algorithm["aggregate"] == {"kind": "token_sum"}
+    assert algorithm["loss"]["weights"] == {
+        **{"kind": "mask", "level": "sequence", "low": 0.5, "high": 3.0, "normalise": False}
+    }
+    reject, (other,) = algorithm["correction"]["reject"], algorithm["correction"]["also_reject"]
+    assert reject == {"kind": "ratio", "level": "geometric", "low": 1 / 1.2, "high": 1 / 0.9}
+    assert other == {"kind": "k3", "level": "token", "high": 0.1}
+    chained = {f"{IS}.rollout_rs": "token_k1, seq_max_k2", f"{IS}.rollout_rs_threshold": 2.0}
+    correction = started(tmp_path, chained)["correction"]
+    assert correction["reject"] == {"kind": "ratio", "level": "token", "low": 0.5, "high": 2.0}
+    assert correction["also_reject"] == [{"kind": "k2", "level": "max", "high": 2.0}]
+
+
+@pytest.mark.parametrize("bounds", ["0.5_2.0,", "0.0_2.0", "high", None, "-1"])
+def test_bounds_that_are_none_are_refused(bounds: Any, tmp_path: Path):
+    """A rule without a bound was left out without a word."""
+    chained = {f"{IS}.rollout_rs": "token_k1,seq_max_k2", f"{IS}.rollout_rs_threshold": bounds}
+    with pytest.raises(UserError, match=r"rollout_correction: .* has no bounds"):
+        started(tmp_path, chained)
+
+
+def test_slimes_mask_of_sequences_comes_along(tmp_path: Path):
+    mask = built(PROJECTS["slime"], tmp_path).algorithm.sequence_mask
+    assert mask is not None
+    assert mask.delta == 0.0003
+    args = {"hf-checkpoint": "m", "num-rollout": 5, "use-opsm": True}
+    mask = built(Project("slime", {"a.sh": args}, style="flag"), tmp_path).algorithm.sequence_mask
+    assert mask is not None
+    assert mask.delta == 1e-4
+
+
+def test_rlinfs_raw_rewards_come_along(tmp_path: Path):
+    raw = PROJECTS["rlinf"].changed("train.yaml", ("algorithm", "adv_type"), "raw")
+    algorithm = built(raw, tmp_path).algorithm.model_dump(mode="json")
+    assert algorithm["advantage"]["kind"] == "reinforce"
+    assert algorithm["advantage"]["baseline"] == {"kind": "none"}
+    dynamic = PROJECTS["rlinf"].changed("train.yaml", ("algorithm", "adv_type"), "grpo_dynamic")
+    algorithm = built(dynamic, tmp_path).algorithm
+    assert (algorithm.advantage.kind, algorithm.aggregate.kind) == ("grpo", "sequence_mean")
 
 
 def test_slimes_own_yaml_is_laid_above_its_flags(tmp_path: Path):
@@ -414,6 +591,7 @@ def test_slimes_own_yaml_is_laid_above_its_flags(tmp_path: Path):
             **{"kind": "clip", "level": "sequence", "low": 0.25, "high": 3.0, "normalise": True}
         },
         "reject": {"kind": "ratio", "level": "geometric", "low": 0.25, "high": 1.5},
+        "also_reject": [],
         "veto": 0.001,
     }
     assert (config.evaluation.num_questions, str(config.data.test)) == (300, "/sets/test.parquet")
@@ -455,7 +633,9 @@ def test_defaults_of_the_original_are_carried_over(tmp_path: Path):
         ("search_r1", "train.sh", "algorithm.no_think_rl", True),
         ("slime", "runs/a/train.sh", "attention-dropout", 0.1),
         ("slime", "runs/a/train.sh", "advantage-estimator", "mystery"),
-        ("slime", "runs/a/train.sh", "use-opsm", True),
+        ("slime", "runs/a/train.sh", "use-opd", True),
+        ("verl_bypass", "train.sh", f"{IS}.loss_type", "mystery"),
+        ("verl_bypass", "train.sh", f"{IS}.rollout_rs", "token_k1,mystery"),
         ("rlinf", "train.yaml", "algorithm.adv_type", "mystery"),
         ("rlinf", "train.yaml", "algorithm.loss_scales", ["group_level"]),
     ],
