@@ -88,7 +88,7 @@ def derived(
 
 def comma_separated(value: Any) -> list[str]:
     """The names in a text like ``a, b``, without duplicates."""
-    return list(dict.fromkeys(one.strip().lower() for one in str(value or "").split(",")))
+    return list(dict.fromkeys(one.strip(" '\"").lower() for one in str(value or "").split(",")))
 
 
 def no_place(table: str) -> list[ForeignKey]:

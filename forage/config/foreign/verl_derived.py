@@ -161,8 +161,9 @@ def _loss(given: Given, has_tags: bool) -> Recipe:
             ours |= _weights(given, "algorithm.loss.weights")
     if kind in _WITH_BOUNDS:
         for side in ("low", "high"):
-            bound = given.number(f"{ACTOR}.clip_ratio_{side}", f"{ACTOR}.clip_ratio")
-            ours[f"algorithm.loss.{side}"] = bound
+            bound = given.value(f"{ACTOR}.clip_ratio_{side}", f"{ACTOR}.clip_ratio")
+            is_none = side == "low" and kind != "dppo_kl" and isinstance(bound, int | float)
+            ours[f"algorithm.loss.{side}"] = min(bound, 1.0) if is_none else bound  # 1: no bound
     if not has_tags:
         for key, theirs in OF_LOSSES.get(kind, {}).items():
             if (value := given.value(f"{ACTOR}.{theirs}")) is not None:
@@ -210,7 +211,7 @@ def _rejection(rule: tuple[str, str], written: str | None) -> Recipe:
 
 def _bounds(written: str | None) -> tuple[float | None, float]:
     """The bounds of ``high`` or ``low_high``; raises ``UserError``."""
-    low, _, high = (written or "").strip().rpartition("_")
+    low, _, high = (written or "").strip(" '\"").rpartition("_")
     with suppress(ValueError):
         if float(high) > 0 and (not low or float(low) > 0):
             return float(low) if low else None, float(high)

@@ -489,6 +489,10 @@ def test_gdpos_parts_are_ours_or_functions_of_the_user(tmp_path: Path):
         ),
         ({LOSS_MODE: "dro", f"{ACTOR}.policy_loss.dro_beta": 0.1}, {"kind": "dro", "beta": 0.1}),
         ({LOSS_MODE: "gpg"}, {"kind": "reinforce", "weights": {"kind": "none"}}),
+        (  # no lower bound
+            {LOSS_MODE: "cispo", f"{ACTOR}.clip_ratio_low": 10},
+            {"kind": "cispo", "low": 1.0, "high": 0.2},
+        ),
         ({LOSS_MODE: "geo_mean"}, {"kind": "gmpo", "bound": 0.2}),
         ({LOSS_MODE: "kl_cov"}, {"kind": "kl_cov", "share": 2e-4, "coefficient": 0.1}),
         (
@@ -503,6 +507,11 @@ def test_gdpos_parts_are_ours_or_functions_of_the_user(tmp_path: Path):
 )
 def test_losses_of_verl_come_along(settings: dict[str, Any], ours: dict[str, Any], tmp_path: Path):
     assert started(tmp_path, settings)["loss"] == ours
+
+
+def test_a_bound_that_is_a_variable_is_not_replaced_by_a_default(tmp_path: Path):
+    with pytest.raises(UserError, match=r"algorithm\.loss\.low: .*number.*NOWHERE"):
+        started(tmp_path, {f"{ACTOR}.clip_ratio_low": "$NOWHERE"})
 
 
 @pytest.mark.parametrize(
@@ -548,7 +557,7 @@ def test_chained_rejections_and_a_sum_over_tokens_come_along(tmp_path: Path):
     reject, (other,) = algorithm["correction"]["reject"], algorithm["correction"]["also_reject"]
     assert reject == {"kind": "ratio", "level": "geometric", "low": 1 / 1.2, "high": 1 / 0.9}
     assert other == {"kind": "k3", "level": "token", "high": 0.1}
-    chained = {f"{IS}.rollout_rs": "token_k1, seq_max_k2", f"{IS}.rollout_rs_threshold": 2.0}
+    chained = {f"{IS}.rollout_rs": "'token_k1, seq_max_k2'", f"{IS}.rollout_rs_threshold": 2.0}
     correction = started(tmp_path, chained)["correction"]
     assert correction["reject"] == {"kind": "ratio", "level": "token", "low": 0.5, "high": 2.0}
     assert correction["also_reject"] == [{"kind": "k2", "level": "max", "high": 2.0}]
