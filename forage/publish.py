@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from forage import attention
 from forage.cluster.model_servers import ServerHost, open_servers
 from forage.config.run_config import RunConfig
+from forage.models import attention
 from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.engine_server import Bucket, Columns, JoinInfo, Tensors
 from forage.rollout.engines.open_engine import open_engine
