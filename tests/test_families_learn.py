@@ -17,6 +17,7 @@ from forage.algorithms.packing import pack
 from forage.config.run_config import RunConfig, build_config
 from forage.environment.codec import Codec
 from forage.environment.native_calls import derive_calls
+from forage.environment.vocabulary import num_token_ids
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.rollout.play.player import Job, Player
@@ -76,9 +77,12 @@ class Opening:
     A random model would hardly ever search, or end a text; the later turns are the engine's.
     """
 
-    def __init__(self, engine: TorchEngine, model: PreTrainedModel, turn: Sequence[int]) -> None:
+    def __init__(
+        self, engine: TorchEngine, model: PreTrainedModel, num_ids: int, turn: Sequence[int]
+    ) -> None:
         self._engine = engine
         self._model = model
+        self._num_ids = num_ids
         self._turn: tuple[int, ...] | None = tuple(turn)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
@@ -87,7 +91,9 @@ class Opening:
             return await self._engine.generate(token_ids, sampling)
         ids_1T = torch.tensor([[*token_ids, *turn]])
         with torch.no_grad():
-            logprobs_TV = torch.log_softmax(self._model(input_ids=ids_1T).logits[0], dim=-1)
+            # Rows without a token are neither sampled nor trained.
+            logits_TV = self._model(input_ids=ids_1T).logits[0, :, : self._num_ids]
+            logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
         start = len(token_ids) - 1
         logprobs = tuple(float(logprobs_TV[start + i, token]) for i, token in enumerate(turn))
         return Completion(turn, logprobs, (0,) * len(turn), FinishReason.STOP)
@@ -128,9 +134,10 @@ async def play_group(
 ) -> Group:
     """Four episodes of a question; the even ones earn 1."""
     question = make_question()
+    num_ids = num_token_ids(family_tokenizer(name))
 
     def generator(opening: list[int] | None) -> Generate:
-        return Opening(engine, plain, opening) if opening else engine
+        return Opening(engine, plain, num_ids, opening) if opening else engine
 
     episodes = await asyncio.gather(
         *(

@@ -53,11 +53,16 @@ def plain_logprobs(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
     return model(input_ids=ids_1T, use_cache=False).logits[0].float().log_softmax(dim=-1)
 
 
-def raise_if_apart(model: PreTrainedModel, what: str, seen: Tensor, expected: Tensor) -> None:
-    """Raise ``UserError`` if log-probabilities differ by more than rounding explains."""
+def raise_if_apart(
+    model: PreTrainedModel, what: str, seen: Tensor, expected: Tensor, is_cast: bool = False
+) -> None:
+    """Raise ``UserError`` if log-probabilities differ by more than rounding explains.
+
+    ``is_cast``: the caller's ranks multiply in another type than the weights'.
+    """
     difference = float((seen - expected).abs().max())
     is_exact = next(model.parameters()).dtype in _EXACT and not _multiplies_in_half(model)
-    bound = BOUND if is_exact else HALF_BOUND
+    bound = BOUND if is_exact and not is_cast else HALF_BOUND
     if not difference <= bound:  # a NaN too
         raise UserError(
             f"{_described(model)}, which Forage computes differently from transformers: the "

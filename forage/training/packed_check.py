@@ -15,10 +15,10 @@ from forage.models.self_check import checking, raise_if_apart, sequences, use_ea
 from forage.training.logprobs import TokenLogprobs, token_logprobs
 
 
-def check_packed(policy: TokenLogprobs) -> None:
+def check_packed(policy: TokenLogprobs, is_cast: bool = False) -> None:
     """Raise ``UserError`` if the policy's log-probabilities are not those of transformers.
 
-    Ranks call it together. Rows are not cut over ranks meanwhile.
+    Ranks call it together; ``is_cast`` says that they multiply in another type than the weights'. Rows are not cut over ranks meanwhile.
     """
     model, sequence_ranks = policy.model, policy.sequence_ranks
     policy.sequence_ranks = None
@@ -33,7 +33,7 @@ def check_packed(policy: TokenLogprobs) -> None:
             together_M = _logprobs(policy, rows)
     finally:
         policy.sequence_ranks, policy.compute = sequence_ranks, token_logprobs
-    raise_if_apart(model, "sequences packed into one row", together_M, expected_M)
+    raise_if_apart(model, "sequences packed into one row", together_M, expected_M, is_cast)
 
 
 def _logprobs(policy: TokenLogprobs, rows: list[tuple[int, ...]]) -> Tensor:

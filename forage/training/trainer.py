@@ -356,7 +356,7 @@ def _shard(
             ranks.shard(root, base, name in ranks.placement.offload)
             root.sequence_ranks = ranks.sequence_ranks
         if isinstance(root, TokenLogprobs):
-            check_packed(root)
+            check_packed(root, is_cast=ranks.placement.compute_dtype is not None)
 
 
 def _lengths(weighed_P: Sequence[Sequence[Weighed]]) -> list[int]:

@@ -215,7 +215,7 @@ def test_a_server_that_gives_too_few_alternatives_for_some_recipe_is_a_warning()
         ),
         (
             PolicyServer(without=frozenset({"receiver_version"})),
-            ("of version 1 or older, and this Forage needs version 2", "forage recipes --out"),
+            ("of version 1 or older, and this Forage needs version 3", "forage recipes --out"),
         ),
         (PolicyServer(is_asleep=True), ("it is paused or asleep", "POST /resume")),
     ],

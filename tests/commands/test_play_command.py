@@ -47,7 +47,7 @@ def test_an_episode_is_shown_turn_by_turn_with_its_answer():
     )
     places = [text.index(part) for part in ("Which river?", "<search>", "Doc 1", "<answer>")]
     assert places == sorted(places)
-    assert "Tiber · answered · 1 searches" in text
+    assert "Tiber · answered · 1 search" in text
 
 
 def test_an_episode_without_an_answer_says_why():
@@ -73,7 +73,7 @@ def test_a_question_is_played_greedily_with_the_real_retriever(
     asyncio.run(play_command.play(config, "Who founded it"))
     assert without_seconds(capsys.readouterr().out) == first
     assert "Who founded it" in first
-    assert " searches" in first
+    assert " search" in first
     assert not (tmp_path / "run").exists()
 
 
@@ -160,7 +160,7 @@ def test_a_run_plays_its_newest_checkpoint_and_an_index_is_served_meanwhile(
     write_recipe(run / "config.yaml", config)
     shutil.copytree(WARM, run / "checkpoints" / "step_000002")
     assert main(["play", str(run), "Who founded it?", "--index", str(world_dir() / "index")]) == 0
-    assert " searches" in capsys.readouterr().out
+    assert " search" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_logging")

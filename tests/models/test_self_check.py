@@ -14,7 +14,7 @@ from forage.models.attention import Scoring
 from forage.models.self_check import checking
 from forage.training import packed_attention
 from forage.training.logprobs import TokenLogprobs
-from forage.training.model import load_model, new_tokenizer
+from forage.training.model import load_model
 from forage.training.packed_check import check_packed
 from tests.models.families import FAMILIES, REFUSED, make_family
 from tests.rollout.running_engines import running_engine
@@ -128,6 +128,5 @@ def test_a_check_leaves_the_model_as_it_was(family: str):
 
 def test_a_loaded_model_is_checked_and_the_error_names_its_path(tmp_path: Path):
     make_family("llama4").save_pretrained(tmp_path)
-    new_tokenizer(["a b c"], 90).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=rf"{tmp_path}.* llama4_text"):
         load_model(ModelConfig(path=str(tmp_path)))

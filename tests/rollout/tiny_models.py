@@ -24,11 +24,13 @@ ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "qwen3", "llama")
 VOCABULARY = 96
 
 
-def make_model(architecture: Architecture = "qwen2", seed: int = 0) -> PreTrainedModel:
+def make_model(
+    architecture: Architecture = "qwen2", seed: int = 0, vocabulary: int = VOCABULARY
+) -> PreTrainedModel:
     """Two layers, 32 wide, grouped queries; weights so large that every token matters."""
     torch.manual_seed(seed)
     sizes = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,

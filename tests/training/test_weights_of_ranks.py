@@ -68,7 +68,7 @@ def config_of(path: Path, num_ranks: int | None = 2, **sections: Any) -> RunConf
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("start")
-    save_model(make_model(), tiny_tokenizer(), out)
+    save_model(make_model(vocabulary=300), tiny_tokenizer(), out)
     return out
 
 
@@ -128,7 +128,7 @@ def test_ranks_compute_the_log_probabilities_of_a_text_as_one_process_does(
 
 def plain(model: Any, text: list[int]) -> list[float]:
     """By transformers' own attention, without the packed forward pass; adapters are merged."""
-    merged = twin(make_model())
+    merged = twin(make_model(vocabulary=300))
     merged.load_state_dict(dict(weights_by_name(model)), strict=False)
     merged.tie_weights()
     return logprobs_by(merged, text)
@@ -425,7 +425,7 @@ def test_a_disk_that_takes_no_weights_for_servers_is_told_and_the_ranks_live_on(
 
 def test_a_model_that_cannot_be_cut_from_its_files_is_trained_all_the_same(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    save_model(make_model(), tiny_tokenizer(), base)
+    save_model(make_model(vocabulary=300), tiny_tokenizer(), base)
     policy = load_policy(config_of(base, model={"lora": {"rank": 2}}).model, 0)
     save_model(policy, tiny_tokenizer(), tmp_path / "adapters")
     with closing(open_trainer(config_of(tmp_path / "adapters"))) as ranks:

@@ -245,7 +245,7 @@ def test_the_receiver_is_of_the_version_that_is_asked_for_and_takes_what_it_took
     for name in ("GroupInfo", "BucketInfo"):
         fields = (each for each in classes[name].body if isinstance(each, ast.AnnAssign))
         takes[name] = [ast.unparse(each.target) for each in fields]
-    assert int(version) == RECEIVER_VERSION == 2
+    assert int(version) == RECEIVER_VERSION == 3
     assert takes == {
         "receiver_version": [],
         "name_gpu": [],

@@ -28,6 +28,9 @@ class Letters:
     def decode(self, token_ids: list[int]) -> str:
         return "".join(map(chr, token_ids))
 
+    def leaves_thought_open(self, token_ids: list[int]) -> bool:
+        return False
+
 
 def played(plan: ReadingPlan, *observations: str) -> list[str]:
     """The turns of a demonstration in which each search is answered by the next observation."""
