@@ -18,7 +18,8 @@ from forage.training.logprobs import TokenLogprobs, token_logprobs
 def check_packed(policy: TokenLogprobs, is_cast: bool = False) -> None:
     """Raise ``UserError`` if the policy's log-probabilities are not those of transformers.
 
-    Ranks call it together; ``is_cast`` says that they multiply in another type than the weights'. Rows are not cut over ranks meanwhile.
+    Ranks call it together; ``is_cast`` says that they multiply in another type than the weights'.
+    Rows are not cut over ranks meanwhile.
     """
     model, sequence_ranks = policy.model, policy.sequence_ranks
     policy.sequence_ranks = None

@@ -20,11 +20,10 @@ def cost_of(model: PreTrainedModel) -> CostOf:
     is_tied = head is not None and head.weight is embedding.weight
     # A tied matrix is also the head's; an embedding of its own is only looked up, at no cost.
     num_multiplied = num_parameters - (0 if is_tied else embedding.weight.numel())
-    head_dim = getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
+    num_heads = getattr(config, "num_attention_heads", 0)  # Mamba has none
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(num_heads, 1)
     return partial(
         estimated_flops,
         num_parameters=num_multiplied,
-        attention_width=config.num_hidden_layers * config.num_attention_heads * head_dim,
+        attention_width=config.num_hidden_layers * num_heads * head_dim,
     )

@@ -137,6 +137,7 @@ def test_a_step_of_which_nothing_is_left_is_unmasked_without_complaint():
 def test_it_is_said_loudly_when_a_run_starts(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, is_on: bool, num_warnings: int
 ):
+    make_model().config.save_pretrained(tmp_path)
     settings = {"model": {"path": str(tmp_path)}, "algorithm": {"train_observations": is_on}}
     with caplog.at_level(logging.WARNING, logger="forage"):
         build_trainer(make_model(), build_config(settings))
