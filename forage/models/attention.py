@@ -19,6 +19,7 @@ from forage.models import experts, recurrence
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
     from forage.models.recurrence import RecurrentStates
 
@@ -146,12 +147,12 @@ def delegate(
     return attend(layer, query, key, value, Scoring(scaling, sliding_window, softcap, s_aux)), None
 
 
-def install(model: nn.Module) -> None:
+def install(model: PreTrainedModel) -> None:
     """Make ``model`` (a transformers model) call the ``attend`` given to its forward."""
     from transformers import AttentionInterface
 
     if NAME not in AttentionInterface().valid_keys():  # compiled models have put theirs there
         AttentionInterface.register(NAME, delegate)
-    model.set_attn_implementation(NAME)  # pyright: ignore[reportCallIssue]  # PreTrainedModel's
+    model.set_attn_implementation(NAME)
     recurrence.install(model)
     experts.install(model)

@@ -93,7 +93,7 @@ def checking(model: PreTrainedModel) -> Iterator[None]:
         ) from error
     finally:
         model.set_attn_implementation(before)
-        if model.config._experts_implementation != of_experts:
+        if of_experts is not None and model.config._experts_implementation != of_experts:
             model.set_experts_implementation(of_experts)
         if known is not None:
             vars(model)[KNOWN_IDS] = known

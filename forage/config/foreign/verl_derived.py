@@ -195,7 +195,7 @@ def _weights(given: Given, section: str) -> Recipe:
     if (level := given.text(f"{IS}.rollout_is")) is None:
         return {}
     low, high = _bounds(given.text(f"{IS}.rollout_is_threshold"))
-    weights = {"kind": "mask", "low": low} if low else {"kind": "truncate"}
+    weights: Recipe = {"kind": "mask", "low": low} if low else {"kind": "truncate"}
     weights |= {"level": level, "high": high}
     weights["normalise"] = given.flag(f"{IS}.rollout_is_batch_normalize")
     return {f"{section}.{key}": value for key, value in weights.items()}
