@@ -106,7 +106,7 @@ def sampling_seconds(
     num_engines, dtype = config.placement.num_engines, sampling_dtype(config)
     length = LENGTH_SHARE * config.environment.max_tokens
     at_once = ceil(min(_num_in_flight(config), num_episodes) / num_engines)
-    num_copies = max(1, tensor_parallel / model.num_kv_heads)  # a GPU has a key-value head at least
+    num_copies = max(1, tensor_parallel / max(1, model.num_kv_heads))  # each GPU has one or more
     held = num_copies * at_once * (length / 2) * model.kv_numbers_per_token * BYTES[dtype]
     read = model.num_multiplied * BYTES[dtype] + held
     bandwidth = tensor_parallel * hardware.gpu.terabytes_per_s * 1e12 * DECODE_SHARE

@@ -50,7 +50,7 @@ def _server_parts(config: RunConfig, model: ModelSize) -> list[MemoryPart]:
     weights = ceil(model.num_parameters * size / tensor_parallel)
     whole = f"{millions(model.num_parameters)} x {size} B / {tensor_parallel} (tensor_parallel)"
     # A GPU holds a key-value head at least: beyond their number they are repeated.
-    num_parts = placement.num_engines * min(tensor_parallel, model.num_kv_heads)
+    num_parts = placement.num_engines * min(tensor_parallel, max(1, model.num_kv_heads))
     tokens = config.rollout.max_concurrent_episodes * config.environment.max_tokens
     per_token = model.kv_numbers_per_token
     cache = ceil(tokens * per_token * size / num_parts)

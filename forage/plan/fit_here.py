@@ -86,10 +86,7 @@ def fit_here(
     ``UserError`` if ``phase`` needs more memory than there is. Ranks and servers are left as they
     are.
     """
-    try:
-        size = None if _is_elsewhere(config) else measure(config.model.path)
-    except AttributeError:  # a family whose shape the plan does not know
-        return config
+    size = None if _is_elsewhere(config) else measure(config.model.path)
     if size is None:
         return config
     is_open: dict[str, bool] = {key: not _is_set(config, key) for key in CHOSEN}

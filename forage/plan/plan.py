@@ -34,7 +34,7 @@ from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
 from forage.training.model_size import BesideSizes, ModelSize, measure, measure_beside
 from forage.training.tensor_parallel import check_counts, check_type
-from forage.training.ulysses import check_heads
+from forage.training.ulysses import check_heads, check_not_recurrent
 
 TYPICAL_WEIGHT = 0.02
 """The standard deviation that transformers are initialised with."""
@@ -201,6 +201,7 @@ def _check_cuts(placement: PlacementConfig, model: ModelSize) -> None:
         "intermediate_size": model.intermediate_size,
     }
     check_counts(counts, tensor, "placement.trainer.tensor_parallel")
+    check_not_recurrent(model.is_recurrent, trainer.sequence_parallel)
     check_heads(model.num_heads // tensor, model.num_kv_heads // tensor, trainer.sequence_parallel)
 
 

@@ -38,6 +38,8 @@ NUM_SEEN = 64
 """Numbers of a column by which a layer of the base is known."""
 _NAME = "default"
 _MUST_AGREE = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
+_MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+_OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 _PREFIX = "base_model.model."
 """The prefix of weight names in peft's files."""
 
@@ -46,7 +48,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, base: str, seed: in
     """Freeze ``model`` and put adapters beside its linear layers; at first they change no output.
 
     ``base`` is the model's name in the adapters' files. Raises ``UserError`` for a layer that the
-    model does not have.
+    model does not have or that peft refuses.
     """
     import peft
 
@@ -61,7 +63,10 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, base: str, seed: in
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        _inject(model, settings)
+        try:
+            _inject(model, settings)
+        except ValueError as error:
+            raise UserError(f"model.lora: peft puts no adapters into {base} ({error})") from error
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -283,20 +288,35 @@ def _inject(model: PreTrainedModel, settings: peft.LoraConfig) -> None:
 
 def _layers(model: PreTrainedModel, wanted: tuple[str, ...], base: str) -> list[str]:
     """The wanted linear layers inside the blocks, by name; all of them if ``wanted`` is empty."""
-    there = sorted(
-        {
-            name.rpartition(".")[2]
-            for name, module in model.base_model.named_modules()
-            if isinstance(module, nn.Linear)
-        }
-    )
+    there = sorted({name.rpartition(".")[2] for name, _ in adaptable(model)})
+    if not there:
+        raise UserError(
+            f"model.lora: no layer of {base} (type {model.config.model_type}) can have adapters; "
+            "remove model.lora to train all weights"
+        )
     for name in wanted:
         if name not in there:
             raise UserError(
-                f"model.lora.target_modules names {name!r}, which is no linear layer of the blocks "
-                f"of {base}; there are {', '.join(there)}"
+                f"model.lora.target_modules names {name!r}, which is not a linear layer of the "
+                f"blocks of {base} that can have adapters; those are {', '.join(there)}"
             )
     return sorted(wanted) or there
+
+
+def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers of the blocks that can have adapters, by name.
+
+    peft refuses Mamba's output, whose kernels read the weight past the adapter. In models with
+    fused experts it takes the names of a feed-forward for the experts', whose adapters neither
+    compute in threads nor merge here.
+    """
+    is_mamba = model.config.model_type in _MAMBA
+    has_experts = any(".experts." in name for name, _ in model.base_model.named_parameters())
+    for name, module in model.base_model.named_modules():
+        layer = name.rpartition(".")[2]
+        is_left_out = (is_mamba and layer == "out_proj") or (has_experts and layer in _OF_EXPERTS)
+        if isinstance(module, nn.Linear) and not is_left_out:
+            yield name, module
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -33,7 +33,10 @@ class Linear:
 class ModelSize:
     """Counts of one model; ``num_base_parameters`` leaves the head out, as a critic does.
 
-    ``linears`` are the linear layers of all blocks; ``family`` is transformers' name of its type.
+    ``linears`` are the linear layers of all blocks that can have adapters; ``family`` is
+    transformers' name of its type. Where layers differ, ``num_heads``, ``num_kv_heads`` and
+    ``head_dim`` are the largest, 0 without attention; ``kv_numbers_per_token`` are the keys and
+    values of one token in all layers.
     """
 
     num_parameters: int
@@ -48,6 +51,8 @@ class ModelSize:
     source: str
     linears: tuple[Linear, ...] = ()
     family: str = ""
+    kv_numbers_per_token: int = 0
+    is_recurrent: bool = False
 
     @property
     def num_outside_blocks(self) -> int:
@@ -67,15 +72,10 @@ class ModelSize:
         for name in wanted:
             if name not in there:
                 raise UserError(
-                    f"model.lora.target_modules names {name!r}, which is no linear layer of the "
-                    f"blocks; there are {', '.join(sorted(there))}"
+                    f"model.lora.target_modules names {name!r}, which is not a linear layer of the "
+                    f"blocks that can have adapters; those are {', '.join(sorted(there))}"
                 )
         return [linear for linear in self.linears if not wanted or linear.name in wanted]
-
-    @property
-    def kv_numbers_per_token(self) -> int:
-        """Keys and values of one token, in numbers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
 def _shape(
@@ -127,10 +127,7 @@ def measure_beside(algorithm: AlgorithmConfig, policy: ModelSize | None) -> Besi
         critic = measure(algorithm.critic.path, "algorithm.advantage.critic.path")
     if kl is None or kl.reference is None:
         return BesideSizes(critic)
-    try:
-        return BesideSizes(critic, measure(kl.reference, "algorithm.kl.reference"))
-    except AttributeError:  # a family whose shape the plan does not know
-        return BesideSizes(critic)
+    return BesideSizes(critic, measure(kl.reference, "algorithm.kl.reference"))
 
 
 def measure(path: str, key: str = "model.path") -> ModelSize | None:
@@ -142,7 +139,9 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from forage.training.lora import base_of
+    from forage.models.attention_heads import attention_heads, layer_configs
+    from forage.models.recurrence import recurrent_layers
+    from forage.training.lora import adaptable, base_of
     from forage.training.tokenizer import check_path
 
     check_path(path, key)
@@ -161,23 +160,34 @@ def measure(path: str, key: str = "model.path") -> ModelSize | None:
         source = f"the published shape of {path}"
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    embedding = model.get_input_embeddings()
-    heads = config.num_attention_heads
+    embedding, layers = model.get_input_embeddings(), layer_configs(config)
+    heads = attention_heads(config)
     return ModelSize(
         num_parameters=sum(p.numel() for p in model.parameters()),
         num_base_parameters=sum(p.numel() for p in model.base_model.parameters()),
         num_embedding_parameters=embedding.weight.numel(),
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        num_layers=len(layers),
+        hidden_size=layers[0].hidden_size,
+        intermediate_size=max(map(_intermediate_size, layers)),
+        num_heads=max((each.num_heads for each in heads), default=0),
+        num_kv_heads=max((each.num_kv_heads for each in heads), default=0),
+        head_dim=max((each.head_dim for each in heads), default=0),
         source=source,
         linears=tuple(
             Linear(name.rpartition(".")[2], module.in_features, module.out_features)
-            for name, module in model.base_model.named_modules()
-            if isinstance(module, torch.nn.Linear)
+            for name, module in adaptable(model)
         ),
         family=config.model_type,
+        kv_numbers_per_token=sum(2 * each.num_kv_heads * each.head_dim for each in heads),
+        is_recurrent=any(recurrent_layers(model)),
     )
+
+
+def _intermediate_size(layer: Any) -> int:
+    """The width of a layer's feed-forward; four times the model's where none is given (GPT-2)."""
+    if size := getattr(layer, "intermediate_size", None) or getattr(layer, "n_inner", None):
+        return size
+    if size := getattr(layer, "moe_intermediate_size", None):
+        shared = getattr(layer, "shared_expert_intermediate_size", None) or 0
+        return size * layer.num_experts_per_tok + shared
+    return 4 * layer.hidden_size

@@ -8,11 +8,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from forage.algorithms.packing import CostOf, estimated_flops
+from forage.models.attention_heads import attention_heads
 
 
 def cost_of(model: PreTrainedModel) -> CostOf:
     """Estimates the operations for a sequence of so many tokens, to balance micro-batches by."""
-    config = model.config
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding), "a causal model embeds its tokens"
     num_parameters = sum(p.numel() for p in model.parameters())
@@ -20,10 +20,8 @@ def cost_of(model: PreTrainedModel) -> CostOf:
     is_tied = head is not None and head.weight is embedding.weight
     # A tied matrix is also the head's; an embedding of its own is only looked up, at no cost.
     num_multiplied = num_parameters - (0 if is_tied else embedding.weight.numel())
-    num_heads = getattr(config, "num_attention_heads", 0)  # Mamba has none
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(num_heads, 1)
     return partial(
         estimated_flops,
         num_parameters=num_multiplied,
-        attention_width=config.num_hidden_layers * num_heads * head_dim,
+        attention_width=sum(h.num_heads * h.head_dim for h in attention_heads(model.config)),
     )

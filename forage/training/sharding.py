@@ -42,9 +42,11 @@ from transformers import PreTrainedModel
 from forage.algorithms.packing import CostOf, empty_rows
 from forage.batch import Rows
 from forage.config.placement_config import TrainerPlacement
+from forage.models.attention_heads import attention_heads
+from forage.models.recurrence import recurrent_layers
 from forage.training.skeleton import materialize
 from forage.training.tensor_parallel import check_divisible, cut_block
-from forage.training.ulysses import SequenceRanks, check_heads
+from forage.training.ulysses import SequenceRanks, check_heads, check_not_recurrent
 
 T = TypeVar("T")
 
@@ -239,13 +241,14 @@ def deal(costs: Sequence[float], rank: int, num_ranks: int) -> list[int | None]:
 
 
 def check_fits(base: PreTrainedModel, placement: TrainerPlacement) -> None:
-    """Raise ``UserError`` where the model's heads cannot be cut as ``placement`` says."""
+    """Raise ``UserError`` if the model's heads or tokens cannot be cut as ``placement`` says."""
     tensor, sequence = placement.tensor_parallel, placement.sequence_parallel
     if tensor > 1:
         check_divisible(base, tensor, "placement.trainer.tensor_parallel")
     if sequence > 1:
-        heads = base.config.num_attention_heads // tensor
-        check_heads(heads, base.config.num_key_value_heads // tensor, sequence)
+        check_not_recurrent(any(recurrent_layers(base)), sequence)
+        for heads in attention_heads(base.config):
+            check_heads(heads.num_heads // tensor, heads.num_kv_heads // tensor, sequence)
 
 
 def gathered(root: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -85,6 +85,15 @@ def check_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> None:
         )
 
 
+def check_not_recurrent(is_recurrent: bool, num_ranks: int) -> None:
+    """Raise ``UserError`` if rows of a model with recurrent layers are to be cut over ranks."""
+    if is_recurrent and num_ranks > 1:
+        raise UserError(
+            f"placement.trainer.sequence_parallel is {num_ranks}, and the model has recurrent "
+            "layers, whose tokens follow from each other and cannot be cut over ranks: set it to 1"
+        )
+
+
 class _UlyssesAttend:
     """Attention over the whole row for a part of the heads, by ranks that hold stretches of it."""
 
@@ -111,10 +120,7 @@ class _UlyssesAttend:
         run: Callable[[Tensor, RecurrentStates | None], Tensor],
         hidden: Tensor,
     ) -> Tensor:
-        raise UserError(
-            f"placement.trainer.sequence_parallel is {self._ranks.size}, and {layer} reads its "
-            "tokens one after the other, which cannot be cut over ranks: set it to 1"
-        )
+        raise AssertionError("check_fits refuses recurrent layers before the run")
 
     def _to_heads(self, each: Tensor) -> Tensor:
         """A stretch of all heads for all of some heads: [1, H, n, D] -> [1, h, N, D]."""

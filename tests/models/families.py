@@ -23,6 +23,7 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
+_NOT_IN_ALL = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 _WINDOW = {"use_sliding_window": True, "sliding_window": 5}
 _ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_experts": 4}
@@ -178,10 +179,17 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 """Models that cannot be computed as transformers computes them, and why."""
 
 
-def make_family(name: str, seed: int = 0) -> PreTrainedModel:
+def make_family(name: str, seed: int = 0, vocabulary: int = VOCABULARY) -> PreTrainedModel:
     """A model by name, with weights so large that every token it reads matters."""
     model_type, settings = FAMILIES[name] if name in FAMILIES else REFUSED[name][:2]
-    config = AutoConfig.for_model(model_type, **{**_SIZES, **settings})
+    settings = {**_SIZES, **settings, "vocab_size": vocabulary}
+    if "vocab_size_per_layer_input" in settings:
+        settings["vocab_size_per_layer_input"] = vocabulary
+    known = AutoConfig.for_model(model_type)
+    for name in _NOT_IN_ALL:
+        if not hasattr(known, name):  # it would be kept, and hide what reads it
+            settings.pop(name, None)
+    config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

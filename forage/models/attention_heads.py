@@ -1,0 +1,48 @@
+"""Reads how many attention heads each layer of a model has from its configuration.
+
+Families name these numbers differently or leave them out, and layers differ: Gemma 4's by the width
+of a head, hybrid models by whether they attend at all. Needs no weights, so plans can use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mlp", "moe")
+"""The types of layers in ``layer_types`` that keep no keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """One layer's query heads, key-value heads, and numbers per head (of keys, if those differ)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def attention_heads(config: Any) -> list[Heads]:
+    """The heads of each layer that attends, for a configuration of transformers."""
+    text = config.get_text_config()
+    types = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    return [
+        _heads_of(layer)
+        for layer, kind in zip(layer_configs(text), types, strict=True)
+        if kind not in _WITHOUT_ATTENTION and getattr(layer, "num_attention_heads", None)
+    ]
+
+
+def layer_configs(config: Any) -> list[Any]:
+    """Each layer's configuration: the same one, unless the family lets layers differ."""
+    text = config.get_text_config()
+    is_mixed = getattr(text, "is_heterogeneous", False)
+    return list(text.per_layer_config) if is_mixed else [text] * text.num_hidden_layers
+
+
+def _heads_of(layer: Any) -> Heads:
+    num_heads: int = layer.num_attention_heads
+    # Latent attention (DeepSeek) rotates a part of each head, and calls that part its head_dim.
+    dims = (getattr(layer, name, None) for name in ("qk_head_dim", "head_dim"))
+    head_dim = next((dim for dim in dims if dim), layer.hidden_size // num_heads)
+    return Heads(num_heads, getattr(layer, "num_key_value_heads", None) or num_heads, head_dim)
