@@ -14,7 +14,7 @@ _WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mlp", "moe")
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class LayerHeads:
     """One layer's query heads, key-value heads, and numbers per head (of keys, if those differ)."""
 
     num_heads: int
@@ -22,7 +22,7 @@ class Heads:
     head_dim: int
 
 
-def attention_heads(config: Any) -> list[Heads]:
+def attention_heads(config: Any) -> list[LayerHeads]:
     """The heads of each layer that attends, for a configuration of transformers."""
     text = config.get_text_config()
     types = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
@@ -40,9 +40,9 @@ def layer_configs(config: Any) -> list[Any]:
     return list(text.per_layer_config) if is_mixed else [text] * text.num_hidden_layers
 
 
-def _heads_of(layer: Any) -> Heads:
+def _heads_of(layer: Any) -> LayerHeads:
     num_heads: int = layer.num_attention_heads
     # Latent attention (DeepSeek) rotates a part of each head, and calls that part its head_dim.
     dims = (getattr(layer, name, None) for name in ("qk_head_dim", "head_dim"))
     head_dim = next((dim for dim in dims if dim), layer.hidden_size // num_heads)
-    return Heads(num_heads, getattr(layer, "num_key_value_heads", None) or num_heads, head_dim)
+    return LayerHeads(num_heads, getattr(layer, "num_key_value_heads", None) or num_heads, head_dim)

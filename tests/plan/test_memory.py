@@ -267,7 +267,7 @@ def test_what_adapters_keep_for_the_backward_pass_is_bounded(
 
 
 def test_adapters_beside_a_layer_that_is_not_there_have_no_plan() -> None:
-    with pytest.raises(UserError, match="names 'c_attn'.*there are down_proj, gate_proj, k_proj"):
+    with pytest.raises(UserError, match="names 'c_attn'.*those are down_proj, gate_proj, k_proj"):
         memory_of(adapted(lora={"target_modules": ["c_attn"]}))
 
 

@@ -34,7 +34,8 @@ from forage.training.run_state import STATE, RunState
 from forage.training.saved_weights import write_config
 from forage.training.sharding import Ranks, gathered, whole
 from forage.training.trainer import Trainer
-from tests.rollout.tiny_models import Architecture, make_model
+from tests.models.families import make_family
+from tests.rollout.tiny_models import VOCABULARY, Architecture, make_model
 from tests.training.sequences import episode, weighed
 
 _CUT_ALONE = TrainerPlacement()
@@ -48,6 +49,7 @@ class Case:
     name: str
     placement: TrainerPlacement = _CUT_ALONE
     architecture: Architecture = "qwen2"
+    family: str | None = None
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     num_episodes: int = 6
     max_tokens: int = 160
@@ -94,8 +96,15 @@ def cast(case: Case, model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+def model_of(case: Case, seed: int = 0) -> PreTrainedModel:
+    """The case's model, from ``tests/models/families.py`` if it names a family."""
+    if case.family is None:
+        return cast(case, make_model(case.architecture, seed=seed))
+    return cast(case, make_family(case.family, seed, VOCABULARY))
+
+
 def trainer_of(case: Case, placement: TrainerPlacement | None) -> Trainer:
-    model = cast(case, make_model(case.architecture))
+    model = model_of(case)
     if case.has_adapters:
         lora.add_adapters(model, LoraConfig(rank=4), "base", seed=1)
         for name, weight in model.named_parameters():
@@ -109,10 +118,10 @@ def trainer_of(case: Case, placement: TrainerPlacement | None) -> Trainer:
                 module.training = True
     critic, reference = None, None
     if case.algorithm.critic is not None:
-        critic = Critic(cast(case, make_model(case.architecture, seed=3)))
+        critic = Critic(model_of(case, seed=3))
         nn.init.normal_(critic.head.weight)
     if case.algorithm.kl is not None:
-        reference = cast(case, make_model(case.architecture, seed=4)).requires_grad_(False)
+        reference = model_of(case, seed=4).requires_grad_(False)
     config = TrainerConfig(learning_rate=1e-3, max_grad_norm=case.max_grad_norm)
     return Trainer(model, config, case.algorithm, 1.0, reference, critic, placement)
 

@@ -123,7 +123,7 @@ def test_only_the_layers_that_are_named_get_adapters(base: Path):
 def test_a_layer_that_is_not_in_the_blocks_is_an_error_that_names_those_that_are(
     base: Path, name: str
 ):
-    with pytest.raises(UserError, match=rf"names '{name}', .* there are down_proj, gate_proj"):
+    with pytest.raises(UserError, match=rf"names '{name}', .* those are down_proj, gate_proj"):
         policy_of(base, target_modules=(name,))
 
 

@@ -39,6 +39,7 @@ from forage.training.rank_processes import (
     join_group,
 )
 from forage.training.sharding import check_fits, deal
+from tests.models.families import make_family
 from tests.rollout.tiny_models import make_model
 from tests.training.rank_cases import (
     PPO,
@@ -96,6 +97,21 @@ TWO = (
         TrainerPlacement(offload=("reference",)),
         algorithm=AlgorithmConfig(kl=KlConfig(coefficient=0.2)),
     ),
+)
+FAMILIES = (
+    Case("a window", family="mistral, window"),
+    Case("a window, ulysses", TrainerPlacement(sequence_parallel=2), family="mistral, window"),
+    Case("sinks", family="gpt_oss", dtype=torch.float32),
+    Case(
+        "sinks, ulysses",
+        TrainerPlacement(sequence_parallel=2),
+        family="gpt_oss",
+        dtype=torch.float32,
+    ),
+    Case("two kinds of layers", family="gemma3"),
+    Case("two kinds, ulysses", TrainerPlacement(sequence_parallel=2), family="gemma3"),
+    Case("a recurrent model", family="qwen3_5"),
+    Case("a recurrent model, a critic", family="qwen3_5", algorithm=PPO),
 )
 FOUR = (
     Case("fsdp"),
@@ -188,6 +204,37 @@ def test_one_rank_has_the_gradient_of_one_process(one: RankProcesses, case: Case
 @pytest.mark.parametrize("case", TWO, ids=name_of)
 def test_two_ranks_have_the_gradient_of_one_process(two: RankProcesses, case: Case):
     assert_same(two.call("learn", case), alone(case))
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=name_of)
+def test_two_ranks_learn_other_families_as_one_process_does(two: RankProcesses, case: Case):
+    """Experts that no token is sent to have a gradient of 0.
+
+    Torch's grouped product of experts takes no float64, and Gemma's norms compute in float32.
+    """
+    is_rounded = case.dtype == torch.float32 or case.name == "two kinds, ulysses"
+    tolerance = 2e-6 if is_rounded else 1e-9
+    mine, theirs = two.call("learn", case), alone(case)
+    assert mine.gradients.keys() == theirs.gradients.keys()
+    for name, gradient in mine.gradients.items():
+        expected = theirs.gradients[name]
+        assert (gradient - expected).norm() <= tolerance * expected.norm(), name
+    assert sum(float(each.norm()) > 0 for each in theirs.gradients.values()) > 10
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "nemotron_h", "mamba2", "lfm2"])
+def test_rows_of_a_recurrent_model_are_not_cut_over_ranks(family: str):
+    """The forward pass raised it, after the first episodes had been played."""
+    with pytest.raises(UserError, match=r"sequence_parallel is 2, .* recurrent layers"):
+        check_fits(make_family(family), TrainerPlacement(sequence_parallel=2))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "gemma4", "deepseek_v3"])
+def test_heads_are_counted_whatever_a_family_calls_them(family: str):
+    """Some configurations have no num_key_value_heads, and Gemma 4's heads differ by layer."""
+    check_fits(make_family(family), TrainerPlacement(sequence_parallel=2))
+    with pytest.raises(UserError, match=r"sequence_parallel is 3, .* 4 heads"):
+        check_fits(make_family(family), TrainerPlacement(sequence_parallel=3))
 
 
 @pytest.mark.parametrize("case", FOUR, ids=name_of)
