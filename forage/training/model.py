@@ -78,7 +78,10 @@ def load_model(
         raise UserError(f"model.device is {config.device!r} but torch sees no GPU; use cpu")
     model = _load_weights(config.path, getattr(torch, config.dtype), key, in_parts, needs_head)
     what = f"{key} is {config.path!r}"
-    if getattr(model.config, "is_decoder", True) is False:
+    is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    if (
+        getattr(model.config, "is_decoder", True) is False and not is_causal
+    ):  # GPT-NeoX says so, too
         kind = model.config.model_type
         raise UserError(f"{what}: {kind} reads in both directions; name a model that writes text")
     tokenizer = None
