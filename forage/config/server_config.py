@@ -30,10 +30,7 @@ class ServerPlacement(Frozen):
     lost_after_s: float = Field(default=300.0, gt=0)
     """Seconds without any server that works, after which the run ends with an error."""
     max_logprob_diff: float | None = Field(default=None, gt=0)
-    """Mean difference from the trainer's log-probabilities beyond which a server is left out.
-
-    null: 1e-3 where both compute in float32, else 0.1.
-    """
+    """Mean log-probability difference that takes a server out; null: 1e-3 in float32, else 0.1."""
     cache_on_update: Literal["recompute", "keep"] = "recompute"
     """Whether turns in flight go on over keys and values of the new weights or of the old ones."""
 

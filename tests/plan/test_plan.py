@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any, get_args
@@ -166,7 +167,13 @@ def test_bfloat16_weights_that_would_not_move_are_warned_of(questions: Path) -> 
     assert make_plan(small_config(questions), LAPTOP).warnings == ()
 
 
-def test_a_recipe_with_a_function_is_placed_on_named_hardware(questions: Path) -> None:
+def test_a_recipe_with_a_function_is_placed_on_named_hardware(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "def short(episode):\n    return 0.0\n"
+    (tmp_path / "mine.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     reward = {"functions": [{"path": "mine:short", "weight": 0.5}]}
     plan = make_plan(small_config(questions, reward=reward), LAPTOP, parse_hardware("8xH100-80GB"))
     assert plan.verdict is not None

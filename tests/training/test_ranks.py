@@ -492,4 +492,5 @@ def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
         monkeypatch.setattr(trainer_rank, name, lambda model, config, *_, **__: load(config))
     trainer_rank.TrainerRank(build_config(tree))
     assert devices == ["cpu", "cpu", "cpu"]
-    assert made.call_args.args[-1] == "cuda"
+    device_type, cost = made.call_args.args[-2:]
+    assert (device_type, cost) == ("cuda", None)
