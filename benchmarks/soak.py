@@ -75,7 +75,7 @@ def main() -> int:
         with (directory / "train.jsonl").open(encoding="utf-8") as lines:
             questions = [json.loads(line)["question"] for line in lines]
         number = itertools.count()
-        command = [sys.executable, "-m", "forage", "serve", "--cache-size", "3000"]
+        command = [sys.executable, "-m", "forage", "serve", "--cache-size", "1000000"]
         with ServerProcess(directory / "index", command=command) as server:
             memory: list[float] = []
             for part in range(NUM_PARTS):

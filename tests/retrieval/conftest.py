@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from forage.data.corpus import write_corpus
+from forage.retrieval.cache import CACHE_BYTES
 from forage.retrieval.index.index import Index, build_index, open_index
 from forage.retrieval.serve.known_hosts import KnownHosts
 from forage.retrieval.serve.limits import Limits
@@ -62,7 +63,7 @@ def start_server(index: Index) -> Iterator[StartServer]:
             source: Source | None = None,
             pages: Pages | None = None,
             token: str | None = None,
-            cache_size: int = 100_000,
+            cache_size: int = CACHE_BYTES,
             hosts: KnownHosts | None = None,
         ) -> str:
             settings = AppSettings(
@@ -81,7 +82,7 @@ def running_server(
     source: Source,
     pages: Pages | None = None,
     settings: AppSettings | None = None,
-    cache_size: int = 100_000,
+    cache_size: int = CACHE_BYTES,
 ) -> Iterator[str]:
     """A real server on a loopback port; gives its address."""
     sock = bind_port("127.0.0.1", 0)

@@ -21,6 +21,8 @@ from pathlib import Path
 from threading import Timer
 from typing import IO, Any, Self
 
+import psutil
+
 from forage.data.documents.document_formats import READERS, DocumentText, Mark
 
 _MAX_MB, _MAX_S = 2_048, 120.0
@@ -125,8 +127,9 @@ def _answer(path: Path, max_mb: int) -> dict[str, Any]:
         reply = {"error": f"it takes more than {max_mb:,} MB to read", "is_last": True}
     except Exception as error:  # the boundary of the parsers: files may hold anything
         reply = {"error": str(error)[:500] or type(error).__name__}
-    kept_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"is_last": kept_kb > max_mb * 2**10 / 2} | reply
+    # Not ru_maxrss, which begins with the memory of the program that started this one.
+    kept_bytes = psutil.Process().memory_info().rss
+    return {"is_last": kept_bytes > max_mb * 2**20 / 2} | reply
 
 
 def main(max_mb: int, max_s: float) -> None:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 import schemathesis
+
+# Read now: parsed deep inside a test, Python 3.11 can lose count of its recursion (SystemError).
+import schemathesis.specs.openapi._hypothesis
 from hypothesis import given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error

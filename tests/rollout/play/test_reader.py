@@ -22,6 +22,8 @@ KEY_WORDS = words_without(["who", "the"])
 class Letters:
     """A codec whose tokens are characters."""
 
+    message_end_ids: tuple[int, ...] = ()
+
     def encode_trusted(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
