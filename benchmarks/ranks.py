@@ -57,14 +57,14 @@ def make_model(args: argparse.Namespace, out: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def weighed_of(length: int, vocabulary: int) -> list[list[Weighed]]:
+def weighed_of(length: int, num_ids: int) -> list[list[Weighed]]:
     """Two episodes of random tokens, one better than the other."""
     from forage.algorithms.packing import unweighed
 
     chance = random.Random(0)
     each: list[list[Weighed]] = []
     for advantage in (1.0, -1.0):
-        tokens = tuple(chance.randrange(300) for _ in range(length))
+        tokens = tuple(chance.randrange(num_ids) for _ in range(length))
         sampled = tokens[PROMPT:]
         numbers = ((-5.0,) * len(sampled), (0,) * len(sampled))
         segments = (
@@ -133,7 +133,7 @@ def measure(args: argparse.Namespace) -> None:
         trainer = open_trainer(build_config(tree))
     with closing(trainer):
         assert isinstance(trainer, TrainerRanks)
-        learn = _learning(trainer, args)
+        learn = _learning(trainer, args.tokens, len(tokenizer))
         with timed("a step"):
             learn()
         _publish_twice(trainer)
@@ -150,8 +150,8 @@ def measure(args: argparse.Namespace) -> None:
             load_checkpoint(checkpoint, trainer)
 
 
-def _learning(trainer: TrainerRanks, args: argparse.Namespace) -> Callable[[], None]:
-    batches, _ = trainer.pack(weighed_of(args.tokens, args.vocabulary))
+def _learning(trainer: TrainerRanks, num_tokens: int, num_ids: int) -> Callable[[], None]:
+    batches, _ = trainer.pack(weighed_of(num_tokens, num_ids))
 
     def learn() -> None:
         trainer.learn(batches, nullcontext())

@@ -71,6 +71,15 @@ class LearningCost:
         activations = at_once * (num_tokens * self.token_bytes + self.logit_bytes)
         return num_sets * self.gradient_bytes + activations
 
+    def taken_later(self, has_moments: bool) -> int:
+        """The bytes to keep free beside a peak.
+
+        AdamW makes its two moments in the first step; a checkpoint copies the weights in main
+        memory.
+        """
+        num_sets = (0 if has_moments else 2) + (1 if self.device == "cpu" else 0)
+        return num_sets * self.gradient_bytes
+
 
 class MicroBatches:
     """``fit`` sets ``max_tokens`` and ``at_once`` for a step; before it they are as planned."""
@@ -81,6 +90,7 @@ class MicroBatches:
         """``at_once`` None is one for each core. Without ``cost`` the sizes stay as planned."""
         self.max_tokens, self.at_once = self._planned = self._said = max_tokens, at_once
         self._cost = cost
+        self._has_moments = False
 
     def fit(self, lengths: Sequence[int]) -> None:
         """Size the micro-batches for sequences of these lengths, by the memory that is free now.
@@ -96,9 +106,11 @@ class MicroBatches:
         tokens = min(max(self.max_tokens, longest), sum(lengths))
         at_once = min(self.at_once or num_cores(), len(lengths)) if cost.device == "cpu" else 1
         peak = cost.peak(tokens, at_once)
-        if peak > LARGEST_SHARE * free_memory(cost.device):
+        later = cost.taken_later(self._has_moments)
+        self._has_moments = True
+        if peak > LARGEST_SHARE * (free_memory(cost.device) - later):
             give_back_freed_memory()
-            smaller = _that_fit(cost, tokens, at_once, longest)
+            smaller = _that_fit(cost, tokens, at_once, longest, later)
             if smaller != (tokens, at_once):
                 self.max_tokens, self.at_once = smaller
         now = self.max_tokens, self.at_once
@@ -120,9 +132,11 @@ class MicroBatches:
         }
 
 
-def _that_fit(cost: LearningCost, tokens: int, at_once: int, longest: int) -> tuple[int, int]:
+def _that_fit(
+    cost: LearningCost, tokens: int, at_once: int, longest: int, later: int
+) -> tuple[int, int]:
     """The largest sizes up to these that fit the free memory; raises ``UserError``."""
-    free = free_memory(cost.device)
+    free = free_memory(cost.device) - later
     while (peak := cost.peak(tokens, at_once)) > LARGEST_SHARE * free:
         if at_once > 1:
             at_once //= 2

@@ -26,8 +26,8 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return now
 
 
-def enough_for(peak: int) -> int:
-    return -int(-peak // LARGEST_SHARE)
+def enough_for(peak: int, has_moments: bool = False) -> int:
+    return -int(-peak // LARGEST_SHARE) + COST.taken_later(has_moments)
 
 
 def test_a_peak_is_the_sets_of_gradients_and_what_each_micro_batch_keeps() -> None:
@@ -35,6 +35,13 @@ def test_a_peak_is_the_sets_of_gradients_and_what_each_micro_batch_keeps() -> No
     assert COST.peak(50, 1) == 2600
     on_gpu = LearningCost("cuda", 1000, 10, 100)
     assert on_gpu.peak(50, 1) == 1600, "a GPU adds each gradient to the sum as it comes"
+
+
+def test_the_moments_and_a_checkpoints_copy_are_kept_free() -> None:
+    """A run under a limit learnt its first step and died of what came after it."""
+    assert [COST.taken_later(has_moments) for has_moments in (False, True)] == [3000, 1000]
+    on_gpu = LearningCost("cuda", 1000, 10, 100)
+    assert [on_gpu.taken_later(has_moments) for has_moments in (False, True)] == [2000, 0]
 
 
 def test_with_room_the_sizes_stay_as_planned_and_nothing_is_recorded(free: list[int]) -> None:
@@ -79,9 +86,10 @@ def test_a_step_of_less_than_a_micro_batch_needs_less(free: list[int]) -> None:
 def test_sizes_grow_again_and_each_shortage_is_said_once(
     free: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sizes = MicroBatches(50, 2, COST)
+    sizes, has_moments = MicroBatches(50, 2, COST), False
     for room, num_said in ((4200, 0), (2600, 1), (2600, 1), (4200, 1), (2600, 2)):
-        free[0] = enough_for(room)
+        free[0] = enough_for(room, has_moments)
+        has_moments = True
         sizes.fit([20] * 10)
         assert len(caplog.records) == num_said
         assert bool(sizes.metrics()) == (room == 2600)
@@ -92,10 +100,10 @@ def test_between_the_share_and_all_of_it_the_smallest_is_tried_and_beyond_it_is_
     free: list[int],
 ) -> None:
     sizes = MicroBatches(50, 2, COST)
-    free[0] = COST.peak(20, 1)
+    free[0] = COST.peak(20, 1) + COST.taken_later(False)
     sizes.fit([20] * 10)
     assert (sizes.max_tokens, sizes.at_once) == (20, 1)
-    free[0] -= 1
+    free[0] = COST.peak(20, 1) + COST.taken_later(True) - 1
     with pytest.raises(UserError, match=r"longest sequence \(20 tokens\) alone"):
         sizes.fit([20] * 10)
 

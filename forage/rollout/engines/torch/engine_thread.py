@@ -99,12 +99,15 @@ class EngineThread:
 
         Where the cache is kept, episodes in flight go on over what they have.
         """
+        goes_back = version < self._version
+        if goes_back:  # weights that diverged may have left NaN behind
+            self._cache.clear()
         self._version = version
         self._is_held = False
         self._prompts.clear()
         assert self._forward is not None, "commands run after it was chosen"
         self._forward.take_weights()
-        if self._config.cache_on_update == "recompute":
+        if goes_back or self._config.cache_on_update == "recompute":
             for slot in self._slots:
                 slot.num_cached = 0
 

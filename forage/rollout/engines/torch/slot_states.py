@@ -61,6 +61,12 @@ class SlotStates:
             pools[kind][kept_slots] = state[kept]
         return out
 
+    def clear(self) -> None:
+        """Forget every slot's states."""
+        for pools in self._pools.values():
+            for pool in pools.values():
+                pool.zero_()
+
     def copy_out(self, slot: int) -> States:
         """A copy of a slot's states."""
         return {

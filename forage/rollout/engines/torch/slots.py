@@ -96,6 +96,13 @@ class SlotCache:
         }
         self.states = SlotStates(shape.states, num_slots, device) if shape.states else None
 
+    def clear(self) -> None:
+        """Forget every number: a hidden key weighs 0, and 0 times NaN is NaN."""
+        for numbers in (*self.keys.values(), *self.values.values()):
+            numbers.zero_()
+        if self.states:
+            self.states.clear()
+
     def copy_out(self, slot: int, length: int) -> Prefix:
         """A copy of what a slot holds of its first ``length`` tokens, which are all it has."""
         pairs = {

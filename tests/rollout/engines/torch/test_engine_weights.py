@@ -113,3 +113,19 @@ async def test_new_weights_in_the_middle_of_a_turn_sample_its_later_tokens():
         expected_TV = new_TV if index >= num_old else old_TV
         expected = expected_TV[len(prompt) + index - 1, token].item()
         assert abs(expected - completion.logprobs_T[index]) <= 1e-5
+
+
+async def test_weights_that_diverged_leave_nothing_behind_after_a_rollback():
+    """Keys and values that were NaN stayed in the slots: a hidden key weighs 0, and 0 times NaN is
+    NaN, so a run that went back sampled from NaN."""
+    model = make_model()
+    good = {name: weight.clone() for name, weight in model.state_dict().items()}
+    async with running_engine(model) as engine:
+        expected = await play(engine, Plan())
+        for weight in model.parameters():
+            weight.data.fill_(float("nan"))
+        await publish(engine, 1)
+        await play(engine, Plan(num_prompt=200))
+        model.load_state_dict(good)
+        await publish(engine, 0)
+        assert await play(engine, Plan()) == expected
