@@ -49,11 +49,12 @@ def run(args: Namespace) -> int:
         raise UserError("--hardware is for a plan: add --dry-run")
     if args.dry_run:
         from forage.plan.accelerators import parse_hardware
+        from forage.plan.model_check import with_model_check
         from forage.plan.plan import make_plan
         from forage.plan.plan_text import print_plan
 
         hardware = None if args.hardware is None else parse_hardware(args.hardware)
-        print_plan(make_plan(config, hardware=hardware))
+        print_plan(with_model_check(make_plan(config, hardware=hardware)))
         return 0
     from forage.plan.fit_here import fit_here
     from forage.train import run_training

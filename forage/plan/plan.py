@@ -1,7 +1,8 @@
 """``forage train --dry-run``: what a recipe would take, and what keeps it from running here.
 
 It makes the checks that training makes before its first step, and compares the plan with this
-machine alone. It uses no network, loads no weights, and starts and changes nothing.
+machine alone. It uses no network, and starts and changes nothing. ``model_check.py`` also compares
+the model with transformers.
 """
 
 from __future__ import annotations
