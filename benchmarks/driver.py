@@ -36,9 +36,9 @@ from forage.data.world.encyclopedia import write_world
 from forage.hardware import loaded_objects_spared
 from forage.retrieval.client.client import SearchClient
 from forage.retrieval.serve.port import bind_port
-from forage.rollout.engines.served_engine import ServedEngine
-from forage.rollout.engines.server_pool import ServerPool
-from forage.rollout.engines.vllm_server import VllmServer
+from forage.rollout.engines.servers.served_engine import ServedEngine
+from forage.rollout.engines.servers.server_pool import ServerPool
+from forage.rollout.engines.servers.vllm_server import VllmServer
 from forage.rollout.play.player import Job, Player, play_all
 from forage.training.model import load_tokenizer
 from forage.types import Episode, Status

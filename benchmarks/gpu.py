@@ -38,9 +38,9 @@ from forage.config.algorithm_config import AlgorithmConfig  # noqa: E402
 from forage.config.rollout_config import EngineConfig  # noqa: E402
 from forage.config.trainer_config import TrainerConfig  # noqa: E402
 from forage.plan.accelerators import ACCELERATORS  # noqa: E402
+from forage.rollout.engines.servers.weight_sender import WeightSender  # noqa: E402
 from forage.rollout.engines.torch.stopping import StopTable  # noqa: E402
 from forage.rollout.engines.torch.torch_engine import TorchEngine  # noqa: E402
-from forage.rollout.engines.weight_sender import WeightSender  # noqa: E402
 from forage.training.compiled import compile_layers  # noqa: E402
 from forage.training.model import shapes_by_name, weights_by_name  # noqa: E402
 from forage.training.trainer import Trainer  # noqa: E402

@@ -45,9 +45,9 @@ from forage.data.world.encyclopedia import write_world
 from forage.environment.codec import Codec
 from forage.records import read_episodes, read_metrics
 from forage.retrieval.index.index import build_index
-from forage.training.checkpoint import latest_checkpoint
+from forage.training.checkpoints.checkpoint import latest_checkpoint
+from forage.training.checkpoints.run_state import read_state
 from forage.training.model import load_tokenizer
-from forage.training.run_state import read_state
 from tests.rollout.policy_server import PolicyServer
 from tests.rollout.policy_words import Turn
 

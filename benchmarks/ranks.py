@@ -29,9 +29,9 @@ from weight_receiver import publishing
 from forage.batch import Weighed
 from forage.config.run_config import build_config
 from forage.publish import SenderOfRanks
-from forage.training.checkpoint import RunState, begin_checkpoint, load_checkpoint
+from forage.training.checkpoints.checkpoint import RunState, begin_checkpoint, load_checkpoint
 from forage.training.model import new_tokenizer, save_model
-from forage.training.trainer_ranks import TrainerRanks, open_trainer
+from forage.training.ranks.trainer_ranks import TrainerRanks, open_trainer
 from forage.types import Episode, Origin, Question, Segment, Status
 
 PROMPT = 16

@@ -41,7 +41,7 @@ from forage.errors import UserError
 from forage.records import read_metrics
 from forage.retrieval.serve.child_server import ServerProcess
 from forage.retrieval.serve.port import bind_port
-from forage.training.checkpoint import checkpoints, has_run
+from forage.training.checkpoints.checkpoint import checkpoints, has_run
 
 UPDATES = 2
 ARMS: dict[str, tuple[str, ...]] = {

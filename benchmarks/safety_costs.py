@@ -28,7 +28,7 @@ import psutil
 from forage.data.corpus import read_corpus, write_corpus
 from forage.data.world.encyclopedia import write_world
 from forage.retrieval.index.index import build_index, open_index
-from forage.retrieval.index.index_files import check_file_sums, sum_file
+from forage.retrieval.store.index_files import check_file_sums, sum_file
 from forage.retrieval.web.extraction import Extraction
 from forage.retrieval.web.page_text import ExtractionError, Fetched, TextExtractor
 

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from forage.rollout.engines.engine_server import JoinInfo
-from forage.rollout.engines.sender_group import GroupPlan, name_gpu, nccl_joins
+from forage.rollout.engines.servers.engine_server import JoinInfo
+from forage.rollout.engines.servers.sender_group import GroupPlan, name_gpu, nccl_joins
 
 if TYPE_CHECKING:  # it would double the time that the process takes to start
-    from forage.rollout.engines.weight_transports import Sender
+    from forage.rollout.engines.servers.weight_transports import Sender
 
 TIMEOUT_S = 300.0
 

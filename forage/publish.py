@@ -27,27 +27,27 @@ from forage.cluster.model_servers import ServerHost, open_servers
 from forage.config.run_config import RunConfig
 from forage.models import attention
 from forage.rollout.engines.engine import Engine
-from forage.rollout.engines.engine_server import Bucket, Columns, JoinInfo, Tensors
 from forage.rollout.engines.open_engine import open_engine
-from forage.rollout.engines.sender_group import GroupPlan
-from forage.rollout.engines.served_engine import ServedEngine
-from forage.rollout.engines.torch.torch_engine import TorchEngine
-from forage.rollout.engines.weight_check import WeightCheck, tokens_of_text
-from forage.rollout.engines.weight_sender import WeightSender, tensors_of
-from forage.rollout.engines.weight_transports import (
+from forage.rollout.engines.servers.engine_server import Bucket, Columns, JoinInfo, Tensors
+from forage.rollout.engines.servers.sender_group import GroupPlan
+from forage.rollout.engines.servers.served_engine import ServedEngine
+from forage.rollout.engines.servers.weight_check import WeightCheck, tokens_of_text
+from forage.rollout.engines.servers.weight_sender import WeightSender, tensors_of
+from forage.rollout.engines.servers.weight_transports import (
     DiskTransport,
     GroupTransport,
     check_base,
     check_model,
     load_adapters,
 )
-from forage.rollout.engines.weight_update import ServerUpdates
+from forage.rollout.engines.servers.weight_update import ServerUpdates
+from forage.rollout.engines.torch.torch_engine import TorchEngine
+from forage.training.checkpoints.saved_weights import write_learnt, write_merged
 from forage.training.logprobs import TokenLogprobs, text_logprobs
 from forage.training.lora import first_columns, has_adapters
 from forage.training.model import shapes_by_name, weights_by_name
-from forage.training.saved_weights import write_learnt, write_merged
+from forage.training.ranks.trainer_ranks import AnyTrainer, TrainerRanks
 from forage.training.trainer import Trainer
-from forage.training.trainer_ranks import AnyTrainer, TrainerRanks
 
 
 class Updated(Protocol):

@@ -130,7 +130,7 @@ class Run:
     @property
     def model(self) -> Path:
         """The newest checkpoint, and before there is one what ``model.path`` names."""
-        from forage.training.checkpoint import latest_checkpoint
+        from forage.training.checkpoints.checkpoint import latest_checkpoint
 
         return latest_checkpoint(self.config.output_dir) or Path(self.config.model.path)
 
@@ -139,7 +139,7 @@ class Run:
         from forage.evaluation.evaluate import Destination, evaluate_model
         from forage.evaluation.subset import questions_to_evaluate
         from forage.plan.fit_here import fit_here
-        from forage.training.checkpoint import step_of
+        from forage.training.checkpoints.checkpoint import step_of
 
         config = fit_here(self._of_newest(), "evaluation")
         out = config.output_dir / "evaluation" / f"{self.model.name}.json"
@@ -177,7 +177,7 @@ class _HandOver:
         """The thread's work; what ends it is handed over, too."""
         from forage.plan.fit_here import fit_here
         from forage.train import run_training
-        from forage.training.run_directory import earlier_settings
+        from forage.training.checkpoints.run_directory import earlier_settings
 
         try:
             config.check_trainable()

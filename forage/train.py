@@ -28,12 +28,12 @@ from forage.rollout.engines.engine import IdleEngine
 from forage.rollout.play.groups import GroupsInFlight, GroupSource
 from forage.rollout.play.player import Player
 from forage.rollout.play.recorded_groups import RecordedGroups, refuse_own_records
+from forage.training.checkpoints.run_directory import run_directory
+from forage.training.checkpoints.savepoints import Savepoints
 from forage.training.credit import Credit
 from forage.training.model import load_tokenizer
-from forage.training.rank_processes import RankDiedError
-from forage.training.run_directory import run_directory
-from forage.training.savepoints import Savepoints
-from forage.training.trainer_ranks import open_trainer
+from forage.training.ranks.rank_processes import RankDiedError
+from forage.training.ranks.trainer_ranks import open_trainer
 from forage.types import Group
 from forage.watch.after_step import AfterStep, Watcher
 from forage.watch.collapse_guard import Collapsed, CollapseGuard, GoBack

@@ -21,11 +21,11 @@ from forage.environment.vocabulary import num_token_ids
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.rollout.play.player import Job, Player
-from forage.training.checkpoint import RunState, begin_checkpoint, load_checkpoint
+from forage.training.checkpoints.checkpoint import RunState, begin_checkpoint, load_checkpoint
 from forage.training.credit import Credit
 from forage.training.model import load_policy, save_model
+from forage.training.ranks.trainer_rank import build_trainer
 from forage.training.trainer import Trainer
-from forage.training.trainer_rank import build_trainer
 from forage.types import (
     ActionKind,
     Completion,

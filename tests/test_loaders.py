@@ -11,7 +11,7 @@ from tests.test_imports import trees
 OWN_PICKLES = {
     "forage/cluster/ray_ranks.py",
     "forage/retrieval/words/count_processes.py",
-    "forage/training/rank_processes.py",
+    "forage/training/ranks/rank_processes.py",
 }
 
 

@@ -17,7 +17,7 @@ from forage.errors import UserError
 from forage.records import read_metrics
 from forage.train import run_training
 from forage.training import micro_batches
-from forage.training.checkpoint import latest_checkpoint
+from forage.training.checkpoints.checkpoint import latest_checkpoint
 from tests.tiny_runs import (
     MAX_TOKENS,
     assert_same_run,

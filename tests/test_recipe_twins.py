@@ -22,7 +22,7 @@ from forage.data.world.encyclopedia import write_world
 from forage.records import read_metrics
 from forage.retrieval.index.index import build_index
 from forage.retrieval.serve.child_server import ServerProcess
-from forage.training import savepoints
+from forage.training.checkpoints import savepoints
 from tests.test_recipes import CONFIGS, TWINS, flat
 from tests.tiny_runs import scratch
 

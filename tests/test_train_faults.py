@@ -21,7 +21,7 @@ from forage.retrieval.serve.child_server import ServerProcess
 from forage.retrieval.serve.port import bind_port
 from forage.rewards import scorer
 from forage.train import run_training
-from forage.training.checkpoint import latest_checkpoint
+from forage.training.checkpoints.checkpoint import latest_checkpoint
 from forage.training.trainer import Trainer
 from forage.types import Question, Status
 from forage.watch.after_step import AfterStep

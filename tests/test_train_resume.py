@@ -21,9 +21,9 @@ from forage.evaluation.along_training import TrainingEvaluation
 from forage.publish import Publisher
 from forage.records import read_episodes, write_records
 from forage.train import run_training
-from forage.training import checkpoint, savepoints
-from forage.training.checkpoint import checkpoints
-from forage.training.savepoints import _played_with
+from forage.training.checkpoints import checkpoint, savepoints
+from forage.training.checkpoints.checkpoint import checkpoints
+from forage.training.checkpoints.savepoints import _played_with
 from tests.fakes import oldest_version
 from tests.tiny_runs import (
     assert_same_run,
@@ -136,7 +136,7 @@ import sys
 import time
 
 from forage.commands.cli import main
-from forage.training import checkpoint
+from forage.training.checkpoints import checkpoint
 
 write_manifest = checkpoint.write_manifest
 

@@ -11,7 +11,7 @@ from forage.environment.codec import Codec
 from forage.errors import UserError
 from forage.train import run_training
 from forage.training.model import load_tokenizer
-from forage.training.trainer_ranks import TrainerRanks
+from forage.training.ranks.trainer_ranks import TrainerRanks
 from tests.rollout.policy_server import PolicyServer, policy_serving
 from tests.tiny_runs import metrics_of, random_model
 from tests.vllm_server import served_config

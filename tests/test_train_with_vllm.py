@@ -14,7 +14,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.records import read_episodes
-from forage.rollout.engines.vllm_probe import find_faults
+from forage.rollout.engines.servers.vllm_probe import find_faults
 from forage.train import run_training
 from forage.types import Origin
 from tests.tiny_runs import metrics_of, warm_model, weights_of

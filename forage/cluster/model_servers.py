@@ -25,7 +25,7 @@ from forage.remote.child_process import ChildProcess
 from forage.remote.json_server import JsonServer
 from forage.remote.request import RemoteFailure
 from forage.retrieval.serve.port import bind_port
-from forage.rollout.engines.engine_server import Addresses
+from forage.rollout.engines.servers.engine_server import Addresses
 
 LOG = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from forage.cluster.vllm_start import server_environment
 from forage.config.placement_config import RayCluster
 from forage.config.run_config import RunConfig
 from forage.errors import UserError
-from forage.training.rank_processes import RankProcesses
+from forage.training.ranks.rank_processes import RankProcesses
 
 LOG = logging.getLogger(__name__)
 _PLACES_S = 5.0

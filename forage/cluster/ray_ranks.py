@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forage.cluster.ray_actors import Actor, ActorLostError, OnRay, Reply, Spot, first_ready, shared
-from forage.training.rank_processes import (
+from forage.training.ranks.rank_processes import (
     RankDiedError,
     RankPlace,
     answer_of,

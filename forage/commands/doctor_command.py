@@ -125,7 +125,7 @@ def check_recipes(
 
 def check_server(url: str, console: Console | None = None) -> bool:
     """Print what a model server lacks for training; returns whether training can use it."""
-    from forage.rollout.engines.vllm_probe import find_faults
+    from forage.rollout.engines.servers.vllm_probe import find_faults
 
     console = console or Console()
     faults = asyncio.run(find_faults(url, has_receiver=True, num_alternatives=None, sleeps=None))

@@ -146,7 +146,7 @@ def run(args: Namespace) -> int:
     if args.out is None:
         raise UserError("the following arguments are required: --out (see: forage index --help)")
     if not args.overwrite:
-        from forage.retrieval.index.atomic_directory import refuse_an_index
+        from forage.retrieval.store.atomic_directory import refuse_an_index
 
         refuse_an_index(args.out)
     if args.adopt:
@@ -252,8 +252,8 @@ def _print_estimates(args: Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from forage.retrieval.index.build_progress import format_duration
     from forage.retrieval.index.estimate import estimate_bm25, look_at_corpus
+    from forage.retrieval.store.build_progress import format_duration
 
     if args.backend == "bm25" or (args.backend is None and args.encoder is None):
         unread = ("encoder", *_ENCODER, *_fields("vectors"), "device", "trust_remote_code")

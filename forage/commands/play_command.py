@@ -95,7 +95,7 @@ def _config(path: Path, overrides: list[str]) -> RunConfig:
             f"{path} holds neither the config.yaml of a run nor the config.json of a model; name a "
             "recipe, a run or a model"
         )
-    from forage.training.checkpoint import latest_checkpoint
+    from forage.training.checkpoints.checkpoint import latest_checkpoint
 
     newest = latest_checkpoint(path)
     own = [] if newest is None else [f"model.path={newest}", "model.lora=null"]

@@ -277,7 +277,7 @@ def _with_steps(config: RunConfig, minutes: float, notes: RunNotes) -> RunConfig
 def _learn(config: RunConfig, out: Path) -> None:
     from forage.plan.fit_here import fit_here
     from forage.train import run_training
-    from forage.training.checkpoint import has_run
+    from forage.training.checkpoints.checkpoint import has_run
     from forage.training.export import export_model
 
     run_training(fit_here(config), resume=has_run(config.output_dir))

@@ -22,11 +22,11 @@ from forage.plan.fitting import smallest_fit
 from forage.plan.machine import Need, needs
 from forage.plan.memory import plan_memory
 from forage.plan.plan import Plan, make_plan
-from forage.retrieval.index.manifest import MANIFEST_FILE
+from forage.retrieval.store.manifest import MANIFEST_FILE
 from forage.training.model_size import measure, measure_beside
 
 if TYPE_CHECKING:
-    from forage.rollout.engines.vllm_settings import ServerNeeds
+    from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PROBE_S = 3.0
@@ -219,7 +219,7 @@ def _needs_of(config: RunConfig) -> ServerNeeds:
     from transformers import AutoConfig
 
     from forage.environment.codec import Codec
-    from forage.rollout.engines.vllm_settings import ServerNeeds
+    from forage.rollout.engines.servers.vllm_settings import ServerNeeds
     from forage.training.tokenizer import load_tokenizer
 
     codec = model = None
@@ -234,7 +234,7 @@ def _needs_of(config: RunConfig) -> ServerNeeds:
 
 
 async def _probe_vllm(url: str, wanted: ServerNeeds) -> str | None:
-    from forage.rollout.engines.vllm_probe import find_faults
+    from forage.rollout.engines.servers.vllm_probe import find_faults
 
     try:
         async with asyncio.timeout(10 * _PROBE_S):  # its account of itself takes seconds

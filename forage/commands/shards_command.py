@@ -46,8 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _cut(args: Namespace) -> int:
-    from forage.retrieval.index.atomic_directory import refuse_an_index
     from forage.retrieval.index.shards import cut_index, other_shards, shard_places
+    from forage.retrieval.store.atomic_directory import refuse_an_index
 
     others = other_shards(args.out, args.count)
     if not args.overwrite:

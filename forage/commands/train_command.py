@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
         return 0
     from forage.plan.fit_here import fit_here
     from forage.train import run_training
-    from forage.training.run_directory import earlier_settings
+    from forage.training.checkpoints.run_directory import earlier_settings
 
     played = args.rollout_only
     if played and args.resume:

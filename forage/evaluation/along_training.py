@@ -28,7 +28,7 @@ from forage.evaluation.subset import questions_to_evaluate, training_subset
 from forage.evaluation.summary import source_metrics
 from forage.retrieval.client.client import SearchClient
 from forage.rollout.play.player import Player
-from forage.training.checkpoint import checkpoint_path
+from forage.training.checkpoints.checkpoint import checkpoint_path
 from forage.types import Generate, Score
 from forage.watch.step_report import episode_metrics
 

@@ -44,7 +44,7 @@ from forage.rewards.scorer import Scorer
 from forage.rollout.engines.engine import Engine
 from forage.rollout.engines.open_engine import open_engine
 from forage.rollout.play.player import Job, play_all
-from forage.training.checkpoint import step_of
+from forage.training.checkpoints.checkpoint import step_of
 from forage.training.model import load_sampled, load_tokenizer, weights_digest
 from forage.types import Episode, Generate, Question, Retriever, Score, Status
 

@@ -18,7 +18,7 @@ beside every layer, N b = 15.23 GB and A = 40.4 M: 0.16 GB of adapters and 0.32 
 replace 30.46 GB of moments.
 
 Tensor parallelism cuts the matrices of the blocks: embedding, head and adapters are whole on each
-of its ranks (``training/tensor_parallel.py``; one half of an adapter is cut, which is not
+of its ranks (``training/ranks/tensor_parallel.py``; one half of an adapter is cut, which is not
 counted). Ranks gather a block's weights while they use them, and meanwhile those of the next one;
 the embedding and the head are gathered all the while. The gradients of a block are whole until they
 are summed over the ranks, those of the head for the whole backward pass.

@@ -34,8 +34,8 @@ from forage.rollout.play.groups import num_oversampled
 from forage.rollout.play.player import Player
 from forage.training.model import load_tokenizer
 from forage.training.model_size import BesideSizes, ModelSize, measure, measure_beside
-from forage.training.tensor_parallel import check_counts, check_type
-from forage.training.ulysses import check_heads, check_not_recurrent
+from forage.training.ranks.tensor_parallel import check_counts, check_type
+from forage.training.ranks.ulysses import check_heads, check_not_recurrent
 
 TYPICAL_WEIGHT = 0.02
 """The standard deviation that transformers are initialised with."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from hashlib import sha256
 
 from forage.config.run_config import RunConfig
+from forage.training.checkpoints.saved_weights import ADAPTERS, MODEL
 from forage.training.layouts.open_layout import stored_safetensors
 from forage.training.lora import base_of
-from forage.training.saved_weights import ADAPTERS, MODEL
-from forage.training.skeleton import directory_of
+from forage.training.ranks.skeleton import directory_of
 
 
 def digest_of_base(config: RunConfig) -> str:

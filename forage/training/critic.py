@@ -17,12 +17,12 @@ from forage.algorithms.credit.gae import explained_variance, value_loss
 from forage.algorithms.loss.aggregation import token_mean
 from forage.batch import Batch, Packed, Rows
 from forage.models import attention
+from forage.training.checkpoints.optimizer_states import adamw
 from forage.training.gradients import clip_gradient, gradient, means
 from forage.training.logprobs import at_least_float32, hidden_before
-from forage.training.optimizer_states import adamw
-from forage.training.sharding import Ranks
+from forage.training.ranks.sharding import Ranks
+from forage.training.ranks.ulysses import SequenceRanks
 from forage.training.skipped_updates import SkippedUpdates
-from forage.training.ulysses import SequenceRanks
 
 
 class Critic(nn.Module):

@@ -27,15 +27,15 @@ from forage.errors import UserError, refuse_unwritable
 from forage.remote.loaded_weights import some
 from forage.training import lora
 from forage.training.base_weights import digest_of_files
-from forage.training.checkpoint import checkpoints, is_checkpoint
-from forage.training.checkpoint_manifest import check_manifest
+from forage.training.checkpoints.checkpoint import checkpoints, is_checkpoint
+from forage.training.checkpoints.checkpoint_manifest import check_manifest
+from forage.training.checkpoints.run_state import read_state
+from forage.training.checkpoints.saved_weights import MODEL
+from forage.training.checkpoints.weight_files import DTYPE_NAMES, header_of, shards, write_index
+from forage.training.checkpoints.whole_folder import written_beside
 from forage.training.layouts.open_layout import Checkpoint, open_layout, stored_safetensors
 from forage.training.layouts.stored import Shape, Stored, Weights, cast, finite, held
 from forage.training.model import load_model, load_tokenizer
-from forage.training.run_state import read_state
-from forage.training.saved_weights import MODEL
-from forage.training.weight_files import DTYPE_NAMES, header_of, shards, write_index
-from forage.training.whole_folder import written_beside
 
 LOG = logging.getLogger(__name__)
 

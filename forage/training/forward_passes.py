@@ -30,7 +30,7 @@ from forage.training.golden_beliefs import GoldenBeliefs
 from forage.training.gradients import evaluate
 from forage.training.logprobs import TokenLogprobs, collision
 from forage.training.micro_batches import MicroBatches
-from forage.training.sharding import Ranks
+from forage.training.ranks.sharding import Ranks
 from forage.types import Origin, Segment
 
 

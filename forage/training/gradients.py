@@ -23,7 +23,7 @@ from forage.hardware import (
     keep_freed_memory,
     num_cores,
 )
-from forage.training.sharding import Ranks
+from forage.training.ranks.sharding import Ranks
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from forage.environment.vocabulary import known_logits
 from forage.models.head import logits_of
 from forage.training.compiled import is_compiled
 from forage.training.packed_attention import PackedAttend
-from forage.training.ulysses import SequenceRanks
+from forage.training.ranks.ulysses import SequenceRanks
 
 LOGITS_PER_CHUNK = 1 << 22
 """Logits held at a time (16 MB in float32)."""

@@ -26,8 +26,8 @@ from forage.config.model_config import LoraConfig
 from forage.errors import UserError
 from forage.remote.loaded_weights import refuse_incomplete, refuse_not_finite
 from forage.training.layouts.stored import Stored, Weights, reshaped
-from forage.training.sharding import part_of, whole
-from forage.training.skeleton import as_if_read, stored_weights
+from forage.training.ranks.sharding import part_of, whole
+from forage.training.ranks.skeleton import as_if_read, stored_weights
 
 if TYPE_CHECKING:
     import peft

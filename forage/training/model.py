@@ -31,10 +31,10 @@ from forage.remote.loaded_weights import refuse_faulty_loading, refuse_not_finit
 from forage.training import lora
 from forage.training.compiled import compile_layers
 from forage.training.logprobs import TokenLogprobs
-from forage.training.mixed_precision import compute_in
 from forage.training.packed_check import check_packed
-from forage.training.sharding import whole
-from forage.training.skeleton import is_skeleton, load_skeleton
+from forage.training.ranks.mixed_precision import compute_in
+from forage.training.ranks.sharding import whole
+from forage.training.ranks.skeleton import is_skeleton, load_skeleton
 from forage.training.tokenizer import check_path, load_tokenizer
 
 LOG = logging.getLogger(__name__)

@@ -25,15 +25,7 @@ from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.placement_config import TrainerPlacement
 from forage.config.trainer_config import TrainerConfig
 from forage.models import attention
-from forage.training.critic import Critic, CriticTrainer
-from forage.training.forward_passes import ForwardPasses
-from forage.training.golden_beliefs import GoldenBeliefs
-from forage.training.gradients import clip_gradient, gradient, means
-from forage.training.logprobs import TokenLogprobs, text_logprobs
-from forage.training.micro_batches import LearningCost, MicroBatches
-from forage.training.model import weights_digest
-from forage.training.objective import Objective, compare, merge
-from forage.training.optimizer_states import (
+from forage.training.checkpoints.optimizer_states import (
     States,
     adamw,
     copies_of,
@@ -42,8 +34,7 @@ from forage.training.optimizer_states import (
     states_of,
     write_states,
 )
-from forage.training.packed_check import check_packed
-from forage.training.saved_weights import (
+from forage.training.checkpoints.saved_weights import (
     CRITIC,
     SavedPart,
     learnt_by_name,
@@ -54,8 +45,17 @@ from forage.training.saved_weights import (
     write_learnt,
     write_merged,
 )
+from forage.training.critic import Critic, CriticTrainer
+from forage.training.forward_passes import ForwardPasses
+from forage.training.golden_beliefs import GoldenBeliefs
+from forage.training.gradients import clip_gradient, gradient, means
+from forage.training.logprobs import TokenLogprobs, text_logprobs
+from forage.training.micro_batches import LearningCost, MicroBatches
+from forage.training.model import weights_digest
+from forage.training.objective import Objective, compare, merge
+from forage.training.packed_check import check_packed
+from forage.training.ranks.sharding import Ranks
 from forage.training.sequence_cost import cost_of
-from forage.training.sharding import Ranks
 from forage.training.skipped_updates import SkippedUpdates
 
 LOG = logging.getLogger(__name__)

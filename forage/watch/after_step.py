@@ -20,7 +20,7 @@ from forage.records import RunRecords
 from forage.retrieval.client.client import SearchClient
 from forage.rollout.engines.engine import Engine
 from forage.rollout.play.groups import StepGroups, Worth
-from forage.training.savepoints import Savepoints
+from forage.training.checkpoints.savepoints import Savepoints
 from forage.watch.collapse_guard import CollapseGuard
 from forage.watch.dashboard import Dashboard
 from forage.watch.step_report import PhaseClock, StepReport

@@ -20,8 +20,8 @@ from forage.config.run_config import RunConfig
 from forage.config.sentinel_config import RollBack
 from forage.errors import UserError, disk_failures
 from forage.records import ROLLBACKS_FILE, json_line, open_for_lines, read_metrics
-from forage.training.checkpoint import checkpoints, drop_checkpoint
-from forage.training.checkpoints_elsewhere import copies_of
+from forage.training.checkpoints.checkpoint import checkpoints, drop_checkpoint
+from forage.training.checkpoints.remote_copies import copies_of
 from forage.watch.sentinel import Alarm, Sentinel
 
 LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from forage.config.run_config import RunConfig, build_config
 from forage.data.order import questions_of_run
 from forage.episode_json import EpisodeRecord
 from forage.records import read_episodes, write_records
-from forage.training.checkpoint import checkpoint_path
+from forage.training.checkpoints.checkpoint import checkpoint_path
 from forage.types import Episode, Origin, Segment, Status
 
 NUM_STEPS, GROUP_SIZE = 3, 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forage.training.checkpoint import checkpoints
+from forage.training.checkpoints.checkpoint import checkpoints
 from tests.benchmarks.test_programs import said_by
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

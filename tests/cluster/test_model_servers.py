@@ -29,7 +29,7 @@ from forage.config.rollout_config import RolloutConfig
 from forage.config.run_config import RunConfig, build_config
 from forage.config.server_config import VllmPlacement
 from forage.errors import UserError
-from forage.rollout.engines.engine_server import Addresses
+from forage.rollout.engines.servers.engine_server import Addresses
 
 SCRIPT = f"""#!{sys.executable}
 import http.server, os, sys

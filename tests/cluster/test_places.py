@@ -20,7 +20,7 @@ from forage.cluster.ray_actors import connect
 from forage.config.placement_config import RayCluster
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
-from forage.training.rank_processes import RankDiedError
+from forage.training.ranks.rank_processes import RankDiedError
 from tests.cluster.ray_head import ENVIRONMENT, ray_address, start_head
 from tests.tiny_runs import until
 

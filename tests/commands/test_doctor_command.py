@@ -13,7 +13,7 @@ from forage.commands import doctor_command as doctor
 from forage.commands.cli import main
 from forage.commands.doctor_command import Verdict
 from forage.remote.json_server import JsonServer
-from forage.rollout.engines.vllm_probe import find_faults
+from forage.rollout.engines.servers.vllm_probe import find_faults
 from tests.rollout.policy_server import PolicyServer, policy_serving
 
 

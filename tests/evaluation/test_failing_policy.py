@@ -13,8 +13,8 @@ from forage.data.questions import read_questions
 from forage.environment.codec import Codec
 from forage.evaluation.summary import EvaluationSummary, SliceSummary
 from forage.records import read_episodes
-from forage.rollout.engines import served_engine
-from forage.rollout.engines.vllm_probe import Fault
+from forage.rollout.engines.servers import served_engine
+from forage.rollout.engines.servers.vllm_probe import Fault
 from forage.training.model import load_tokenizer
 from forage.types import Status
 from tests.evaluation.test_endpoints import KEY, Solver, config_of

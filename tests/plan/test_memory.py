@@ -24,8 +24,8 @@ from forage.training.gradients import accumulate
 from forage.training.logprobs import hidden_before
 from forage.training.model import load_model, load_policy
 from forage.training.model_size import BesideSizes, ModelSize, measure
+from forage.training.ranks.trainer_rank import build_trainer
 from forage.training.trainer import Trainer
-from forage.training.trainer_rank import build_trainer
 
 WARM = Path(__file__).parents[2] / "forage" / "warm" / "model"
 PPO = {"advantage": "gae", "kl": {"coefficient": 0.001}}

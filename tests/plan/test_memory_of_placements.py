@@ -20,7 +20,7 @@ from forage.config.run_config import build_config
 from forage.plan.memory import plan_memory
 from forage.plan.memory_parts import Memory
 from forage.training.model_size import BesideSizes, measure
-from forage.training.rank_processes import RankProcesses
+from forage.training.ranks.rank_processes import RankProcesses
 from tests.plan.test_memory import SEVEN_B, make_config, part, seven_b
 from tests.rollout.tiny_models import make_model
 from tests.training.rank_cases import Case, batch_of, trainer_of

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from forage.rollout.engines.server_pool import Member, ServerPool
-from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.weight_check import WeightCheck
-from forage.rollout.engines.weight_update import ServerUpdates, each
+from forage.rollout.engines.servers.server_pool import Member, ServerPool
+from forage.rollout.engines.servers.vllm_server import VllmServer
+from forage.rollout.engines.servers.weight_check import WeightCheck
+from forage.rollout.engines.servers.weight_update import ServerUpdates, each
 from tests.rollout.policy_server import PolicyServer, counted_logprobs
 
 TEXT_IDS, BOUND = tuple(range(3, 19)), 1e-3

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from forage.publish import Publisher, Updated
 from forage.rollout.engines.engine import Engine
 from forage.rollout.play.player import Job
-from forage.training.trainer_ranks import AnyTrainer
+from forage.training.ranks.trainer_ranks import AnyTrainer
 from forage.types import Episode, Group, Origin, Sampling, Segment
 from tests.rollout.play.stage import episode_of
 from tests.rollout.play.test_groups import config_of, groups_of

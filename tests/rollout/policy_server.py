@@ -26,8 +26,8 @@ from fastapi.responses import JSONResponse
 
 from forage.environment.codec import Codec
 from forage.retrieval.serve.port import bind_port
-from forage.rollout.engines.vllm_settings import RECEIVER_VERSION
-from forage.rollout.engines.weight_check import TextLogprobs
+from forage.rollout.engines.servers.vllm_settings import RECEIVER_VERSION
+from forage.rollout.engines.servers.weight_check import TextLogprobs
 from tests.rollout.folder_models import load, logprobs_by
 from tests.rollout.policy_words import (
     ABORTED,

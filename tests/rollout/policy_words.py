@@ -14,7 +14,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from forage.rollout.engines.engine_server import JoinInfo, Tensors
+from forage.rollout.engines.servers.engine_server import JoinInfo, Tensors
 
 VOCABULARY = 50
 JOIN = {each.name for each in fields(JoinInfo)}

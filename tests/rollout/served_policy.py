@@ -10,14 +10,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from forage.config.model_config import ModelConfig
-from forage.rollout.engines.served_engine import ServedEngine
-from forage.rollout.engines.server_pool import ServerPool
-from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.weight_sender import WeightSender
-from forage.rollout.engines.weight_transports import (
+from forage.rollout.engines.servers.served_engine import ServedEngine
+from forage.rollout.engines.servers.server_pool import ServerPool
+from forage.rollout.engines.servers.vllm_server import VllmServer
+from forage.rollout.engines.servers.weight_sender import WeightSender
+from forage.rollout.engines.servers.weight_transports import (
     GroupTransport,
 )
-from forage.rollout.engines.weight_update import ServerUpdates
+from forage.rollout.engines.servers.weight_update import ServerUpdates
 from forage.training.model import load_tokenizer, weights_by_name
 from forage.types import Completion, Sampling
 from tests.rollout.tiny_models import change_weights

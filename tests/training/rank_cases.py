@@ -28,11 +28,11 @@ from forage.config.placement_config import TrainerPlacement
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.training import lora
+from forage.training.checkpoints.optimizer_states import states_of
+from forage.training.checkpoints.run_state import STATE, RunState
+from forage.training.checkpoints.saved_weights import write_config
 from forage.training.critic import Critic
-from forage.training.optimizer_states import states_of
-from forage.training.run_state import STATE, RunState
-from forage.training.saved_weights import write_config
-from forage.training.sharding import Ranks, gathered, whole
+from forage.training.ranks.sharding import Ranks, gathered, whole
 from forage.training.trainer import Trainer
 from tests.models.families import make_family
 from tests.rollout.tiny_models import VOCABULARY, Architecture, make_model

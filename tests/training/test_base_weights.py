@@ -11,7 +11,7 @@ from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.train import run_training
 from forage.training.base_weights import digest_of_base, digest_of_files
-from forage.training.checkpoint import checkpoint_path
+from forage.training.checkpoints.checkpoint import checkpoint_path
 from forage.training.export import export_model
 from forage.training.lora import add_adapters
 from forage.training.model import save_model

@@ -27,7 +27,7 @@ from forage.models import attention
 from forage.training.critic import Critic
 from forage.training.gradients import accumulate
 from forage.training.logprobs import TokenLogprobs
-from forage.training.sharding import whole
+from forage.training.ranks.sharding import whole
 from tests.rollout.tiny_models import make_model
 from tests.training.pretended_gpu import GPU, PretendedGpu, move, values
 from tests.training.rank_cases import PPO, Case, batch_of, trainer_of

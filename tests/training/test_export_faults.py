@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from forage.errors import UserError
 from forage.training import export
-from forage.training.checkpoint import checkpoints, drop_checkpoint
+from forage.training.checkpoints.checkpoint import checkpoints, drop_checkpoint
 from forage.training.export import export_model
-from tests.training.test_checkpoint import learn, new_trainer, save
+from tests.training.checkpoints.test_checkpoint import learn, new_trainer, save
 
 MOMENTS = ("load_tokenizer", "open_layout", "write_safetensors", "write_index")
 """What an export calls, one after the other; the run removes the checkpoint before each of them."""

@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, Qwen2Config, Qw
 from forage.config.model_config import LoraConfig, ModelConfig
 from forage.errors import UserError
 from forage.training import lora
+from forage.training.checkpoints.saved_weights import restore_model, write_learnt
 from forage.training.export import import_checkpoint
 from forage.training.lora import ADAPTER_WEIGHTS
 from forage.training.model import (
@@ -27,8 +28,7 @@ from forage.training.model import (
     load_reference,
     save_model,
 )
-from forage.training.saved_weights import restore_model, write_learnt
-from forage.training.skeleton import is_skeleton, materialize
+from forage.training.ranks.skeleton import is_skeleton, materialize
 from tests.fakes import tiny_tokenizer
 
 Weights = dict[str, Tensor]

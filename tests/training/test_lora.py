@@ -27,7 +27,7 @@ from forage.rollout.engines.torch import forward as forward_module
 from forage.rollout.engines.torch.forward import rows_are_independent
 from forage.rollout.engines.torch.torch_engine import TorchEngine
 from forage.training import lora
-from forage.training.checkpoint import (
+from forage.training.checkpoints.checkpoint import (
     RunState,
     latest_checkpoint,
     load_checkpoint,
@@ -43,14 +43,14 @@ from forage.training.model import (
     save_model,
     weights_by_name,
 )
+from forage.training.ranks.trainer_rank import build_trainer
 from forage.training.trainer import Trainer
-from forage.training.trainer_rank import build_trainer
 from forage.types import Origin, Segment
 from tests.fakes import tiny_model, tiny_tokenizer
 from tests.rollout.running_engines import LETTERS, Plan, play, publish
 from tests.rollout.tiny_models import ARCHITECTURES, Architecture, make_model
+from tests.training.checkpoints.test_checkpoint import begin
 from tests.training.sequences import QUESTION, episode, weighed
-from tests.training.test_checkpoint import begin
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 90
 LAYERS = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")

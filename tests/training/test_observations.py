@@ -16,8 +16,8 @@ from forage.config.run_config import build_config
 from forage.config.trainer_config import TrainerConfig
 from forage.errors import UserError
 from forage.training.forward_passes import fill_in_observed, unmask
+from forage.training.ranks.trainer_rank import build_trainer
 from forage.training.trainer import Trainer
-from forage.training.trainer_rank import build_trainer
 from forage.types import Episode, Origin, Segment, Status
 from tests.rollout.tiny_models import make_model, plain_logprobs, twin
 from tests.training.sequences import QUESTION, episode, sampled_by, weighed

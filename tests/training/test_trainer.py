@@ -28,7 +28,7 @@ from forage.config.algorithm_config import AlgorithmConfig
 from forage.config.rollout_config import EngineConfig
 from forage.config.trainer_config import TrainerConfig
 from forage.rollout.engines.torch.torch_engine import TorchEngine
-from forage.training.saved_weights import write_config
+from forage.training.checkpoints.saved_weights import write_config
 from forage.training.trainer import Trainer
 from forage.types import Episode, Origin, Segment
 from tests.rollout.running_engines import LETTERS, Plan, play

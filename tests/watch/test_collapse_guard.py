@@ -11,9 +11,9 @@ import pytest
 from forage.config.run_config import RunConfig, build_config
 from forage.errors import UserError
 from forage.records import RunRecords, read_metrics
-from forage.training.checkpoint import checkpoints
-from forage.training.checkpoint_manifest import write_manifest
-from forage.training.checkpoints_elsewhere import CheckpointsElsewhere
+from forage.training.checkpoints.checkpoint import checkpoints
+from forage.training.checkpoints.checkpoint_manifest import write_manifest
+from forage.training.checkpoints.remote_copies import CheckpointsElsewhere
 from forage.watch import collapse_guard
 from forage.watch.collapse_guard import ROLLBACKS_FILE, Collapsed, CollapseGuard, GoBack
 

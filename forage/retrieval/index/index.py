@@ -19,8 +19,8 @@ from forage.data.corpus_store import CorpusStore
 from forage.errors import UserError
 from forage.remote.plain_file import read_plain
 from forage.retrieval.backend import Backend, OpenOptions
-from forage.retrieval.index.index_files import OpenFiles
-from forage.retrieval.index.manifest import (
+from forage.retrieval.store.index_files import OpenFiles
+from forage.retrieval.store.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     check_corpus,

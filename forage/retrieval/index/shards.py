@@ -27,9 +27,9 @@ from forage.data.corpus_store import (
     build_store,
 )
 from forage.errors import UserError
-from forage.retrieval.index.atomic_directory import built_beside, refuse_other_contents
 from forage.retrieval.index.index import Index, open_index
-from forage.retrieval.index.manifest import common_fields, write_manifest
+from forage.retrieval.store.atomic_directory import built_beside, refuse_other_contents
+from forage.retrieval.store.manifest import common_fields, write_manifest
 from forage.retrieval.words.bm25_index import BM25Manifest, cut_rows
 from forage.settings import Strict
 from forage.types import Hit

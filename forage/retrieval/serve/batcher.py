@@ -19,11 +19,11 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from forage.retrieval.cache import CACHE_BYTES, LruCache, memory_of
-from forage.retrieval.index.index_files import DamagedFileError
 from forage.retrieval.serve.limits import OverLimit
 from forage.retrieval.serve.metrics import Figure, Figures
 from forage.retrieval.serve.turns import Answered, Asked, Speed, Turns, weight_of
 from forage.retrieval.source import Source, SourceError
+from forage.retrieval.store.index_files import DamagedFileError
 from forage.retrieval.wire import num_bytes_of
 from forage.types import Hit
 

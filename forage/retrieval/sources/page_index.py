@@ -22,9 +22,9 @@ from pydantic import ValidationError
 
 from forage.data.corpus import parse_object
 from forage.errors import UserError
-from forage.retrieval.index.atomic_directory import built_beside
-from forage.retrieval.index.index_files import FileSum, sum_file
-from forage.retrieval.index.manifest import MANIFEST_FILE
+from forage.retrieval.store.atomic_directory import built_beside
+from forage.retrieval.store.index_files import FileSum, sum_file
+from forage.retrieval.store.manifest import MANIFEST_FILE
 from forage.settings import Strict
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ from typing import Protocol, Self
 import numpy as np
 
 from forage.errors import UserError
-from forage.retrieval.index.index_files import DamagedFileError, OpenFiles, check_file_sums
 from forage.retrieval.source import SourceError
 from forage.retrieval.sources.page_index import (
     COPY_FILE,
@@ -32,6 +31,7 @@ from forage.retrieval.sources.page_index import (
     page_key,
     read_page_manifest,
 )
+from forage.retrieval.store.index_files import DamagedFileError, OpenFiles, check_file_sums
 from forage.retrieval.wire import AccessReply, AccessRequest, Page, PageChunk
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ from pydantic import Field, model_validator
 from forage.data.corpus_store import CorpusStore
 from forage.errors import UserError
 from forage.retrieval.backend import Backend, OpenOptions, Scored
-from forage.retrieval.index.build_progress import build_progress
-from forage.retrieval.index.manifest import (
+from forage.retrieval.source import SourceError
+from forage.retrieval.store.build_progress import build_progress
+from forage.retrieval.store.manifest import (
     CommonManifest,
     check_file,
     common_fields,
@@ -28,7 +29,6 @@ from forage.retrieval.index.manifest import (
     require_same,
     write_manifest,
 )
-from forage.retrieval.source import SourceError
 from forage.retrieval.vectors.encoded_corpus import VECTORS_DIR, DenseBuild, Encoded, encoded_corpus
 from forage.retrieval.vectors.encoder import Encoder, EncoderSpec, bad_rows
 from forage.retrieval.vectors.faiss_settings import (

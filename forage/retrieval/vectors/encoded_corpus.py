@@ -20,14 +20,14 @@ from pydantic import ValidationError
 from forage.data.corpus_store import CorpusStore, StoredCorpus, build_store
 from forage.errors import UserError
 from forage.records import write_whole_text
-from forage.retrieval.index.atomic_directory import (
+from forage.retrieval.store.atomic_directory import (
     LOCK_FILE,
     partial_directory,
     refuse_other_contents,
     resumable_beside,
 )
-from forage.retrieval.index.build_progress import build_progress
-from forage.retrieval.index.manifest import seal
+from forage.retrieval.store.build_progress import build_progress
+from forage.retrieval.store.manifest import seal
 from forage.retrieval.vectors.encoder import (
     Encoder,
     EncoderChoice,

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from forage.errors import UserError
-from forage.retrieval.index.manifest import Count
+from forage.retrieval.store.manifest import Count
 from forage.settings import Strict
 from forage.types import Passage
 

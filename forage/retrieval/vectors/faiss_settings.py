@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from forage.errors import UserError
-from forage.retrieval.index.manifest import MAX_COUNT, Count
+from forage.retrieval.store.manifest import MAX_COUNT, Count
 from forage.retrieval.vectors.vector_shards import VectorDtype
 from forage.settings import Strict
 

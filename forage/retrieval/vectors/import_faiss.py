@@ -20,9 +20,9 @@ import numpy as np
 
 from forage.data.corpus_store import CorpusStore, build_store
 from forage.errors import UserError
-from forage.retrieval.index.atomic_directory import built_beside, refuse_other_contents
-from forage.retrieval.index.build_progress import build_progress
-from forage.retrieval.index.manifest import common_fields, hash_file, write_manifest
+from forage.retrieval.store.atomic_directory import built_beside, refuse_other_contents
+from forage.retrieval.store.build_progress import build_progress
+from forage.retrieval.store.manifest import common_fields, hash_file, write_manifest
 from forage.retrieval.vectors.dense import FAISS_FILE, DenseManifest, dense_versions
 from forage.retrieval.vectors.encoder import EncoderChoice, passage_text, require_finite
 from forage.retrieval.vectors.faiss_index import FaissIndex, open_faiss

@@ -20,7 +20,7 @@ import numpy as np
 from forage.data.corpus_store import CorpusStore
 from forage.errors import UserError
 from forage.retrieval.backend import OpenOptions
-from forage.retrieval.index.manifest import require_same
+from forage.retrieval.store.manifest import require_same
 from forage.retrieval.vectors.encoder import Encoder, EncoderSpec, choice_of, require_finite
 from forage.retrieval.words.languages import script_of
 

@@ -22,9 +22,9 @@ from pydantic import Field
 from forage.data.corpus_store import CorpusStore
 from forage.errors import UserError
 from forage.retrieval.backend import Backend, OpenOptions, Scored
-from forage.retrieval.index.build_progress import build_progress
-from forage.retrieval.index.manifest import CommonManifest, common_fields, write_manifest
 from forage.retrieval.source import SourceError
+from forage.retrieval.store.build_progress import build_progress
+from forage.retrieval.store.manifest import CommonManifest, common_fields, write_manifest
 from forage.retrieval.vectors.encoded_corpus import DenseBuild, Encoded, encoded_corpus
 from forage.retrieval.vectors.encoder import EncoderSpec
 from forage.retrieval.vectors.probes import open_same_encoder

@@ -23,8 +23,8 @@ from pydantic import Field
 
 from forage.errors import UserError
 from forage.retrieval.backend import Scored
-from forage.retrieval.index.manifest import Count
 from forage.retrieval.source import SourceError
+from forage.retrieval.store.manifest import Count
 from forage.retrieval.vectors.qdrant_files import refuse_foreign
 from forage.settings import Strict
 

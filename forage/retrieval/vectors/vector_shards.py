@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from forage.errors import UserError
 from forage.records import write_whole_text
-from forage.retrieval.index.manifest import hash_file
+from forage.retrieval.store.manifest import hash_file
 from forage.settings import Strict
 
 VectorDtype = Literal["float32", "float16", "int8"]

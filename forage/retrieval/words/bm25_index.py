@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from forage.data.corpus import format_contents, line_blocks
 from forage.data.corpus_store import CorpusStore, write_store
 from forage.errors import UserError
-from forage.retrieval.index.atomic_directory import built_beside, refuse_other_contents
-from forage.retrieval.index.build_progress import build_progress
-from forage.retrieval.index.manifest import (
+from forage.retrieval.store.atomic_directory import built_beside, refuse_other_contents
+from forage.retrieval.store.build_progress import build_progress
+from forage.retrieval.store.manifest import (
     CommonManifest,
     common_fields,
     require_same,

@@ -18,7 +18,7 @@ from forage.remote.openai_replies import read_completion
 from forage.remote.request import BadReply
 from forage.rollout.engines.endpoint_client import EndpointClient
 from forage.rollout.engines.engine import EngineCounters
-from forage.rollout.engines.engine_http import refuse_impossible
+from forage.rollout.engines.servers.engine_http import refuse_impossible
 from forage.rollout.engines.torch.sampling import noise_key
 from forage.types import Completion, EngineError, Sampling, Tag
 

@@ -23,15 +23,15 @@ from forage.rollout.engines.chat_engine import ChatEngine
 from forage.rollout.engines.completions_engine import CompletionsEngine
 from forage.rollout.engines.endpoint_client import EndpointClient
 from forage.rollout.engines.engine import Engine
-from forage.rollout.engines.engine_server import Addresses, EngineServer, ServerFailed
-from forage.rollout.engines.served_engine import ServedEngine
-from forage.rollout.engines.server_pool import ServerPool
-from forage.rollout.engines.sglang_server import SglangServer
+from forage.rollout.engines.servers.engine_server import Addresses, EngineServer, ServerFailed
+from forage.rollout.engines.servers.served_engine import ServedEngine
+from forage.rollout.engines.servers.server_pool import ServerPool
+from forage.rollout.engines.servers.sglang_server import SglangServer
+from forage.rollout.engines.servers.vllm_probe import find_faults
+from forage.rollout.engines.servers.vllm_server import VllmServer
+from forage.rollout.engines.servers.vllm_settings import ServerNeeds
 from forage.rollout.engines.torch.stopping import StopTable
 from forage.rollout.engines.torch.torch_engine import TorchEngine
-from forage.rollout.engines.vllm_probe import find_faults
-from forage.rollout.engines.vllm_server import VllmServer
-from forage.rollout.engines.vllm_settings import ServerNeeds
 
 LOG = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.retrieval.index.index import Index, build_index, open_index, read_manifest
-from forage.retrieval.index.manifest import seal
+from forage.retrieval.store.manifest import seal
 from forage.retrieval.words.bm25_index import BM25Manifest
 from tests.retrieval.conftest import PASSAGES
 

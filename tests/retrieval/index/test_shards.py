@@ -12,7 +12,6 @@ from forage.commands.cli import main
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.index.index import OpenOptions, build_index, open_index
-from forage.retrieval.index.manifest import seal
 from forage.retrieval.index.shards import (
     ShardInfo,
     ShardMark,
@@ -21,6 +20,7 @@ from forage.retrieval.index.shards import (
     describe_shard,
     merge,
 )
+from forage.retrieval.store.manifest import seal
 from forage.retrieval.vectors.dense import build_dense_index
 from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice

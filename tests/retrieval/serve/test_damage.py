@@ -164,7 +164,7 @@ def test_a_file_that_is_cut_in_the_midst_of_a_search_ends_the_server_with_a_mess
     copy = Path(shutil.copytree(large_index, tmp_path / "index"))
     # As if the file were cut after the search had begun: what looks at it before sees nothing.
     blind = (
-        "from forage.retrieval.index.index_files import OpenFiles\nOpenFiles.check = lambda _: None"
+        "from forage.retrieval.store.index_files import OpenFiles\nOpenFiles.check = lambda _: None"
     )
     with serving(copy, blind) as (process, url):
         truncate(copy / "corpus.jsonl", 0)

@@ -9,9 +9,9 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from forage.errors import UserError
-from forage.retrieval.index import index_files
-from forage.retrieval.index.manifest import hash_file, seal
 from forage.retrieval.sources.compose import ServeSettings, open_page_store, open_source
+from forage.retrieval.store import index_files
+from forage.retrieval.store.manifest import hash_file, seal
 from forage.types import Hit
 from tests.retrieval.conftest import PASSAGES
 from tests.retrieval.web_servers import WebServer, serving

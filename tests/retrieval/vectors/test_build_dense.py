@@ -15,7 +15,7 @@ import pytest
 from forage.data.corpus import write_corpus
 from forage.errors import UserError
 from forage.retrieval.index.index import OpenOptions, open_corpus, open_index
-from forage.retrieval.index.manifest import seal
+from forage.retrieval.store.manifest import seal
 from forage.retrieval.vectors.dense import DenseManifest, build_dense_index
 from forage.retrieval.vectors.encoded_corpus import DenseBuild
 from forage.retrieval.vectors.encoder import EncoderChoice
@@ -411,7 +411,7 @@ def test_missing_packages_are_named_with_the_extra_that_brings_them(
 
 
 def test_one_build_at_a_time(texts: Path, model: Path, tmp_path: Path):
-    from forage.retrieval.index.atomic_directory import resumable_beside
+    from forage.retrieval.store.atomic_directory import resumable_beside
 
     with (
         resumable_beside(tmp_path / "i", False),

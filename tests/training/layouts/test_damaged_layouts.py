@@ -14,7 +14,8 @@ import torch
 
 from forage.commands.cli import main
 from forage.errors import UserError
-from forage.training import export, weight_files
+from forage.training import export
+from forage.training.checkpoints import weight_files
 from forage.training.export import import_checkpoint
 from forage.training.layouts.stored import Weights
 from forage.training.layouts.torch_file import load_pickle

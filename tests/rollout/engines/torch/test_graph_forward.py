@@ -17,7 +17,7 @@ from forage.rollout.engines.torch.graph_forward import (
     laid_in_passes,
 )
 from forage.rollout.engines.torch.slots import UNREAD, SlotCache, Stretch
-from forage.training.mixed_precision import compute_in
+from forage.training.ranks.mixed_precision import compute_in
 from forage.types import Completion
 from tests.rollout.engines.torch.plain_attention import PlainAttention, TwoRoundings, run_ahead
 from tests.rollout.engines.torch.test_forward import (

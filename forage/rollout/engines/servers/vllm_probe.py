@@ -1,0 +1,266 @@
+"""What a vLLM server lacks for training: routes, settings, the model. Asked before a run begins.
+
+``forage doctor --server URL`` prints what is found here; a run refuses to start with it. Names and
+shapes of the weights are compared at the first update, by the receiver in the server's workers,
+whose version is asked for here; without a receiver, sizes are compared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from forage.config.shipped_recipes import shipped
+from forage.environment.codec import Codec
+from forage.remote.json_server import JsonServer
+from forage.remote.request import RemoteFailure
+from forage.rollout.engines.completions_engine import PROBE, PROBE_TOKENS, reads_alike
+from forage.rollout.engines.servers.vllm_server import is_unknown
+from forage.rollout.engines.servers.vllm_settings import (
+    FIRST_NUMBERED_RECEIVER,
+    RECEIVER_VERSION,
+    WITH_RECEIVER,
+    Fault,
+    ServerNeeds,
+    device_of,
+    names_receiver,
+    part,
+    with_adapters,
+    wrong_settings,
+)
+from forage.rollout.engines.servers.vllm_sizes import other_sizes
+from forage.rollout.engines.servers.vllm_turn import count_alternatives
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+KNOWN_VERSION = "0.32"
+
+_TIMEOUT_S = 20.0
+_ACCOUNT_S = 180.0  # its account of itself lists every package of its environment
+_DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+_ROUTES = {
+    "/inference/v1/generate": "start it with --enable-scale-out",
+    "/start_weight_update": _DEV_MODE,
+    "/update_weights": _DEV_MODE,
+    "/finish_weight_update": _DEV_MODE,
+    "/weight_info": _DEV_MODE,
+    "/collective_rpc": _DEV_MODE,
+    "/reset_prefix_cache": _DEV_MODE,
+    "/pause": _DEV_MODE,
+    "/resume": _DEV_MODE,
+    "/is_sleeping": _DEV_MODE,
+    "/get_world_size": _DEV_MODE,
+    "/init_weight_transfer_engine": _DEV_MODE,
+    "/update_weight_version": _DEV_MODE,
+}
+_ROUTES_OF_SLEEP = {"/sleep": _DEV_MODE, "/wake_up": _DEV_MODE}
+_ROUTE_OF_ADAPTERS = "/v1/load_lora_adapter"
+_MOST_ALTERNATIVES = 20
+"""The most that ``rollout.num_alternatives`` may ask for."""
+_NO_TURN = Fault("its reply is no turn", "is it a vLLM server?")
+
+
+async def find_faults(
+    url: str,
+    has_receiver: bool,
+    max_tokens: int = 0,
+    codec: Codec | None = None,
+    lora_rank: int = 0,
+    num_alternatives: int | None = 0,
+    sleeps: bool | None = False,
+    model: PretrainedConfig | None = None,
+) -> list[Fault]:
+    """What is wrong with the server at ``url``.
+
+    ``has_receiver``: whether it should have Forage's. ``max_tokens`` is the budget of an episode,
+    ``codec`` has the recipe's tokenizer, and ``model`` its sizes; without them they are not
+    compared. ``lora_rank`` is that of adapters which it should hold beside its model,
+    ``num_alternatives`` that of the recipe's rollout: None where no recipe is known, so that too
+    few for some recipe are no fatal fault. ``sleeps`` is ``placement.engine.offload``, and None
+    likewise.
+    """
+    needs = ServerNeeds(has_receiver, max_tokens, codec, lora_rank, num_alternatives, sleeps, model)
+    http = JsonServer(url, max_connections=4)
+    try:
+        health = await http.get("/health", _TIMEOUT_S)
+        if isinstance(health, RemoteFailure):
+            remedy = "is it running, and is this its address?"
+            return [Fault(f"it does not answer at /health: {health.detail}", remedy)]
+        faults = await _missing_routes(http, _routes(needs))
+        if faults and faults[-1].is_fatal:
+            return faults
+        faults += await _wrong_settings(http, needs)
+        if paused := await _paused(http):
+            return [*faults, paused]  # whatever it were asked to sample would wait
+        if codec is not None:
+            faults += await _other_tokenizer(http, codec)
+        if num_alternatives != 0:
+            few = await _too_few_alternatives(http, num_alternatives)
+            faults += [fault for fault in few if fault not in faults]
+        return faults
+    finally:
+        await http.close()
+
+
+def _routes(needs: ServerNeeds) -> dict[str, str]:
+    """The routes that it must have, and what gives it each."""
+    of_adapters = {_ROUTE_OF_ADAPTERS: with_adapters(needs.lora_rank)}
+    return {
+        **_ROUTES,
+        **(_ROUTES_OF_SLEEP if needs.sleeps else {}),
+        **(of_adapters if needs.lora_rank else {}),
+    }
+
+
+async def _missing_routes(http: JsonServer, routes: Mapping[str, str]) -> list[Fault]:
+    """Its version, where that is another than the one this is written for, and its routes."""
+    faults: list[Fault] = []
+    about = await http.get("/version", _TIMEOUT_S)
+    version = "" if isinstance(about, RemoteFailure) else str(about.get("version", ""))
+    if not version.startswith(KNOWN_VERSION):
+        remedy = f"Forage is tested with vLLM {KNOWN_VERSION}"
+        faults.append(Fault(f"its version is {version or 'unknown'}", remedy, is_fatal=False))
+    pages = await http.get("/openapi.json", _ACCOUNT_S)  # seconds of work at the first request
+    if isinstance(pages, RemoteFailure):
+        remedy = "is it busy, or started with --disable-fastapi-docs?"
+        return [*faults, Fault(f"it does not list its routes: {pages.detail}", remedy)]
+    paths = part(pages, "paths")
+    missing: dict[str, list[str]] = {}
+    for route, remedy in routes.items():
+        if route not in paths:
+            missing.setdefault(remedy, []).append(route)
+    if not version and not any(route in paths for route in routes):
+        remedy = "is this the address of another kind of server? Training samples with vLLM's"
+        return [Fault("it has none of the routes of a vLLM server", remedy)]
+    return [*faults, *(Fault(f"it has no {', '.join(of)}", why) for why, of in missing.items())]
+
+
+async def _wrong_settings(http: JsonServer, needs: ServerNeeds) -> list[Fault]:
+    about = await http.get("/server_info?config_format=json", _ACCOUNT_S)
+    if isinstance(about, RemoteFailure):
+        return [Fault(f"it does not say how it was started: {about.detail}", _DEV_MODE)]
+    config = part(about, "vllm_config")
+    if not config:
+        remedy = f"is it a vLLM server of version {KNOWN_VERSION}?"
+        return [Fault("it does not say how it was started: its reply has no vllm_config", remedy)]
+    faults = wrong_settings(config, needs)
+    if names_receiver(config):
+        faults += await _other_receiver(http)
+    elif needs.model is not None and not needs.has_receiver:
+        faults += await _wrong_for_files(http, needs.model, device_of(config))
+    return faults
+
+
+async def _other_receiver(http: JsonServer) -> list[Fault]:
+    """Whether its receiver is another one than this Forage's: a user's server has a copy."""
+    method = "receiver_version"
+    reply = await http.post("/collective_rpc", {"method": method}, _TIMEOUT_S)
+    if not isinstance(reply, RemoteFailure):
+        results = reply.get("results")
+        versions = set(map(str, results)) if isinstance(results, list) else {"unknown"}
+        if versions == {str(RECEIVER_VERSION)}:
+            return []
+        found = " and ".join(sorted(versions))
+    elif is_unknown(method, reply):
+        found = f"{FIRST_NUMBERED_RECEIVER - 1} or older"
+    else:
+        what = f"it does not say which receiver for weights it has: {reply.detail}"
+        return [Fault(what, "look into its log")]
+    what = (
+        f"its receiver for weights is of version {found}, and this Forage needs version "
+        f"{RECEIVER_VERSION}"
+    )
+    remedy = (
+        f"put {shipped('plugins')} (forage recipes --out DIR copies it) on its PYTHONPATH in the "
+        "place of the other one, and start it again"
+    )
+    return [Fault(what, remedy)]
+
+
+async def _wrong_for_files(http: JsonServer, model: PretrainedConfig, device: str) -> list[Fault]:
+    """What vLLM's own load of files does not tell: another model is taken for this one."""
+    faults: list[Fault] = []
+    if device == "cpu" and model.get_text_config().tie_word_embeddings:
+        what = "on a CPU vLLM keeps the old head where it is tied, if it loads files by itself"
+        faults.append(Fault(what, WITH_RECEIVER))
+    reply = await http.post("/collective_rpc", {"method": "get_model_inspection"}, _TIMEOUT_S)
+    drawings = None if isinstance(reply, RemoteFailure) else reply.get("results")
+    if not isinstance(drawings, list) or not drawings:
+        what = "it does not say how large its model is, which is not compared with model.path"
+        return [*faults, Fault(what, "compare them yourself", is_fatal=False)]
+    if others := other_sizes(str(drawings[0]), model):
+        what = f"it serves another model than model.path: {'; '.join(others)}"
+        faults.append(Fault(what, "start it with the model of model.path"))
+    return faults
+
+
+async def _paused(http: JsonServer) -> Fault | None:
+    """Whether it samples nothing because it was told so; also said of one that sleeps."""
+    state = await http.get("/is_sleeping", _TIMEOUT_S)
+    if isinstance(state, RemoteFailure) or not state.get("is_sleeping"):
+        return None
+    remedy = (
+        "a run that uses it now is changing its weights, or one that was killed has left it so: "
+        "the next run lets it go on. So does POST /collective_rpc with the method "
+        "abandon_weight_update, then POST /wake_up, then POST /resume; but its weights may be half "
+        "new, or gone, before POST /collective_rpc with the method reload_weights"
+    )
+    return Fault("it is paused or asleep", remedy)
+
+
+async def _other_tokenizer(http: JsonServer, codec: Codec) -> list[Fault]:
+    """Whether what it samples reads alike in its tokenizer and in the recipe's."""
+    body = {
+        "token_ids": codec.encode_trusted(PROBE),
+        "output_mode": "text",
+        "sampling_params": {
+            "max_tokens": PROBE_TOKENS,
+            "temperature": 0.0,
+            "skip_special_tokens": False,
+        },
+    }
+    reply = await http.post("/inference/v1/generate", body, _TIMEOUT_S)
+    if isinstance(reply, RemoteFailure):
+        return [_cannot_sample(reply)]
+    try:
+        (choice,) = reply["choices"]
+        text, mine = str(choice["text"]), codec.decode(choice["token_ids"])
+    except (KeyError, TypeError, ValueError, OverflowError):  # the last: an id beyond 64 bits
+        return [_NO_TURN]
+    if reads_alike(mine, text):
+        return []
+    remedy = "name the served model's own tokenizer with model.path"
+    return [Fault(f"its tokens read {text!r} there and {mine!r} with model.path", remedy)]
+
+
+async def _too_few_alternatives(http: JsonServer, number: int | None) -> list[Fault]:
+    """Whether it gives as many alternatives beside a token as recipes ask for."""
+    most = _MOST_ALTERNATIVES if number is None else number
+    # The sampled token comes first, and counts.
+    params = {"max_tokens": 1, "temperature": 0.0, "logprobs": most + 1}
+    body = {"token_ids": [0, 1], "sampling_params": params}
+    reply = await http.post("/inference/v1/generate", body, _TIMEOUT_S)
+    if isinstance(reply, RemoteFailure):
+        if reply.status != 400:
+            return [_cannot_sample(reply)]
+        given = reply.detail
+    else:
+        try:
+            count = count_alternatives(reply)
+        except ValueError:
+            return [_NO_TURN]
+        if count >= most:
+            return []
+        given = f"it gives {count}"
+    recipe = f"recipes with rollout.num_alternatives: {most}" if number is None else "this recipe"
+    remedy = f"start it with --max-logprobs {most + 1}, which {recipe} needs"
+    what = f"it does not give {most} alternatives beside a token: {given}"
+    return [Fault(what, remedy, is_fatal=number is not None)]
+
+
+def _cannot_sample(failure: RemoteFailure) -> Fault:
+    remedy = "look into its log"
+    if failure.status in (401, 403):
+        remedy = "start it without --api-key and VLLM_API_KEY: Forage sends such servers no key"
+    return Fault(f"it cannot sample: {failure.detail}", remedy)

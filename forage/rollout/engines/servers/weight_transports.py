@@ -1,0 +1,249 @@
+"""The ways of weights to servers: a group of processes, and files that both sides see."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError
+
+from forage.errors import PartLostError, UserError
+from forage.rollout.engines.servers.engine_server import (
+    Bucket,
+    Columns,
+    EngineServer,
+    JoinInfo,
+    Tensors,
+)
+from forage.rollout.engines.servers.sender_group import GroupPlan, nccl_joins
+from forage.rollout.engines.servers.server_pool import Member
+from forage.rollout.engines.servers.vllm_server import VllmServer
+from forage.rollout.engines.servers.weight_update import UpdateFailed, each
+
+LOG = logging.getLogger(__name__)
+
+_MAX_NAMED = 5
+_VLLM_ALONE = "only vLLM serves adapters beside its base"
+
+
+class Sender(Protocol):
+    """What ``WeightSender`` does, in this process or over the ranks of a trainer; it may block."""
+
+    def tensors(self) -> Tensors: ...
+
+    def gpu(self) -> list[str]: ...
+
+    def open_group(self, plan: GroupPlan) -> list[JoinInfo]: ...
+
+    def join(self) -> str | None: ...
+
+    def leave(self) -> None: ...
+
+    def begin(self) -> None: ...
+
+    def next_bucket(self) -> Bucket | None: ...
+
+    def send(self) -> str | None: ...
+
+
+class GroupTransport:
+    """Buckets through a torch process group with the workers of servers, all of one kind.
+
+    The group is made anew when its members change, or after a failure.
+    """
+
+    def __init__(self, sender: Sender, timeout_s: float) -> None:
+        """``timeout_s`` is for each step."""
+        self._sender = sender
+        self._timeout_s = timeout_s
+        self._joined: list[asyncio.Future[None]] = []
+        """Those in the group; none where there is no group."""
+
+    async def bring(self, members: Sequence[Member], version: str) -> None:
+        """Check what can be, then send; a failure ends the update at the other servers."""
+        # A server that was lost and is back is another process.
+        is_new = any(member.lost.done() for member in members)
+        if is_new or self._joined != [member.lost for member in members]:
+            self._joined = []
+            await self._check(members)
+            await self._make_group(members)
+            self._joined = [member.lost for member in members]
+        try:
+            await each(members, lambda server: server.start_update())
+            await self._send(members)
+            await each(members, lambda server: server.finish_update(version))
+        except UpdateFailed as failed:
+            self._joined = []
+            dead = await self._find_the_dead(members, failed)
+            # A server that alone refuses what the others took would refuse it again.
+            if not dead.failures and len(failed.failures) < len(members):
+                raise
+            raise dead from failed
+        except BaseException:  # a rank that died, or a stop: turns would end half-new servers
+            self._joined = []
+            with suppress(PartLostError):
+                await self._abandon(members)
+            raise
+
+    async def _check(self, members: Sequence[Member]) -> None:
+        """Raise ``UserError`` where a server has another model: a wrong shape would end it."""
+        tensors = await asyncio.to_thread(self._sender.tensors)
+        await each(members, lambda server: check_model(server, tensors))
+
+    async def _make_group(self, members: Sequence[Member]) -> None:
+        num_workers: dict[str, int] = {}
+        gpus = [await asyncio.to_thread(self._sender.gpu)]
+
+        async def ask(server: EngineServer) -> None:
+            num_workers[server.url] = await server.num_workers()
+            gpus.extend(await server.gpus())
+
+        await each(members, ask)
+        urls = [member.server.url for member in members]
+        by_nccl = nccl_joins(gpus)
+        if gpus[0] and not by_nccl:
+            LOG.info("weights go to the servers through host memory, not by NCCL: %s", gpus)
+        # Half of what the servers' replies may take, so that a worker that waits for others is
+        # free again before its server is given up.
+        plan = GroupPlan(
+            urls=tuple(urls),
+            num_workers=tuple(num_workers[url] for url in urls),
+            by_nccl=by_nccl,
+            timeout_s=self._timeout_s / 2,
+            name=members[0].server.group_name,
+        )
+        infos = await asyncio.to_thread(self._sender.open_group, plan)
+        info_of = dict(zip(urls, infos, strict=True))
+        joining = asyncio.create_task(asyncio.to_thread(self._sender.join))
+        try:
+            await each(members, lambda server: server.join(info_of[server.url]))
+        except UpdateFailed as failed:
+            await asyncio.gather(joining, return_exceptions=True)
+            dead = await self._find_the_dead(members, failed)
+            if dead.failures:
+                raise dead from failed
+            raise
+        if (why := await joining) is not None:
+            raise UpdateFailed(dict.fromkeys(members, f"no group was made: {why}"))
+
+    async def _send(self, members: Sequence[Member]) -> None:
+        await asyncio.to_thread(self._sender.begin)
+        while (bucket := await asyncio.to_thread(self._sender.next_bucket)) is not None:
+            await self._send_bucket(members, bucket)
+
+    async def _send_bucket(self, members: Sequence[Member], bucket: Bucket) -> None:
+        """The servers are told what comes while it is broadcast."""
+        sending = asyncio.create_task(asyncio.to_thread(self._sender.send))
+        try:
+            await each(members, lambda server: server.receive(bucket))
+        finally:
+            await asyncio.gather(sending, return_exceptions=True)
+        if (why := sending.result()) is not None:
+            raise UpdateFailed(dict.fromkeys(members, f"a broadcast failed: {why}"))
+
+    async def _find_the_dead(self, members: Sequence[Member], failed: UpdateFailed) -> UpdateFailed:
+        """The servers that must be left out; the others can begin again.
+
+        One that dies takes the group of all with it, so their failures say nothing.
+        """
+        dead = await self._abandon(members)
+        reasons = {member: failed.failures.get(member, str(failed)) for member in dead}
+        return UpdateFailed(reasons, str(failed))
+
+    async def _abandon(self, members: Sequence[Member]) -> list[Member]:
+        """End the update at all; gives those that do not answer, and raises ``PartLostError``."""
+        lost: PartLostError | None = None
+        try:  # whoever waits in the group is told by its end, and can answer
+            await asyncio.to_thread(self._sender.leave)
+        except PartLostError as error:
+            lost = error
+        dead: list[Member] = []
+        try:
+            await each(members, lambda server: server.abandon_update())
+        except UpdateFailed as failed:
+            dead += failed.failures
+        if lost is not None:
+            raise lost
+        return dead
+
+
+async def check_model(server: EngineServer, tensors: Tensors) -> None:
+    """Raise ``UserError`` where a server has another model than these tensors are of."""
+    _refuse(server, await server.misfits(tensors))
+
+
+async def check_base(
+    server: EngineServer, tensors: Tensors, columns: Callable[[], Columns]
+) -> None:
+    """Raise ``UserError`` where a server has another base than adapters are learnt on.
+
+    ``columns`` are those of that base; it may block.
+    """
+    assert isinstance(server, VllmServer), _VLLM_ALONE
+    await check_model(server, tensors)
+    others = await server.other_base(await asyncio.to_thread(columns))
+    remedy = " (start it again with that model, or set placement.engine.transfer: group)"
+    _refuse(server, others, remedy)
+
+
+def _refuse(server: EngineServer, misfits: Sequence[str], remedy: str = "") -> None:
+    if misfits:
+        more = f" and {len(misfits) - _MAX_NAMED} more" * (len(misfits) > _MAX_NAMED)
+        named = "; ".join(misfits[:_MAX_NAMED])
+        raise UserError(
+            f"the server {server.url} serves another model than model.path: {named}{more}{remedy}"
+        )
+
+
+async def load_weights(server: EngineServer, folder: Path, version: str) -> None:
+    """A whole model, by a server of any kind."""
+    await server.load_from_disk(folder, version)
+
+
+async def load_adapters(server: EngineServer, folder: Path, version: str) -> None:
+    """Adapters, beside the base that a vLLM server has."""
+    assert isinstance(server, VllmServer), _VLLM_ALONE
+    await server.load_adapters(folder, version)
+
+
+class DiskTransport:
+    """A folder for each version, which the servers load and which is then removed."""
+
+    def __init__(
+        self,
+        write: Callable[[Path], None],
+        folder: Path,
+        load: Callable[[EngineServer, Path, str], Awaitable[None]] = load_weights,
+        check: Callable[[EngineServer], Awaitable[None]] | None = None,
+    ) -> None:
+        """``write`` writes what ``load`` loads; ``folder`` is seen by all servers.
+
+        ``check`` is for a server's first load: it raises ``UserError`` for another model.
+        """
+        self._write = write
+        self._folder = folder
+        self._load = load
+        self._check = check
+        self._checked: list[asyncio.Future[None]] = []
+
+    async def bring(self, members: Sequence[Member], version: str) -> None:
+        # A server that was lost and is back is another process.
+        new = [m for m in members if m.lost.done() or m.lost not in self._checked]
+        if self._check is not None:
+            await each(new, self._check)
+        self._checked += [member.lost for member in new]
+        folder = self._folder.absolute() / f"version_{version}"
+        try:
+            try:
+                await asyncio.to_thread(self._write, folder)
+            except (OSError, SafetensorError) as error:  # the latter also where a disk is full
+                why = (isinstance(error, OSError) and error.strerror) or error
+                raise UserError(f"cannot write the weights to {folder}: {why}") from error
+            await each(members, lambda server: self._load(server, folder, version))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -1,0 +1,117 @@
+"""Weights through a group, over real HTTP: who is left out, how one that fails is ended."""
+
+from typing import Any
+
+import pytest
+import torch
+from fastapi import Request
+from fastapi.responses import JSONResponse
+
+from forage.errors import PartLostError, UserError
+from forage.rollout.engines.servers import weight_sender
+from forage.rollout.engines.servers.engine_server import Bucket
+from forage.rollout.engines.servers.sender_group import GroupPlan, SenderGroup
+from forage.rollout.engines.servers.weight_sender import WeightSender
+from forage.rollout.engines.servers.weight_transports import (
+    GroupTransport,
+)
+from forage.rollout.engines.servers.weight_update import ServerUpdates, UpdateFailed
+from tests.rollout.fleet import fleet
+from tests.rollout.policy_server import PolicyServer, policy_serving
+
+
+class GoneAtTheJoin(PolicyServer):
+    """It joins no group, and answers nothing afterwards."""
+
+    async def _call(self, request: Request) -> Any:
+        if self.broken in self.notes:
+            return JSONResponse({"error": "its engine has died"}, 500)
+        return await super()._call(request)
+
+
+async def test_a_server_that_dies_at_the_join_takes_no_other_with_it():
+    """The others wait for it in vain, and were left out and started again as well."""
+    join = "/init_weight_transfer_engine"
+    weights = [("weight", torch.zeros(2))]
+    with (
+        policy_serving(PolicyServer(broken=join)) as good,
+        policy_serving(GoneAtTheJoin(broken=join)) as gone,
+    ):
+        async with fleet(good, gone) as it:
+            transport = GroupTransport(WeightSender(lambda: weights, torch.device("cpu")), 2.0)
+            with pytest.raises(UpdateFailed, match="failed to join") as caught:
+                await transport.bring(it.pool.members, "0")
+            assert [member.server.url for member in caught.value.failures] == [gone.url]
+            gone.broken = good.broken = "nothing"
+        async with fleet(good) as it:
+            good.broken = join
+            with pytest.raises(UpdateFailed) as caught:
+                await transport.bring(it.pool.members, "0")
+            assert [*caught.value.failures] == it.pool.members, "nobody else is to blame"
+
+
+async def test_a_server_of_another_model_is_refused_before_it_joins_a_group():
+    """A real server alone was asked, which a wrong shape ends: only a restart helps."""
+    weights = [("weight", torch.zeros(2))]
+    with policy_serving(PolicyServer(misfits=["weight has the shape 3"])) as server:
+        async with fleet(server) as it:
+            transport = GroupTransport(WeightSender(lambda: weights, torch.device("cpu")), 2.0)
+            with pytest.raises(UserError, match="another model than model.path: weight has"):
+                await transport.bring(it.pool.members, "0")
+    assert server.notes == ["check_weights"]
+
+
+@pytest.mark.parametrize(("gpu", "by_nccl"), [("GPU-b", True), ("GPU-a", False)])
+async def test_weights_go_through_host_memory_to_a_server_on_the_trainers_gpu(
+    gpu: str, by_nccl: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """NCCL refuses two members on one GPU, which ended every update."""
+    plans: list[GroupPlan] = []
+
+    def make(plan: GroupPlan, _: torch.device) -> SenderGroup:
+        plans.append(plan)
+        raise UserError("seen")
+
+    monkeypatch.setattr(weight_sender, "name_gpu", lambda _: ["GPU-a", "2.29.3"])
+    monkeypatch.setattr(weight_sender, "SenderGroup", make)
+    weights = [("weight", torch.zeros(2))]
+    with policy_serving(PolicyServer(gpu=[gpu, "2.29.3"])) as server:
+        async with fleet(server) as it:
+            transport = GroupTransport(WeightSender(lambda: weights, torch.device("cuda")), 2.0)
+            with pytest.raises(UserError, match="seen"):
+                await transport.bring(it.pool.members, "0")
+    assert [plan.by_nccl for plan in plans] == [by_nccl]
+
+
+class LostRanks(WeightSender):
+    """Its ranks die while a bucket is gathered."""
+
+    def next_bucket(self) -> Bucket | None:
+        raise PartLostError("rank 1 has died")
+
+    def leave(self) -> None:
+        super().leave()
+        if self.has_begun:
+            raise PartLostError("rank 1 has died")
+
+    has_begun = False
+
+    def begin(self) -> None:
+        self.has_begun = True
+        super().begin()
+
+
+async def test_an_update_whose_ranks_die_is_ended_at_the_servers_before_they_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """They were told to go on with half of their weights, and the next turn ended them."""
+    monkeypatch.setattr(LostRanks, "join", lambda _: None)
+    weights = [("weight", torch.zeros(2))]
+    with policy_serving(PolicyServer()) as server:
+        async with fleet(server) as it:
+            transport = GroupTransport(LostRanks(lambda: weights, torch.device("cpu")), 2.0)
+            updates = ServerUpdates(it.pool, transport, recomputes=True)
+            with pytest.raises(PartLostError, match="rank 1"):
+                async with updates.updating(lambda: 0):
+                    pass
+    assert server.notes[-3:] == ["/start_weight_update", "abandon_weight_update", "/resume"]

@@ -1,0 +1,259 @@
+"""What is found wrong with a vLLM server before a run, and the sizes in what it draws of its model.
+
+tests/commands/test_doctor_command.py has how the doctor says it.
+"""
+
+import ast
+import asyncio
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import Response
+from fastapi.responses import JSONResponse
+from transformers import Qwen2Config
+
+from forage.config.shipped_recipes import shipped
+from forage.rollout.engines.servers import vllm_probe, vllm_server
+from forage.rollout.engines.servers.vllm_probe import find_faults
+from forage.rollout.engines.servers.vllm_settings import RECEIVER_VERSION
+from forage.rollout.engines.servers.vllm_sizes import other_sizes, sizes_of
+from tests.fakes import tiny_codec
+from tests.rollout.policy_server import PolicyServer, policy_serving
+
+DRAWING = """\
+Qwen2ForCausalLM()(
+  (model): Qwen2Model()(
+    (embed_tokens): VocabParallelEmbedding(num_embeddings=400, num_embeddings_per_partition=448, \
+embedding_dim=64, org_vocab_size=400, num_embeddings_padded=448, tp_size=1)
+    (layers): ModuleList()(
+      (0-1): 2 x Qwen2DecoderLayer()(
+        (self_attn): Qwen2Attention()(
+          (qkv_proj): QKVParallelLinear(in_features=64, output_features=128, bias=True, tp_size=1, \
+gather_output=False)
+          (o_proj): RowParallelLinear(in_features=64, output_features=64, bias=False, tp_size=1, \
+reduce_results=True)
+          (attn): Attention(head_size=32, num_heads=2, num_kv_heads=1, scale=0.1767766952966369, \
+backend=CPUAttentionBackendImpl)
+        )
+        (mlp): Qwen2MLP()(
+          (gate_up_proj): MergedColumnParallelLinear(in_features=64, output_features=384, \
+bias=False, tp_size=1, gather_output=False)
+          (down_proj): RowParallelLinear(in_features=192, output_features=64, bias=False, \
+tp_size=1, reduce_results=True)
+          (act_fn): SiluAndMul()
+        )
+        (input_layernorm): RMSNorm(hidden_size=64, eps=1e-06)
+      )
+    )
+    (norm): RMSNorm(hidden_size=64, eps=1e-06)
+  )
+)"""
+"""What vLLM 0.32 draws of the tests' tiny random model, some lines left out."""
+SIZES: dict[str, Any] = {
+    "vocab_size": 400,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 2,
+}
+
+
+def test_all_sizes_are_read():
+    assert sizes_of(DRAWING) == SIZES
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_another_size_of_any_kind_is_told(name: str):
+    assert other_sizes(DRAWING, Qwen2Config(**SIZES)) == []
+    (said,) = other_sizes(DRAWING, Qwen2Config(**{**SIZES, name: 4 * SIZES[name]}))
+    assert said == f"{name} is {SIZES[name]} there and {4 * SIZES[name]} here"
+
+
+def test_of_a_model_that_is_cut_over_gpus_the_parts_are_not_taken_for_the_whole():
+    sizes = sizes_of(DRAWING.replace("tp_size=1", "tp_size=2"))
+    assert sizes == {"vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 2}
+    elsewhere = DRAWING.replace("(norm): RMSNorm(hidden_size=64, eps=1e-06)", "PPMissingLayer()")
+    assert "num_hidden_layers" not in sizes_of(elsewhere)
+
+
+def test_layers_that_differ_are_counted_together():
+    drawing = """\
+      (0, 2-3): 3 x GemmaDecoderLayer()(
+      (1): GemmaDecoderLayer()(
+"""
+    assert sizes_of(drawing) == {"num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize("drawing", ["", "None", "Qwen2MoeForCausalLM()"])
+def test_what_is_not_drawn_is_not_compared(drawing: str):
+    assert other_sizes(drawing, Qwen2Config(**SIZES)) == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (JSONResponse({"error": "wrong key"}, 401), ("it cannot sample", "without --api-key")),
+        (JSONResponse({"error": "no"}, 500), ("it cannot sample: HTTP 500", "look into its log")),
+        (JSONResponse({"choices": []}), ("its reply is no turn",)),
+        (JSONResponse({"choices": [{"token_ids": [3]}]}), ("its reply is no turn",)),
+    ],
+)
+def test_a_server_that_cannot_sample_is_not_said_to_give_too_few_alternatives(
+    reply: Response, said: tuple[str, ...]
+):
+    """Whatever failed was told so, with exit status 0; a reply of nonsense was no fault at all."""
+    with policy_serving(PolicyServer()) as server:
+        server.faults.append(reply)
+        (fault,) = asyncio.run(find_faults(server.url, True, num_alternatives=None))
+    assert fault.is_fatal
+    assert "alternatives" not in str(fault)
+    for part in said:
+        assert part in str(fault)
+
+
+def test_each_route_that_a_run_calls_is_asked_for():
+    """A server of another version without the last four was found fit, and took no weights."""
+    called = set(re.findall(r'"(/[a-z0-9_/]+)', inspect.getsource(vllm_server)))
+    assert {"/update_weights", "/update_weight_version", "/wake_up"} < called
+    with policy_serving(PolicyServer(without=frozenset(called))) as server:
+        faults = asyncio.run(find_faults(server.url, True, lora_rank=1, sleeps=True))
+    told = (fault.what.removeprefix("it has no ").split(", ") for fault in faults)
+    missing = {route for routes in told for route in routes}
+    assert called - missing == {"/v1/models"}, "which each server has"
+
+
+def test_what_is_no_vllm_server_is_one_fault_and_not_a_dozen_missing_routes():
+    """Of an SGLang server each route of vLLM was said to be missing."""
+    routes = frozenset({*re.findall(r'"(/[a-z0-9_/]+)', inspect.getsource(vllm_probe))})
+    with policy_serving(
+        PolicyServer(about="", without=routes - {"/health", "/server_info"})
+    ) as server:
+        (fault,) = asyncio.run(find_faults(server.url, True))
+    assert fault.what == "it has none of the routes of a vLLM server"
+    assert fault.is_fatal
+
+
+def test_a_server_for_adapters_must_have_the_route_that_takes_them():
+    """Without it each update failed: HTTP 404, failed to load a folder."""
+    route = "/v1/load_lora_adapter"
+    with policy_serving(PolicyServer(lora_rank=8, without=frozenset({route}))) as server:
+        assert asyncio.run(find_faults(server.url, True)) == []
+        (fault,) = asyncio.run(find_faults(server.url, True, lora_rank=8))
+    assert fault.what == f"it has no {route}"
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in fault.remedy
+
+
+def test_a_server_whose_context_holds_no_episode_is_told():
+    """A real server alone was asked: each long episode would end at the server's limit."""
+    with policy_serving(PolicyServer()) as server:
+        assert asyncio.run(find_faults(server.url, True, max_tokens=1000)) == []
+        (fault,) = asyncio.run(find_faults(server.url, True, max_tokens=1001))
+    assert fault.is_fatal
+    assert fault.what == "its context of 1000 tokens holds no episode"
+
+
+def test_a_server_of_another_tokenizer_is_told():
+    """A real server alone was asked: its tokens would be read as other words."""
+    codec = tiny_codec()
+    with policy_serving(PolicyServer(codec=codec)) as server:
+        assert asyncio.run(find_faults(server.url, True, codec=codec)) == []
+        server.changes = {"text": "other words"}
+        (fault,) = asyncio.run(find_faults(server.url, True, codec=codec))
+    assert fault.is_fatal
+    assert fault.what.startswith("its tokens read 'other words' there and ")
+
+
+def files_faults(server: PolicyServer, **sizes: Any) -> list[str]:
+    """What is wrong with a server for ``transfer: disk`` of a tiny Qwen2."""
+    config = Qwen2Config(**{**SIZES, **sizes})
+    with policy_serving(server):
+        faults = asyncio.run(find_faults(server.url, False, model=config))
+    return [str(fault) for fault in faults]
+
+
+def test_a_tied_head_on_a_cpu_needs_the_receiver_also_where_weights_come_as_files():
+    """vLLM's own load left the old head in use: log-probabilities were off by 1.59, unseen."""
+    (said,) = files_faults(PolicyServer(transfer={}), tie_word_embeddings=True)
+    assert "on a CPU vLLM keeps the old head where it is tied" in said
+    assert "forage_receiver.Receiver" in said
+    assert files_faults(PolicyServer(transfer={}), tie_word_embeddings=False) == []
+    assert files_faults(PolicyServer(transfer={}, device="cuda"), tie_word_embeddings=True) == []
+    assert files_faults(PolicyServer(), tie_word_embeddings=True) == []
+
+
+def test_without_the_receiver_the_sizes_of_the_served_model_are_compared():
+    """A model of another shape was loaded without a word: log-probabilities were off by 2.22."""
+    server = PolicyServer(transfer={}, drawing=DRAWING)
+    assert files_faults(server, tie_word_embeddings=False) == []
+    (said,) = files_faults(server, tie_word_embeddings=False, intermediate_size=384)
+    assert said.startswith(
+        "it serves another model than model.path: intermediate_size is 192 there and 384 here"
+    )
+
+
+OLDER = PolicyServer(without=frozenset({"receiver_version"}))
+"""With a receiver of the time before they had versions."""
+
+
+@pytest.mark.parametrize(
+    ("server", "found"),
+    [(OLDER, "version 1 or older"), (PolicyServer(receiver=99), "version 99")],
+)
+@pytest.mark.parametrize("has_receiver", [True, False], ids=["group", "disk"])
+def test_a_receiver_of_another_version_is_told_before_a_run(
+    server: PolicyServer, found: str, has_receiver: bool
+):
+    """It was found at the first update of the weights, as a method that failed."""
+    with policy_serving(server):
+        (fault,) = asyncio.run(find_faults(server.url, has_receiver))
+    assert fault.is_fatal
+    assert fault.what == (
+        f"its receiver for weights is of {found}, and this Forage needs version {RECEIVER_VERSION}"
+    )
+    assert "forage recipes --out DIR" in fault.remedy
+    assert "start it again" in fault.remedy
+
+
+def test_a_server_that_does_not_say_which_receiver_it_has_is_told():
+    with policy_serving(PolicyServer(broken="receiver_version")) as server:
+        (fault,) = asyncio.run(find_faults(server.url, True))
+    assert fault.is_fatal
+    assert fault.what.startswith("it does not say which receiver for weights it has: HTTP 500")
+
+
+def test_a_server_without_a_receiver_is_not_asked_for_its_version():
+    server = PolicyServer(transfer={}, without=frozenset({"receiver_version"}))
+    with policy_serving(server):
+        assert asyncio.run(find_faults(server.url, False)) == []
+
+
+def test_the_receiver_is_of_the_version_that_is_asked_for_and_takes_what_it_took():
+    """Where this changes, or what a call means does, raise the version in both files.
+
+    vLLM is not here, so the file is read and not imported.
+    """
+    source = Path(shipped("plugins"), "forage_receiver.py").read_text()
+    tree = ast.parse(source)
+    (version,) = re.findall(r"^VERSION = (\d+)$", source, re.MULTILINE)
+    classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+    methods = (each for each in classes["Receiver"].body if isinstance(each, ast.FunctionDef))
+    takes = {each.name: [argument.arg for argument in each.args.args][1:] for each in methods}
+    for name in ("GroupInfo", "BucketInfo"):
+        fields = (each for each in classes[name].body if isinstance(each, ast.AnnAssign))
+        takes[name] = [ast.unparse(each.target) for each in fields]
+    assert int(version) == RECEIVER_VERSION == 3
+    assert takes == {
+        "receiver_version": [],
+        "name_gpu": [],
+        "check_weights": ["names", "shapes"],
+        "first_columns": ["names"],
+        "load_from_disk": ["folder"],
+        "load_adapters": ["folder"],
+        "abandon_weight_update": [],
+        "GroupInfo": ["address", "port", "rank_offset", "world_size", "backend", "timeout_s"],
+        "BucketInfo": ["names", "dtypes", "shapes", "starts", "num_bytes"],
+    }

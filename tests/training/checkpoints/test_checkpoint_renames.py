@@ -1,0 +1,118 @@
+"""The renames that make a directory a checkpoint: what a kill between two of them leaves."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forage.errors import UserError
+from forage.training.checkpoints import checkpoint
+from forage.training.checkpoints.checkpoint import (
+    checkpoints,
+    finish_renames,
+    has_unfinished,
+    load_checkpoint,
+)
+from tests.training.checkpoints.test_checkpoint import (
+    assert_same_weights,
+    checkpoint_names,
+    learn,
+    new_trainer,
+    save,
+)
+
+
+def test_a_step_that_was_being_written_again_is_there_after_a_kill_between_the_renames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither of the two had its name, and the next checkpoint swept both away."""
+    trainer, rename = new_trainer(), Path.rename
+    learn(trainer, 0)
+    save(tmp_path, trainer, num_kept=1)
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.name == "step_000001.partial":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, trainer, num_kept=1)
+    monkeypatch.undo()
+    assert checkpoint_names(tmp_path) == ["step_000001.old.partial", "step_000001.partial"]
+    finish_renames(tmp_path)
+    resumed = new_trainer(seed=9)
+    load_checkpoint(checkpoints(tmp_path)[1], resumed)
+    assert_same_weights(resumed, trainer)
+
+
+def test_what_is_not_whole_or_was_dropped_gets_no_name(tmp_path: Path):
+    """A checkpoint that a rollback dropped lies there as ``.old.partial`` until it is deleted."""
+    trainer = new_trainer()
+    for version in (0, 1, 2):
+        trainer.version = version
+        save(tmp_path, trainer, num_kept=3)
+    steps = checkpoints(tmp_path)
+    steps[2].rename(steps[2].with_name("step_000002.old.partial"))
+    half = steps[1].rename(steps[1].with_name("step_000001.partial"))
+    (half / "model.safetensors").write_bytes(b"half of i")
+    finish_renames(tmp_path)
+    assert list(checkpoints(tmp_path)) == [0]
+    assert has_unfinished(tmp_path)
+
+
+def test_the_first_checkpoint_that_cannot_be_written_promises_no_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It advised ``--resume``, which has nothing to go on from."""
+
+    def fill(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_manifest", fill)
+    with pytest.raises(UserError, match="no earlier one. Free some space there and begin again"):
+        save(tmp_path, new_trainer())
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_stays_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The new one was written by then; the run ended with a traceback."""
+    trainer, rename = new_trainer(), Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if Path(target).name.endswith(".old.partial"):
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    for version in (0, 1):
+        trainer.version = version
+        save(tmp_path, trainer, num_kept=1)
+    assert list(checkpoints(tmp_path)) == [0, 1]
+    assert "step_000000 (Permission denied); it stays" in caplog.text
+
+
+def test_a_new_checkpoint_is_on_the_disk_before_an_older_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A power cut could undo the rename of the new one and keep that of the old one."""
+    trainer, fsync, rename = new_trainer(), os.fsync, Path.rename
+    save(tmp_path, trainer)
+    trainer.version = 1
+    notes: list[str] = []
+
+    def flushed(descriptor: int) -> None:
+        notes.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        notes.append(target.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", flushed)
+    monkeypatch.setattr(Path, "rename", renamed)
+    save(tmp_path, trainer, num_kept=1)
+    assert notes[-3:] == ["step_000001", "checkpoints", "step_000000.old.partial"]
+    files = {path.name for path in (tmp_path / "checkpoints" / "step_000001").rglob("*")}
+    assert files <= {*notes[:-3]}, "each is on the disk before the checkpoint has its name"

@@ -1,0 +1,156 @@
+"""The output directory of a run before it begins or goes on: refused, locked, named, fetched."""
+
+import json
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forage.config.run_config import RunConfig, build_config
+from forage.errors import UserError
+from forage.training.checkpoints.checkpoint import checkpoint_path, checkpoints
+from forage.training.checkpoints.checkpoint_manifest import write_manifest
+from forage.training.checkpoints.remote_copies import CheckpointsElsewhere
+from forage.training.checkpoints.run_directory import earlier_settings, run_directory
+from forage.training.checkpoints.run_id import RUN_ID_FILE, held_alone, run_id_of
+from forage.training.checkpoints.run_state import STATE
+
+
+def config_of(out: Path, url: str | None = None, **trainer: Any) -> RunConfig:
+    sizes = {"checkpoint_every": 2, "checkpoint_url": url, **trainer}
+    return build_config({"model": {"path": "none"}, "output_dir": str(out), "trainer": sizes})
+
+
+def record(out: Path, num_steps: int) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [json.dumps({"step": step}) + "\n" for step in range(num_steps)]
+    (out / "metrics.jsonl").write_text("".join(rows))
+
+
+def make_checkpoint(out: Path, num_steps_done: int, run_id: str = "") -> Path:
+    checkpoint = checkpoint_path(out, num_steps_done)
+    checkpoint.mkdir(parents=True)
+    state = {"num_steps_done": num_steps_done, "seed": 0, "record_offsets": {}, "run_id": run_id}
+    (checkpoint / STATE).write_text(json.dumps(state))
+    write_manifest(checkpoint)
+    return checkpoint
+
+
+def resume(config: RunConfig) -> None:
+    with run_directory(config, resume=True):
+        pass
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_cut_to_nothing(tmp_path: Path):
+    """It began at step 0 without a word, and its records were lost."""
+    record(tmp_path, 4)
+    with pytest.raises(UserError, match=r"records of 4 steps, and no checkpoint in .*/checkpoints"):
+        resume(config_of(tmp_path))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "is_writing", "is_refused"),
+    [
+        (1, False, False),
+        (2, False, False),
+        (3, False, True),
+        (2, True, False),
+        (3, True, False),
+        (4, True, True),
+    ],
+)
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again_and_says_what_is_cut(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    num_steps: int,
+    is_writing: bool,
+    is_refused: bool,
+):
+    record(tmp_path, num_steps)
+    if is_writing:
+        (tmp_path / "checkpoints" / "step_000002.partial").mkdir(parents=True)
+    refused = pytest.raises(UserError, match="no checkpoint in")
+    with refused if is_refused else nullcontext(), caplog.at_level(logging.WARNING):
+        resume(config_of(tmp_path))
+    said = f"begins again at step 0, and the records of {num_steps} steps are cut"
+    assert (said in caplog.text) == (not is_refused)
+
+
+def test_a_second_process_is_refused_before_it_fetches_anything(tmp_path: Path):
+    """A second ``--resume`` put other files in the place of those that the first one wrote."""
+    url = f"file://{tmp_path}/elsewhere"
+    config, there = config_of(tmp_path / "run", url), tmp_path / "there"
+    CheckpointsElsewhere(url).put(make_checkpoint(there, 2), 2)
+    record(tmp_path / "run", 1)
+    with held_alone(tmp_path / "run"):
+        with pytest.raises(UserError, match="another process trains in .*run: wait for its end"):
+            resume(config)
+        assert not checkpoints(tmp_path / "run")
+    resume(config)
+    assert list(checkpoints(tmp_path / "run")) == [2]
+
+
+def test_the_lock_lasts_as_long_as_the_run(tmp_path: Path):
+    config = config_of(tmp_path)
+    with (
+        run_directory(config, resume=False),
+        pytest.raises(UserError, match="another process trains in"),
+        run_directory(config, resume=False),
+    ):
+        pass
+    with run_directory(config, resume=False):
+        pass
+
+
+def test_what_is_refused_leaves_no_directory(tmp_path: Path):
+    out, url = tmp_path / "run", f"file://{tmp_path}/elsewhere"
+    for config in (config_of(out), config_of(out, url)):
+        with pytest.raises(UserError, match="holds no run to resume; leave --resume out"):
+            resume(config)
+    CheckpointsElsewhere(url).put(make_checkpoint(tmp_path / "there", 2), 2)
+    with (
+        pytest.raises(UserError, match="checkpoint_url already holds a run"),
+        run_directory(config_of(out, url), resume=False),
+    ):
+        pass
+    with (
+        pytest.raises(UserError, match="no such question"),
+        run_directory(config_of(out), resume=False),
+    ):
+        raise UserError("no such question")
+    assert not out.exists()
+
+
+def test_a_run_keeps_the_id_that_it_got_once(tmp_path: Path):
+    config = config_of(tmp_path / "run")
+    with run_directory(config, resume=False):
+        first = run_id_of(config.output_dir)
+        record(config.output_dir, 1)
+    assert len(first) == 32
+    resume(config)
+    assert run_id_of(config.output_dir) == first
+    with run_directory(config_of(tmp_path / "other"), resume=False):
+        assert run_id_of(tmp_path / "other") != first
+
+
+def test_a_run_whose_id_is_lost_has_that_of_its_checkpoints(tmp_path: Path):
+    record(tmp_path, 2)
+    make_checkpoint(tmp_path, 2, run_id="ours")
+    resume(config_of(tmp_path))
+    assert (tmp_path / RUN_ID_FILE).read_text() == "ours\n"
+
+
+def test_the_settings_that_a_run_had_come_from_elsewhere_where_its_disk_is_lost(tmp_path: Path):
+    """What the run had chosen for its machine was chosen anew, and its steps changed."""
+    url, there = f"file://{tmp_path}/elsewhere", tmp_path / "there"
+    checkpoint = make_checkpoint(there, 2)
+    (there / "config.yaml").write_text("seed: 3\n")
+    CheckpointsElsewhere(url).put(checkpoint, 2)
+    config = config_of(tmp_path / "run", url)
+    assert earlier_settings(config).read_text() == "seed: 3\n"
+    (config.output_dir / "config.yaml").write_text("seed: 4\n")
+    assert earlier_settings(config).read_text() == "seed: 4\n"
+    assert not earlier_settings(config_of(tmp_path / "none", f"{url}/none")).exists()

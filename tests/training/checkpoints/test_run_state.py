@@ -1,0 +1,60 @@
+"""What a checkpoint says of its run, and which run may go on from it."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from forage.errors import UserError
+from forage.training.checkpoints.checkpoint_manifest import DamagedCheckpointError
+from forage.training.checkpoints.run_state import STATE, RunState, read_state
+
+OWN = RunState(
+    *(4, 3, {"metrics.jsonl": 7}, 0.5, "settings", 16),
+    run_id="ours",
+    tokenizer="b5d1",
+    model_type="qwen2",
+    base="04be",
+    replayed="c0de",
+)
+OLD = RunState(4, 3, {"metrics.jsonl": 7}, 0.5, "settings")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 5}, "made with seed 5, the config says 3: set seed=5"),
+        ({"run_id": "theirs"}, r"of another run \(theirs\) than the directory .* \(ours\)"),
+        ({"tokenizer": "77aa"}, r"another tokenizer \(77aa\) than that of model.path \(b5d1\)"),
+        ({"model_type": "llama"}, "it is a llama, and model.path a qwen2; set model.path as in"),
+        ({"replayed": "dead"}, "learnt from other episodes than those of --replay up to its step"),
+        ({"base": "99ff"}, r"over other weights \(99ff\) than those .* model.path now \(04be\)"),
+    ],
+)
+def test_a_checkpoint_of_another_run_or_model_is_refused(
+    tmp_path: Path, change: dict[str, str], message: str
+):
+    """One with the same names and shapes was taken: its tokens then stood for other text."""
+    with pytest.raises(UserError, match=message):
+        replace(OWN, **change).check_same_run(OWN, tmp_path)
+
+
+def test_what_an_older_checkpoint_does_not_say_is_not_compared(tmp_path: Path):
+    row = {name: asdict(OLD)[name] for name in ("num_steps_done", "seed", "record_offsets")}
+    (tmp_path / STATE).write_text(json.dumps(row | {"baseline": 0.5, "settings": "settings"}))
+    assert read_state(tmp_path) == OLD
+    OLD.check_same_run(OWN, tmp_path)
+    OWN.check_same_run(OLD, tmp_path)
+
+
+def test_a_state_is_read_as_it_was_written_and_what_a_newer_one_adds_is_left_out(tmp_path: Path):
+    (tmp_path / STATE).write_text(json.dumps(asdict(OWN) | {"of a newer Forage": 1}))
+    assert read_state(tmp_path) == OWN
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"seed": 3}'])
+def test_a_state_that_cannot_be_read_is_damaged(tmp_path: Path, text: str):
+    (tmp_path / STATE).write_text(text)
+    with pytest.raises(DamagedCheckpointError, match="cannot be read"):
+        read_state(tmp_path)

@@ -1,0 +1,167 @@
+"""The checkpoints of one run, as the loop sees them."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from forage.config.run_config import build_config
+from forage.data.order import QuestionOrder, StepQuestions
+from forage.errors import UserError
+from forage.records import RunRecords
+from forage.training.checkpoints import savepoints
+from forage.training.checkpoints.checkpoint import checkpoint_path
+from forage.training.checkpoints.run_state import RunState
+from forage.training.checkpoints.savepoints import Savepoints
+from forage.training.credit import Credit
+from forage.types import Question, TokenizerId
+from tests.fakes import tiny_model
+
+
+def make_savepoints(
+    out: Path,
+    learns: bool = True,
+    in_background: bool = True,
+    tokenizer: str = "0",
+    questions: StepQuestions | None = None,
+) -> Savepoints:
+    sizes = {"checkpoint_in_background": in_background}
+    config = build_config({"model": {"path": "none"}, "output_dir": str(out), "trainer": sizes})
+    credit = Credit(config.algorithm, train_on_failed_searches=False)
+    nothing, trainer = cast(Any, None), cast(Any, SimpleNamespace(model=tiny_model()))
+    run = (config, trainer, nothing, RunRecords(out, has_tensorboard=False), credit)
+    return Savepoints(*run, TokenizerId("tiny", tokenizer), questions, learns)
+
+
+def keep_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are the states that the run gives them, and nothing else."""
+    states: dict[Path, RunState] = {}
+
+    async def begin(run_dir: Path, *rest: Any) -> Callable[[], Path]:
+        checkpoint = checkpoint_path(run_dir, rest[2].num_steps_done)
+        states[checkpoint] = rest[2]
+        return lambda: checkpoint
+
+    monkeypatch.setattr(savepoints, "begin_checkpoint", begin)
+    monkeypatch.setattr(savepoints, "load_checkpoint", lambda path, trainer: states[path])
+
+
+async def test_the_newest_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The last one, still being written, was left out of what trackers were given at the end."""
+    may_end = threading.Event()
+    written = checkpoint_path(tmp_path, 3)
+
+    def write() -> Path:
+        assert may_end.wait(60)
+        written.mkdir(parents=True)
+        return written
+
+    async def begin(*_: object) -> Callable[[], Path]:
+        return write
+
+    monkeypatch.setattr(savepoints, "begin_checkpoint", begin)
+    points = make_savepoints(tmp_path)
+    await points.save(3)
+    threading.Timer(0.05, may_end.set).start()
+    assert points.newest() == written
+    points.close()
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+async def test_a_stop_in_the_middle_of_a_checkpoint_leaves_it_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+):
+    """Ctrl-C while one was written: the next one, written on the way out, swept its files away, and
+    neither of them nor the one before was left."""
+    may_end, notes = threading.Event(), list[str]()
+
+    def write() -> Path:
+        notes.append("begun")
+        assert may_end.wait(60)
+        notes.append("whole")
+        return checkpoint_path(tmp_path, 3)
+
+    async def begin(*_: object) -> Callable[[], Path]:
+        await asyncio.sleep(0.01)
+        return write
+
+    monkeypatch.setattr(savepoints, "begin_checkpoint", begin)
+    points = make_savepoints(tmp_path, in_background=in_background)
+    saving = asyncio.create_task(points.save(3))
+    await asyncio.sleep(0)
+    saving.cancel()
+    threading.Timer(0.1, may_end.set).start()
+    await asyncio.gather(saving, return_exceptions=True)
+    assert saving.cancelled()
+    await points.save(3)
+    points.close()
+    assert notes == ["begun", "whole"] * 2
+
+
+async def test_a_run_that_learns_nothing_keeps_its_records_and_writes_no_checkpoint(tmp_path: Path):
+    points = make_savepoints(tmp_path, learns=False)
+    await points.save(3)
+    assert points.newest() is None
+    points.close()
+
+
+async def test_a_run_with_more_questions_a_step_asks_none_twice_and_leaves_none_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """After three steps of two it went on with the tenth question, where each step had three."""
+    keep_states(monkeypatch)
+    ids = [f"q{number}" for number in range(12)]
+    order = QuestionOrder([Question(id_, "?", ("x",), "test") for id_ in ids], 0)
+    asked = [question.id for question in order.stretch(0, 12)]
+    before, after = (StepQuestions(order, 12, size, 0, 0) for size in (2, 3))
+    points = make_savepoints(tmp_path, questions=before)
+    await points.save(3)
+    points.close()
+    points._records.close()
+    points = make_savepoints(tmp_path, questions=after)
+    assert points.restore(checkpoint_path(tmp_path, 3)) == 3
+    assert [question.id for question in after.own(3)] == asked[6:9]
+    await points.save(4)
+    assert points.restore(checkpoint_path(tmp_path, 4)) == 4
+    assert [question.id for question in after.own(4)] == asked[9:12]
+    points.close()
+
+
+async def test_a_checkpoint_in_other_tokens_is_refused_before_the_records_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A model of the same shape took the weights, and read its tokens as other text."""
+    keep_states(monkeypatch)
+    points = make_savepoints(tmp_path)
+    await points.save(0)
+    points._records.write_metrics(0, {"em/mean": 1.0})
+    points.close()
+    points._records.close()
+    points = make_savepoints(tmp_path, tokenizer="1")
+    with pytest.raises(UserError, match=r"another tokenizer \(0\) than that of model.path \(1\)"):
+        points.restore(checkpoint_path(tmp_path, 0))
+    points.close()
+    assert (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_what_was_ahead_in_other_tokens_is_played_again():
+    """A checkpoint that does not name its tokenizer may be of another."""
+    config = build_config({"model": {"path": "none"}})
+    assert savepoints._played_with(config, "0") == savepoints._played_with(config, "0")
+    assert savepoints._played_with(config, "0") != savepoints._played_with(config, "1")
+
+
+def test_the_settings_of_a_run_are_replaced_in_one_move(tmp_path: Path):
+    """A full disk left a resumed run's config.yaml empty, and the next resume took defaults."""
+    settings, before = tmp_path / "config.yaml", tmp_path / "before.yaml"
+    settings.write_text("seed: 3\n")
+    before.hardlink_to(settings)
+    points = make_savepoints(tmp_path)
+    points.restore(None)
+    points.close()
+    assert before.read_text() == "seed: 3\n"
+    assert "output_dir" in settings.read_text()

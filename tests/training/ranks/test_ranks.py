@@ -1,0 +1,496 @@
+"""Gradients of 1, 2 and 4 ranks over gloo are those of one process, in float64.
+
+Gradients are compared, never weights after Adam: it divides by the gradient's own size, which hides
+a wrong factor.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import psutil
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from forage.algorithms.loss.aggregation import Constant, SequenceMean
+from forage.algorithms.loss.gspo_loss import GspoLoss
+from forage.algorithms.loss.kl import KlConfig
+from forage.algorithms.loss.reinforce_loss import ReinforceLoss
+from forage.config.algorithm_config import AlgorithmConfig
+from forage.config.model_config import ModelConfig
+from forage.config.placement_config import TrainerPlacement
+from forage.config.run_config import build_config
+from forage.errors import UserError
+from forage.training.ranks import rank_processes, trainer_rank
+from forage.training.ranks.rank_processes import (
+    RankDiedError,
+    RankPlace,
+    RankProcesses,
+    answer_of,
+    join_group,
+)
+from forage.training.ranks.sharding import check_fits, deal
+from tests.models.families import make_family
+from tests.rollout.tiny_models import make_model
+from tests.training.rank_cases import (
+    PPO,
+    Case,
+    Learnt,
+    Rank,
+    Unlucky,
+    batch_of,
+    forward_after_update,
+    learn,
+)
+
+DR_GRPO = AlgorithmConfig(loss=ReinforceLoss(), aggregate=Constant(tokens=50))
+GSPO = AlgorithmConfig(loss=GspoLoss(low=0.05), aggregate=SequenceMean())
+ONE = (
+    Case("fsdp"),
+    Case("offload", TrainerPlacement(offload=("policy",))),
+    Case("accumulation, one sum", TrainerPlacement(reduce_once=True)),
+    Case("adapters", has_adapters=True),
+    Case("a critic", algorithm=PPO),
+)
+TWO = (
+    Case("fsdp"),
+    Case("fsdp, a head of its own", architecture="llama"),
+    Case("hybrid", TrainerPlacement(replicas=2)),
+    Case("tp", TrainerPlacement(tensor_parallel=2)),
+    Case("tp, norms of heads", TrainerPlacement(tensor_parallel=2), "qwen3"),
+    Case("tp, llama", TrainerPlacement(tensor_parallel=2), "llama"),
+    Case("tp, checkpointing", TrainerPlacement(tensor_parallel=2), checkpoints_activations=True),
+    Case("ulysses", TrainerPlacement(sequence_parallel=2)),
+    Case("ulysses, a critic", TrainerPlacement(sequence_parallel=2), algorithm=PPO),
+    Case("ulysses, means of sequences", TrainerPlacement(sequence_parallel=2), algorithm=GSPO),
+    Case("offload", TrainerPlacement(offload=("policy", "critic")), algorithm=PPO),
+    Case("accumulation, one sum", TrainerPlacement(reduce_once=True)),
+    Case("activation checkpointing", checkpoints_activations=True),
+    Case("adapters", has_adapters=True),
+    Case("adapters, tp", TrainerPlacement(tensor_parallel=2), "qwen3", has_adapters=True),
+    Case("adapters, ulysses", TrainerPlacement(sequence_parallel=2), has_adapters=True),
+    Case("adapters, hybrid", TrainerPlacement(replicas=2, reduce_once=True), has_adapters=True),
+    Case("a critic", algorithm=PPO),
+    Case("a critic, tp", TrainerPlacement(tensor_parallel=2), algorithm=PPO),
+    Case(
+        "a critic, ulysses and offload",
+        TrainerPlacement(sequence_parallel=2, offload=("policy", "critic")),
+        algorithm=PPO,
+    ),
+    Case("fewer micro-batches than ranks", num_episodes=1),
+    Case("Dr. GRPO's constant", algorithm=DR_GRPO),
+    Case(
+        "entropy and a reference",
+        algorithm=AlgorithmConfig(entropy_coefficient=0.1, kl=KlConfig(coefficient=0.2)),
+    ),
+    Case(
+        "an offloaded reference",
+        TrainerPlacement(offload=("reference",)),
+        algorithm=AlgorithmConfig(kl=KlConfig(coefficient=0.2)),
+    ),
+)
+FAMILIES = (
+    Case("a window", family="mistral, window"),
+    Case("a window, ulysses", TrainerPlacement(sequence_parallel=2), family="mistral, window"),
+    Case("sinks", family="gpt_oss", dtype=torch.float32),
+    Case(
+        "sinks, ulysses",
+        TrainerPlacement(sequence_parallel=2),
+        family="gpt_oss",
+        dtype=torch.float32,
+    ),
+    Case("two kinds of layers", family="gemma3"),
+    Case("two kinds, ulysses", TrainerPlacement(sequence_parallel=2), family="gemma3"),
+    Case("a recurrent model", family="qwen3_5"),
+    Case("a recurrent model, a critic", family="qwen3_5", algorithm=PPO),
+)
+FOUR = (
+    Case("fsdp"),
+    Case("unequal micro-batches", num_episodes=5, algorithm=DR_GRPO),
+    Case("offload", TrainerPlacement(offload=("policy",))),
+    Case("adapters", has_adapters=True),
+    Case("a critic", algorithm=PPO),
+    Case("hybrid", TrainerPlacement(replicas=2)),
+    Case("tp and fsdp", TrainerPlacement(tensor_parallel=2)),
+    Case("ulysses and fsdp", TrainerPlacement(sequence_parallel=2), "qwen3"),
+    Case("ulysses beyond the key-value heads", TrainerPlacement(sequence_parallel=4)),
+    Case("tp and ulysses", TrainerPlacement(tensor_parallel=2, sequence_parallel=2), "llama"),
+    Case("tp and hybrid", TrainerPlacement(tensor_parallel=2, replicas=2)),
+    Case("hybrid and ulysses", TrainerPlacement(replicas=2, sequence_parallel=2)),
+    Case(
+        "adapters, tp and hybrid",
+        TrainerPlacement(tensor_parallel=2, replicas=2),
+        has_adapters=True,
+    ),
+    Case(
+        "a critic, tp, ulysses and offload",
+        TrainerPlacement(tensor_parallel=2, sequence_parallel=2, offload=("policy", "critic")),
+        algorithm=PPO,
+    ),
+    Case(
+        "hybrid, one sum of unequal micro-batches",
+        TrainerPlacement(replicas=2, reduce_once=True),
+        num_episodes=5,
+    ),
+    Case(
+        "all of it, with adapters",
+        TrainerPlacement(tensor_parallel=2, offload=("policy",), reduce_once=True),
+        algorithm=GSPO,
+        has_adapters=True,
+        checkpoints_activations=True,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[RankProcesses]:
+    with closing(RankProcesses(1, Rank, "cpu", timeout_s=60)) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RankProcesses]:
+    with closing(RankProcesses(2, Rank, "cpu", timeout_s=60)) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[RankProcesses]:
+    with closing(RankProcesses(4, Rank, "cpu", timeout_s=60)) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[RankProcesses]:
+    with closing(RankProcesses(3, Rank, "cpu", timeout_s=60)) as ranks:
+        yield ranks
+
+
+@cache
+def alone(case: Case) -> Learnt:
+    """The same by one process, without any of this."""
+    return learn(case, placement=None)
+
+
+def assert_same(mine: Learnt, theirs: Learnt, tolerance: float = 1e-9) -> None:
+    assert mine.gradients.keys() == theirs.gradients.keys()
+    for name, gradient in mine.gradients.items():
+        expected = theirs.gradients[name]
+        assert expected.norm() > 0, name
+        assert (gradient - expected).norm() <= tolerance * expected.norm(), name
+    assert mine.metrics.keys() == theirs.metrics.keys()
+    for name, value in mine.metrics.items():
+        assert value == pytest.approx(theirs.metrics[name], rel=tolerance, abs=1e-12), name
+
+
+def name_of(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", ONE, ids=name_of)
+def test_one_rank_has_the_gradient_of_one_process(one: RankProcesses, case: Case):
+    assert_same(one.call("learn", case), alone(case))
+
+
+@pytest.mark.parametrize("case", TWO, ids=name_of)
+def test_two_ranks_have_the_gradient_of_one_process(two: RankProcesses, case: Case):
+    assert_same(two.call("learn", case), alone(case))
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=name_of)
+def test_two_ranks_learn_other_families_as_one_process_does(two: RankProcesses, case: Case):
+    """Experts that no token is sent to have a gradient of 0.
+
+    Torch's grouped product of experts takes no float64, and Gemma's norms compute in float32.
+    """
+    is_rounded = case.dtype == torch.float32 or case.name == "two kinds, ulysses"
+    tolerance = 2e-6 if is_rounded else 1e-9
+    mine, theirs = two.call("learn", case), alone(case)
+    assert mine.gradients.keys() == theirs.gradients.keys()
+    for name, gradient in mine.gradients.items():
+        expected = theirs.gradients[name]
+        assert (gradient - expected).norm() <= tolerance * expected.norm(), name
+    assert sum(float(each.norm()) > 0 for each in theirs.gradients.values()) > 10
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "nemotron_h", "mamba2", "lfm2"])
+def test_rows_of_a_recurrent_model_are_not_cut_over_ranks(family: str):
+    """The forward pass raised it, after the first episodes had been played."""
+    with pytest.raises(UserError, match=r"sequence_parallel is 2, .* recurrent layers"):
+        check_fits(make_family(family), TrainerPlacement(sequence_parallel=2))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "gemma4", "deepseek_v3"])
+def test_heads_are_counted_whatever_a_family_calls_them(family: str):
+    """Some configurations have no num_key_value_heads, and Gemma 4's heads differ by layer."""
+    check_fits(make_family(family), TrainerPlacement(sequence_parallel=2))
+    with pytest.raises(UserError, match=r"sequence_parallel is 3, .* 4 heads"):
+        check_fits(make_family(family), TrainerPlacement(sequence_parallel=3))
+
+
+@pytest.mark.parametrize("case", FOUR, ids=name_of)
+def test_four_ranks_have_the_gradient_of_one_process(four: RankProcesses, case: Case):
+    assert_same(four.call("learn", case), alone(case))
+
+
+def test_offloaded_ranks_take_the_step_of_one_process(two: RankProcesses):
+    """In one pass over each weight, which torch takes where it is asked to alone."""
+    case = Case("offload", TrainerPlacement(offload=("policy",), tensor_parallel=2))
+    mine, theirs = two.call("learn", case), alone(case)
+    for name, weight in mine.weights.items():
+        torch.testing.assert_close(weight, theirs.weights[name], atol=1e-9, rtol=1e-9)
+
+
+def test_ranks_compute_in_bfloat16(two: RankProcesses):
+    """Weights stay in float32; one micro-batch has the gradient of a model in bfloat16."""
+    placement = TrainerPlacement(compute_dtype="bfloat16")
+    case = Case("bfloat16", placement, max_tokens=4096, dtype=torch.float32)
+    mine, theirs = two.call("learn", case), alone(replace(case, dtype=torch.bfloat16))
+    for name, gradient in mine.gradients.items():
+        expected = theirs.gradients[name].float()
+        assert (gradient - expected).norm() <= 1e-6 * expected.norm(), name
+        assert mine.weights[name.removeprefix("policy.")].dtype == torch.float32
+
+
+def test_ranks_add_up_gradients_in_float32(two: RankProcesses):
+    """A sum over ranks in bfloat16 went unnoticed: with one micro-batch a rank adds zeros."""
+    placement = TrainerPlacement(compute_dtype="bfloat16")
+    case = Case("a sum", placement, max_tokens=320, dtype=torch.float32)
+    batch = batch_of(case)
+    assert len(batch.rows) == 2, "one for each rank"
+    in_bfloat16 = replace(case, dtype=torch.bfloat16)
+    parts = [learn(in_bfloat16, None, replace(batch, rows=(each,))) for each in batch.rows]
+    for name, gradient in two.call("learn", case).gradients.items():
+        expected = torch.stack([part.gradients[name].float() for part in parts]).sum(0)
+        assert (gradient - expected).norm() <= 1e-6 * expected.norm(), name
+
+
+def test_the_gradient_is_clipped_by_its_norm_over_all_ranks(four: RankProcesses):
+    placement = TrainerPlacement(tensor_parallel=2, replicas=2)
+    case = Case("clipped", placement, "qwen3", max_grad_norm=0.01)
+    mine, theirs = four.call("learn", case), alone(case)
+    assert mine.metrics["optimizer/grad_norm"] > 10 * case.max_grad_norm
+    assert_same(mine, theirs)
+
+
+def test_gradients_are_summed_over_ranks_with_each_micro_batch_or_once(two: RankProcesses):
+    """``reduce_once`` did nothing, and no test saw it: the gradient is the same."""
+    case = Case("sums")
+    num_rounds = len(deal([1.0] * len(batch_of(case).rows), 0, 2))
+    num_parts = make_model().config.num_hidden_layers + 1
+    assert num_rounds > 1
+    assert two.call("see", case).num_sums == num_rounds * num_parts
+    once = replace(case, placement=TrainerPlacement(reduce_once=True))
+    assert two.call("see", once).num_sums == num_parts
+
+
+def test_with_sequence_parallelism_a_rank_computes_its_stretch_of_every_row(two: RankProcesses):
+    """Where each rank computed whole rows instead, no test saw it: the gradient is the same."""
+    case = Case("stretches", TrainerPlacement(sequence_parallel=2))
+    lengths = [len(each.packed.token_ids_N) for each in batch_of(case).rows]
+    assert two.call("see", case).num_tokens == sum(-(-length // 2) for length in lengths)
+
+
+@pytest.mark.parametrize("offload", [(), ("policy",), ("critic",), ("reference",)], ids=str)
+def test_the_models_that_the_placement_names_rest_in_host_memory(
+    two: RankProcesses, offload: tuple[Any, ...]
+):
+    """``offload`` did nothing, and no test saw it: on a CPU all memory is the host's."""
+    algorithm = PPO.model_copy(update={"kl": KlConfig(coefficient=0.2)})
+    case = Case("offload", TrainerPlacement(offload=offload), algorithm=algorithm)
+    assert two.call("see", case).offloaded == set(offload)
+
+
+def test_a_forward_pass_is_of_the_weights_after_the_last_update(two: RankProcesses):
+    """Those of the root that the pass before had gathered were kept, and no test saw it."""
+    algorithm = PPO.model_copy(update={"decoupled": True})
+    case = Case("forward", algorithm=algorithm)
+    mine, theirs = two.call("forward_after_update", case), forward_after_update(case, None)
+    for values, expected in zip(mine, theirs, strict=True):
+        assert_close(values, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("a critic, tp", TrainerPlacement(tensor_parallel=2), algorithm=PPO),
+        Case("adapters", has_adapters=True),  # of four rows: the third of three ranks has none
+    ],
+    ids=name_of,
+)
+def test_what_four_ranks_write_is_read_by_three_by_two_and_by_one(
+    four: RankProcesses,
+    three: RankProcesses,
+    two: RankProcesses,
+    one: RankProcesses,
+    case: Case,
+    tmp_path: Path,
+):
+    """Only two ranks and one process read what the other had written."""
+    written = four.call("write", case, tmp_path)
+    moments = [state for name, state in written.items() if name.endswith("exp_avg")]
+    assert moments
+    assert all(each.any() for each in moments)
+    for ranks in (three, two, one):
+        read = ranks.call("read", replace(case, placement=TrainerPlacement()), tmp_path)
+        assert read.keys() == written.keys()
+        for name, value in written.items():
+            assert torch.equal(read[name], value), name
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        TrainerPlacement(tensor_parallel=2, timeout_s=60),
+        TrainerPlacement(sequence_parallel=2, timeout_s=60),
+        TrainerPlacement(replicas=2, timeout_s=60),
+    ],
+)
+def test_a_rank_waits_for_others_as_long_as_the_placement_says(
+    four: RankProcesses, placement: TrainerPlacement
+):
+    """In a part of the ranks it waited for half an hour, which is torch's, whatever was set."""
+    assert four.call("patience", placement) == {60.0}
+
+
+def test_adam_over_two_meshes_at_once_is_adam_weight_by_weight(four: RankProcesses):
+    """On GPUs many weights are updated at once; with tensor parallelism they have two meshes."""
+    case = Case("two meshes", TrainerPlacement(tensor_parallel=2, replicas=2), "qwen3")
+    fused, foreach, each = (four.call("weights_after", case, w) for w in ("fused", "foreach", None))
+    assert all(torch.equal(weight, each[name]) for name, weight in foreach.items())
+    for name, weight in fused.items():  # it multiplies in another order
+        assert_close(weight, each[name], rtol=1e-12, atol=1e-14)
+
+
+def test_the_dearest_micro_batches_share_the_first_round():
+    """Seven micro-batches of two ranks: 9 8 | 6 5 | 4 3 | 1 -."""
+    costs = [3.0, 9.0, 4.0, 8.0, 1.0, 5.0, 6.0]
+    assert deal(costs, 0, 2) == [1, 6, 2, 4]
+    assert deal(costs, 1, 2) == [3, 5, 0, None]
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        (
+            TrainerPlacement(tensor_parallel=4),
+            r"tensor_parallel is 4, .* num_key_value_heads \(2\)",
+        ),
+        (TrainerPlacement(sequence_parallel=3), r"sequence_parallel is 3, .* 4 heads and 2 key"),
+    ],
+)
+def test_heads_that_ranks_do_not_divide_are_an_error(placement: TrainerPlacement, message: str):
+    with pytest.raises(UserError, match=message):
+        check_fits(make_model(), placement)
+
+
+def listening_at(port: int) -> set[str]:
+    """The addresses at which this process listens on ``port``."""
+    return {
+        found.laddr.ip
+        for found in psutil.Process().net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN and found.laddr.port == port
+    }
+
+
+def test_ranks_meet_where_no_other_machine_reaches_them(one: RankProcesses):
+    """Torch's store listens at every address of the machine, whatever host it is given."""
+    assert listening_at(one._store.port) == {"127.0.0.1"}
+
+
+def test_a_rank_that_fails_ends_the_others_at_once():
+    """Rank 1 raises while rank 0 waits for it in a sum, which would last for minutes."""
+    with closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks:
+        with pytest.raises(UserError, match="rank 1 has no luck"):
+            ranks.call("sum")
+        with pytest.raises(RankDiedError, match="have ended"):
+            ranks.call("sum")
+
+
+@pytest.mark.parametrize("method", ["die", "die_while_others_sleep"])
+def test_a_rank_that_is_killed_ends_the_others_at_once(method: str):
+    """A rank that did not hear of it lived on as an orphan, and no test looked for it."""
+    with closing(RankProcesses(2, Unlucky, "cpu", timeout_s=300)) as ranks:
+        processes = list(ranks._processes)
+        with pytest.raises(RankDiedError, match="rank 1 has died"):
+            ranks.call(method)
+        assert all(each.exitcode is not None for each in processes)
+
+
+def test_a_rank_that_takes_turns_with_a_server_gives_back_what_it_kept_of_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server woke beside the activations of the step, freed and kept, and ran out of memory."""
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(trainer_rank, "build_trainer", Mock())
+    monkeypatch.setattr(trainer_rank, "load_policy", Mock())
+    for offload in (True, False):
+        placement = {"gpus_per_node": 2, "engine": {"kind": "vllm", "offload": offload}}
+        tree = {"model": {"path": "a", "device": "cuda"}, "placement": placement}
+        rank = trainer_rank.TrainerRank(build_config(tree))
+        begun = int(offload)
+        assert len(emptied) == begun, "a server that starts beside it asks what is free"
+        rank.learn([], 1.0)
+        assert len(emptied) == 2 * begun, "a server wakes after it, before it is sent weights"
+        rank.load(Path("a"), {})
+        rank.write_merged(Path("a"))
+        rank.write_learnt(Path("a"))
+        assert len(emptied) == 5 * begun
+        emptied.clear()
+
+
+def test_ranks_that_find_no_way_to_each_other_say_so() -> None:
+    """The error was told by the number of the rank, which it has only once they have met."""
+
+    def fail() -> None:
+        raise RuntimeError("[gloo] no connection")
+
+    is_right, error = pickle.loads(answer_of(fail))
+    assert not is_right
+    assert isinstance(error, RankDiedError)
+    assert "waited in vain for another: [gloo] no connection" in str(error)
+
+
+def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with torch's own words: no attribute _cuda_setDevice, or an invalid ordinal."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    # It would hold for this process, in which other tests count in denormal numbers.
+    monkeypatch.setattr(rank_processes, "compute_with", lambda _: None)
+    place = RankPlace(1, 2, 2, "127.0.0.1", 9, "cuda", device_index=1, timeout_s=1.0)
+    with pytest.raises(UserError, match=r"torch sees 1 GPUs where rank 1 is to compute on number"):
+        join_group(place)
+
+
+def test_a_rank_lays_whole_models_in_host_memory_and_its_parts_on_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each GPU held policy, reference and critic whole before it cut them: 91 GB of a 7B model."""
+    devices: list[str] = []
+
+    def load(config: ModelConfig) -> PreTrainedModel:
+        devices.append(config.device)
+        return make_model()
+
+    made = Mock()
+    critic = {"advantage": {"kind": "gae", "critic": {}}, "kl": {"coefficient": 0.1}}
+    placement = {"gpus_per_node": 2, "engine": "vllm"}
+    tree = {"model": {"path": "a", "device": "cuda"}, "algorithm": critic, "placement": placement}
+    monkeypatch.setattr(trainer_rank, "Trainer", made)
+    monkeypatch.setattr(trainer_rank, "load_policy", lambda config, *_, **__: load(config))
+    for name in ("load_reference", "load_critic_base"):
+        monkeypatch.setattr(trainer_rank, name, lambda model, config, *_, **__: load(config))
+    trainer_rank.TrainerRank(build_config(tree))
+    assert devices == ["cpu", "cpu", "cpu"]
+    device_type, cost = made.call_args.args[-2:]
+    assert (device_type, cost) == ("cuda", None)
