@@ -1,10 +1,10 @@
-"""The shape of the code, measured: sizes, callers, and what one opens to follow a thing through.
+"""The shape of the code: what a reader meets, sizes, callers, and what one touches to add a thing.
 
-    python benchmarks/house.py [--repo DIR]
+    python benchmarks/house.py              measure, and write the tables of house.md
+    python benchmarks/house.py --check      measure, and exit with 1 if its stories differ
+    python benchmarks/house.py --list step  print the functions of a story by file
 
-Reads the source of ``forage/`` as text and runs nothing of it, so any commit can be measured.
-``house.yaml`` beside it names the stories, each a list of functions in the order they are called,
-and the names by which the files that one must touch are counted. The figures are in ``house.md``.
+``stories.py`` runs the stories; the sizes are read from the source of ``forage/``.
 """
 
 from __future__ import annotations
@@ -12,51 +12,48 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import yaml
+from stories import PACKAGE, Function, functions, num_lines, run_stories
 
-STORIES_FILE = Path(__file__).with_suffix(".yaml")
+PAGE = Path(__file__).with_suffix(".md")
 LONG_FUNCTION_LINES = 60
+OTHER_SUBJECTS = ("rollout/engines/torch/", "models/", "retrieval/", "remote/")
+"""The in-process engine, retrieval and HTTP, which a reader of a step or an episode can skip."""
+CLIENT = ("retrieval/client/", "remote/")
+TOUCHED = {
+    "an estimator, as pass_at_k": (3, r"\bPassAtK\b", 2),
+    "a loss, as gspo": (3, r"\bGspoLoss\b", 2),
+    "a term of the reward, as format_valid": (2, r"\bformat_valid\b", 1),
+    "a tool, as open_page": (12, r"\bmake_open_page\b", 2),
+    "an engine, as chat": (8, r"\bChatEngine\b", 2),
+    "an index backend, as qdrant": (7, r"\bQdrantManifest\b|\bQdrantOptions\b", 2),
+    "a source of serve, as lucene": (3, r"\bLucene[(]|import Lucene\b|class Lucene\b", 2),
+    "a web provider, as brave": (4, r"\bBrave\(|, Brave\b|import Brave\b", 2),
+}
+"""The number of files before, the names by which a built-in thing is found, the number aimed at.
+
+A new one is written into its own file, and named in the others that name this one.
+"""
+
+Modules = dict[str, tuple[str, ast.Module]]
+Story = set[Function]
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function or method: ``name`` is ``Class.method`` for methods."""
-
-    file: str
-    name: str
-    num_lines: int
-
-
-def read_modules(package: Path) -> dict[str, tuple[str, ast.Module]]:
+def read_modules(package: Path) -> Modules:
     """Source and syntax tree of each module, by its path below the package."""
-    modules: dict[str, tuple[str, ast.Module]] = {}
+    modules: Modules = {}
     for path in sorted(package.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         modules[path.relative_to(package).as_posix()] = (text, ast.parse(text))
     return modules
 
 
-def functions(file: str, tree: ast.AST, prefix: str = "") -> Iterator[Function]:
-    """Every function of a module, those inside classes and functions too."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            name = f"{prefix}{node.name}"
-            if not isinstance(node, ast.ClassDef):
-                assert node.end_lineno is not None, "a parsed function ends somewhere"
-                yield Function(file, name, node.end_lineno - node.lineno + 1)
-            yield from functions(file, node, f"{name}.")
-        else:
-            yield from functions(file, node, prefix)
-
-
-def callers(modules: dict[str, tuple[str, ast.Module]]) -> dict[str, set[str]]:
-    """The modules that import each module, ``__init__`` files apart."""
+def callers(modules: Modules) -> dict[str, set[str]]:
+    """The modules that import each module, except ``__init__`` files."""
     names = {
         ".".join(("forage", *Path(file).with_suffix("").parts)): file
         for file in modules
@@ -76,68 +73,113 @@ def callers(modules: dict[str, tuple[str, ast.Module]]) -> dict[str, set[str]]:
     return importers
 
 
-def print_sizes(modules: dict[str, tuple[str, ast.Module]]) -> None:
-    all_functions = [f for file, (_, tree) in modules.items() for f in functions(file, tree)]
-    lengths = [function.num_lines for function in all_functions]
-    long = [f for f in all_functions if f.num_lines > LONG_FUNCTION_LINES]
-    single = sorted(file for file, who in callers(modules).items() if len(who) == 1)
-    by_stem: dict[str, list[str]] = defaultdict(list)
-    for file in modules:
-        if Path(file).stem != "__init__":
-            by_stem[Path(file).stem].append(file)
-    print(f"lines                         {sum(len(t.splitlines()) for t, _ in modules.values())}")
-    print(f"files                         {len(modules)}")
-    print(f"files at the root             {sum('/' not in file for file in modules)}")
-    print(f"files with one caller         {len(single)}")
-    print(f"files of one name             {sum(len(f) > 1 for f in by_stem.values())}")
-    print(f"functions, lines (median)     {len(lengths)}, {median(lengths):.0f}")
-    print(f"functions over {LONG_FUNCTION_LINES} lines       {len(long)}")
-    for room, files in sorted(_rooms(single).items()):
-        print(f"    one caller, {room}: {', '.join(files)}")
+def sizes_table(modules: Modules) -> str:
+    lengths = [f.num_lines for file, (_, tree) in modules.items() for f in functions(file, tree)]
+    total = sum(len(text.splitlines()) for text, _ in modules.values())
+    single = sum(len(importers) == 1 for importers in callers(modules).values())
+    num_long = sum(length > LONG_FUNCTION_LINES for length in lengths)
+    in_train = len(modules["train.py"][0].splitlines())
+    rows = [
+        ("lines of `forage/`", "33,362", f"{total:,}", "56,500"),
+        ("files", "", f"{len(modules)}", ""),
+        ("files at the root", "44", f"{sum('/' not in file for file in modules)}", "14"),
+        ("files with one caller", "90", f"{single}", ""),
+        ("functions, median of their lines", "", f"{len(lengths):,}, {median(lengths):.0f}", ""),
+        (f"functions over {LONG_FUNCTION_LINES} lines", "3", f"{num_long}", "0"),
+        ("lines of `train.py`", "319", f"{in_train}", "200"),
+    ]
+    return _table(("size", "before (692f6b1)", "now", "aim"), rows)
 
 
-def _rooms(files: list[str]) -> dict[str, list[str]]:
-    rooms: dict[str, list[str]] = defaultdict(list)
-    for file in files:
-        room, _, name = file.rpartition("/")
-        rooms[room or "the root"].append(name)
-    return rooms
+def touched_table(modules: Modules) -> str:
+    rows: list[tuple[str, ...]] = []
+    for title, (before, pattern, aim) in TOUCHED.items():
+        files = [f"`{file}`" for file, (text, _) in modules.items() if re.search(pattern, text)]
+        rows.append((title, f"{before}", f"{len(files)}", f"{aim}", ", ".join(files)))
+    return _table(("to add", "before (692f6b1)", "now", "aim", "the files now"), rows)
 
 
-def print_story(title: str, steps: list[str], known: dict[str, Function]) -> None:
-    """One line of a story's size, or what it names that is not there."""
-    missing = [step for step in steps if step not in known]
-    if missing:
-        print(f"{title}: not here: {', '.join(missing)}")
-        return
-    told = [known[step] for step in steps]
-    num_lines = sum(function.num_lines for function in told)
-    num_files = len({function.file for function in told})
-    print(f"{title}: {num_lines} lines, {num_files} files, {len(told)} functions")
+def stories_table(stories: dict[str, Story]) -> str:
+    step, query, evaluation = stories["step"], stories["query"], stories["evaluation"]
+    client = {function for function in query if function.file.startswith(CLIENT)}
+    rows = [
+        ("a training step", *_size(step), ""),
+        ("... without engine, retrieval and HTTP", *_size(_subject(step)), "150, 35, 1,700"),
+        ("a query from the policy to BM25 and back", *_size(query), ""),
+        ("... its client: `retrieval/client`, `remote`", *_size(client), "20 functions"),
+        ("an evaluation episode", *_size(evaluation), ""),
+        ("... without engine, retrieval and HTTP", *_size(_subject(evaluation)), ""),
+    ]
+    return _table(("story", "functions", "files", "lines", "aim"), rows)
 
 
-def print_touched(title: str, pattern: str, modules: dict[str, tuple[str, ast.Module]]) -> None:
-    """The files that name a thing that is there already, as another one would have to be named."""
-    files = [file for file, (text, _) in modules.items() if re.search(pattern, text)]
-    print(f"{title}: {len(files)} ({', '.join(files)})")
+def _subject(story: Story) -> Story:
+    return {function for function in story if not function.file.startswith(OTHER_SUBJECTS)}
+
+
+def _size(story: Story) -> tuple[str, str, str]:
+    return f"{len(story)}", f"{len({f.file for f in story})}", f"{num_lines(story):,}"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def table_on(page: str, name: str) -> str:
+    """The table between the markers of that name."""
+    found = _between(name).search(page)
+    assert found is not None, f"the page has no markers named {name}"
+    return found[2]
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """The page with ``table`` between the markers of that name."""
+    page, number = _between(name).subn(lambda found: found[1] + table + found[3], page)
+    assert number == 1, f"the page has {number} pairs of markers named {name}"
+    return page
+
+
+def _between(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- {name}: .*? -->\n\n)(.*?)(\n\n<!-- end of {name} -->)", re.DOTALL)
+
+
+def listing(story: Story) -> str:
+    """The functions of a story by file, the files with the most lines first."""
+    by_file: dict[str, Story] = defaultdict(set)
+    for function in story:
+        by_file[function.file].add(function)
+    lines: list[str] = []
+    for file in sorted(by_file, key=lambda name: (-num_lines(by_file[name]), name)):
+        lines.append(f"{num_lines(by_file[file]):5} {file}")
+        lines += [f"{each.num_lines:9} {each.name}" for each in sorted(by_file[file])]
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repo", type=Path, default=Path(__file__).parents[1])
-    package = parser.parse_args().repo / "forage"
-    modules = read_modules(package)
-    known = {
-        f"{f.file}:{f.name}": f
-        for file, (_, tree) in modules.items()
-        for f in functions(file, tree)
-    }
-    plan = yaml.safe_load(STORIES_FILE.read_text(encoding="utf-8"))
-    print_sizes(modules)
-    for title, steps in plan["stories"].items():
-        print_story(title, steps, known)
-    for title, pattern in plan["touched"].items():
-        print_touched(title, pattern, modules)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true", help="compare with house.md, write nothing")
+    names = ("step", "query", "evaluation")
+    mode.add_argument("--list", choices=names, help="print the functions of a story by file")
+    args = parser.parse_args()
+    stories = run_stories()
+    if args.list:
+        print(listing(stories[args.list]))
+        return
+    page, table = PAGE.read_text(encoding="utf-8"), stories_table(stories)
+    if args.check:
+        if table_on(page, "stories") != table:
+            sys.exit(f"house.md differs; run python benchmarks/house.py. Measured:\n{table}")
+        return
+    modules = read_modules(PACKAGE)
+    page = with_table(page, "stories", table)
+    page = with_table(page, "sizes", sizes_table(modules))
+    page = with_table(page, "touched", touched_table(modules))
+    PAGE.write_text(page, encoding="utf-8")
+    print(table)
 
 
 if __name__ == "__main__":

@@ -1,41 +1,134 @@
-"""The script that measures the code: its stories name what is there, and its counts are right."""
+"""The script that measures the code: its page is up to date, and its counts are right."""
 
-import importlib.util
+import asyncio
+import importlib
+import os
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "house.py"
+TOY = """\
+import asyncio
 
 
-@pytest.fixture(scope="module")
-def house() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("house", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["house"] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def around():
+    def inside():
+        return [number for number in range(2)]
+
+    return inside
 
 
-def test_every_function_of_every_story_is_there(house: ModuleType):
-    modules = house.read_modules(ROOT / "forage")
-    known = {
-        f"{f.file}:{f.name}" for m, (_, tree) in modules.items() for f in house.functions(m, tree)
-    }
-    stories = yaml.safe_load(SCRIPT.with_suffix(".yaml").read_text(encoding="utf-8"))["stories"]
-    assert len(stories) == 3
-    assert {step for steps in stories.values() for step in steps} - known == set()
+@staticmethod
+def decorated():
+    return (lambda: 1)()
 
 
-def test_functions_and_callers_are_counted_as_they_stand_in_a_toy_package(
+async def waits():
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def on_a_thread():
+    return 1
+
+
+def never():
+    return 1
+"""
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return importlib.import_module("house")
+
+
+@pytest.fixture
+def stories(house: ModuleType) -> ModuleType:
+    return importlib.import_module("stories")
+
+
+@pytest.mark.slow
+def test_the_page_has_the_figures_that_the_stories_have_now() -> None:
+    """After a change to a function of a story: python benchmarks/house.py."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(SCRIPT), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_calls_are_recorded_in_all_threads_while_the_recorder_is_on(
+    stories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "house_toy.py").write_text(TOY, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    go, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go.wait()
+        toy.on_a_thread()
+        done.set()
+
+    async def wait_half() -> None:
+        task = asyncio.create_task(toy.waits())
+        await asyncio.sleep(0)
+        recorder.is_on = True
+        await task
+        recorder.is_on = False
+
+    before = sys.getprofile()
+    with stories.Recorder(tmp_path) as recorder:
+        toy = importlib.import_module("house_toy")
+        thread = threading.Thread(target=work)
+        thread.start()
+        inside = toy.around()
+        recorder.is_on = True
+        inside()
+        toy.decorated()
+        go.set()
+        done.wait()
+        recorder.is_on = False
+        toy.never()
+        asyncio.run(wait_half())
+        thread.join()
+    assert sys.getprofile() is before
+    assert threading.getprofile() is None
+    found = recorder.story()
+    assert [(f.file, f.name, f.num_lines) for f in sorted(found)] == [
+        ("house_toy.py", "around.inside", 2),
+        ("house_toy.py", "decorated", 3),
+        ("house_toy.py", "waits", 3),
+        ("house_toy.py", "on_a_thread", 2),
+    ]
+
+
+def test_a_line_of_a_nested_function_counts_once(stories: ModuleType) -> None:
+    outer = stories.Function("a.py", 1, 10, "outer")
+    inner = stories.Function("a.py", 3, 5, "outer.inner")
+    other = stories.Function("b.py", 3, 5, "other")
+    assert stories.num_lines({outer, inner, other}) == 13
+
+
+def test_a_table_is_written_between_its_own_markers(house: ModuleType) -> None:
+    page = "".join(
+        f"# {name}\n\n<!-- {name}: by a script -->\n\nold\n\n<!-- end of {name} -->\n"
+        for name in ("a", "b")
+    )
+    written = house.with_table(page, "b", "| new |")
+    assert house.table_on(written, "a") == "old"
+    assert house.table_on(written, "b") == "| new |"
+    assert written.replace("| new |", "old") == page
+
+
+def test_functions_and_callers_are_counted_as_they_are_in_a_toy_package(
     house: ModuleType, tmp_path: Path
-):
+) -> None:
     package = tmp_path / "forage"
     package.mkdir()
     (package / "a.py").write_text(
@@ -44,7 +137,7 @@ def test_functions_and_callers_are_counted_as_they_stand_in_a_toy_package(
     (package / "b.py").write_text("from forage.a import A\n\nprint(A)\n", encoding="utf-8")
     (package / "c.py").write_text("def g():\n    import forage.a\n", encoding="utf-8")
     modules = house.read_modules(package)
-    found = [each for file, (_, tree) in modules.items() for each in house.functions(file, tree)]
+    found = [f for file, (_, tree) in modules.items() for f in house.functions(file, tree)]
     assert [(each.file, each.name, each.num_lines) for each in found] == [
         ("a.py", "A.f", 2),
         ("c.py", "g", 2),
