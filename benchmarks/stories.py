@@ -56,6 +56,7 @@ OVERRIDES = (
     # So small that rounding in the first step changes no token of the second.
     "trainer.learning_rate=1e-6",
     "evaluation.num_questions=4",
+    "evaluation.num_bootstrap=100",
     "evaluation.arms=[normal]",
 )
 
