@@ -1,7 +1,8 @@
-"""The geometry of charts over steps: series in; ticks, lines and areas in pixels out.
+"""Charts over steps: what the report, the run pages and overlaid runs draw.
 
-``templates/chart.html`` writes the shapes as SVG. No markup is made here, so the template escapes
-every text. Nothing here knows what a metric means.
+All series are prepared here: smoothed, stacked, thinned, moved onto a logarithmic axis.
+``templates/charts.js`` draws the result with uPlot and computes nothing. Nothing here knows what a
+metric means.
 """
 
 from __future__ import annotations
@@ -10,25 +11,21 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
-from forage.viewer.axes import Axis, Tick, number_text, round_axis
-
-WIDTH, HEIGHT = 380, 214
-LEFT, TOP, BOTTOM = 46, 10, 34
-# Room on the right: for the names at the ends of lines, or half a tick's text.
-_NAMES_ROOM, _BARE_ROOM = 64, 16
-_LABEL_GAP = 14.0
-_MOST_POINTS = 4 * WIDTH
-"""A line of more points is thinned to those that can be seen."""
+SMOOTHING = 0.05
+"""Share of a curve's points that its mean covers by default."""
+MOST_POINTS = 1_500
+"""Points of a chart on a page that cannot load more: some four per pixel."""
+_SHORT = 20
+"""Curves with fewer points are not smoothed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named line: ``style`` is its CSS class; a NaN in ``y_T`` is a gap."""
+    """A named curve; ``style`` is its CSS class, and a NaN in ``y_T`` is a missing value."""
 
     name: str
     style: str
@@ -38,151 +35,117 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Corners joined by a line, in SVG's form of ``points``; without a weight, around an area."""
+    """A curve as drawn: ``values_T`` for tooltips and the thin line, ``drawn_T`` for the thick one.
 
+    In a stacked chart ``drawn_T`` is the upper edge of an area.
+    """
+
+    name: str
     style: str
-    weight: str
-    points: str
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    x: float
-    y: float
-    text: str
-    style: str
+    x_T: tuple[float, ...]
+    values_T: tuple[float, ...]
+    drawn_T: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A whole chart, ready to be drawn; the page's script reads ``hover_json``.
+    """A chart ready to draw.
 
-    ``metrics`` are the names under which its figures were logged.
+    ``metrics`` are the names its values were logged under. ``zero`` is where a logarithmic axis
+    shows zeros, and None on a linear axis.
     """
 
     title: str
     y_label: str
-    x_label: str
-    note: str
-    summary: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    hover_json: str
-    right: int
-    lines: tuple[Line, ...] = ()
-    areas: tuple[Line, ...] = ()
-    labels: tuple[Label, ...] = ()
-    legend: tuple[tuple[str, str], ...] = ()
-    reference: Label | None = None
+    lines: tuple[Line, ...]
+    x_label: str = "optimizer step"
+    note: str = ""
+    y_range: tuple[float | None, float | None] = (None, None)
+    zero: float | None = None
+    is_stacked: bool = False
     metrics: tuple[str, ...] = ()
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    top: int = TOP
-    bottom: int = HEIGHT - BOTTOM
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the page's script draws, as JSON types."""
+        return {
+            "x_label": self.x_label,
+            "range": self.y_range,
+            "zero": self.zero,
+            "stacked": self.is_stacked,
+            "lines": [_line_data(line) for line in self.lines],
+        }
+
+    @property
+    def json(self) -> str:
+        # Not escaped to ASCII, so that the page still sees characters that it must make visible.
+        return json.dumps(self.data, separators=(",", ":"), ensure_ascii=False)
+
+    @property
+    def summary(self) -> str:
+        """The chart in words, for readers who do not see it."""
+        parts = [
+            f"{line.name} from {number_text(first)} to {number_text(last)}"
+            for line in self.lines
+            for first, last in [ends(line.values_T)]
+        ]
+        return f"{self.title}: {', '.join(parts)}"
 
 
 def line_chart(
     title: str,
-    note: str,
     series: Sequence[Series],
     *,
-    y_label: str,
+    y_label: str = "",
     x_label: str = "optimizer step",
     y_range: tuple[float | None, float | None] = (None, None),
     is_log: bool = False,
-    reference: tuple[float, str] | None = None,
-    smooth: bool = True,
+    smoothing: float = SMOOTHING,
+    most_points: int = MOST_POINTS,
 ) -> Chart | None:
-    """Lines over steps, or None if no series has a finite value.
+    """A line for each series, or None if no series has a finite value.
 
-    From 20 points on, and if ``smooth`` is set, a thin line shows the data and a thick one its mean
-    over neighbouring steps. ``y_range`` fixes either end of the axis. A logarithmic axis shows
-    values of 0 at its foot.
+    ``y_range`` fixes either end of the axis. A logarithmic axis shows zeros at its foot and leaves
+    negative values out.
     """
-    drawn = [s for s in series if any(math.isfinite(y) for y in s.y_T)]
+    lines = [
+        Line(s.name, s.style, s.x_T, s.y_T, smoothed(s.y_T, smoothing))
+        for s in series
+        if has_values(s.y_T)
+    ]
+    zero = None
+    if is_log:
+        positive = [y for line in lines for y in line.values_T if 0 < y < math.inf]
+        zero = 10.0 ** (math.floor(math.log10(min(positive, default=1e-8))) - 1)
+        lines = [_on_log_axis(line, zero) for line in lines]
+    lines = [line for line in lines if has_values(line.drawn_T)]
+    if not lines:
+        return None
+    shown = _thinned(lines, most_points)
+    return Chart(title, y_label, shown, x_label, y_range=y_range, zero=zero)
+
+
+def stacked_chart(title: str, series: Sequence[Series], *, y_label: str) -> Chart | None:
+    """Areas stacked from the first series up; a missing value counts as 0."""
+    drawn = [s for s in series if has_values(s.y_T)]
     if not drawn:
         return None
-    x_values = [x for s in drawn for x in s.x_T]
-    y_values = [y for s in drawn for y in s.y_T if math.isfinite(y)]
-    if reference is not None:
-        y_values.append(reference[0])
-    right = WIDTH - (_NAMES_ROOM if len(drawn) > 1 or reference else _BARE_ROOM)
-    x_axis = Axis(min(x_values), max(x_values), LEFT, right)
-    y_axis = round_axis(y_values, y_range, is_log, HEIGHT - BOTTOM, TOP)
-    lines: list[Line] = []
-    ends: list[Label] = []
-    for one in drawn:
-        mean_T = smoothed(one.y_T) if smooth else one.y_T
-        if smooth and _window(len(one.y_T)) > 1:
-            lines += _lines(one, one.y_T, x_axis, y_axis, "thin")
-        lines += _lines(one, mean_T, x_axis, y_axis, "thick")
-        last = next(y for y in reversed(mean_T) if math.isfinite(y))
-        ends.append(Label(right + 7, y_axis.place(last), one.name, one.style))
-    return replace(
-        _frame(title, note, drawn, x_axis, y_axis, x_label, y_label),
-        lines=tuple(lines),
-        labels=_spread(ends) if len(drawn) > 1 else (),
-        reference=None
-        if reference is None
-        else Label(right, y_axis.place(reference[0]), reference[1], "reference"),
-    )
+    steps = drawn[0].x_T
+    assert all(s.x_T == steps for s in drawn), "stacked series must share their steps"
+    tops = np.cumsum([np.where(np.isfinite(s.y_T), s.y_T, 0.0) for s in drawn], axis=0)
+    lines = [
+        Line(s.name, s.style, s.x_T, s.y_T, tuple(top.tolist()))
+        for s, top in zip(drawn, tops, strict=True)
+    ]
+    shown = _thinned(lines, MOST_POINTS)
+    return Chart(title, y_label, shown, y_range=(0.0, None), is_stacked=True)
 
 
-def stacked_chart(
-    title: str,
-    note: str,
-    series: Sequence[Series],
-    *,
-    y_label: str,
-    x_label: str = "optimizer step",
-) -> Chart | None:
-    """Areas stacked from the first series up; a NaN counts as 0."""
-    drawn = [s for s in series if any(math.isfinite(y) for y in s.y_T)]
-    if not drawn:
-        return None
-    x_T = drawn[0].x_T
-    assert all(s.x_T == x_T for s in drawn), "stacked series must share their steps"
-    floor_T = [0.0] * len(x_T)
-    corners: list[list[tuple[float, float]]] = []
-    for one in drawn:
-        added_T = [y if math.isfinite(y) else 0.0 for y in one.y_T]
-        top_T = [floor + added for floor, added in zip(floor_T, added_T, strict=True)]
-        back = zip(reversed(x_T), reversed(floor_T), strict=True)
-        corners.append([*zip(x_T, top_T, strict=True), *back])
-        floor_T = top_T
-    x_axis = Axis(min(x_T), max(x_T), LEFT, WIDTH - _BARE_ROOM)
-    y_axis = round_axis(floor_T, (0.0, None), False, HEIGHT - BOTTOM, TOP)
-    return replace(
-        _frame(title, note, drawn, x_axis, y_axis, x_label, y_label),
-        areas=tuple(
-            Line(one.style, "", _points(around, x_axis, y_axis))
-            for one, around in zip(drawn, corners, strict=True)
-        ),
-        legend=tuple((one.style, one.name) for one in drawn),
-    )
-
-
-def _frame(
-    title: str, note: str, drawn: Sequence[Series], x_axis: Axis, y_axis: Axis, x: str, y: str
-) -> Chart:
-    """A chart with its axes, labelled ``x`` and ``y``, and its texts, but nothing drawn in it."""
-    return Chart(
-        title=title,
-        y_label=y,
-        x_label=x,
-        note=note,
-        summary=_summary(title, drawn),
-        x_ticks=x_axis.ticks(6, is_whole=True),
-        y_ticks=y_axis.ticks(5),
-        hover_json=_hover_json(drawn, x_axis, x),
-        right=round(x_axis.end),
-    )
-
-
-def smoothed(y_T: Sequence[float]) -> tuple[float, ...]:
-    """A curve as its thick line shows it."""
-    return centred_mean(y_T, _window(len(y_T)))
+def smoothed(y_T: Sequence[float], share: float = SMOOTHING) -> tuple[float, ...]:
+    """A centred mean over ``share`` of the points, and at least five; short curves stay as is."""
+    num_points = len(y_T)
+    is_raw = num_points < _SHORT or share <= 0
+    return tuple(y_T) if is_raw else centred_mean(y_T, max(5, int(num_points * share)))
 
 
 def centred_mean(y_T: Sequence[float], window: int) -> tuple[float, ...]:
@@ -191,83 +154,100 @@ def centred_mean(y_T: Sequence[float], window: int) -> tuple[float, ...]:
     >>> centred_mean([1.0, 3.0, 5.0], 3)
     (2.0, 3.0, 4.0)
     """
-    if not y_T:
-        return ()
     half = window // 2
     is_finite = np.isfinite(y_T)
-    values = np.pad(np.where(is_finite, y_T, 0.0), half)
-    counts = np.pad(is_finite.astype(float), half)
-    sums, nums = (sliding_window_view(each, 2 * half + 1).sum(axis=1) for each in (values, counts))
-    return tuple(np.where(is_finite, sums / np.maximum(nums, 1.0), math.nan).tolist())
+    sums, counts = (
+        _window_sums(np.pad(values, half), 2 * half + 1)
+        for values in (np.where(is_finite, y_T, 0.0), is_finite.astype(float))
+    )
+    return tuple(np.where(is_finite, sums / np.maximum(counts, 1.0), math.nan).tolist())
 
 
-def _window(num_points: int) -> int:
-    """How many points a smoothed line averages over."""
-    return 1 if num_points < 20 else max(5, num_points // 20)
+def has_values(y_T: Sequence[float]) -> bool:
+    return any(map(math.isfinite, y_T))
 
 
-def _lines(
-    one: Series, y_T: Sequence[float], x_axis: Axis, y_axis: Axis, weight: str
-) -> list[Line]:
-    """One line for each stretch without gaps."""
-    stretches: list[list[tuple[float, float]]] = [[]]
-    for x, y in zip(one.x_T, y_T, strict=True):
-        if math.isfinite(y):
-            stretches[-1].append((x, y))
-        elif stretches[-1]:
-            stretches.append([])
-    return [Line(one.style, weight, _points(s, x_axis, y_axis)) for s in stretches if s]
+def ends(y_T: Sequence[float]) -> tuple[float, float]:
+    """The first and the last finite value."""
+    return next(filter(math.isfinite, y_T)), next(filter(math.isfinite, reversed(y_T)))
 
 
-def _points(corners: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
-    places = [(x_axis.place(x), y_axis.place(y)) for x, y in corners]
-    shown = places if len(places) <= _MOST_POINTS else _seen(places)
-    return " ".join(f"{x:g},{y:g}" for x, y in shown)
+def number_text(value: float) -> str:
+    """A number for readers: three digits, and an exponent only if needed.
+
+    >>> number_text(0.12345), number_text(1234.5), number_text(0.0000012), number_text(2.0)
+    ('0.123', '1,234', '1.2e-6', '2')
+    """
+    if not math.isfinite(value):
+        return "–"
+    if value == 0 or 0.001 <= abs(value) < 1000:
+        return f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2g}".replace("e-0", "e-")
 
 
-def _seen(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The first, lowest, highest and last point of each pixel: a line through them looks alike."""
-    kept: list[tuple[float, float]] = []
-    for _, those in groupby(places, key=lambda place: int(place[0])):
-        of_pixel = list(those)
-        by_height = sorted(range(len(of_pixel)), key=lambda i: of_pixel[i][1])
-        kept += [of_pixel[i] for i in sorted({0, by_height[0], by_height[-1], len(of_pixel) - 1})]
-    return kept
+def _window_sums(values: np.ndarray, window: int) -> np.ndarray:
+    """The sum of every ``window`` neighbours, built from sums of 1, 2, 4, ... of them.
+
+    A running sum would be faster, but one huge value would spoil all sums after it.
+    """
+    num_sums = len(values) - window + 1
+    total = np.zeros(num_sums)
+    start, size, sums = 0, 1, values
+    while size <= window:
+        if window & size:
+            total += sums[start : start + num_sums]
+            start += size
+        sums = sums[:-size] + sums[size:]
+        size *= 2
+    return total
 
 
-def _spread(labels: Sequence[Label]) -> tuple[Label, ...]:
-    """Move labels down until none overlap, then up where they leave the chart."""
-    ordered = sorted(labels, key=lambda label: label.y)
-    places: list[float] = []
-    for label in ordered:
-        places.append(max(label.y, places[-1] + _LABEL_GAP) if places else label.y)
-    limit = float(HEIGHT - BOTTOM)
-    for index in reversed(range(len(places))):
-        places[index] = min(places[index], limit)
-        limit = places[index] - _LABEL_GAP
+def _on_log_axis(line: Line, zero: float) -> Line:
+    values, drawn = (
+        tuple(math.nan if y < 0 else max(y, zero) for y in y_T)
+        for y_T in (line.values_T, line.drawn_T)
+    )
+    return replace(line, values_T=values, drawn_T=drawn)
+
+
+def _thinned(lines: Sequence[Line], most_points: int) -> tuple[Line, ...]:
+    """Lines reduced to the lowest and highest values of each stretch of steps."""
+    num_points = len(lines[0].x_T)
+    if any(len(line.x_T) != num_points for line in lines):  # of several runs
+        return tuple(part for line in lines for part in _thinned([line], most_points))
+    if num_points <= most_points:
+        return tuple(lines)
+    size = math.ceil(num_points / max(1, most_points // (2 * len(lines)) - 1))
+    starts = np.arange(0, num_points, size)
+    kept = {0, num_points - 1}
+    for line in lines:
+        stretches = np.full(len(starts) * size, math.nan)
+        stretches[:num_points] = line.values_T
+        stretches = stretches.reshape(-1, size)
+        is_finite = np.isfinite(stretches)
+        kept.update((starts + np.where(is_finite, stretches, math.inf).argmin(1)).tolist())
+        kept.update((starts + np.where(is_finite, stretches, -math.inf).argmax(1)).tolist())
+    places = sorted(kept)
     return tuple(
-        Label(label.x, round(y, 1), label.text, label.style)
-        for label, y in zip(ordered, places, strict=True)
+        replace(
+            line,
+            x_T=tuple(line.x_T[place] for place in places),
+            values_T=tuple(line.values_T[place] for place in places),
+            drawn_T=tuple(line.drawn_T[place] for place in places),
+        )
+        for line in lines
     )
 
 
-def _summary(title: str, series: Sequence[Series]) -> str:
-    parts: list[str] = []
-    for one in series:
-        finite = [y for y in one.y_T if math.isfinite(y)]
-        parts.append(f"{one.name} from {number_text(finite[0])} to {number_text(finite[-1])}")
-    return f"{title}: {', '.join(parts)}"
-
-
-def _hover_json(series: Sequence[Series], x_axis: Axis, x_label: str) -> str:
-    """[[pixel, [text, ...]], ...], left to right: an entry a step, of very many one a pixel."""
-    all_x = sorted({x for one in series for x in one.x_T})
-    if len(all_x) > _MOST_POINTS:
-        all_x = {int(x_axis.place(x)): x for x in all_x}.values()
-    texts: dict[float, list[str]] = {x: [] for x in all_x}
-    for one in series:
-        for x, y in zip(one.x_T, one.y_T, strict=True):
-            if x in texts:
-                texts[x].append(f"{one.name}: {number_text(y)}")
-    steps = [[x_axis.place(x), [f"{x_label} {x:g}", *texts[x]]] for x in texts]
-    return json.dumps(steps, separators=(",", ":"), ensure_ascii=False)
+def _line_data(line: Line) -> dict[str, Any]:
+    """A line without NaN, which is not JSON; ``drawn`` is None if it equals ``values``."""
+    drawn = [float(f"{y:.6g}") if math.isfinite(y) else None for y in line.drawn_T]
+    return {
+        "name": line.name,
+        "style": line.style,
+        "x": [int(x) if x == int(x) else x for x in line.x_T],
+        "values": [y if math.isfinite(y) else None for y in line.values_T],
+        "drawn": None if line.drawn_T == line.values_T else drawn,
+    }

@@ -37,9 +37,10 @@ from forage.evaluation.summary import ArmSummary
 from forage.records import write_whole_text
 from forage.viewer.pages import render_page
 from forage.viewer.report import Card
-from forage.viewer.whiskers import IntervalChart, IntervalRow, interval_chart
+from forage.viewer.whiskers import IntervalChart, IntervalRow
 
 _MAX_CARDS = 5  # what one row holds
+_NAMES = ("", "exact match")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,9 @@ def _evaluation_charts(result: EvaluationResult) -> list[ShownChart]:
         rows = [IntervalRow(arm_name(a), None, part.headline, True) for a, part in arms.items()]
         notes = tuple((arm_name(arm), ARM_NOTES.get(arm, "")) for arm in arms)
         words = f"{note} The arms differ in what a search is answered with:"
-        charts.append(ShownChart("Arms", "exact match", words, _chart(rows), notes))
+        charts.append(
+            ShownChart("Arms", "exact match", words, IntervalChart(rows, names=_NAMES), notes)
+        )
     name, first = next(iter(arms.items()))
     title = arm_name(name, result.protocol.searches).capitalize()
     charts.append(ShownChart(title, "exact match", note, _parts(first)))
@@ -161,11 +164,7 @@ def _parts(arm: ArmSummary) -> IntervalChart:
         ordered = dict.fromkeys([*shared_sources(arm), *arm.by_source])
         rows += [IntervalRow(source_name(s), None, arm.by_source[s].em) for s in ordered]
     rows += [IntervalRow(hops_text(n), None, part.em) for n, part in arm.by_hops.items()]
-    return _chart(rows)
-
-
-def _chart(rows: list[IntervalRow]) -> IntervalChart:
-    return interval_chart(rows, "exact match", ("", "exact match"))
+    return IntervalChart(rows, names=_NAMES)
 
 
 def comparison_cards(arm: ComparedArm, comparison: Comparison) -> list[Card]:
@@ -189,7 +188,7 @@ def comparison_chart(arm: ComparedArm) -> IntervalChart:
     reach = max(max(abs(_em(part).low), abs(_em(part).high)) for _, part, _ in slices)
     # The next of some round numbers, so that the ticks are round too.
     bound = next((r for r in (0.02, 0.04, 0.1, 0.2, 0.4, 0.6, 0.8) if r >= reach), 1.0)
-    return interval_chart(rows, "difference in exact match", ("", "difference"), (-bound, bound))
+    return IntervalChart(rows, "difference in exact match", ("", "difference"), (-bound, bound))
 
 
 def _em(part: ComparedSlice) -> Interval:

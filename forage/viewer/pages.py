@@ -17,9 +17,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from forage.viewer.axes import number_text
+from forage.viewer.charts import SMOOTHING, number_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_STATIC = Path(__file__).parent / "static"
 
 
 def render_page(template: str, **values: Any) -> str:
@@ -32,7 +33,7 @@ def content_security_policy(has_server: bool = False) -> str:
 
     Pages of the viewer (``has_server``) load the viewer's own scripts, styles and figures too.
     """
-    digest = hashlib.sha256(_read("page.js").encode()).digest()
+    digest = hashlib.sha256(_script().encode()).digest()
     script = base64.b64encode(digest).decode()
     own = " 'self'" if has_server else ""
     connect = "connect-src 'self'; " if has_server else ""
@@ -62,15 +63,25 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["number"] = number_text
-    # The only texts that are not escaped: two files of this project.
-    environment.globals["style"] = Markup(_read("page.css"))
-    environment.globals["script"] = Markup(_read("page.js"))
+    # The only texts that are not escaped: files of this package.
+    style = (_STATIC / "uPlot.min.css").read_text(encoding="utf-8") + _template("page.css")
+    environment.globals["style"] = Markup(style)
+    environment.globals["script"] = Markup(_script())
+    environment.globals["smoothing"] = SMOOTHING
     environment.globals["policy"] = content_security_policy()
     return environment
 
 
 @functools.cache
-def _read(name: str) -> str:
+def _script() -> str:
+    """uPlot under its licence, the charts drawn with it, and tooltips."""
+    # Without its first line, a comment: pages name no address that they could load from.
+    _, uplot = (_STATIC / "uPlot.iife.min.js").read_text(encoding="utf-8").split("\n", 1)
+    licence = (_STATIC / "uPlot.LICENSE.txt").read_text(encoding="utf-8")
+    return f"/* uPlot 1.6.32\n{licence}*/\n{uplot}{_template('charts.js')}{_template('page.js')}"
+
+
+def _template(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """Which metrics make which chart, and the words under each: shared by report and viewer.
 
-Rows of ``metrics.jsonl`` come in; charts go out, those without any data left out. A note says what
-a chart shows, and then what these very curves did: a claim about them is made from their values.
+Rows of ``metrics.jsonl`` come in; charts go out, and those without data are left out. A note says
+what a chart shows, and then what these curves did, computed from their values.
 """
 
 from __future__ import annotations
@@ -11,78 +11,79 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forage.evaluation.report.labels import hops_text
-from forage.viewer.axes import number_text
-from forage.viewer.charts import Chart, Series, line_chart, smoothed, stacked_chart
+from forage.viewer.charts import (
+    SMOOTHING,
+    Chart,
+    Series,
+    ends,
+    has_values,
+    line_chart,
+    number_text,
+    smoothed,
+    stacked_chart,
+)
 
 MetricRow = Mapping[str, float]
-Told = Callable[[Sequence[Series]], str]
-"""What the curves of a chart did, in a sentence."""
 
 HEADLINE_METRICS = (
     *("reward/mean", "em/mean", "searches/mean", "tokens/sampled_mean", "policy/entropy"),
     *("optimizer/grad_norm", "policy/logprob_diff_max", "groups/flat"),
 )
-"""What is looked at first, of one run and of several over each other."""
+"""What readers look at first, for one run and for several overlaid."""
 
 _LEVEL = 1e-6
-"""A metric that varies by less, in its own size where that is above 1, is level."""
+"""A metric counts as constant if it varies by less, relative to its size where that exceeds 1."""
 _LEVEL_SHARE = 0.02
-"""... and where its axis has both ends, what varies by less of it is seen as a level line."""
+"""... or, if both ends of its axis are fixed, if it varies by less of the axis."""
 _LAST_COLOUR = 4
-"""Lines beyond have the last colour, too; their names stand at their ends."""
+"""Further lines share the last colour; tooltips still tell them apart by name."""
 _FLOAT32 = 1e-5
 _ENOUGH = 0.15
-"""Searches by which a question may miss its hops on average and count as searched enough."""
+"""How far the mean number of searches may be from the hops and still count as enough."""
 
 
-def ends(one: Series) -> tuple[float, float]:
-    finite = [y for y in one.y_T if math.isfinite(y)]
-    return finite[0], finite[-1]
-
-
-def from_to(series: Sequence[Series]) -> str:
-    """Where each curve began and ended: "From 0.34 to 0.11"."""
-    shown = [one for one in series if _has_values(one)]
-    parts = [" to ".join(map(number_text, ends(one))) for one in shown]
+def from_to(curves: Sequence[Series]) -> str:
+    """Where each curve begins and ends: "From 0.34 to 0.11"."""
+    parts = [" to ".join(map(number_text, ends(curve.y_T))) for curve in curves]
     if len(parts) == 1:
         return f"From {parts[0]}."
-    return "; ".join(f"{one.name}: {part}" for one, part in zip(shown, parts, strict=True)) + "."
+    named = zip(curves, parts, strict=True)
+    return "; ".join(f"{curve.name}: {part}" for curve, part in named) + "."
 
 
-def searches_told(series: Sequence[Series]) -> str:
-    """Whether questions of N hops are searched N times at the end, each kind by its own figure.
+def searches_against_hops(curves: Sequence[Series]) -> str:
+    """Whether questions of N hops are searched N times at the end, by number of hops.
 
-    Curves that end at 0.95, 1.5 and 2.9: enough on 1 and 3 hops, too few on 2.
+    If the curves end at 0.95, 1.5 and 2.9: enough on 1 and 3 hops, too few on 2.
     """
     kinds: dict[str, list[str]] = {}
-    for one in series:
-        hops = one.name.partition(" ")[0]
-        if not _has_values(one) or not hops.isdigit():
+    for curve in curves:
+        hops = curve.name.partition(" ")[0]
+        if not hops.isdigit():
             continue
-        last = ends(one)[1]
+        last = ends(curve.y_T)[1]
         miss = last - int(hops)
         kind = "as many as needed" if abs(miss) <= _ENOUGH else "fewer" if miss < 0 else "more"
-        kinds.setdefault(kind, []).append(f"{last:.2f} for {one.name}")
+        kinds.setdefault(kind, []).append(f"{last:.2f} for {curve.name}")
     if not kinds:
-        return from_to(series)
-    told = "; ".join(f"{kind}: {', '.join(parts)}" for kind, parts in kinds.items())
-    return f"At the end, searches against hops: {told}."
+        return from_to(curves)
+    parts = "; ".join(f"{kind}: {', '.join(named)}" for kind, named in kinds.items())
+    return f"Searches compared with hops, at the end: {parts}."
 
 
-def float32_told(series: Sequence[Series]) -> str:
-    """Whether the differences stay below the line of float32."""
-    largest = max(y for one in series for y in one.y_T if math.isfinite(y))
+def within_float32(curves: Sequence[Series]) -> str:
+    """Whether the differences stay below what float32 explains."""
+    largest = max(y for curve in curves for y in curve.y_T if math.isfinite(y))
     side = "below" if largest <= _FLOAT32 else "above"
-    return f"The largest is {number_text(largest)}, {side} the dotted line that float32 keeps to."
-
-
-def _has_values(one: Series) -> bool:
-    return any(math.isfinite(y) for y in one.y_T)
+    return f"The largest is {number_text(largest)}, {side} the dotted line for float32."
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart over steps: ``lines`` names the line of each metric; the rest is the chart's."""
+    """One chart over steps: ``lines`` names the line of each metric; the rest is the chart's.
+
+    ``describe`` says in a sentence what the curves did, smoothed as they are drawn.
+    """
 
     title: str
     note: str
@@ -93,11 +94,11 @@ class Panel:
     reference: tuple[float, str] | None = None
     smooth: bool = True
     is_stacked: bool = False
-    told: Told = from_to
+    describe: Callable[[Sequence[Series]], str] = from_to
 
     def level(self, rows: Sequence[MetricRow]) -> str:
-        """What all its curves are throughout, "" where one of them moves or there is none."""
-        told: dict[str, list[str]] = {}
+        """The value of each curve if all are constant; "" if one moves or there is none."""
+        names: dict[str, list[str]] = {}
         low, high = self.y_range
         seen = 0.0 if low is None or high is None else _LEVEL_SHARE * (high - low)
         for one in self._series(rows):
@@ -108,34 +109,36 @@ class Panel:
             if most - least > max(seen, _LEVEL * max(1.0, abs(finite[0]))):
                 return ""
             texts = dict.fromkeys((number_text(least), number_text(most)))
-            told.setdefault(" to ".join(texts), []).append(one.name)
-        if len(told) < 2:
-            return f"{self.title} {''.join(told)}" if told else ""
-        return f"{self.title}: " + ", ".join(f"{' and '.join(n)} {v}" for v, n in told.items())
+            names.setdefault(" to ".join(texts), []).append(one.name)
+        if len(names) < 2:
+            return f"{self.title} {''.join(names)}" if names else ""
+        return f"{self.title}: " + ", ".join(f"{' and '.join(n)} {v}" for v, n in names.items())
 
     def draw(self, rows: Sequence[MetricRow]) -> Chart | None:
-        """The chart of a run's rows; None where no row holds any of the metrics."""
-        series = self._series(rows)
-        if not any(map(_has_values, series)):
+        """The chart of a run's rows; None if no row holds any of the metrics."""
+        series = [one for one in self._series(rows) if has_values(one.y_T)]
+        if not series:
             return None
-        # Words are about the line that is seen: the thick one, where it is a mean.
-        lines = [replace(s, y_T=smoothed(s.y_T)) for s in series] if self.smooth else series
-        note = f"{self.note} {self.told(lines)}" if len(rows) > 1 else self.note
-        metrics = tuple(key for key in self.lines if any(key in row for row in rows))
+        smoothing = SMOOTHING if self.smooth else 0.0
+        curves = [replace(one, y_T=smoothed(one.y_T, smoothing)) for one in series]
         if self.is_stacked:
-            chart = stacked_chart(self.title, note, series, y_label=self.y_label)
+            chart = stacked_chart(self.title, series, y_label=self.y_label)
         else:
+            if self.reference is not None:
+                level, name = self.reference
+                steps = series[0].x_T
+                series.append(Series(name, "reference", steps, (level,) * len(steps)))
             chart = line_chart(
                 self.title,
-                note,
                 series,
                 y_label=self.y_label,
                 y_range=self.y_range,
                 is_log=self.is_log,
-                reference=self.reference,
-                smooth=self.smooth,
+                smoothing=smoothing,
             )
-        return chart and replace(chart, metrics=metrics)
+        note = f"{self.note} {self.describe(curves)}" if len(rows) > 1 else self.note
+        metrics = tuple(key for key in self.lines if any(key in row for row in rows))
+        return chart and replace(chart, note=note, metrics=metrics)
 
     def _series(self, rows: Sequence[MetricRow]) -> list[Series]:
         # A line alone has the colour s0, several have s1, s2, ...; areas have p1, p2, ...
@@ -153,38 +156,36 @@ class Panel:
 
 REWARD = Panel(
     "Reward",
-    "Mean reward of the sampled episodes. A step plays other questions than the one before, so "
-    "single steps scatter.",
+    "Mean reward of the sampled episodes. Each step uses new questions, so single steps are noisy.",
     {"reward/mean": "reward"},
     "mean reward",
     y_range=(None, None),
 )
 EXACT_MATCH = Panel(
     "Exact match by hops",
-    "Share of sampled episodes whose answer equals a golden answer, by the number of passages that "
-    "a question needs.",
+    "Share of sampled episodes whose answer equals a golden answer, by the number of passages a "
+    "question needs.",
     {"em/mean": "mean"},
     "exact match",
     y_range=(0.0, 1.0),
 )
 SEARCHES = Panel(
     "Searches per question",
-    "A policy that has learnt when to stop searches once for each hop.",
+    "A policy that has learnt when to stop searches once per hop.",
     {"searches/mean": "mean"},
     "searches",
-    told=searches_told,
+    describe=searches_against_hops,
 )
 RESPONSE_LENGTH = Panel(
     "Response length",
-    "Tokens that the policy sampled in an episode; the prompt and what searches returned are not "
-    "counted.",
+    "Tokens the policy sampled per episode, without the prompt and search results.",
     {"tokens/sampled_mean": "tokens"},
     "tokens per episode",
 )
 ENTROPY = Panel(
     "Entropy",
-    "Mean entropy of the distribution that tokens were sampled from: low where the policy has made "
-    "up its mind; at zero it would explore no more.",
+    "Mean entropy of the distribution that tokens were sampled from. It falls as the policy "
+    "becomes certain; at zero, exploration has stopped.",
     {"policy/entropy": "entropy"},
     "nats per token",
 )
@@ -192,15 +193,15 @@ ENTROPY = Panel(
 HEALTH = (
     Panel(
         "Sampler against trainer",
-        "Largest difference between a token's log-probability when sampled and when trained, over "
-        "all tokens of a step. Logarithmic axis.",
+        "Largest difference between the sampler's and the trainer's log-probability of a token in "
+        "each step, on a logarithmic axis.",
         {"policy/logprob_diff_max": "difference"},
         "nats",
         y_range=(None, None),
         is_log=True,
         reference=(_FLOAT32, "float32"),
         smooth=False,
-        told=float32_told,
+        describe=within_float32,
     ),
     Panel(
         "KL divergence",
@@ -211,7 +212,7 @@ HEALTH = (
     ),
     Panel(
         "Gradient norm",
-        "Length of the gradient. A sudden rise that stays is the first sign of a collapse.",
+        "Norm of the gradient. A sudden rise that lasts is the first sign of a collapse.",
         {"optimizer/grad_norm": "norm"},
         "before clipping",
     ),
@@ -224,21 +225,21 @@ HEALTH = (
     ),
     Panel(
         "Clipped tokens",
-        "Share of tokens whose probability ratio left the clip range, and so gave no gradient.",
+        "Share of tokens without a gradient, because their probability ratio left the clip range.",
         {"loss/clip_fraction": "clipped"},
         "share of tokens",
     ),
     Panel(
         "Answered",
-        "Episodes that end in an answer. The others ran out of turns or tokens, or met a failure.",
+        "Episodes that end with an answer. The others ran out of turns or tokens, or failed.",
         {"episodes/answered": "answered"},
         "share of episodes",
         y_range=(0.0, 1.0),
     ),
     Panel(
         "Where the time goes",
-        "Seconds of each step by phase, without evaluations, on top of each other. The wait for "
-        "searches is part of the rollout: other episodes continue during it.",
+        "Seconds per step, stacked by phase, without evaluations. Rollout includes waiting for "
+        "searches, while other episodes continue.",
         {
             "seconds/rollout": "rollout",
             "seconds/train": "train",
@@ -250,15 +251,15 @@ HEALTH = (
     ),
     Panel(
         "Rollout speed",
-        "A step's sampled tokens per second of its rollout phase, searches included; with "
-        "staleness that phase is only the time the trainer waited.",
+        "Sampled tokens per second of the rollout phase, searches included. With staleness, this "
+        "phase is only the time the trainer waited.",
         {"rollout/tokens_per_s": "tokens"},
         "tokens per second",
     ),
     Panel(
         "Failures and exclusions",
-        "Searches that failed, episodes kept out of the loss, and transcripts that did not match "
-        "what the engine saw (always 0 in a sound run).",
+        "Failed searches, episodes excluded from the loss, and transcripts that differ from what "
+        "the engine saw (always 0 in a sound run).",
         {
             "search/failures": "searches",
             "episodes/excluded": "excluded",
@@ -271,7 +272,7 @@ HEALTH = (
 
 
 def learning_charts(rows: Sequence[MetricRow]) -> list[Chart]:
-    """What the policy learnt: reward, exact match, searches, length, entropy."""
+    """Charts of what the policy learnt: reward, exact match, searches, length, entropy."""
     rewards = [row.get("reward/mean", math.nan) for row in rows]
     fits_unit = all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward))
     panels = (
@@ -285,12 +286,12 @@ def learning_charts(rows: Sequence[MetricRow]) -> list[Chart]:
 
 
 def health_charts(rows: Sequence[MetricRow]) -> tuple[list[Chart], str]:
-    """Whether the run was sound: charts of what moved, and one line on all that stayed level."""
+    """Charts of whether the run was sound, and one sentence on all metrics that stayed constant."""
     is_long = len(rows) > 1
     level = {panel.title: panel.level(rows) if is_long else "" for panel in HEALTH}
     moved = [panel for panel in HEALTH if not level[panel.title]]
-    told = "; ".join(text for text in level.values() if text)
-    return _drawn(moved, rows), f"Level throughout: {told}." if told else ""
+    constant = "; ".join(text for text in level.values() if text)
+    return _drawn(moved, rows), f"Constant throughout: {constant}." if constant else ""
 
 
 def _drawn(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Chart]:
@@ -299,7 +300,7 @@ def _drawn(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Chart]:
 
 
 def _by_hops(panel: Panel, metric: str, rows: Sequence[MetricRow]) -> Panel:
-    """The panel by hops; of the mean alone where questions do not say how many they need."""
+    """The panel by hops, or of the mean alone if the questions do not say how many they need."""
     names = {name.removeprefix(f"{metric}/hops_") for row in rows for name in row}
     hops = sorted(int(name) for name in names if name.isdecimal())
     lines = {f"{metric}/hops_{n}": hops_text(n) for n in hops}

@@ -6,9 +6,8 @@ server, network or other file. Nothing here reads records or evaluates.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forage.evaluation.intervals import Difference
@@ -16,15 +15,12 @@ from forage.evaluation.report.labels import ARM_NAMES, ARM_NOTES, hops_text
 from forage.evaluation.summary import EvaluationSummary, SliceSummary
 from forage.records import write_whole_text
 from forage.types import Episode
-from forage.viewer.charts import Chart, Series, line_chart
+from forage.viewer.charts import Chart, Series, line_chart, smoothed
 from forage.viewer.pages import render_page
 from forage.viewer.panels import from_to, health_charts, learning_charts
 from forage.viewer.token_views import Decode
 from forage.viewer.transcripts import view_question
-from forage.viewer.whiskers import IntervalChart, IntervalRow, interval_chart
-
-_MOST_POINTS = 400
-"""Points of the warm start's line; of more, neighbours are one: a line is as wide as ten steps."""
+from forage.viewer.whiskers import IntervalChart, IntervalRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,25 +151,23 @@ def _is_right(episode: Episode) -> bool:
 
 def _warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:
     """Loss of the supervised warm start over its steps."""
-    together = math.ceil(len(points) / _MOST_POINTS)
-    parts = [points[start : start + together] for start in range(0, len(points), together or 1)]
-    steps = tuple(math.fsum(step for step, _ in part) / len(part) for part in parts)
-    losses = tuple(math.fsum(loss for _, loss in part) / len(part) for part in parts)
+    if not points:
+        return None
+    steps, losses = (tuple(map(float, column)) for column in zip(*points, strict=True))
     loss = Series("loss", "s0", steps, losses)
+    chart = line_chart(
+        "Warm start",
+        [loss],
+        y_label="loss, nats per unit of weight",
+        x_label="supervised step",
+        y_range=(0.0, None),
+    )
     note = (
         "Supervised loss on demonstrations, some of them deliberately poor: they teach the "
         "protocol and how to read a passage, not what to search or when to stop."
     )
-    note += f" Each point is the mean of {together} steps." if together > 1 else ""
-    return line_chart(
-        "Warm start",
-        f"{note} {from_to((loss,))}" if points else "",
-        (loss,) if points else (),
-        y_label="loss, nats per unit of weight",
-        x_label="supervised step",
-        y_range=(0.0, None),
-        smooth=together <= 1,
-    )
+    smooth = replace(loss, y_T=smoothed(losses))
+    return chart and replace(chart, note=f"{note} {from_to([smooth])}")
 
 
 def _cards(run: ReportInput) -> list[Card]:
@@ -233,4 +227,4 @@ def _interval_chart(rows: Sequence[SliceRow]) -> IntervalChart:
     for row in glance:
         before, after = (part.em if part else None for part in (row.before, row.after))
         shown.append(IntervalRow(row.label, before, after, row.is_head))
-    return interval_chart(shown, x_label="exact match")
+    return IntervalChart(shown)

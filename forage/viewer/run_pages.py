@@ -15,6 +15,7 @@ from fastapi import Query
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from forage.errors import UserError
+from forage.viewer.charts import SMOOTHING, Series, line_chart
 from forage.viewer.library import Library, ShownRun
 from forage.viewer.metric_words import words_of
 from forage.viewer.panels import HEADLINE_METRICS, health_charts, learning_charts
@@ -27,9 +28,12 @@ _MAX_SETTINGS = 6
 _LONG = 24
 """Characters from which on a setting is no column of the table; nor is a path."""
 _NUM_CHOSEN = 6
-"""Runs whose curves are shown at first: the newest."""
+"""The newest runs, whose curves are shown first."""
+_MOST_POINTS = 20_000
+"""Points of a curve that readers can zoom into."""
 
 Keys = Annotated[list[str], Query(default_factory=list)]
+Smoothing = Annotated[float, Query(ge=0, le=0.5)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,30 +113,35 @@ class RunPages:
             config_error=config_error,
         )
 
-    def curves(self, run: Keys, metric: Keys) -> JSONResponse:
-        """The values of metrics, for each run: ``{run: {"step": [...], metric: [...]}}``."""
-        return JSONResponse({key: self._columns(key, metric) for key in run})
+    def curves(
+        self, run: Keys, metric: Keys, smoothing: Smoothing = SMOOTHING, log: bool = False
+    ) -> JSONResponse:
+        """A chart for each metric, with a line for each run; None for a metric without values."""
+        rows = {key: self._library.metrics(self._library.run(key)) for key in run}
+        steps = {key: tuple(row["step"] for row in rows[key]) for key in run}
+        charts: dict[str, Any] = {}
+        for name in metric:
+            values = {key: tuple(row.get(name, math.nan) for row in rows[key]) for key in run}
+            series = [Series(key, "s0", steps[key], values[key]) for key in run]
+            chart = line_chart(
+                name, series, is_log=log, smoothing=smoothing, most_points=_MOST_POINTS
+            )
+            charts[name] = chart and chart.data
+        return JSONResponse(charts)
 
     def figures(self, run: Keys, metric: Keys) -> Response:
-        """The same as a table for a spreadsheet: a line for each run and step."""
+        """Recorded values as CSV for a spreadsheet: a row for each run and step."""
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow(["run", "step", *map(_no_formula, metric)])
         for key in run:
-            columns = self._columns(key, metric)
-            for values in zip(*(columns[name] for name in ("step", *metric)), strict=True):
-                writer.writerow([_no_formula(key), *("" if v is None else v for v in values)])
+            for row in self._library.metrics(self._library.run(key)):
+                values = [row.get(name, math.nan) for name in metric]
+                shown = [value if math.isfinite(value) else "" for value in values]
+                writer.writerow([_no_formula(key), int(row["step"]), *shown])
         name = re.sub("[^a-zA-Z0-9]", "-", "-".join(metric[:2])) or "figures"
         headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
         return Response(text.getvalue(), media_type="text/csv", headers=headers)
-
-    def _columns(self, key: str, metrics: Sequence[str]) -> dict[str, list[Any]]:
-        rows = self._library.metrics(self._library.run(key))
-        columns: dict[str, list[Any]] = {"step": [int(row["step"]) for row in rows]}
-        for name in metrics:
-            values = [row.get(name, math.nan) for row in rows]
-            columns[name] = [value if math.isfinite(value) else None for value in values]
-        return columns
 
     def _sections(self, runs: Sequence[ShownRun]) -> dict[str, list[MetricChart]]:
         """Every metric that some run has logged, by section: what is read first stands first."""

@@ -1,23 +1,25 @@
-"""Numbers land on the right pixels, gaps stay gaps, labels stay apart."""
+"""Series reach the page as recorded, smoothed in one way, and no longer than can be seen."""
 
-import itertools
 import json
 import math
+import time
 from random import Random
 
+import numpy as np
 import pytest
 
 from forage.evaluation.intervals import Interval
-from forage.viewer.axes import number_text
 from forage.viewer.charts import (
-    WIDTH,
+    MOST_POINTS,
     Chart,
     Series,
     centred_mean,
     line_chart,
+    number_text,
+    smoothed,
     stacked_chart,
 )
-from forage.viewer.whiskers import IntervalRow, interval_chart
+from forage.viewer.whiskers import IntervalChart, IntervalRow
 
 NAN = math.nan
 
@@ -27,65 +29,54 @@ def series(*y: float, name: str = "a", style: str = "s1") -> Series:
 
 
 def drawn(*several: Series, **settings) -> Chart:
-    chart = line_chart("T", "note", several, y_label="y", **settings)
+    chart = line_chart("T", several, **settings)
     assert chart is not None
     return chart
 
 
-def corners(points: str) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in points.split())]
-
-
-def test_the_ends_of_the_data_are_the_ends_of_the_plot() -> None:
-    chart = drawn(series(0.0, 0.5, 1.0), y_range=(0.0, 1.0))
-    assert corners(chart.lines[0].points) == [
-        (chart.left, chart.bottom),
-        ((chart.left + chart.right) / 2, (chart.top + chart.bottom) / 2),
-        (chart.right, chart.top),
-    ]
-
-
-def test_a_nan_breaks_the_line_and_moves_nothing() -> None:
-    whole = drawn(series(1.0, 2.0, 3.0, 4.0))
-    broken = drawn(series(1.0, 2.0, NAN, 4.0))
-    first, second = (corners(line.points) for line in broken.lines)
-    everything = corners(whole.lines[0].points)
-    assert first == everything[:2]
-    assert second == everything[3:]
+def test_a_page_gets_the_recorded_values_and_none_for_a_missing_one() -> None:
+    chart = drawn(series(0.1, NAN, 1 / 3, math.inf), y_range=(0.0, None))
+    assert json.loads(chart.json) == {
+        "x_label": "optimizer step",
+        "range": [0.0, None],
+        "zero": None,
+        "stacked": False,
+        "lines": [
+            {
+                "name": "a",
+                "style": "s1",
+                "x": [0, 1, 2, 3],
+                "values": [0.1, None, 1 / 3, None],
+                "drawn": None,
+            }
+        ],
+    }
 
 
 def test_series_without_a_finite_value_make_no_chart() -> None:
-    assert line_chart("T", "", [series(NAN, NAN)], y_label="y") is None
-    assert line_chart("T", "", [], y_label="y") is None
-    assert stacked_chart("T", "", [], y_label="y", x_label="x") is None
+    assert line_chart("T", [series(NAN, NAN)]) is None
+    assert line_chart("T", []) is None
+    assert line_chart("T", [series(-1.0, -2.0)], is_log=True) is None
+    assert stacked_chart("T", [], y_label="y") is None
 
 
-def test_decades_are_evenly_spaced_on_a_logarithmic_axis_and_zero_stands_at_its_foot() -> None:
-    chart = drawn(series(1e-7, 1e-6, 1e-5, 0.0), is_log=True, smooth=False)
-    y = [y for _, y in corners(chart.lines[0].points)]
-    assert y[0] - y[1] == pytest.approx(y[1] - y[2], abs=0.2)  # tenths of a pixel
-    assert y[3] == chart.bottom
-    assert y[3] - y[0] == pytest.approx(y[0] - y[1], abs=0.2)
-    assert [tick.text for tick in chart.y_ticks] == ["0", "10⁻⁷", "10⁻⁶", "10⁻⁵"]
+def test_a_logarithmic_axis_shows_zeros_a_decade_below_the_rest_and_no_negative_value() -> None:
+    chart = drawn(series(2e-7, 1e-5, 0.0, -1.0, NAN), is_log=True)
+    (line,) = chart.data["lines"]
+    assert chart.zero == pytest.approx(1e-8)
+    assert line["values"] == [2e-7, 1e-5, chart.zero, None, None]
+    only_zeros = drawn(series(0.0, 0.0), is_log=True)
+    assert only_zeros.data["lines"][0]["values"] == [only_zeros.zero] * 2
 
 
-@pytest.mark.parametrize("values", [(3.0,), (2.0, 2.0, 2.0), (0.0, 0.0), (-1.0, -1.0)])
-def test_one_point_or_a_constant_still_fits_the_plot(values: tuple[float, ...]) -> None:
-    for is_log in (False, True):
-        chart = drawn(series(*values), is_log=is_log)
-        for x, y in corners(chart.lines[0].points):
-            assert chart.left <= x <= chart.right
-            assert chart.top <= y <= chart.bottom
-
-
-def test_long_data_are_drawn_thin_as_they_are_and_thick_as_their_mean() -> None:
+def test_long_curves_are_drawn_as_they_are_and_as_their_mean() -> None:
     values = [float(n % 2) for n in range(40)]
-    chart = drawn(series(*values))
-    thin, thick = chart.lines
-    assert (thin.weight, thick.weight) == ("thin", "thick")
-    assert len(corners(thin.points)) == len(corners(thick.points)) == 40
-    spread = [max(y) - min(y) for y in ([y for _, y in corners(c.points)] for c in (thin, thick))]
-    assert spread[1] < spread[0] / 2
+    (line,) = drawn(series(*values)).data["lines"]
+    assert line["values"] == values
+    assert len(line["drawn"]) == 40
+    assert max(line["drawn"]) - min(line["drawn"]) < 0.5
+    assert drawn(series(*values[:19])).data["lines"][0]["drawn"] is None, "too short"
+    assert drawn(series(*values), smoothing=0.0).data["lines"][0]["drawn"] is None
 
 
 def test_a_centred_mean_looks_both_ways_and_over_gaps() -> None:
@@ -95,60 +86,97 @@ def test_a_centred_mean_looks_both_ways_and_over_gaps() -> None:
     assert math.isnan(smooth[1])
 
 
+@pytest.mark.parametrize("window", [1, 5, 6, 7, 16, 199])
+def test_a_centred_mean_equals_numpys_over_each_window(window: int) -> None:
+    random, half = Random(window), window // 2
+    values = [NAN if random.random() < 0.2 else random.gauss(0, 1) for _ in range(200)]
+    expected = [
+        np.nanmean(values[max(0, n - half) : n + half + 1]) if math.isfinite(value) else NAN
+        for n, value in enumerate(values)
+    ]
+    assert centred_mean(values, window) == pytest.approx(expected, nan_ok=True)
+
+
+def test_one_huge_value_spoils_no_mean_but_those_around_it() -> None:
+    """A running sum over 1e17 and 0.5 forgets the 0.5."""
+    values = [0.5] * 100
+    values[50] = 1e17
+    smooth = centred_mean(values, 5)
+    assert smooth[:48] + smooth[53:] == (0.5,) * 95
+
+
+def test_smoothing_ten_times_the_points_takes_ten_times_as_long() -> None:
+    """A window is a share of the points, and was summed anew for each: a hundred times as long."""
+
+    def seconds(num_points: int) -> float:
+        values = [0.5] * num_points
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            smoothed(values)
+            times.append(time.process_time() - start)
+        return min(times)
+
+    assert seconds(200_000) < 40 * seconds(20_000)
+
+
 def test_a_line_of_very_many_points_is_thinned_to_what_is_seen() -> None:
     random = Random(0)
     values = [random.random() for _ in range(20_000)]
     values[7_777], values[12_345] = 5.0, -3.0
-    chart, small = drawn(series(*values)), drawn(series(5.0, -3.0))
-    thin, thick = (corners(line.points) for line in chart.lines)
-    assert max(len(thin), len(thick)) <= 4 * WIDTH
-    for end in (min, max):
-        assert end(y for _, y in thin) == end(y for _, y in corners(small.lines[0].points))
-    hover = json.loads(chart.hover_json)
-    assert 300 < len(hover) <= WIDTH
-    assert hover[-1][1][0] == "optimizer step 19999"
+    other = series(*reversed(values), name="b")
+    chart = drawn(series(*values), other)
+    for line, whole in zip(chart.lines, (values, values[::-1]), strict=True):
+        assert 1_000 < len(line.x_T) <= MOST_POINTS
+        assert line.values_T == tuple(whole[int(x)] for x in line.x_T), "none moved"
+        assert line.drawn_T == tuple(smoothed(whole)[int(x)] for x in line.x_T), "smoothed whole"
+        assert (min(line.values_T), max(line.values_T)) == (-3.0, 5.0)
+        assert (line.x_T[0], line.x_T[-1]) == (0, 19_999)
+
+
+def test_runs_of_different_lengths_are_thinned_each_for_itself() -> None:
+    chart = drawn(series(*range(5_000)), series(1.0, 2.0, name="b"), smoothing=0.0)
+    long, short = chart.lines
+    assert len(long.x_T) <= MOST_POINTS
+    assert long.values_T == long.x_T
+    assert short.values_T == (1.0, 2.0)
 
 
 def test_stacked_areas_rest_on_each_other() -> None:
-    chart = stacked_chart(
-        "T", "", [series(1.0, 2.0), series(3.0, NAN)], y_label="s", x_label="step"
-    )
+    chart = stacked_chart("T", [series(1.0, 2.0), series(3.0, NAN)], y_label="s")
     assert chart is not None
-    lower, upper = (corners(area.points) for area in chart.areas)
-    assert lower[:2] == [upper[3], upper[2]], "the upper one's floor is the lower one's top"
-    assert upper[1] == upper[2], "a missing value adds nothing"
-    assert lower[2:] == [(chart.right, chart.bottom), (chart.left, chart.bottom)]
+    lower, upper = chart.data["lines"]
+    assert chart.data["stacked"]
+    assert (lower["drawn"], lower["values"]) == (None, [1, 2])
+    assert upper["drawn"] == [4, 2], "a missing value adds nothing"
+    assert upper["values"] == [3, None], "tooltips tell each phase's own value"
 
 
-def test_names_at_the_ends_of_lines_never_overlap_and_stay_inside() -> None:
-    many = [series(0.0, 1.0 + n / 1000, name=f"line {n}") for n in range(6)]
-    many += [series(1.0, 0.0, name="low"), series(1.0, 0.001, name="also low")]
-    chart = drawn(*many)
-    y = sorted(label.y for label in chart.labels)
-    assert len(y) == 8
-    assert all(b - a >= 13.9 for a, b in itertools.pairwise(y))
-    assert y[-1] <= chart.bottom
+def test_a_chart_is_told_in_words_too() -> None:
+    chart = drawn(series(0.25, NAN, name="a"), series(NAN, 2.0, 1.0, name="b"))
+    assert chart.summary == "T: a from 0.25 to 0.25, b from 2 to 1"
 
 
-def test_the_tooltip_tells_every_series_of_a_step() -> None:
-    chart = drawn(series(0.25, 1.0, name="a"), series(NAN, 2.0, name="b"))
-    hover = json.loads(chart.hover_json)
-    assert hover[0] == [chart.left, ["optimizer step 0", "a: 0.25", "b: –"]]
-    assert hover[1] == [chart.right, ["optimizer step 1", "a: 1", "b: 2"]]
-
-
-def test_whiskers_span_the_interval_and_before_stands_above_after() -> None:
+def test_an_interval_chart_has_each_interval_with_its_words() -> None:
     rows = [
         IntervalRow("All", Interval(0.5, 0.25, 0.75), Interval(1.0, 1.0, 1.0), True),
         IntervalRow("1 hop", None, Interval(0.0, 0.0, 0.5)),
     ]
-    chart = interval_chart(rows, "exact match")
-    width = chart.right - chart.left
-    before, after, alone = chart.whiskers
-    assert before.mean - before.low == pytest.approx(width / 4)
-    assert (after.low, after.mean, after.high) == (chart.right,) * 3
-    assert before.y < after.y < alone.y < chart.bottom
-    assert alone.y == chart.rows[1][0].y, "a row with one figure has it in the middle"
+    chart = IntervalChart(rows)
+    data = json.loads(chart.json)
+    (before, after), (alone,) = (row["whiskers"] for row in data["rows"])
+    assert before == {
+        "style": "before",
+        "low": 0.25,
+        "high": 0.75,
+        "mean": 0.5,
+        "text": "All, before: 0.500 [0.250, 0.750]",
+    }
+    assert (after["style"], after["low"], after["mean"], after["high"]) == ("after", 1, 1, 1)
+    assert alone["style"] == "after", "a figure alone is the later one"
+    assert [row["head"] for row in data["rows"]] == [True, False]
+    assert data["bounds"] == [0, 1]
+    assert chart.summary.count(";") == 2
     assert "All, before: 0.500 [0.250, 0.750]" in chart.summary
 
 

@@ -112,9 +112,14 @@ def test_curves_and_figures_are_the_recorded_values(client: TestClient, runs_dir
     rows = read_metrics(runs_dir / "two")
     query = "run=one&run=two&metric=reward/mean&metric=policy/kl&metric=not/logged"
     curves = client.get(f"/curves.json?{query}").json()
-    assert set(curves) == {"one", "two"}
-    assert curves["two"]["reward/mean"] == [row["reward/mean"] for row in rows]
-    assert curves["two"]["not/logged"] == [None] * 6
+    assert set(curves) == {"reward/mean", "policy/kl", "not/logged"}
+    one, two = curves["reward/mean"]["lines"]
+    assert (one["name"], two["name"]) == ("one", "two")
+    assert two["x"] == [row["step"] for row in rows]
+    assert two["values"] == [row["reward/mean"] for row in rows]
+    assert curves["not/logged"] is None
+    for smoothing in ("-1", "0.6", "nan"):
+        assert client.get(f"/curves.json?{query}&smoothing={smoothing}").status_code == 400
     reply = client.get(f"/figures.csv?{query}")
     assert reply.headers["content-disposition"].startswith("attachment")
     table = list(csv.DictReader(io.StringIO(reply.text)))
@@ -256,10 +261,7 @@ def test_static_files_and_pages_say_what_they_may_load(client: TestClient) -> No
     assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
     assert policy in html.unescape(reply.text), "the page says the same"
     loaded = re.findall(r'(?:src|<link rel="stylesheet" href)="([^"]*)"', reply.text)
-    assert set(loaded) == {
-        *("/static/uPlot.min.css", "/static/viewer.css"),
-        *("/static/uPlot.iife.min.js", "/static/viewer.js"),
-    }
+    assert set(loaded) == {"/static/viewer.css", "/static/viewer.js"}
     for address in loaded:
         assert client.get(address).status_code == 200
 

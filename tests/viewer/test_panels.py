@@ -22,29 +22,29 @@ def note(title: str, metrics: list[dict[str, float]]) -> str:
 
 def test_searches_are_judged_by_where_each_line_ends() -> None:
     """The report said "the lines settle at 1, 2 and 3" over lines at 0.9, 1.5 and 2.6."""
-    told = note(
+    text = note(
         "Searches per question",
         rows(searches__hops_1=[0.8, 0.9], searches__hops_2=[1.2, 1.5], searches__hops_3=[2, 2.6]),
     )
-    assert "settle" not in told
-    assert "as many as needed: 0.90 for 1 hop; fewer: 1.50 for 2 hops, 2.60 for 3 hops." in told
-    told = note("Searches per question", rows(searches__hops_1=[1, 2.5], searches__hops_2=[1, 2]))
-    assert "more: 2.50 for 1 hop; as many as needed: 2.00 for 2 hops." in told
+    assert "settle" not in text
+    assert "as many as needed: 0.90 for 1 hop; fewer: 1.50 for 2 hops, 2.60 for 3 hops." in text
+    text = note("Searches per question", rows(searches__hops_1=[1, 2.5], searches__hops_2=[1, 2]))
+    assert "more: 2.50 for 1 hop; as many as needed: 2.00 for 2 hops." in text
 
 
 def test_every_number_of_hops_has_its_line() -> None:
     """A run on MuSiQue, whose questions need two to four, showed those of two and three alone."""
     metrics = rows(em__hops_2=[0.1, 0.2], em__hops_4=[0.0, 0.1], em__mean=[0.1, 0.2])
     (chart,) = [c for c in learning_charts(metrics) if c.title == "Exact match by hops"]
-    assert [label.text for label in chart.labels] == ["2 hops", "4 hops"]
+    assert [line.name for line in chart.lines] == ["2 hops", "4 hops"]
     assert chart.metrics == ("em/hops_2", "em/hops_4")
     assert len({line.style for line in chart.lines}) == 2
 
 
 def test_words_are_about_the_thick_line_not_about_single_steps() -> None:
     """A last step of 1 after a level 0.5 is scatter: the line that is seen ends near 0.5."""
-    told = note("Reward", rows(reward__mean=[0.5] * 59 + [1.0]))
-    assert "From 0.5 to 0.667." in told, "the mean of the last three of a window of five"
+    text = note("Reward", rows(reward__mean=[0.5] * 59 + [1.0]))
+    assert "From 0.5 to 0.667." in text, "the mean of the last three of a window of five"
 
 
 def test_rising_and_falling_curves_are_told_as_they_are() -> None:
@@ -69,7 +69,7 @@ def test_level_charts_share_one_line() -> None:
     )
     charts, level = health_charts(metrics)
     assert {chart.title for chart in charts} == {"Gradient norm", "Failures and exclusions"}
-    assert level == "Level throughout: KL divergence 0; Clipped tokens 0; Answered 1."
+    assert level == "Constant throughout: KL divergence 0; Clipped tokens 0; Answered 1."
 
 
 def test_a_share_that_moves_by_less_than_its_line_is_thick_is_level() -> None:
@@ -77,13 +77,13 @@ def test_a_share_that_moves_by_less_than_its_line_is_thick_is_level() -> None:
     metrics = rows(episodes__answered=[1.0, 0.99, 1.0], optimizer__grad_norm=[0.1, 0.11, 0.1])
     charts, level = health_charts(metrics)
     assert [chart.title for chart in charts] == ["Gradient norm"]
-    assert level == "Level throughout: Answered 0.99 to 1."
+    assert level == "Constant throughout: Answered 0.99 to 1."
 
 
 def test_a_chart_of_several_level_lines_tells_each_value() -> None:
     metrics = rows(search__failures=[0.0] * 3, episodes__excluded=[2.0] * 3)
     assert health_charts(metrics)[1] == (
-        "Level throughout: Failures and exclusions: searches 0, excluded 2."
+        "Constant throughout: Failures and exclusions: searches 0, excluded 2."
     )
 
 
@@ -91,7 +91,7 @@ def test_every_chart_and_every_line_of_level_ones_is_there_once() -> None:
     charts, level = health_charts(make_metrics(30))
     titles = [chart.title for chart in charts]
     assert titles == [panel.title for panel in HEALTH if panel.title != "Answered"]
-    assert level == "Level throughout: Answered 0.97."
+    assert level == "Constant throughout: Answered 0.97."
     single = health_charts(make_metrics(1))
     assert len(single[0]) == len(HEALTH)
     assert single[1] == "", "one step is not a level"

@@ -1,14 +1,17 @@
 """The report: whole in one file, true to its input, and deaf to what passages hold."""
 
 import html
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forage.types import Reward
+from forage.viewer.charts import MOST_POINTS
 from forage.viewer.report import (
     ReportInput,
     choose_episodes,
@@ -61,29 +64,34 @@ def test_the_headline_is_the_evaluations(run: ReportInput) -> None:
             assert f"{part.em.low:.2f}–{part.em.high:.2f}" in page
 
 
+def charts_of(page: str) -> list[dict[str, Any]]:
+    """The data of every chart over steps, in the order of the page."""
+    texts = re.findall(r'data-chart="([^"]*)"', page)
+    charts = [json.loads(html.unescape(text)) for text in texts]
+    return [chart for chart in charts if "lines" in chart]
+
+
 @pytest.mark.parametrize("num_steps", [1, 7, 60])
 def test_every_curve_has_as_many_points_as_there_are_steps(num_steps: int) -> None:
     page = render_report(make_report_input(num_steps=num_steps, num_questions=6))
-    lines = re.findall(r'<polyline class="line (\w+) (\w+)" points="([^"]*)"', page)
-    warm_start, curves = lines[:2], lines[2:]
-    assert {len(points.split()) for _, _, points in warm_start} == {400}
-    assert len(curves) >= 14
-    assert {len(points.split()) for _, _, points in curves} == {num_steps}
-    # A line of one point is nothing to see: charts of a first step were empty.
-    assert page.count('<circle class="lone ') == (len(curves) if num_steps == 1 else 0)
-    areas = re.findall(r'<polygon class="area \w+" points="([^"]*)"', page)
-    assert {len(points.split()) for points in areas} == {2 * num_steps}
+    warm_start, *charts = charts_of(page)
+    assert {len(line["values"]) for line in warm_start["lines"]} == {400}
+    lines = [line for chart in charts for line in chart["lines"]]
+    assert len(lines) >= 14
+    assert {tuple(line["x"]) for line in lines} == {tuple(range(num_steps))}
+    assert {len(line["values"]) for line in lines} == {num_steps}
+    assert {len(line["drawn"]) for line in lines if line["drawn"]} == {num_steps}
+    assert [len(chart["lines"]) for chart in charts if chart["stacked"]] == [4]
 
 
-def test_a_long_warm_start_is_drawn_by_its_means(run: ReportInput) -> None:
-    """A mean over 360 neighbours made a table-land of each jump, and the thin line a thick one."""
+def test_a_long_warm_start_is_thinned_and_keeps_its_one_jump(run: ReportInput) -> None:
     losses = [(step, 4.0 if step == 4500 else 0.5) for step in range(1, 7201)]
     page = render_report(replace(run, warm_start=losses))
-    lines = re.findall(r'<polyline class="line (\w+) (\w+)" points="([^"]*)"', page)
-    weights, points = {*lines[0][:2]}, lines[0][2].split()
-    assert ("thick" in weights, len(points)) == (True, 400)
-    assert "Each point is the mean of 18 steps. From 0.5 to 0.5." in page
-    assert len({point.split(",")[1] for point in points}) == 2, "one jump, one point"
+    (loss,) = charts_of(page)[0]["lines"]
+    assert len(loss["x"]) <= MOST_POINTS
+    assert [x for x, y in zip(loss["x"], loss["values"], strict=True) if y == 4.0] == [4500]
+    assert max(loss["drawn"]) == pytest.approx(0.5 + 3.5 / 361, rel=1e-5), "a mean over 5 %"
+    assert "From 0.5 to 0.5." in page
 
 
 def test_a_row_without_a_metric_leaves_a_gap_and_the_page_stands(run: ReportInput) -> None:
@@ -97,7 +105,7 @@ def test_a_row_without_a_metric_leaves_a_gap_and_the_page_stands(run: ReportInpu
 def test_what_a_run_does_not_have_is_left_out() -> None:
     page = render_report(ReportInput("bare", "", "name: bare\n", [], "1 core", 3.0))
     assert "bare" in page
-    for absent in ("<svg", "<table", 'id="learning"', 'id="health"', 'id="episodes"'):
+    for absent in ("<figure", "<table", 'id="learning"', 'id="health"', 'id="episodes"'):
         assert absent not in page
 
 
@@ -162,7 +170,8 @@ def test_a_browser_shows_the_report_and_its_console_stays_silent(
     seen = visit(path.as_uri(), tmp_path / "profile")
     assert seen.console == ()
     assert '<div class="tip" role="status" hidden=""></div>' in seen.dom, "the script ran"
-    assert seen.dom.count("<figure") == 15, "all but Answered, which is level"
+    assert seen.dom.count("<figure") == 15, "all but Answered, which is constant"
+    assert seen.dom.count("<canvas") == 15
     assert "<title>First light · Forage report</title>" in seen.dom
 
 
@@ -197,7 +206,20 @@ function tipAt(selector) {
   return tip.hidden ? "hidden" : [...tip.children].map((row) => row.textContent).join(" | ");
 }
 document.body.dataset.token = tipAt("details[open] .sampled [data-t]");
-document.body.dataset.chart = tipAt("svg[data-hover]");
+function pointAt(selector, below) {
+  const over = document.querySelector(selector + " .u-over"), box = over.getBoundingClientRect();
+  for (const kind of ["mouseenter", "mousemove"]) {
+    over.dispatchEvent(new MouseEvent(kind, { clientX: box.right, clientY: box.top + below }));
+  }
+}
+pointAt("[data-id='Warm start']", 20);
+pointAt(".intervals", document.querySelector(".intervals .u-over").clientHeight - 4);
+requestAnimationFrame(() => requestAnimationFrame(() => {
+  const tip = (figure) => [...document.querySelectorAll(figure + " .plot-tip div")]
+    .map((row) => row.textContent).join(" | ");
+  document.body.dataset.chart = tip("[data-id='Warm start']");
+  document.body.dataset.whisker = tip(".intervals");
+}));
 document.body.dataset.nothing = tipAt("h1");
 </script>
 """
@@ -211,14 +233,16 @@ def test_pointing_at_a_token_or_a_curve_tells_its_figures(tmp_path: Path) -> Non
     page = re.sub(r"<meta http-equiv[^>]*>", "", render_report(run), count=1)
     path = tmp_path / "report.html"
     path.write_text(page.replace("</body>", _POINT_AT + "</body>"), encoding="utf-8")
-    seen = visit(path.as_uri(), tmp_path / "profile")
+    seen = visit(path.as_uri(), tmp_path / "profile", script_ms=2_000)
     body = re.search(r"<body ([^>]*)>", seen.dom)
     assert body is not None, seen.console
     told = {k: html.unescape(v) for k, v in re.findall(r'data-(\w+)="([^"]*)"', body[1])}
     segment = next(s for s in episode.segments if s.versions_T)
+    loss = run.warm_start[-1][1]
     assert told["token"].startswith(f"token {segment.token_ids_T[0]} | log-probability -")
     assert told["token"].endswith("%)"), "an evaluation's engine counts its versions from 0"
-    assert told["chart"].startswith("supervised step 399 | loss: ")
+    assert told["chart"] == f"supervised step {run.warm_start[-1][0]} | {loss:.5g}"
+    assert told["whisker"].startswith("Random passages, after: ")
     assert told["nothing"] == "hidden"
 
 

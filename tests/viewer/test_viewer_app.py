@@ -1,6 +1,7 @@
 """The viewer over a real socket: lists, filters, one episode, and what it refuses."""
 
 import html
+import json
 import re
 import shutil
 import socket
@@ -71,8 +72,9 @@ def links(page: str) -> list[str]:
 def test_the_first_page_has_the_curves_the_files_and_the_settings(address: str) -> None:
     status, page = fetch(address)
     assert status == 200
-    points = re.findall(r'<polyline class="line \w+ \w+" points="([^"]*)"', page)
-    assert {len(p.split()) for p in points} == {6}
+    charts = [json.loads(html.unescape(c)) for c in re.findall(r'data-chart="([^"]*)"', page)]
+    assert len(charts) >= 10
+    assert {tuple(line["x"]) for chart in charts for line in chart["lines"]} == {(*range(6),)}
     assert "name: first light" in page
     assert re.findall(r'href="/episodes\?file=([^"&]*)&amp;run=', page) == [
         "episodes.jsonl",

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from forage.episode_json import EpisodeRecord
 from forage.records import METRICS_FILE, write_records
+from forage.viewer.charts import centred_mean, smoothed
 from tests.viewer.browser import CHROMIUM, needs_chromium
 from tests.viewer.fake_run import Player, make_question, make_tokenizer, write_run
 from tests.viewer.test_pages_of_viewer import (
@@ -121,7 +122,7 @@ def test_curves_of_several_runs_lie_over_each_other_and_tell_their_values(
     tip = chart.locator(".plot-tip")
     expect(tip).to_contain_text("step ")
     rows = [json.loads(line) for line in (runs_dir / "one" / METRICS_FILE).open()]
-    step = int((tip.locator("div").first.text_content() or "").removeprefix("step "))
+    step = int((tip.locator("div").first.text_content() or "").removeprefix("optimizer step "))
     value = f"{rows[step]['reward/mean']:.5g}"
     expect(tip).to_contain_text(f"one: {value}")
     expect(tip).to_contain_text("two: ")
@@ -135,39 +136,44 @@ def test_curves_of_several_runs_lie_over_each_other_and_tell_their_values(
 
 
 def test_curves_are_smoothed_as_asked_and_a_logarithmic_axis_leaves_out_what_has_no_logarithm(
-    page: Page, address: str, runs_dir: Path
+    page: Page, tmp_path: Path
 ) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    values = [math.sin(n) for n in range(40)]
+    rows = ({"step": n, "reward/mean": value} for n, value in enumerate(values))
+    (run / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
     page.add_init_script(KEEP_PLOTS)
-    page.goto(f"{address}/run?run=one")
+    drawn = "(figure) => plots.findLast((plot) => figure.contains(plot.root))"
+    learning = page.locator('figure[data-id="Reward"]')
     chart = page.locator('figure[data-metric="reward/mean"]').first
-    expect(chart.locator("canvas")).to_be_visible()
-    rows = [json.loads(line) for line in (runs_dir / "one" / METRICS_FILE).open()]
-    values = [row["reward/mean"] for row in rows]
 
-    def drawn() -> tuple[list[float], list[float | None], int]:
-        """The thick line, the thin one, and uPlot's number of the scale (3: logarithmic)."""
-        plot = "plots.findLast((plot) => figure.contains(plot.root))"
-        smooth, each, scale = chart.evaluate(
-            f"(figure) => {{ const plot = {plot}; "
-            "return [[...plot.data[1]], [...plot.data[2]], plot.scales.y.distr]; }"
+    def waited(condition: str) -> list[list[float | None]]:
+        page.wait_for_function(
+            f"(figure) => {{ const plot = ({drawn})(figure); return plot && {condition}; }}",
+            arg=chart.element_handle(),
         )
-        return smooth, each, scale
+        return chart.evaluate(f"(figure) => ({drawn})(figure).data.slice(1).map((c) => [...c])")
 
-    def smoothed(weight: float) -> list[float]:
-        """TensorBoard's mean, as the sum that it stands for."""
-        ends = range(1, len(values) + 1)
-        weights = [[weight ** (end - 1 - place) for place in range(end)] for end in ends]
-        return [sum(w * v for w, v in zip(ws, values, strict=False)) / sum(ws) for ws in weights]
-
-    assert len(set(values)) > 1
-    assert drawn() == (pytest.approx(smoothed(0.6)), pytest.approx(values), 1)
-    page.get_by_label("Smoothing").fill("0")
-    assert drawn()[0] == pytest.approx(values)
-    page.get_by_label("Smoothing").fill("0.9")
-    assert drawn()[0] == pytest.approx(smoothed(0.9))
-    assert drawn()[0] != pytest.approx(values)
-    page.get_by_label("logarithmic").check()
-    assert drawn()[1:] == ([value if value > 0 else None for value in values], 3)
+    with served(run) as address:
+        page.goto(f"{address}/run")
+        expect(learning.locator("canvas")).to_be_visible()
+        above = learning.evaluate(f"(figure) => ({drawn})(figure).data.slice(1)")
+        usual = waited("plot.data.length === 3")
+        assert usual == above == [pytest.approx(smoothed(values), rel=1e-5), values]
+        page.get_by_label("Smoothing").fill("0")
+        assert waited("plot.data.length === 2") == [values]
+        page.get_by_label("Smoothing").fill("0.5")
+        assert waited("plot.data.length === 3") == [
+            pytest.approx(centred_mean(values, 20), rel=1e-5),
+            values,
+        ]
+        page.get_by_label("logarithmic").check()
+        _, each = waited("plot.scales.y.distr === 3")
+        zero = 0.01  # a decade below the smallest positive value
+        assert values[0] == 0
+        assert each == [zero, *(value if value > 0 else None for value in values[1:])]
+        page.goto("about:blank")
 
 
 def test_axes_say_whole_steps_short_numbers_and_no_hundred_for_what_is_zero(
@@ -313,13 +319,13 @@ def test_a_token_tells_what_else_was_likely_there_to_the_mouse_and_to_the_keyboa
     token, tip = page.locator(".sampled i[data-o]").first, page.locator(".tip")
     assert page.locator(".observation i[data-o]").count() == 0
     token.hover()
-    expect(tip).to_contain_text("likeliest here:")
+    expect(tip).to_contain_text("most likely here:")
     expect(tip).to_contain_text("50.0 %")
     expect(tip).to_contain_text("1.00 %")
     page.mouse.move(0, 0)
     expect(tip).to_be_hidden()
     token.focus()
-    expect(tip).to_contain_text("likeliest here:")
+    expect(tip).to_contain_text("most likely here:")
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
 

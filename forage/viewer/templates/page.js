@@ -1,4 +1,4 @@
-// Tooltips for tokens, charts and whiskers. Texts go in as text, never as markup.
+// Tooltips for tokens. Texts go in as text, never as markup.
 (() => {
   "use strict";
   const tip = document.createElement("div");
@@ -22,7 +22,7 @@
 
   function otherLines(others) {
     const share = (logprob) => (100 * Math.exp(logprob)).toPrecision(3) + " %";
-    return others === undefined ? [] : ["likeliest here:",
+    return others === undefined ? [] : ["most likely here:",
       ...JSON.parse(others).map(([text, logprob]) => "\u201c" + text.replace(/\n/g, "\u21b5") + "\u201d " + share(logprob))];
   }
 
@@ -34,50 +34,21 @@
       "log-probability " + logprob + " (" + probability.toPrecision(3) + " %)",
       ...(version === "-" ? [] : ["policy version " + version]),
       ...(advantage === "-" ? [] : ["advantage " + advantage]),
-      ...(difference === "-" ? [] : ["trainer less sampler " + difference])];
+      ...(difference === "-" ? [] : ["trainer minus sampler " + difference])];
   }
 
   function showToken(token, x, y) {
     show([...tokenLines(token.dataset.t), ...otherLines(token.dataset.o)], x, y);
   }
 
-  const columns = new WeakMap();
-  let shownChart = null;
-
-  function chartLines(svg, clientX) {
-    if (!columns.has(svg)) columns.set(svg, JSON.parse(svg.dataset.hover));
-    const box = svg.getBoundingClientRect();
-    const x = (clientX - box.left) * svg.viewBox.baseVal.width / box.width;
-    let best = null;
-    for (const column of columns.get(svg)) {
-      if (best === null || Math.abs(column[0] - x) < Math.abs(best[0] - x)) best = column;
-    }
-    const cursor = svg.querySelector(".cursor");
-    cursor.setAttribute("x1", best[0]);
-    cursor.setAttribute("x2", best[0]);
-    cursor.classList.add("on");
-    return best[1];
-  }
-
   function clear() {
     tip.hidden = true;
-    if (shownChart !== null) {
-      shownChart.querySelector(".cursor").classList.remove("on");
-      shownChart = null;
-    }
   }
 
   function point(event) {
-    const target = event.target instanceof Element ? event.target : null;
-    const token = target && target.closest("[data-t]");
-    if (token) return showToken(token, event.clientX, event.clientY);
-    const whisker = target && target.closest("[data-tip]");
-    if (whisker) return show([whisker.dataset.tip], event.clientX, event.clientY);
-    const svg = target && target.closest("svg[data-hover]");
-    if (shownChart !== null && shownChart !== svg) clear();
-    if (!svg) return clear();
-    shownChart = svg;
-    show(chartLines(svg, event.clientX), event.clientX, event.clientY);
+    const token = event.target instanceof Element && event.target.closest("[data-t]");
+    if (token) showToken(token, event.clientX, event.clientY);
+    else clear();
   }
 
   document.addEventListener("focusin", (event) => {
