@@ -1,8 +1,8 @@
 """The chat in the browser: a question comes in, and its episode streams out while it is played.
 
-``forage play --web`` serves it on the loopback interface. One request is one question; its reply is
-a stream of server-sent events, each a JSON object of one of three kinds, which ``static/chat.js``
-shows as text. A browser that goes away ends the episode.
+``forage play --web`` serves it on the loopback interface. Each request asks one question; the reply
+is a stream of server-sent events, which ``static/chat.js`` shows as text. Every event is a JSON
+object of one of three kinds. If the browser disconnects, the episode ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FAILURES = (Status.SEARCH_FAILED, Status.TOOL_FAILED, Status.ENGINE_FAILED)
 
 @dataclass(frozen=True, slots=True)
 class ChatPartner:
-    """What the page says of who is asked: the model, and where it searches."""
+    """The model that answers, and where it searches, as the page names them."""
 
     model: str
     search: str
@@ -56,7 +56,7 @@ class _QuestionBody(BaseModel):
 
 
 def create_chat_app(ask: Ask, partner: ChatPartner) -> FastAPI:
-    """The page and its one route; ``ask`` stays open as long as the app is served."""
+    """The app with the page and its one route; ``ask`` must stay open while it is served."""
     hosts = KnownHosts()
 
     def refuse_strangers(request: Request) -> None:
@@ -81,7 +81,7 @@ def create_chat_app(ask: Ask, partner: ChatPartner) -> FastAPI:
 
 
 async def _events(ask: Ask, question: str) -> AsyncIterator[str]:
-    """``{part, text, turn, at_s}`` of each piece, and at last ``{end}`` or ``{error}``."""
+    """Yields ``{part, text, turn, at_s}`` for each piece, then ``{end}`` or ``{error}``."""
     pieces: asyncio.Queue[tuple[Origin, str] | None] = asyncio.Queue()
     parts = Parts()
     started = time.monotonic()
@@ -100,7 +100,7 @@ async def _events(ask: Ask, question: str) -> AsyncIterator[str]:
             yield piece_of(part, text)
         yield _event(_outcome(task))
     finally:
-        task.cancel()  # the browser has gone away, or all is told
+        task.cancel()  # the browser has disconnected, or the episode is over
 
 
 def _outcome(task: asyncio.Future[Episode]) -> dict[str, Any]:
@@ -109,15 +109,14 @@ def _outcome(task: asyncio.Future[Episode]) -> dict[str, Any]:
     except UserError as error:
         return {"error": str(error)}
     except Exception as error:
-        LOG.error("the question could not be played", exc_info=error)
-        return {"error": f"Forage failed ({error!r}); the terminal shows where"}
+        LOG.error("could not play the question", exc_info=error)
+        return {"error": f"Forage failed ({error!r}); see the terminal for details"}
 
 
 class Parts:
-    """Splits what is heard at its tags: "<think>hm</think>" becomes ("think", "hm").
+    """Splits streamed text at its tags: "<think>hm</think>" becomes ("think", "hm").
 
-    What stands in no tag is "text"; what the environment showed is "observation". ``turn`` counts
-    from 0.
+    Text outside tags is "text"; text from the environment is "observation". ``turn`` counts from 0.
     """
 
     def __init__(self) -> None:
@@ -127,7 +126,7 @@ class Parts:
         self._is_new_turn = False
 
     def split(self, origin: Origin, text: str) -> Iterator[tuple[str, str]]:
-        """The parts of a piece; the beginning of a tag waits for its end."""
+        """The parts of a piece; an incomplete tag is held back until the rest arrives."""
         if not origin.is_policys:
             yield from self.rest()
             self._part, self._is_new_turn = "text", True
@@ -146,7 +145,7 @@ class Parts:
                 yield self._part, piece
 
     def rest(self) -> Iterator[tuple[str, str]]:
-        """What waited for the end of a tag that never came."""
+        """Text held back for the rest of a tag that never came."""
         if self._held:
             yield self._part, self._held
         self._held = ""
@@ -157,7 +156,7 @@ def _end(episode: Episode) -> dict[str, Any]:
         episode.status.value.replace("_", " "),
         f"{episode.num_searches} search{'' if episode.num_searches == 1 else 'es'}",
         f"{episode.num_sampled_tokens} tokens sampled",
-        f"{_seconds(episode.seconds)} in all",
+        f"{_seconds(episode.seconds)} in total",
         f"{_seconds(episode.sampling_s)} sampling",
         f"{_seconds(episode.searching_s)} searching",
     )
@@ -170,7 +169,7 @@ def _end(episode: Episode) -> dict[str, Any]:
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
-    """What is known of a turn when it is over: its seconds, and its passages with their scores."""
+    """Facts about a finished turn: its durations, and its passages with their scores."""
     called = [
         f"{call.tool} failed: {call.failure.value.replace('_', ' ')} after {_seconds(call.seconds)}"
         if call.failure

@@ -1,7 +1,7 @@
-"""What a run's token ids mean: the tokenizer that a record names, or the one that the run has.
+"""Turns a run's token ids into text with the tokenizer that a record names, or the run's own.
 
-A record names its tokenizer with a hash of the vocabulary, so a tokenizer is taken only if it is
-that one: from the path that the record names, from the run, or from the cache of the hub.
+A record names its tokenizer with a hash of the vocabulary, and only a tokenizer with this hash is
+used. It may come from the path in the record, from the run, or from the hub's cache.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MAX_BYTES = 2**28
 
 
 class Decoders:
-    """From token ids to text, for each run and tokenizer; each tokenizer is read once."""
+    """Decoders for each run and tokenizer; reads each tokenizer once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_mark: dict[tuple[Path, str], Decode | None] = {}
 
     def of(self, run: ShownRun, tokenizer: TokenizerId | None) -> Decode | None:
-        """The decoder of a record of ``run``; None if its tokenizer is not found."""
+        """The decoder for a record of ``run``; None if its tokenizer is not found."""
         key = (run.directory, "" if tokenizer is None else tokenizer.sha256)
         with self._lock:
             if self._by_mark.get(key) is None:
@@ -43,16 +43,16 @@ class Decoders:
 
 
 def load_decoder(run: ShownRun, wanted: TokenizerId | None = None) -> Decode | None:
-    """A function from token ids to text, by the tokenizer that a record names; None if not found.
+    """A decoder with the tokenizer that a record names; None if it is not found.
 
-    Where a record names none it is that of ``model/``, of the newest checkpoint, or of
-    ``model.path`` in the run's config.
+    If the record names none, the tokenizer comes from ``model/``, from the newest checkpoint, or
+    from ``model.path`` in the run's config.
     """
     for path in _places(run, wanted):
         try:
             tokenizer = Tokenizer.from_buffer(read_plain(path, _MAX_BYTES))
-        except Exception as error:  # the package has none of its own; a run may be writing it now
-            LOG.warning("%s cannot be read as a tokenizer: %s", path, error)
+        except Exception as error:  # tokenizers has no error class; a run may be writing the file
+            LOG.warning("cannot read %s as a tokenizer: %s", path, error)
             continue
         if wanted is None or _mark(tokenizer) == wanted.sha256:
             return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -62,13 +62,13 @@ def load_decoder(run: ShownRun, wanted: TokenizerId | None = None) -> Decode | N
 
 
 def _mark(tokenizer: Tokenizer) -> str:
-    """The hash of the vocabulary by which records name a tokenizer (``codec.identity``)."""
+    """The hash of the vocabulary that names a tokenizer in records (``codec.identity``)."""
     pieces = sorted(tokenizer.get_vocab().items(), key=lambda piece: (piece[1], piece[0]))
     return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()[:16]
 
 
 def _places(run: ShownRun, wanted: TokenizerId | None) -> Iterator[Path]:
-    """Tokenizer files that exist, the likeliest first."""
+    """Existing tokenizer files, the most likely first."""
     names = [] if wanted is None else [wanted.name]
     model = run.config().get("model")
     of_config = model.get("path") if isinstance(model, dict) else None
@@ -90,12 +90,12 @@ def _places(run: ShownRun, wanted: TokenizerId | None) -> Iterator[Path]:
 
 
 def _in_hub_cache(name: str) -> Path | None:
-    """Where the hub's cache holds the tokenizer of ``name``; nothing is downloaded."""
+    """The path of a model's tokenizer in the hub's cache; downloads nothing."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         path = try_to_load_from_cache(name, _FILE)
-    except HFValidationError:  # a path, not the name of a model
+    except HFValidationError:  # a path instead of a model name
         return None
     return Path(path) if isinstance(path, str) else None

@@ -1,4 +1,4 @@
-"""Which episodes a list shows, in which order: the fields of an address as a query of the index."""
+"""Which episodes a list shows and in which order: query parameters become an index query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from forage.errors import UserError
 from forage.records import EPISODES_FILE
-from forage.viewer.episode_index import EpisodeIndex, split_cjk
+from forage.viewer.episode_index import EpisodeIndex, EpisodeRow, split_cjk
 from forage.watch.step_report import SIGN_NAMES
 
 _TEXTS = ("arm", "status", "source", "question_id")
@@ -21,7 +21,7 @@ ORDERS: Mapping[str, str] = {
     **{name: f"{name}, offset" for name in (*_NUMBERS, "alarms", "question", "status", "source")},
     **{f"-{name}": f"{name} DESC, offset" for name in (*_NUMBERS, "alarms", "member")},
 }
-"""How a list can be sorted, by the name in the address; a minus is from the top down."""
+"""The sort orders of a list, by their name in the address; a minus sign means descending."""
 SIGNS = ("any", *SIGN_NAMES)
 """The choices of ``EpisodeFilter.sign``."""
 _WORD = re.compile(r'(?:(question|answer|query|passage):)?(?:"([^"]*)"|(\S+))')
@@ -29,40 +29,15 @@ _NUMBER = r"-?\d+(?:\.\d+)?"
 _RANGE = re.compile(rf"(<=|>=|<|>)?\s*({_NUMBER})|({_NUMBER})\s*(?:-|–|to)\s*({_NUMBER})")
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeRow:
-    """One episode of a list; its line begins at byte ``offset``."""
-
-    offset: int
-    step: int
-    arm: str
-    question_id: str
-    question: str
-    golden: str
-    source: str
-    member: int
-    played_group: int | None
-    chosen: int | None
-    hops: int | None
-    status: str
-    answer: str | None
-    em: float | None
-    reward: float | None
-    searches: int
-    length: int
-    alarms: int
-    signs: str
-
-
 _COLUMNS = ", ".join(field.name for field in fields(EpisodeRow))
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Which episodes a list shows: each field as in the page's address, "" for all.
+    """Which episodes a list shows; the fields are the page's query parameters, "" for all.
 
-    Numbers may be ``3``, ``2-4``, ``<0.5``, ``>=2``. ``find`` are words that an episode holds,
-    ``"in this order"`` or ``answer:paris``. ``sign`` is a sign of ``signs_of``, or ``any``.
+    Numbers may be ``3``, ``2-4``, ``<0.5``, ``>=2``. ``find`` holds words to search for,
+    ``"a phrase"`` or ``answer:paris``. ``sign`` is a sign of ``signs_of``, or ``any``.
     """
 
     run: str = ""
@@ -82,14 +57,14 @@ class EpisodeFilter:
     sort: str = "played"
 
     def rows(self, index: EpisodeIndex, first: int = 0, most: int = -1) -> list[EpisodeRow]:
-        """The rows that it accepts, in its order, from number ``first`` on; ``most`` -1 is all."""
+        """Matching rows in order, at most ``most`` from number ``first`` on; -1 for all."""
         where, values = self._where()
         order = ORDERS.get(self.sort, "offset")
         sql = f"SELECT {_COLUMNS} FROM episodes {where} ORDER BY {order} LIMIT ? OFFSET ?"
         return [EpisodeRow(*row) for row in index.select(sql, (*values, most, first))]
 
     def row_at(self, index: EpisodeIndex, offset: int) -> EpisodeRow | None:
-        """The row of the episode at ``offset``, whatever the filter accepts."""
+        """The row of the episode at ``offset``, whether it matches or not."""
         sql = f"SELECT {_COLUMNS} FROM episodes WHERE offset = ?"
         return next((EpisodeRow(*row) for row in index.select(sql, (offset,))), None)
 
@@ -98,12 +73,12 @@ class EpisodeFilter:
         return index.select(f"SELECT count(*) FROM episodes {where}", values)[0][0]
 
     def address(self, path: str = "/episodes", /, **changed: object) -> str:
-        """The page's address under this filter, with some fields changed or added."""
+        """The page's address with this filter, with some fields changed or added."""
         known = {name: value for name, value in changed.items() if name in _FIELDS}
         others = {name: value for name, value in changed.items() if name not in _FIELDS}
-        told = asdict(replace(self, **known)) | others
-        usual = asdict(EpisodeFilter())
-        shown = {name: value for name, value in told.items() if value != usual.get(name)}
+        parameters = asdict(replace(self, **known)) | others
+        defaults = asdict(EpisodeFilter())
+        shown = {name: value for name, value in parameters.items() if value != defaults.get(name)}
         return f"{path}?{urlencode({'file': self.file} | shown)}"
 
     def _where(self) -> tuple[str, list[Any]]:
@@ -131,16 +106,18 @@ _FIELDS = {field.name for field in fields(EpisodeFilter)}
 
 
 def values_of(index: EpisodeIndex, column: str) -> list[Any]:
-    """The different values of a column, for a choice."""
+    """The distinct values of a column, to choose from."""
     sql = f"SELECT DISTINCT {column} FROM episodes WHERE {column} != '' ORDER BY {column}"
     return [value for (value,) in index.select(sql)]
 
 
 def _numbers(name: str, text: str) -> tuple[str, list[float]]:
-    """A condition on a number: equal to, beyond, or between."""
+    """An SQL condition on a number, and its values."""
     match = _RANGE.fullmatch(text)
     if match is None:
-        raise UserError(f"{name} is {text!r}: write a number, a range 2-4, or one of < <= > >= 3")
+        raise UserError(
+            f"{name} is {text!r}: write a number, a range such as 2-4, or a bound such as >=3"
+        )
     sign, bound, low, high = match.groups()
     if low is not None:
         return f"{name} BETWEEN ? AND ?", [float(low), float(high)]
@@ -148,7 +125,7 @@ def _numbers(name: str, text: str) -> tuple[str, list[float]]:
 
 
 def _match(find: str) -> str:
-    """The words of a search field in the language of FTS5; nothing that was typed is an operator.
+    """An FTS5 query for the words in a search field; nothing a user types acts as an operator.
 
     >>> _match('answer:paris "lies in" fel')
     '{answer} : "paris" * AND "lies in" AND "fel" *'

@@ -1,10 +1,9 @@
 """An index of an episode file, so that lists of 100,000 episodes open and page at once.
 
-SQLite holds what a list shows of each episode, and the words of question, answer, queries and
-passages; the line itself stays in the file. The index grows with the file, and is made anew where
-the file was cut or replaced. It lies in a temporary directory of the viewer: a database in the
-folder of a run would be as untrusted as its records. Which rows a list wants is
-``episode_filter``'s.
+SQLite holds the columns of a list and the words of question, answer, queries and passages; the
+episode itself stays in the file. The index grows with the file, and is rebuilt if the file was
+truncated or replaced. It is kept in a temporary directory of the viewer, because a database in the
+folder of a run would be as untrusted as its records. ``episode_filter`` chooses the rows of a list.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_type_hints
 
 from forage.episode_json import EpisodeRecord, record_from_json
 from forage.errors import UserError
@@ -35,11 +34,11 @@ LOG = logging.getLogger(__name__)
 
 _LINES_AT_ONCE = 1_000
 _LINES_WHILE_WAITING = 2_000
-"""Lines that a reader waits for; the rest of a long file is read behind its back."""
+"""Lines read while a request waits; the rest of a long file is read in the background."""
 _MARK_BYTES = 4_096
 _MAX_WORDS_CHARS = 50_000
 _MAX_SHOWN = 1_000_000
-"""Tokens, and turns, beyond which an episode is listed and not shown."""
+"""The most tokens and turns of an episode that is shown; longer ones are only listed."""
 NOT_AN_EPISODE = (
     ArithmeticError,
     AttributeError,
@@ -48,36 +47,52 @@ NOT_AN_EPISODE = (
     TypeError,
     ValueError,
 )
-"""What reading a line raises that holds anything but an episode."""
+"""Exceptions raised by reading a line that is not an episode."""
 _CJK = re.compile(r"([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
-_TABLES = """
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One episode in a list; its line begins at byte ``offset`` of the file."""
+
+    offset: int
+    step: int
+    arm: str
+    question_id: str
+    question: str
+    golden: str
+    source: str
+    member: int
+    hops: int | None
+    status: str
+    answer: str | None
+    em: float | None
+    reward: float | None
+    searches: int
+    length: int
+    alarms: int
+    signs: str
+
+
+_KINDS = get_type_hints(EpisodeRow)
+"""What each column may hold: SQLite accepts anything."""
+_INSERT = f"INSERT INTO episodes VALUES ({', '.join('?' * len(_KINDS))})"
+_TABLES = f"""
 CREATE TABLE state (read_to INTEGER, changed INTEGER, head TEXT, tail TEXT);
-CREATE TABLE episodes (
-    offset INTEGER PRIMARY KEY, step INTEGER, arm TEXT, question_id TEXT, question TEXT,
-    golden TEXT, source TEXT, member INTEGER, played_group INTEGER, chosen INTEGER, hops INTEGER,
-    status TEXT, answer TEXT, em REAL, reward REAL, searches INTEGER, length INTEGER,
-    alarms INTEGER, signs TEXT);
+CREATE TABLE episodes (offset INTEGER PRIMARY KEY, {", ".join(list(_KINDS)[1:])});
 CREATE INDEX of_question ON episodes (question_id);
 CREATE VIRTUAL TABLE words USING fts5(
     question, answer, query, passage, content='', tokenize='unicode61 remove_diacritics 2');
 """
-_INSERT = f"INSERT INTO episodes VALUES ({', '.join('?' * 19)})"
-_NULL = type(None)
-_TYPES = (
-    *((int,), (int,), (str,), (str,), (str,), (str,), (str,), (int,), (int, _NULL)),
-    *((bool, _NULL), (int, _NULL), (str,), (str, _NULL), (float, _NULL), (float, _NULL)),
-    *((int,), (int,), (int,), (str,)),
-)
-"""What each column of ``episodes`` may hold: SQLite takes anything."""
 _INSERT_WORDS = "INSERT INTO words (rowid, question, answer, query, passage) VALUES (?, ?, ?, ?, ?)"
 
 
-_Row = tuple[tuple[Any, ...], tuple[Any, ...]]
+_Row = tuple[EpisodeRow, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a file has been read, in bytes; ``has_more``: whole lines may follow."""
+    """How far a file has been read, in bytes; with ``has_more``, more whole lines may follow."""
 
     read_to: int
     size: int
@@ -85,10 +100,10 @@ class Standing:
 
 
 class EpisodeIndex:
-    """The index of one episode file; several threads may use it."""
+    """The index of one episode file. Thread-safe."""
 
     def __init__(self, path: Path, database: Path) -> None:
-        """Raises ``sqlite3.Error`` where the database cannot be written."""
+        """Raises ``sqlite3.Error`` if the database cannot be written."""
         self.path = path
         self._database = database
         self._lock = threading.Lock()
@@ -97,7 +112,7 @@ class EpisodeIndex:
             _make_tables(connection)
 
     def read_more(self, max_lines: int) -> Standing:
-        """Take in lines that the file holds beyond the index, at most ``max_lines``."""
+        """Indexes up to ``max_lines`` new lines of the file."""
         with self._lock, closing(self._connect()) as connection, open_plain(self.path) as file:
             left = max_lines
             while True:
@@ -106,7 +121,7 @@ class EpisodeIndex:
                     start = _start(connection, file)
                     rows, end = _read(file, self.path, start, min(left, _LINES_AT_ONCE))
                     if end > start or start == 0:
-                        connection.executemany(_INSERT, [row for row, _ in rows])
+                        connection.executemany(_INSERT, [astuple(row) for row, _ in rows])
                         connection.executemany(_INSERT_WORDS, [words for _, words in rows])
                         _note(connection, file, end)
                 left -= _LINES_AT_ONCE
@@ -118,9 +133,9 @@ class EpisodeIndex:
             return connection.execute(sql, values).fetchall()
 
     def record(self, offset: int) -> EpisodeRecord | None:
-        """The episode whose line begins at ``offset``; None if no listed line does.
+        """The episode whose line begins at ``offset``; None if no listed line begins there.
 
-        Raises ``UserError`` for one that cannot be shown.
+        Raises ``UserError`` if the episode cannot be shown.
         """
         if not self.select("SELECT 1 FROM episodes WHERE offset = ?", (offset,)):
             return None
@@ -133,18 +148,18 @@ class EpisodeIndex:
             raise UserError(f"{place} is not an episode: {error!r}") from error
         num_tokens = sum(len(segment.token_ids_T) for segment in record.episode.segments)
         if num_tokens + len(record.episode.turns) > _MAX_SHOWN:
-            raise UserError(f"{place}: an episode of {num_tokens:,} tokens is too long to show")
+            raise UserError(f"{place}: an episode with {num_tokens:,} tokens is too long to show")
         return record
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._database, timeout=60, isolation_level=None)
-        # What a power cut destroys is made anew from the records.
+        # If power fails, the index can be rebuilt from the records.
         connection.execute("PRAGMA synchronous = OFF")
         return connection
 
 
 class IndexStore:
-    """The indexes of a viewer: where each lies, and the thread that reads long files."""
+    """All indexes of a viewer, and the thread that reads long files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -155,7 +170,7 @@ class IndexStore:
         self._is_closed = threading.Event()
 
     def of(self, path: Path) -> tuple[EpisodeIndex, Standing]:
-        """The index of a file, with the newest lines; of a very long one the rest comes later."""
+        """The index of a file with its newest lines; the rest of a very long file comes later."""
         with self._lock:
             index = self._indexes.get(path)
             if index is None:
@@ -173,7 +188,7 @@ class IndexStore:
         return index, standing
 
     def close(self) -> None:
-        """Stop reading, and remove the indexes."""
+        """Stops reading and removes the indexes."""
         self._is_closed.set()
         self._reader.shutdown()
         self._directory.cleanup()
@@ -187,14 +202,14 @@ class IndexStore:
             while not self._is_closed.is_set() and index.read_more(_LINES_AT_ONCE).has_more:
                 pass
         except (OSError, UserError, sqlite3.Error):
-            LOG.exception("%s could not be indexed to its end", index.path)
+            LOG.exception("could not finish the index of %s", index.path)
         finally:
             with self._lock:
                 self._being_read.discard(index.path)
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
-    """Empty tables in place of those that are there."""
+    """Creates empty tables, replacing existing ones."""
     for table in ("state", "episodes", "words"):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
     for statement in _TABLES.split(";"):
@@ -203,11 +218,11 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def _start(connection: sqlite3.Connection, file: BinaryIO) -> int:
-    """Where reading goes on: behind what is indexed, or at 0 with empty tables.
+    """Where to continue reading: after the indexed part, or at 0 with empty tables.
 
-    A resumed run cuts its file and grows it again, and a new evaluation replaces its own: what is
-    indexed holds if the file still begins and goes on as it did, and a file that has not grown has
-    not been written since either.
+    A resumed run truncates its file and appends to it again, and a new evaluation replaces its own.
+    The index is valid if the indexed part still begins and ends as it did, and if a file that has
+    not grown has not been modified either.
     """
     read_to, changed, head, tail = connection.execute(
         "SELECT read_to, changed, head, tail FROM state"
@@ -235,7 +250,7 @@ def _changed(file: BinaryIO) -> int:
 
 
 def _marks(file: BinaryIO, end: int) -> tuple[str, str]:
-    """Hashes of the beginning and of the end of what lies before ``end``."""
+    """Hashes of the first and last bytes of the part before ``end``."""
     marks: list[str] = []
     for start in (0, max(0, end - _MARK_BYTES)):
         file.seek(start)
@@ -244,7 +259,7 @@ def _marks(file: BinaryIO, end: int) -> tuple[str, str]:
 
 
 def _read(file: BinaryIO, path: Path, start: int, max_lines: int) -> tuple[list[_Row], int]:
-    """Rows and words of the next lines, and where they end; a line being written is left."""
+    """Rows and words of the next lines, and where they end; skips a line still being written."""
     rows: list[_Row] = []
     end = file.seek(start)
     for _ in range(max_lines):
@@ -256,14 +271,14 @@ def _read(file: BinaryIO, path: Path, start: int, max_lines: int) -> tuple[list[
         try:
             rows.append(_row(end, json.loads(line)))
         except NOT_AN_EPISODE as error:
-            LOG.warning("%s, byte %d: not an episode (%r), left out", path, end, error)
+            LOG.warning("%s, byte %d: skipped, because it is not an episode: %r", path, end, error)
         end += len(line)
     return rows, end
 
 
 def _row(offset: int, line: dict[str, Any]) -> _Row:
-    """What a list shows of an episode, and the words that it is found by."""
-    # Tokens and log-probabilities are most of a line, and only counted here.
+    """The columns of an episode in a list, and the words that a search finds it by."""
+    # Tokens and log-probabilities make up most of a line; here they are only counted.
     length = sum(
         len(segment["token_ids"])
         for segment in line["segments"]
@@ -272,17 +287,28 @@ def _row(offset: int, line: dict[str, Any]) -> _Row:
     record = record_from_json(line | {"segments": []})
     episode = record.episode
     question, reward, signs = episode.question, episode.reward, signs_of(episode)
-    row = (
-        *(offset, record.step, record.arm or "", _storable(question.id), _storable(question.text)),
-        *(_storable(" / ".join(question.golden_answers)), _storable(question.source)),
-        *(episode.member, record.group, record.is_chosen, question.num_hops),
-        *(episode.status.value, None if episode.answer is None else _storable(episode.answer)),
-        *(reward and reward.parts.get("em"), reward and reward.value),
-        *(episode.num_searches, length, len(signs), ", ".join(signs)),
+    row = EpisodeRow(
+        offset=offset,
+        step=record.step,
+        arm=record.arm or "",
+        question_id=_storable(question.id),
+        question=_storable(question.text),
+        golden=_storable(" / ".join(question.golden_answers)),
+        source=_storable(question.source),
+        member=episode.member,
+        hops=question.num_hops,
+        status=episode.status.value,
+        answer=None if episode.answer is None else _storable(episode.answer),
+        em=reward and reward.parts.get("em"),
+        reward=reward and reward.value,
+        searches=episode.num_searches,
+        length=length,
+        alarms=len(signs),
+        signs=", ".join(signs),
     )
-    for value, types in zip(row, _TYPES, strict=True):
-        if not isinstance(value, types) or (isinstance(value, int) and abs(value) >= 2**63):
-            raise ValueError(f"{str(value)[:40]!r} is no {types[0].__name__} that a list can hold")
+    for (name, kind), value in zip(_KINDS.items(), astuple(row), strict=True):
+        if not isinstance(value, kind) or (isinstance(value, int) and abs(value) >= 2**63):
+            raise ValueError(f"{name} is {str(value)[:40]!r}, which a list cannot hold")
     queries = [str(value) for turn in episode.turns for value in _queries(turn)]
     passages = [turn.observation for turn in episode.turns]
     texts = (question.text, episode.answer or "", "\n".join(queries), "\n".join(passages))
@@ -290,17 +316,17 @@ def _row(offset: int, line: dict[str, Any]) -> _Row:
 
 
 def _queries(turn: Turn) -> list[Any]:
-    """What a turn asked its tools: all arguments of their calls, or of one that was not run."""
+    """The arguments of a turn's tool calls, or of a call that was not run."""
     if not turn.calls:
         return [turn.argument] if turn.kind in (ActionKind.SEARCH, ActionKind.CALL) else []
     return [value for call in turn.calls for value in call.arguments.values()]
 
 
 def split_cjk(text: str) -> str:
-    """Chinese, Japanese and Korean characters as words of their own, since no space parts them."""
+    """Separates Chinese, Japanese and Korean characters, which have no spaces between words."""
     return _CJK.sub(r" \1 ", text)
 
 
 def _storable(text: str) -> str:
-    """Text that SQLite can hold: no lone surrogates, no zero characters."""
+    """Text that SQLite can store: without lone surrogates and null characters."""
     return text.encode("utf-8", "replace").decode().replace("\0", " ")

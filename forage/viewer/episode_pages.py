@@ -1,4 +1,4 @@
-"""The pages of episodes: the list with its filters, one episode, and several side by side."""
+"""The pages of episodes: the filtered list, one episode, and several side by side."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from forage.errors import UserError
 from forage.evaluation.report.labels import arm_name
 from forage.types import Status
 from forage.viewer.decoders import Decoders
-from forage.viewer.episode_filter import ORDERS, SIGNS, EpisodeFilter, EpisodeRow, values_of
-from forage.viewer.episode_index import EpisodeIndex, IndexStore, Standing
+from forage.viewer.episode_filter import ORDERS, SIGNS, EpisodeFilter, values_of
+from forage.viewer.episode_index import EpisodeIndex, EpisodeRow, IndexStore, Standing
 from forage.viewer.library import Library, ShownRun
 from forage.viewer.transcripts import EpisodeView, after_text, question_view, view_record
 from forage.viewer.viewer_page import (
     ROWS_PER_PAGE,
     Paging,
-    beside_address,
     missing_page,
+    side_by_side_address,
     viewer_page,
 )
 
-_MAX_BESIDE = 16
-_MAX_ELSEWHERE = 12
+_MAX_SIDE_BY_SIDE = 16
+_MAX_OTHERS = 12
 _Place = Annotated[int, Field(ge=0, lt=2**63)]
-"""A byte of a file, or the number of a row: what the index can be asked for."""
+"""A byte offset in a file, or a row number, within SQLite's range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Sibling:
 
     label: str
     address: str
-    beside: str
+    side_by_side: str
     em: float | None
     is_here: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The addresses before and after an episode in its list, "" at either end."""
+    """Addresses of the previous and next episode in a list, "" at either end."""
 
     earlier: str
     later: str
@@ -59,7 +59,7 @@ class EpisodePages:
         self._decoders = decoders
 
     def episodes(self, wanted: Annotated[EpisodeFilter, Depends()], page: int = 1) -> HTMLResponse:
-        """A list of the episodes that a filter accepts, page by page."""
+        """One page of the list of episodes that match a filter."""
         run, wanted = self._settled(wanted)
         index, standing = self._index_of(run, wanted.file)
         if index is None:
@@ -90,7 +90,7 @@ class EpisodePages:
     def episode(
         self, wanted: Annotated[EpisodeFilter, Depends()], offset: _Place, at: _Place | None = None
     ) -> HTMLResponse:
-        """One episode, token by token, with its group and its neighbours in the list."""
+        """One episode, token by token, with links to its group and its neighbours in the list."""
         run, wanted = self._settled(wanted, file_must_exist=True)
         index, _ = self._index_of(run, wanted.file)
         view = self._view(run, wanted.file, index, offset, "")
@@ -98,7 +98,7 @@ class EpisodePages:
         if index is None or view is None or this is None:
             return missing_page(f"No such episode: {wanted.file}, byte {offset}")
         record = index.record(offset)
-        assert record is not None, "it has just been shown"
+        assert record is not None, "the view was made from it"
         return viewer_page(
             "one_episode.html",
             here="episodes",
@@ -106,22 +106,22 @@ class EpisodePages:
             wanted=wanted,
             question=question_view(record.episode.question, [view]),
             group=self._group(run, wanted, index, this),
-            elsewhere=self._elsewhere(run, wanted, this),
+            others=self._others(run, wanted, this),
             neighbours=_neighbours(wanted, index, this, at),
             row=this,
             has_tokens=any(block.tokens for block in view.blocks),
         )
 
-    def beside(
+    def side_by_side(
         self,
         run: Annotated[list[str], Query()],
         file: Annotated[list[str], Query()],
         offset: Annotated[list[_Place], Query()],
     ) -> HTMLResponse:
-        """Several episodes next to each other, with the first decision in which they part."""
+        """Several episodes side by side, with their first differing decision marked."""
         views: list[EpisodeView] = []
         question = None
-        for key, name, place in list(zip(run, file, offset, strict=False))[:_MAX_BESIDE]:
+        for key, name, place in list(zip(run, file, offset, strict=False))[:_MAX_SIDE_BY_SIDE]:
             shown = self._library.run(key)
             index, _ = self._index_of(shown, name)
             record = None if index is None else index.record(place)
@@ -133,9 +133,9 @@ class EpisodePages:
             question = question or record.episode.question
             views.append(view)
         if question is None:
-            raise UserError("no episode is named")
+            raise UserError("the address names no episode: it needs run, file and offset")
         return viewer_page(
-            "beside.html",
+            "side_by_side.html",
             here="episodes",
             question=question_view(question, views),
             run=self._library.run(run[0]),
@@ -145,11 +145,11 @@ class EpisodePages:
     def _settled(
         self, wanted: EpisodeFilter, file_must_exist: bool = False
     ) -> tuple[ShownRun, EpisodeFilter]:
-        """The run of a filter, and the filter with the first of its files where it names none."""
+        """The run of a filter, and the filter, with the run's first file if it names none."""
         run = self._library.run(wanted.run)
         files = run.episode_files()
-        is_usual = wanted.file == EpisodeFilter().file and not file_must_exist
-        file = files[0] if is_usual and files and wanted.file not in files else wanted.file
+        is_default = wanted.file == EpisodeFilter().file and not file_must_exist
+        file = files[0] if is_default and files and wanted.file not in files else wanted.file
         several = len(self._library.runs()) > 1
         return run, replace(wanted, run=run.key if several else "", file=file)
 
@@ -169,7 +169,7 @@ class EpisodePages:
     def _group(
         self, run: ShownRun, wanted: EpisodeFilter, index: EpisodeIndex, this: EpisodeRow
     ) -> list[Sibling]:
-        """The episodes that were played of the question at the same step."""
+        """The episodes of the same question at the same step."""
         same = EpisodeFilter(step=str(this.step), question_id=this.question_id)
         rows = same.rows(index)
         places = [(run.key, wanted.file, row.offset) for row in rows]
@@ -177,14 +177,14 @@ class EpisodePages:
             Sibling(
                 f"member {row.member}" + (f", {arm_name(row.arm)}" if row.arm else ""),
                 _address(wanted, row),
-                beside_address(places) if len(places) > 1 else "",
+                side_by_side_address(places) if len(places) > 1 else "",
                 row.em,
                 row.offset == this.offset,
             )
             for row in rows
         ]
 
-    def _elsewhere(self, run: ShownRun, wanted: EpisodeFilter, this: EpisodeRow) -> list[Sibling]:
+    def _others(self, run: ShownRun, wanted: EpisodeFilter, this: EpisodeRow) -> list[Sibling]:
         """The same question at other steps, and in the evaluations of the run."""
         found: list[Sibling] = []
         here = (run.key, wanted.file, this.offset)
@@ -204,11 +204,11 @@ class EpisodePages:
                 pair = [there, here] if is_before else [here, there]
                 other = replace(wanted, file=file)
                 found.append(
-                    Sibling(label, _address(other, row), beside_address(pair), row.em, False)
+                    Sibling(label, _address(other, row), side_by_side_address(pair), row.em, False)
                 )
-        # The same arm first: that is the comparison which is meant most often.
+        # The same arm comes first, because that is the usual comparison.
         found.sort(key=lambda each: bool(this.arm) and arm_name(this.arm) not in each.label)
-        return found[:_MAX_ELSEWHERE]
+        return found[:_MAX_OTHERS]
 
 
 def _address(wanted: EpisodeFilter, row: EpisodeRow, at: int | None = None) -> str:
@@ -219,7 +219,7 @@ def _address(wanted: EpisodeFilter, row: EpisodeRow, at: int | None = None) -> s
 def _neighbours(
     wanted: EpisodeFilter, index: EpisodeIndex, this: EpisodeRow, at: int | None
 ) -> Neighbours:
-    """What stands before and after in the list that the reader came from, else in the file."""
+    """The neighbours in the list that the reader came from, or otherwise in the file."""
     if at is None:
         before = index.select("SELECT count(*) FROM episodes WHERE offset < ?", (this.offset,))
         wanted, at = EpisodeFilter(run=wanted.run, file=wanted.file), int(before[0][0])
@@ -230,7 +230,7 @@ def _neighbours(
 
 
 def _share_text(standing: Standing | None) -> str:
-    """How much of a long file is in the list already, "" for all of it."""
+    """How much of a long file has been indexed; "" for all of it."""
     if standing is None or not standing.has_more or not standing.size:
         return ""
     return f"{100 * standing.read_to / standing.size:.0f} %"

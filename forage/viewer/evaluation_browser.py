@@ -1,4 +1,4 @@
-"""The pages of evaluations: their list, one with all its figures, two question by question."""
+"""The pages of evaluations: the list, one evaluation, and two compared question by question."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from forage.evaluation.result import EvaluationResult, read_result
 from forage.evaluation.scores import QuestionScore
 from forage.evaluation.summary import ArmSummary, EvaluationSummary
 from forage.types import Status
-from forage.viewer.episode_filter import SIGNS, EpisodeFilter, EpisodeRow
-from forage.viewer.episode_index import IndexStore
+from forage.viewer.episode_filter import SIGNS, EpisodeFilter
+from forage.viewer.episode_index import EpisodeRow, IndexStore
 from forage.viewer.evaluation_pages import (
     comparison_cards,
     comparison_chart,
@@ -34,20 +34,20 @@ from forage.viewer.library import Library, ShownRun
 from forage.viewer.viewer_page import (
     ROWS_PER_PAGE,
     Paging,
-    beside_address,
     missing_page,
+    side_by_side_address,
     viewer_page,
 )
 
 _NUM_RESAMPLES = 2_000
 Place = tuple[ShownRun, str]
-"""A run and the file of figures of an evaluation in it."""
+"""A run, and the result file of an evaluation in it."""
 OUTCOMES = ("changed", "better", "worse", "both right", "both wrong")
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """One evaluation of the list; ``key`` is "RUN/FILE", ``error`` why it cannot be read."""
+    """One evaluation in the list; ``key`` is "RUN/FILE", ``error`` says why it is unreadable."""
 
     run: ShownRun
     file: str
@@ -61,7 +61,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True, slots=True)
 class PairFilter:
-    """Two evaluations, an arm, and which of their questions are listed: as in the address."""
+    """Two evaluations, an arm, and which shared questions to list: the query parameters."""
 
     first: str = ""
     second: str = ""
@@ -77,12 +77,12 @@ class PairFilter:
 
     @property
     def of_episodes(self) -> EpisodeFilter:
-        """What one of a question's two episodes must be like."""
+        """The conditions that at least one of a question's two episodes must meet."""
         shared = ("arm", "status", "searches", "length", "sign", "find")
         return EpisodeFilter(**{name: getattr(self, name) for name in shared})
 
     def accepts(self, row: PairRow) -> bool:
-        """Whether the row is listed, its episodes apart."""
+        """Whether the row meets all conditions except those on its episodes."""
         outcome = {
             "": True,
             "changed": row.difference != 0,
@@ -92,8 +92,8 @@ class PairFilter:
             "both wrong": row.one.em == row.other.em == 0,
         }
         hops = "" if row.one.num_hops is None else str(row.one.num_hops)
-        is_such = self.hops in ("", hops) and self.source in ("", row.one.source)
-        return outcome.get(self.outcome, False) and is_such
+        is_wanted = self.hops in ("", hops) and self.source in ("", row.one.source)
+        return outcome.get(self.outcome, False) and is_wanted
 
     def address(self, page: int) -> str:
         return f"/paired?{urlencode({k: v for k, v in asdict(self).items() if v} | {'page': page})}"
@@ -101,13 +101,13 @@ class PairFilter:
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """A question's scores in both; the episodes of it are None where they were not kept."""
+    """A question's scores in both evaluations; its episodes are None if they were not saved."""
 
     one: QuestionScore
     other: QuestionScore
     first: EpisodeRow | None
     second: EpisodeRow | None
-    beside: str
+    side_by_side: str
 
     @property
     def difference(self) -> float:
@@ -120,7 +120,7 @@ class EvaluationBrowser:
         self._indexes = indexes
 
     def evaluations(self) -> HTMLResponse:
-        """Every evaluation that is there, to look at or to compare."""
+        """All evaluations, to open or compare."""
         rows = [self._row(run, file) for run, file in self._all()]
         names = [Path(row.file).stem for row in rows]
         first = names.index("before") if "before" in names else 0
@@ -130,18 +130,18 @@ class EvaluationBrowser:
         )
 
     def evaluation(self, run: str = "", file: str = "") -> HTMLResponse:
-        """All figures of one, as ``forage eval`` writes them to a page."""
+        """All results of one evaluation: the page that ``forage eval`` writes."""
         shown = self._library.run(run)
         if file not in shown.figures_files():
-            return missing_page(f"{shown.key} has no figures in {file}", "evaluations")
+            return missing_page(f"{shown.key} has no evaluation results in {file}", "evaluations")
         html = render_evaluation_page(_read(shown.directory / file))
         return HTMLResponse(html.encode("utf-8", "replace"))
 
     def paired(self, wanted: Annotated[PairFilter, Depends()], page: int = 1) -> HTMLResponse:
-        """Two evaluations: what differs, with its interval, then the questions one by one."""
+        """Two evaluations: their differences with intervals, then question by question."""
         places = [self._place(wanted.first), self._place(wanted.second)]
         if wanted.first == wanted.second:
-            raise UserError("first and second are the same evaluation: choose two")
+            raise UserError("first and second are the same evaluation: choose two different ones")
         paths = [run.directory / file for run, file in places]
         results = [_read(path) for path in paths]
         changed = tuple(path.stat().st_mtime_ns for path in paths)
@@ -182,17 +182,19 @@ class EvaluationBrowser:
         return [(run, file) for run in self._library.runs() for file in run.figures_files()]
 
     def _place(self, key: str) -> Place:
-        """Where an evaluation lies that an address names; raises ``UserError``."""
+        """The evaluation that an address names; raises ``UserError``."""
         places = {_key(place): place for place in self._all()}
         if key not in places:
-            raise UserError(f"no evaluation is called {key!r}; there are {', '.join(places)}")
+            raise UserError(
+                f"no evaluation is named {key!r}; the evaluations are {', '.join(places)}"
+            )
         return places[key]
 
     def _row(self, run: ShownRun, file: str) -> EvaluationRow:
         row = EvaluationRow(run, file, _key((run, file)))
         try:
             path = run.directory / file
-            model, summary = _told_once(path, path.stat().st_mtime_ns)
+            model, summary = _headline_once(path, path.stat().st_mtime_ns)
         except (UserError, OSError) as error:
             return replace(row, error=str(error))
         arm, figures = next(iter(summary.arms.items()))
@@ -200,7 +202,7 @@ class EvaluationBrowser:
         return replace(row, episodes=episodes, model=model, arm=arm, figures=figures)
 
     def _episodes(self, place: Place, wanted: EpisodeFilter) -> Mapping[str, EpisodeRow]:
-        """The first such episode of each question; none where they were not kept."""
+        """The first matching episode of each question; empty if they were not saved."""
         run, file = place[0], _episode_file(place[1])
         if file not in run.episode_files():
             return {}
@@ -211,7 +213,7 @@ class EvaluationBrowser:
     def _pairs(
         self, places: Sequence[Place], results: Sequence[EvaluationResult], arm: str
     ) -> dict[str, PairRow]:
-        """The questions that both evaluations have, by id."""
+        """The questions shared by both evaluations, by id."""
         episodes = [self._episodes(place, EpisodeFilter(arm=arm)) for place in places]
         scores = [{score.question_id: score for score in result.scores[arm]} for result in results]
         rows: dict[str, PairRow] = {}
@@ -220,12 +222,12 @@ class EvaluationBrowser:
             if other is None:
                 continue
             first, second = (each.get(name) for each in episodes)
-            beside = ""
+            side_by_side = ""
             if first and second:
                 pairs = zip(places, (first, second), strict=True)
                 there = [(run.key, _episode_file(file), row.offset) for (run, file), row in pairs]
-                beside = beside_address(there)
-            rows[name] = PairRow(one, other, first, second, beside)
+                side_by_side = side_by_side_address(there)
+            rows[name] = PairRow(one, other, first, second, side_by_side)
         return rows
 
 
@@ -238,18 +240,18 @@ def _episode_file(figures: str) -> str:
 
 
 def _read(path: Path) -> EvaluationResult:
-    """The figures of an evaluation, read again when the file has changed."""
+    """The results of an evaluation, read again after the file has changed."""
     return _read_once(path, path.stat().st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=4)
 def _read_once(path: Path, changed: int) -> EvaluationResult:
-    return read_result(path)  # of 50,000 questions it takes some 50 MB
+    return read_result(path)  # some 50 MB for 50,000 questions
 
 
 @functools.lru_cache(maxsize=1_024)
-def _told_once(path: Path, changed: int) -> tuple[str, EvaluationSummary]:
-    """The model of an evaluation and its means, which is what a list of many shows."""
+def _headline_once(path: Path, changed: int) -> tuple[str, EvaluationSummary]:
+    """The model of an evaluation and its means, for a list of many evaluations."""
     result = read_result(path)
     return result.protocol.model, result.summary
 
@@ -258,6 +260,6 @@ def _told_once(path: Path, changed: int) -> tuple[str, EvaluationSummary]:
 def _compare_once(
     paths: tuple[Path, ...], changed: tuple[int, ...], names: tuple[str, str]
 ) -> Comparison:
-    """Two evaluations compared, again when a file has changed: each page of a list asks for it."""
+    """The comparison of two evaluations, cached because every page of the list needs it."""
     first, second = map(_read_once, paths, changed)
     return compare(first, second, names, num_resamples=_NUM_RESAMPLES)

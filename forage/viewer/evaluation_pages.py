@@ -1,7 +1,7 @@
-"""The pages of an evaluation and of a paired comparison: one HTML file each, with every figure.
+"""The pages of an evaluation and of a paired comparison: one self-contained HTML file each.
 
-A finished evaluation or comparison goes in, a page comes out that needs no server, network or other
-file. Nothing here reads records or computes a figure.
+A finished evaluation or comparison goes in; a page comes out that needs no server, network or other
+file. Nothing here reads records or computes statistics.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from forage.viewer.whiskers import IntervalChart, IntervalRow
 
 _MAX_CARDS = 5  # what one row holds
 _NAMES = ("", "exact match")
+_P_VALUE = "chance of a gap this large if there were no difference"
 
 
 @dataclass(frozen=True, slots=True)
 class ShownChart:
-    """A chart with its words; ``arms`` explains the arms where these are its rows."""
+    """A chart with its title and note; ``arms`` explains the arms if they are its rows."""
 
     title: str
     unit: str
@@ -56,7 +57,7 @@ class ShownChart:
 
 @dataclass(frozen=True, slots=True)
 class ShownArm:
-    """An arm of a comparison as the page shows it."""
+    """One arm of a comparison, as the page shows it."""
 
     name: str
     cards: list[Card]
@@ -66,7 +67,7 @@ class ShownArm:
 
 
 def write_evaluation_page(path: Path, result: EvaluationResult) -> None:
-    """Write the page, replacing an older one in one move; raises ``OSError``."""
+    """Writes the page and replaces an older one atomically; raises ``OSError``."""
     write_whole_text(path, render_evaluation_page(result))
 
 
@@ -86,7 +87,7 @@ def render_evaluation_page(result: EvaluationResult) -> str:
 
 
 def write_comparison_page(path: Path, comparison: Comparison) -> None:
-    """Write the page, replacing an older one in one move; raises ``OSError``."""
+    """Writes the page and replaces an older one atomically; raises ``OSError``."""
     write_whole_text(path, render_comparison_page(comparison))
 
 
@@ -111,7 +112,7 @@ def render_comparison_page(comparison: Comparison) -> str:
 
 
 def _evaluation_cards(result: EvaluationResult) -> list[Card]:
-    """Exact match, its best of k, the other arms, searches, recall."""
+    """Headline figures: exact match, pass@k, other arms, searches, recall."""
     arms = result.summary.arms
     first_name, first = next(iter(arms.items()))
     em = first.headline
@@ -122,7 +123,7 @@ def _evaluation_cards(result: EvaluationResult) -> list[Card]:
         label += f", best of {result.protocol.num_candidates}"
     cards = [Card(f"{label}, {over}", figure_text(em.mean, 3), bounds)]
     for k, best in list(first.overall.pass_at.items())[-1:]:
-        detail = "some answer of these is right"
+        detail = f"at least one of {k} answers is right"
         cards.append(Card(f"pass@{k}", figure_text(best.mean, 3), detail))
     cards += [
         Card(arm_name(arm).capitalize(), figure_text(part.headline.mean, 3), "exact match")
@@ -131,22 +132,24 @@ def _evaluation_cards(result: EvaluationResult) -> list[Card]:
     ]
     searches, recall = first.overall.searches, first.overall.gold_recall
     tokens = figure_text(first.overall.sampled_tokens.mean, 0)
-    detail = f"{tokens} tokens, {figure_text(first.overall.seconds.mean)} s an episode"
-    cards.append(Card("Searches a question", figure_text(searches.mean), detail))
+    detail = f"{tokens} tokens, {figure_text(first.overall.seconds.mean)} s per episode"
+    cards.append(Card("Searches per question", figure_text(searches.mean), detail))
     if recall is not None and len(cards) < _MAX_CARDS:
-        cards.append(Card("Gold recall", figure_text(recall.mean), "of the passages needed"))
+        cards.append(
+            Card("Gold recall", figure_text(recall.mean), "share of the needed passages found")
+        )
     return cards
 
 
 def _evaluation_charts(result: EvaluationResult) -> list[ShownChart]:
-    """The arms side by side, and the first of them by data source and hops."""
+    """All arms in one chart, and the first arm by data source and hops in another."""
     arms = result.summary.arms
     charts: list[ShownChart] = []
     note = "Dots are means, whiskers 95 % bootstrap intervals over questions."
     if len(arms) > 1:
         rows = [IntervalRow(arm_name(a), None, part.headline, True) for a, part in arms.items()]
         notes = tuple((arm_name(arm), ARM_NOTES.get(arm, "")) for arm in arms)
-        words = f"{note} The arms differ in what a search is answered with:"
+        words = f"{note} The arms differ in what a search returns:"
         charts.append(
             ShownChart("Arms", "exact match", words, IntervalChart(rows, names=_NAMES), notes)
         )
@@ -160,7 +163,7 @@ def _parts(arm: ArmSummary) -> IntervalChart:
     rows = [IntervalRow("all questions", None, arm.overall.em, True)]
     if arm.macro is not None:
         rows.append(IntervalRow("mean of sources", None, arm.macro.em, True))
-        # Published sets in their usual order, then the others.
+        # Published test sets in their usual order, then all others.
         ordered = dict.fromkeys([*shared_sources(arm), *arm.by_source])
         rows += [IntervalRow(source_name(s), None, arm.by_source[s].em) for s in ordered]
     rows += [IntervalRow(hops_text(n), None, part.em) for n, part in arm.by_hops.items()]
@@ -168,25 +171,25 @@ def _parts(arm: ArmSummary) -> IntervalChart:
 
 
 def comparison_cards(arm: ComparedArm, comparison: Comparison) -> list[Card]:
-    """What differs at a glance: exact match, its p-value, searches."""
+    """Headline differences: exact match, its p-value, searches."""
     whole = arm.macro or arm.overall
     em, searches = whole.figure("em"), whole.figure("searches")
     cell = signed_cell(em.difference.interval)
     over = "all questions" if arm.macro is None else f"mean of {len(arm.by_source)} sources"
     return [
         Card("Exact match, difference", cell.text, f"95 % interval {cell.detail}, {over}"),
-        Card("p-value", p_text(em.difference.p_value), "were there no difference"),
+        Card("p-value", p_text(em.difference.p_value), _P_VALUE),
         Card("Exact match", f"{figure_text(em.first, 3)} → {figure_text(em.second, 3)}", over),
-        Card("Searches a question", f"{searches.first:.2f} → {searches.second:.2f}", over),
+        Card("Searches per question", f"{searches.first:.2f} → {searches.second:.2f}", over),
     ]
 
 
 def comparison_chart(arm: ComparedArm) -> IntervalChart:
-    """The difference in exact match of an arm and its parts, around zero."""
+    """The difference in exact match for an arm and its slices, around zero."""
     slices = compared_slices(arm)
     rows = [IntervalRow(label, None, _em(part), is_head) for label, part, is_head in slices]
     reach = max(max(abs(_em(part).low), abs(_em(part).high)) for _, part, _ in slices)
-    # The next of some round numbers, so that the ticks are round too.
+    # A round bound makes round ticks.
     bound = next((r for r in (0.02, 0.04, 0.1, 0.2, 0.4, 0.6, 0.8) if r >= reach), 1.0)
     return IntervalChart(rows, "difference in exact match", ("", "difference"), (-bound, bound))
 

@@ -1,9 +1,8 @@
-"""The runs under the paths that a viewer was given: their records, settings and evaluations.
+"""The runs under the viewer's paths: their records, settings and evaluations.
 
-A run is a directory that holds metrics, episodes or the figures of an evaluation; its folder
-``evaluation/`` belongs to it. Folders are walked anew every few seconds, so a run that begins
-later appears. Files are only read, and may be anybody's: what is wrong with one run is that run's
-error.
+A run is a directory with metrics, episodes or results of an evaluation; its folder ``evaluation/``
+belongs to it. Folders are scanned again every few seconds, so new runs appear. Files are untrusted
+and only read; an error in one run affects no other.
 """
 
 from __future__ import annotations
@@ -33,41 +32,41 @@ _MAX_DEPTH = 6
 _SECONDS_BETWEEN_WALKS = 3.0
 _HEAD_BYTES = 65_536
 _MAX_FOLDERS, _MAX_FILES = 20_000, 1_000
-"""Folders under a path, and files in a folder, beyond which the viewer does not look."""
+"""The most folders under a path, and files in a folder, that the viewer looks at."""
 _MAX_NUMBERS, _MAX_METRICS = 20_000_000, 5_000
-"""Of all rows of a run (some 2 GB in memory), and of one row."""
+"""The most numbers in a run (some 2 GB in memory), and in one row."""
 _MAX_STEP, _MAX_SIZE = 2**53, 1e300
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRun:
-    """A directory with records, under the name that addresses use."""
+    """A directory with records, and its name in addresses."""
 
     key: str
     directory: Path
 
     def episode_files(self) -> list[str]:
-        """Paths of its episode files, relative to the run: the one of training first."""
+        """Paths of its episode files, relative to the run; the one from training comes first."""
         names = [name for name in self._files(".jsonl") if _holds_episodes(self.directory / name)]
         return sorted(names, key=lambda name: (name != EPISODES_FILE, name))
 
     def figures_files(self) -> list[str]:
-        """Paths of the files of figures of its evaluations, relative to the run."""
+        """Paths of the result files of its evaluations, relative to the run."""
         return sorted(name for name in self._files(".json") if _has_figures(self.directory / name))
 
     def config_text(self) -> str:
-        """Its settings as YAML, "" where it has none; raises ``UserError``."""
+        """Its settings as YAML, "" if it has none; raises ``UserError``."""
         path = self.directory / "config.yaml"
         if not os.path.lexists(path):
             return ""
         return read_plain(path, MAX_YAML_BYTES).decode("utf-8", "replace")
 
     def config(self) -> dict[str, Any]:
-        """Its settings as a tree, empty where it has none that can be read."""
+        """Its settings as a tree, empty if they are missing or unreadable."""
         return self._read_config()[0]
 
     def config_error(self) -> str:
-        """Why its settings cannot be read, "" where they can, or where it has none."""
+        """Why its settings cannot be read; "" if they can, or if it has none."""
         return self._read_config()[1]
 
     def _read_config(self) -> tuple[dict[str, Any], str]:
@@ -82,15 +81,15 @@ class ShownRun:
         for pattern in (f"*{suffix}", f"{_EVALUATIONS}/*{suffix}"):
             for path in islice(self.directory.glob(pattern), _MAX_FILES):
                 name = path.relative_to(self.directory).as_posix()
-                if name == _text(name):  # an address can name it
+                if name == _text(name):  # so that an address can name it
                     yield name
 
 
 class Library:
-    """Every run under the given paths; several threads may use it."""
+    """All runs under the given paths. Thread-safe."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises ``UserError`` where a path is missing or holds no records."""
+        """Raises ``UserError`` if a path is missing or has no records."""
         self._paths = [_run_directory_of(path) for path in paths]
         self._lock = threading.Lock()
         self._runs: dict[str, ShownRun] = {}
@@ -99,8 +98,8 @@ class Library:
         for path in self._paths:
             if not any(True for _ in _directories_with_records(path)):
                 raise UserError(
-                    f"{path} holds no records ({METRICS_FILE}, {EPISODES_FILE}, or the figures of "
-                    "an evaluation): name the output_dir of a run, or a folder of runs"
+                    f"{path} has no records ({METRICS_FILE}, {EPISODES_FILE} or evaluation "
+                    "results): pass the output_dir of a run, or a folder of runs"
                 )
 
     def runs(self) -> list[ShownRun]:
@@ -111,18 +110,20 @@ class Library:
             return list(self._runs.values())
 
     def run(self, key: str) -> ShownRun:
-        """The run of that name, the first for ""; raises ``UserError``."""
+        """The run of this name, or the first run for ""; raises ``UserError``."""
         runs = self.runs()
         found = runs[0] if not key else next((run for run in runs if run.key == key), None)
         if found is None:
-            raise UserError(f"no run is called {key!r}; there are {', '.join(r.key for r in runs)}")
+            raise UserError(
+                f"no run is named {key!r}; the runs are {', '.join(r.key for r in runs)}"
+            )
         return found
 
     def metrics(self, run: ShownRun) -> list[dict[str, float]]:
-        """The metric rows of a run, oldest first, read again when the file has changed.
+        """The metric rows of a run, oldest first; reads the file again after a change.
 
-        A file of this name that another program wrote may hold words, and rows of no step: these
-        are left out. Raises ``UserError`` for a damaged line, and for more than can be shown.
+        A file from another program may contain text values, or rows without a step; these are left
+        out. Raises ``UserError`` for a damaged line, and if there is too much to show.
         """
         path = run.directory / METRICS_FILE
         try:
@@ -165,15 +166,15 @@ def _rows(directory: Path) -> list[dict[str, float]]:
         step = written.get("step")
         if isinstance(step, int | float) and abs(step) > _MAX_STEP:
             raise UserError(
-                f"{directory / METRICS_FILE} has a row of step {str(step)[:40]}; a step is a whole "
-                "number below 2^53"
+                f"{directory / METRICS_FILE} has a row for step {str(step)[:40]}; steps must be "
+                "whole numbers below 2^53"
             )
         row = _numbers(written)
         num_numbers += 1 + len(row)
         if num_numbers > _MAX_NUMBERS or len(row) > _MAX_METRICS:
             raise UserError(
-                f"{directory / METRICS_FILE} holds more than {_MAX_NUMBERS:,} numbers, or more "
-                f"than {_MAX_METRICS:,} in a row; the viewer shows no more"
+                f"{directory / METRICS_FILE} has more than {_MAX_NUMBERS:,} numbers, or more than "
+                f"{_MAX_METRICS:,} in one row, which is the most that the viewer shows"
             )
         if math.isfinite(row.get("step", math.nan)):
             rows.append(row)
@@ -181,41 +182,43 @@ def _rows(directory: Path) -> list[dict[str, float]]:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    # Each line brings its own copies of the names, which are half of what a row takes.
+    # Each line has its own copies of the names, which take half of a row's memory.
     return {sys.intern(name): _shown(v) for name, v in row.items() if isinstance(v, int | float)}
 
 
 def _shown(value: float) -> float:
-    """The value, infinite or 0 where a chart could not compute with it."""
+    """The value; infinity or 0 if charts could not compute with it."""
     if abs(value) > _MAX_SIZE:
         return math.inf if value > 0 else -math.inf
     return value if abs(value) > 1 / _MAX_SIZE or value != value else 0.0
 
 
 def _text(name: str) -> str:
-    """A file's name as text that can be encoded: other bytes are replaced."""
+    """A file name as text that can be encoded; invalid bytes are replaced."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
 @functools.lru_cache(maxsize=1_024)
 def _tree(text: str) -> tuple[dict[str, Any], str]:
-    """A config as a tree, and its error; kept: a table of runs is made anew every few seconds."""
+    """A config as a tree, and its error; cached, because tables of runs refresh constantly."""
     try:
         tree = parse_yaml(text)
     except yaml.YAMLError as error:
         return {}, f"not valid YAML: {error}"
-    return (tree, "") if isinstance(tree, dict) else ({}, "no mapping of settings" if text else "")
+    return (
+        (tree, "") if isinstance(tree, dict) else ({}, "not a mapping of settings" if text else "")
+    )
 
 
 def _run_directory_of(path: Path) -> Path:
-    """The directory whose records a path names: its own, or that of a file of an evaluation."""
+    """The run directory for a path, which may also be a file inside it."""
     if not os.path.exists(path):
-        raise UserError(f"{path} does not exist: name the output_dir of a run, or a folder of runs")
+        raise UserError(f"{path} does not exist: pass the output_dir of a run, or a folder of runs")
     is_known = path.is_dir() or path.name == METRICS_FILE
     if not (is_known or _holds_episodes(path) or _has_figures(path)):
         raise UserError(
-            f"{path} is a file without records: name the output_dir of a run, a folder of runs, or "
-            "the .json or .jsonl of an evaluation"
+            f"{path} is a file without records: pass the output_dir of a run, a folder of runs, or "
+            "the .json or .jsonl file of an evaluation"
         )
     directory = path.resolve() if path.is_dir() else path.resolve().parent
     is_part = directory.name == _EVALUATIONS and _has_records(directory.parent)
@@ -242,7 +245,7 @@ def _has_records(directory: Path) -> bool:
 
 
 def _holds_episodes(path: Path) -> bool:
-    """Whether the first line looks like an episode's; training's own file may still be empty."""
+    """Whether the first line looks like an episode; training's own file may still be empty."""
     head = _head(path)
     is_training = path.name == EPISODES_FILE
     return (is_training and not head) or (head.startswith(b'{"step":') and b'"question":' in head)

@@ -1,6 +1,6 @@
-"""What a metric means: the tables of docs/metrics.md, looked up by name.
+"""What a metric means, looked up in the tables of docs/metrics.md.
 
-``metrics.md`` beside this file is a link to that page, so that an installed package has it too.
+``metrics.md`` in this folder is a link to that page, so that an installed package has it too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PAGE = Path(__file__).parent / "metrics.md"
 
 @dataclass(frozen=True, slots=True)
 class MetricWords:
-    """A metric's sentence, what to look for in it, and the section that it stands in."""
+    """A metric's sentence, what to look for, and the section of the page that lists it."""
 
     what: str
     look_for: str
@@ -23,7 +23,7 @@ class MetricWords:
 
 
 def words_of(metric: str) -> MetricWords | None:
-    """The words about a metric, None for one that the page does not know."""
+    """The words about a metric; None if the page does not list it."""
     for pattern, words in _tables():
         if pattern.fullmatch(metric):
             return words
@@ -31,13 +31,15 @@ def words_of(metric: str) -> MetricWords | None:
     if not (metric.startswith("eval/") and figure):
         return None
     inner = words_of(figure)
-    what = "of the questions that are evaluated on the way"
-    return MetricWords(f"{inner.what}, {what}" if inner else what, "", "Evaluations on the way")
+    what = "in evaluations during training"
+    return MetricWords(
+        f"{inner.what}, {what}" if inner else what, "", "Evaluations during training"
+    )
 
 
 @functools.cache
 def _tables() -> list[tuple[re.Pattern[str], MetricWords]]:
-    """Each name of the page as a pattern, those without capitals first."""
+    """Each name on the page as a pattern, those without placeholders first."""
     if not _PAGE.exists():
         return []
     found: list[tuple[str, MetricWords]] = []
@@ -54,11 +56,11 @@ def _tables() -> list[tuple[re.Pattern[str], MetricWords]]:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """``em/hops_N`` matches every N: what stands in capitals is filled in."""
+    """A regular expression for a name; capitals are placeholders: ``em/hops_N`` fits every N."""
     parts = re.split(r"([A-Z]+)", name)
     return re.compile("".join(".+" if part.isupper() else re.escape(part) for part in parts))
 
 
 def _plain(cell: str) -> str:
-    """A cell without the marks of Markdown."""
+    """A cell without Markdown markup."""
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").replace("\\|", "|")

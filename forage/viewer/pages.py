@@ -1,8 +1,8 @@
-"""Renders the pages of report and viewer, so that nothing which a passage holds can run.
+"""Renders the pages of report and viewer so that no text from a passage can run.
 
-Every text that a template writes is made visible and escaped. A content security policy allows only
-this project's one script, by its hash, so that markup which slipped through would still not run.
-Pages load nothing from outside.
+Templates escape every text and make hidden characters visible. A content security policy allows
+only this package's own script, by its hash, so even markup that slipped through would not run.
+Pages load nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _STATIC = Path(__file__).parent / "static"
 
 
 def render_page(template: str, **values: Any) -> str:
-    """A whole page; ``values`` are escaped where the template writes them."""
+    """Renders a whole page; the template escapes ``values``."""
     return _environment().get_template(template).render(**values)
 
 
 def content_security_policy(has_server: bool = False) -> str:
-    """The policy: nothing is loaded, inline style is allowed, and one script, by its hash.
+    """The policy: load nothing; allow inline styles, and one script by its hash.
 
-    Pages of the viewer (``has_server``) load the viewer's own scripts, styles and figures too.
+    Pages of the viewer (``has_server``) may also load the viewer's scripts, styles and data.
     """
     digest = hashlib.sha256(_script().encode()).digest()
     script = base64.b64encode(digest).decode()
@@ -44,10 +44,10 @@ def content_security_policy(has_server: bool = False) -> str:
 
 
 def visible(text: str) -> str:
-    """Text that is safe to show and to encode.
+    """Returns text that is safe to show and encode.
 
     Control characters become visible symbols. Characters that reorder or hide text become U+FFFD,
-    as do lone surrogates, which UTF-8 cannot encode.
+    and so do lone surrogates, which UTF-8 cannot encode.
     """
     return "".join(_visible_character(character) for character in text)
 
@@ -63,7 +63,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["number"] = number_text
-    # The only texts that are not escaped: files of this package.
+    # The only unescaped texts are files of this package.
     style = (_STATIC / "uPlot.min.css").read_text(encoding="utf-8") + _template("page.css")
     environment.globals["style"] = Markup(style)
     environment.globals["script"] = Markup(_script())
@@ -74,8 +74,8 @@ def _environment() -> jinja2.Environment:
 
 @functools.cache
 def _script() -> str:
-    """uPlot under its licence, the charts drawn with it, and tooltips."""
-    # Without its first line, a comment: pages name no address that they could load from.
+    """The script of every page: uPlot with its licence, the charts drawn with it, tooltips."""
+    # uPlot's first line is a comment with a URL; a page should name no other host.
     _, uplot = (_STATIC / "uPlot.iife.min.js").read_text(encoding="utf-8").split("\n", 1)
     licence = (_STATIC / "uPlot.LICENSE.txt").read_text(encoding="utf-8")
     return f"/* uPlot 1.6.32\n{licence}*/\n{uplot}{_template('charts.js')}{_template('page.js')}"
@@ -86,7 +86,7 @@ def _template(name: str) -> str:
 
 
 def _made_visible(value: object) -> object:
-    # Templates make Markup; data is never Markup.
+    # Only templates make Markup; data never is.
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -96,8 +96,8 @@ def _visible_character(character: str) -> str:
         return character
     if code < 0x20:
         return chr(0x2400 + code)
-    # Cc and Cs: control characters, surrogates. Bidirectional controls can make a line read as
-    # something else. Joiners stay, because some scripts need them.
+    # Cc and Cs are control characters and surrogates. Bidirectional controls can make a line read
+    # differently. Joiners stay, because some scripts need them.
     if unicodedata.category(character) in ("Cc", "Cs"):
         return "\ufffd"
     if code in (0x061C, 0x200E, 0x200F) or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069:

@@ -1,6 +1,6 @@
-"""The report of a run: one HTML file with everything in it, to show to others.
+"""The report of a run: one self-contained HTML file to share.
 
-The figures and some episodes of a finished run go in, ``report.html`` comes out, which needs no
+The metrics and some episodes of a finished run go in; ``report.html`` comes out and needs no
 server, network or other file. Nothing here reads records or evaluates.
 """
 
@@ -25,12 +25,12 @@ from forage.viewer.whiskers import IntervalChart, IntervalRow
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """All that a report shows; the page leaves out what is None or empty.
+    """Everything a report shows; the page leaves out what is None or empty.
 
     ``metrics`` are the rows of ``metrics.jsonl``; ``warm_start`` holds (step, loss) points;
-    ``decode`` gives the text of token ids; ``environment`` is a line such as "2 cores, torch
+    ``decode`` turns token ids into text; ``environment`` is a line such as "2 cores, torch
     2.13.0"; ``total_seconds`` is the wall-clock time of the whole run; ``em_gain`` is the paired
-    difference after - before in the normal arm; ``episodes`` stand under labels ("Before").
+    difference after - before in the normal arm; ``episodes`` come with labels such as "Before".
     """
 
     name: str
@@ -56,7 +56,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class SliceRow:
-    """A row of the before/after tables."""
+    """A row of the before/after tables: an arm, or an arm's questions of one number of hops."""
 
     label: str
     note: str
@@ -72,7 +72,7 @@ class SliceRow:
 
 
 def write_report(path: Path, run: ReportInput) -> None:
-    """Write the page, replacing an older one in one move; raises ``OSError``."""
+    """Writes the page and replaces an older one atomically; raises ``OSError``."""
     write_whole_text(path, render_report(run))
 
 
@@ -100,11 +100,11 @@ def render_report(run: ReportInput) -> str:
 def choose_episodes(
     before: Sequence[Episode], after: Sequence[Episode], num_questions: int = 6
 ) -> tuple[tuple[str, Episode], ...]:
-    """Episodes of the most telling questions, before and after side by side.
+    """Selects episodes of the most telling questions, before and after side by side.
 
-    Questions alternate by number of hops, most hops first. Of the same number, questions that were
-    learnt (wrong, then right) come first, then those still wrong, then the rest. At least one
-    question that is wrong at the end is shown, if there is one.
+    Questions alternate by number of hops, most hops first. For each number, questions the policy
+    learnt (wrong, then right) come first, then those still wrong, then the rest. If any question is
+    wrong at the end, at least one such question is shown.
     """
     earlier = {episode.question.id: episode for episode in before}
 
@@ -132,7 +132,7 @@ def choose_episodes(
 
 
 def duration_text(seconds: float) -> str:
-    """A length of time in words.
+    """A duration in words.
 
     >>> duration_text(42.4), duration_text(754), duration_text(4000)
     ('42 s', '12 min 34 s', '1 h 6 min')
@@ -150,7 +150,7 @@ def _is_right(episode: Episode) -> bool:
 
 
 def _warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:
-    """Loss of the supervised warm start over its steps."""
+    """The loss of the supervised warm start."""
     if not points:
         return None
     steps, losses = (tuple(map(float, column)) for column in zip(*points, strict=True))
@@ -171,7 +171,7 @@ def _warm_start_chart(points: Sequence[tuple[int, float]]) -> Chart | None:
 
 
 def _cards(run: ReportInput) -> list[Card]:
-    """The headline figures: exact match, searches, closed book, time."""
+    """Headline figures: exact match, searches, closed book, time."""
     cards: list[Card] = []
     now = run.after.arms.get("normal") if run.after else None
     then = run.before.arms.get("normal") if run.before else None
@@ -187,20 +187,20 @@ def _cards(run: ReportInput) -> list[Card]:
             searches = f"{now.by_hops[hops].searches.mean:.2f}"
             if then is not None and hops in then.by_hops:
                 searches = f"{then.by_hops[hops].searches.mean:.2f} → {searches}"
-            cards.append(Card("Searches per question", searches, f"on questions that need {hops}"))
+            cards.append(Card("Searches per question", searches, f"on {hops}-hop questions"))
     closed = run.after.arms.get("closed_book") if run.after else None
     if closed is not None:
         em = f"{closed.overall.em.mean:.2f}"
         cards.append(Card("Closed book, after", em, "exact match, no search"))
     num_steps = len(run.metrics)
     steps = f"{num_steps} training step{'' if num_steps == 1 else 's'}"
-    return [*cards, Card("Whole run", duration_text(run.total_seconds), steps)]
+    return [*cards, Card("Total time", duration_text(run.total_seconds), steps)]
 
 
 def _slice_rows(
     before: EvaluationSummary | None, after: EvaluationSummary | None
 ) -> list[SliceRow]:
-    """Every slice of both evaluations, in the order of the later one."""
+    """A row for every slice of either evaluation, in the order of the later one."""
     then, now = (
         {(arm, hops): part for arm, hops, part in summary.slices()} if summary else {}
         for summary in (before, after)
@@ -220,7 +220,7 @@ def _slice_rows(
 
 
 def _interval_chart(rows: Sequence[SliceRow]) -> IntervalChart:
-    """The first arm by hops and the others as a whole."""
+    """One chart: the first arm split by hops, the other arms in total."""
     second_head = next((i for i, row in enumerate(rows) if row.is_head and i), len(rows))
     glance = [row for i, row in enumerate(rows) if i < second_head or row.is_head]
     shown: list[IntervalRow] = []

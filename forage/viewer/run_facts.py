@@ -1,6 +1,6 @@
-"""What a table of runs says of each: status, step, reward, exact match, settings that differ.
+"""Facts about runs for the table of runs: status, step, reward, exact match, differing settings.
 
-And the sentinel's signs of a run, from its recorded metrics. Nothing here draws or serves.
+Also evaluates the sentinel's signs from a run's recorded metrics. Nothing here draws or serves.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from forage.viewer.library import Library, ShownRun
 from forage.watch.sentinel import Sentinel, SignState
 
 _SILENT_S = 300.0
-"""A run that wrote nothing for so long, and for ten of its steps, is taken to have stopped."""
+"""A run that has written nothing for this long, and for ten of its steps, counts as stopped."""
 _OWN = ("name", "note", "output_dir")
-"""Settings that differ between any two runs and change nothing."""
+"""Settings that differ between any two runs and do not affect training."""
 
 RunStatus = Literal["running", "finished", "stopped", "no steps"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """One row of the table; ``alarms`` counts the sentinel's alarms in the newest step."""
+    """A row of the table; ``alarms`` counts the sentinel's alarms in the newest step."""
 
     run: ShownRun
     status: RunStatus
@@ -42,13 +42,11 @@ class RunFacts:
     em: float | None
     alarms: int
     num_rollbacks: int
-    num_episode_files: int
-    num_evaluations: int
     changed: float
 
 
 def facts_of(run: ShownRun, library: Library) -> RunFacts:
-    """The row of a run as its records are now; means are over its newest tenth of steps."""
+    """The row of a run, from its current records; means cover the newest tenth of its steps."""
     rows = library.metrics(run)
     planned = _setting(run.config(), "trainer", "num_steps")
     recent = rows[-max(1, len(rows) // 10) :]
@@ -63,14 +61,12 @@ def facts_of(run: ShownRun, library: Library) -> RunFacts:
         em=_mean(recent, "em/mean"),
         alarms=int(_mean(rows[-1:], "sentinel/alarms") or 0),
         num_rollbacks=read_plain(rollbacks, 2**24).count(b"\n") if rollbacks.exists() else 0,
-        num_episode_files=len(run.episode_files()),
-        num_evaluations=len(run.figures_files()),
         changed=changed,
     )
 
 
 def differing_settings(runs: Sequence[ShownRun]) -> dict[str, list[str]]:
-    """The settings in which runs differ, by dotted name: one text for each run, "–" for none."""
+    """Settings in which the runs differ, by dotted name: one text per run, "–" if it has none."""
     trees = [{name: str(value) for name, value in leaves(run.config())} for run in runs]
     names = dict.fromkeys(name for tree in trees for name in tree)
     columns = {name: [tree.get(name, "–") for tree in trees] for name in names}
@@ -82,17 +78,21 @@ def differing_settings(runs: Sequence[ShownRun]) -> dict[str, list[str]]:
 
 
 def sign_states(run: ShownRun, rows: Sequence[Mapping[str, float]]) -> tuple[list[SignState], str]:
-    """The sentinel's signs after the recorded steps, and a note on the thresholds they have."""
+    """The sentinel's signs after the recorded steps, and a note if default thresholds apply."""
     tree = run.config()
     settings = tree.get("sentinel")
-    note = "" if isinstance(settings, dict) else "The run watches nothing: usual thresholds."
+    note = (
+        ""
+        if isinstance(settings, dict)
+        else "This run has no sentinel, so the default thresholds apply."
+    )
     known = settings if isinstance(settings, dict) else {}
     try:
         config = SentinelConfig(
             **{name: value for name, value in known.items() if name in SentinelConfig.model_fields}
         )
     except ValidationError:
-        config, note = SentinelConfig(), "The run's own thresholds cannot be read: usual ones."
+        config, note = SentinelConfig(), "This run's thresholds are invalid, so the defaults apply."
     norm = _setting(tree, "trainer", "max_grad_norm")
     usual = TrainerConfig.model_fields["max_grad_norm"].default
     sentinel = Sentinel(config, norm if isinstance(norm, int | float) else usual)

@@ -1,4 +1,4 @@
-"""The pages of runs: the table with curves over each other, one run, and the figures of charts."""
+"""The pages of runs: the table with overlaid curves, one run, and the data behind charts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 _MAX_SETTINGS = 6
 _LONG = 24
-"""Characters from which on a setting is no column of the table; nor is a path."""
+"""Settings with values this long get no column in the table, and neither do paths."""
 _NUM_CHOSEN = 6
 """The newest runs, whose curves are shown first."""
 _MOST_POINTS = 20_000
@@ -38,7 +38,7 @@ Smoothing = Annotated[float, Query(ge=0, le=0.5)]
 
 @dataclass(frozen=True, slots=True)
 class MetricChart:
-    """A chart to be filled by the page's script: a metric and the words about it."""
+    """A chart that the page's script fills: a metric and the words about it."""
 
     metric: str
     what: str
@@ -50,22 +50,22 @@ class RunPages:
         self._library = library
 
     def first(self) -> HTMLResponse:
-        """The run where there is one alone, else the table."""
+        """The run's page if there is only one run, otherwise the table."""
         runs = self._library.runs()
         return self.run(runs[0].key) if len(runs) == 1 else self.runs()
 
     def runs(self) -> HTMLResponse:
-        """The table of runs, and their curves over each other."""
+        """The table of runs and their overlaid curves."""
         facts: list[RunFacts] = []
         errors: list[str] = []
         for run in self._library.runs():
             try:
                 facts.append(facts_of(run, self._library))
-            except UserError as error:  # one damaged file hides no other run
+            except UserError as error:  # one damaged file must not hide other runs
                 errors.append(str(error))
-            except Exception as error:  # the boundary: a run's files may hold anything
-                LOG.exception("%s cannot be shown", run.directory)
-                errors.append(f"{run.directory} cannot be shown: {error!r}")
+            except Exception as error:  # a run's files may contain anything
+                LOG.exception("cannot show %s", run.directory)
+                errors.append(f"cannot show {run.directory}: {error!r}")
             else:
                 errors += filter(None, [run.config_error()])
         runs = [each.run for each in facts]
@@ -90,7 +90,7 @@ class RunPages:
         )
 
     def run(self, run: str = "") -> HTMLResponse:
-        """One run: its charts, the signs of a collapse, its evaluations and settings."""
+        """One run: its charts, signs of a collapse, evaluations and settings."""
         shown = self._library.run(run)
         rows = self._library.metrics(shown)
         health, level = health_charts(rows)
@@ -144,7 +144,7 @@ class RunPages:
         return Response(text.getvalue(), media_type="text/csv", headers=headers)
 
     def _sections(self, runs: Sequence[ShownRun]) -> dict[str, list[MetricChart]]:
-        """Every metric that some run has logged, by section: what is read first stands first."""
+        """Every metric that any of the runs logged, by section; headline metrics come first."""
         names = {
             name: None for run in runs for row in self._library.metrics(run)[-50:] for name in row
         }
@@ -152,7 +152,7 @@ class RunPages:
         sections: dict[str, list[MetricChart]] = {}
         for name in sorted(names):
             words = words_of(name)
-            title = words.section if words else "Others"
+            title = words.section if words else "Other metrics"
             chart = MetricChart(name, words.what if words else "", words.look_for if words else "")
             sections.setdefault(title, []).append(chart)
         first = [c for part in sections.values() for c in part if c.metric in HEADLINE_METRICS]
@@ -161,5 +161,5 @@ class RunPages:
 
 
 def _no_formula(text: str) -> str:
-    """A name that a spreadsheet takes for a text, not for a formula."""
+    """Quotes a name that a spreadsheet would run as a formula."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text

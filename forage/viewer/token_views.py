@@ -1,7 +1,6 @@
-"""The tokens of a segment as a reader sees them, and the golden answers among them.
+"""The tokens of a segment as a reader sees them, with golden answers marked.
 
-``transcripts.py`` puts them into blocks. Texts leave here as they came: ``pages`` makes them
-harmless.
+``transcripts.py`` puts them into blocks. Texts leave here unchanged; ``pages`` makes them harmless.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from forage.types import Alternatives, Origin, Segment
 from forage.viewer.pages import visible
 
 Decode = Callable[[Sequence[int]], str]
-"""The text of token ids, control tokens and all."""
+"""Turns token ids into text, including control tokens."""
 
 _UNLIKELY = math.log(0.5)
 _CUT = "\N{REPLACEMENT CHARACTER}"
 _MOST_OF_A_LETTER = 8
-"""Tokens after which what is no letter yet is taken for none."""
+"""Tokens after which an incomplete character is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """One token: ``info`` is for the tooltip.
+    """One token; the page's script shows ``info`` as a tooltip.
 
-    It is "id", or "id logprob version" of a sampled one, then its advantage and the trainer's less
-    the sampler's log-probability where they were recorded; "-" stands for one that was not, and for
-    the version of a policy that was evaluated. ``style`` is u below a probability of 50 %, n at a
-    new line, g in a golden answer. ``others`` are the likeliest tokens in its place, a JSON list of
-    texts and log-probabilities, or "".
+    ``info`` is "id", or "id logprob version" for a sampled token. If they were recorded, the
+    advantage and the trainer's minus the sampler's log-probability follow. "-" stands for a missing
+    value, and for the version of an evaluated policy. ``style`` combines u (probability below
+    50 %), n (line break) and g (golden answer). ``others`` lists the most likely tokens at this
+    position as JSON pairs of text and log-probability, or is "".
     """
 
     text: str
@@ -44,7 +43,7 @@ class TokenView:
 
 
 def learnt_of(record: EpisodeRecord | None, start: int, segment: Segment) -> list[str]:
-    """What a record says of each sampled token of a segment beyond its log-probability."""
+    """What a record adds to each sampled token of a segment: advantage, trainer's difference."""
     advantages_T = record.advantages_T if record is not None else ()
     trainer_T = record.trainer_logprobs_T if record is not None else ()
     texts: list[str] = []
@@ -64,7 +63,7 @@ def view_tokens(
     learnt: Sequence[str],
     has_versions: bool = True,
 ) -> tuple[TokenView, ...]:
-    """A view of each token; ``learnt`` is what ``learnt_of`` gives of the segment."""
+    """A view of each token; ``learnt`` is the result of ``learnt_of`` for the segment."""
     is_sampled = segment.origin is Origin.SAMPLED
     texts = _texts(segment.token_ids_T, decode)
     is_asked = segment.origin in (Origin.PROMPT, Origin.FOLDED)
@@ -81,7 +80,7 @@ def view_tokens(
             version = segment.versions_T[index] if has_versions else "-"
             info += f" {logprob:.4g} {version}{learnt[index]}"
             style += " u" if logprob < _UNLIKELY else ""
-        span = bisect_right(stops, start)  # the first that ends behind the token's start
+        span = bisect_right(stops, start)  # the first one that ends after the token's start
         if span < len(spans) and spans[span][0] < end:
             style += " g"
         views.append(TokenView(text, info, style.strip(), others[index] if others else ""))
@@ -89,7 +88,7 @@ def view_tokens(
 
 
 def _texts(token_ids_T: Sequence[int], decode: Decode) -> list[str]:
-    """The text of each token; a letter that is cut over several stands at the last of them."""
+    """The text of each token; a character split over several tokens goes to the last of them."""
     texts = [decode([token_id]) for token_id in token_ids_T]
     begun: int | None = None
     for index, text in enumerate(texts):
@@ -106,13 +105,13 @@ def _texts(token_ids_T: Sequence[int], decode: Decode) -> list[str]:
 
 
 def _others(alternatives: Alternatives, decode: Decode) -> str:
-    # Made visible here: what JSON escapes, the page does not see.
+    # Made visible here, because JSON escapes would hide these characters from the page.
     pairs = [(visible(decode([token_id])), logprob) for token_id, logprob in alternatives]
     return json.dumps(pairs, ensure_ascii=False)
 
 
 def golden_spans(text: str, golden_answers: Sequence[str]) -> list[tuple[int, int]]:
-    """Where a golden answer stands in a text as whole words, in order and without overlaps."""
+    """Where golden answers occur in a text as whole words, in order and without overlaps."""
     answers = sorted((a.strip() for a in golden_answers if a.strip()), key=len, reverse=True)
     if not answers:
         return []

@@ -1,8 +1,8 @@
 """An episode as a reader sees it: blocks of tokens by origin, turn by turn.
 
-Report and viewer hand an episode over and get frozen views back for ``templates/episode.html``.
-Tokens are shown one by one (``token_views.py``); without a decoder the turns' texts stand in.
-What passages hold is untrusted, and leaves here as it came: ``pages`` makes it harmless.
+Report and viewer pass an episode in and get frozen views back for ``templates/episode.html``.
+Tokens are shown one by one (``token_views.py``), or the turns' texts if there is no decoder.
+Untrusted text from passages leaves here unchanged; ``pages`` makes it harmless.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOT_DECIDED = (Origin.OBSERVATION, Origin.FOLDED)
 
 @dataclass(frozen=True, slots=True)
 class PassageView:
-    """A passage that was shown: ``link`` is its address where its id is one, else ""."""
+    """A passage the policy saw; ``link`` is its id if that is a URL, otherwise ""."""
 
     id: str
     is_gold: bool
@@ -34,7 +34,7 @@ class PassageView:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """A run of tokens of one origin under a heading; ``text`` stands in for missing tokens."""
+    """Consecutive tokens of one origin under a heading; ``text`` replaces missing tokens."""
 
     origin: str
     heading: str
@@ -48,7 +48,7 @@ class BlockView:
     is_parting: bool = False
 
     def text_pieces(self) -> Iterator[tuple[str, bool]]:
-        """The text in pieces, and whether each is a golden answer."""
+        """Splits the text into pieces and says of each whether it is a golden answer."""
         end = 0
         for start, stop in golden_spans(self.text, self.golden_answers):
             yield self.text[end:start], False
@@ -59,7 +59,7 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeView:
-    """An episode and how it ended; ``verdict`` is right, wrong or unscored."""
+    """An episode and how it ended."""
 
     label: str
     status: str
@@ -78,7 +78,7 @@ class EpisodeView:
 
 @dataclass(frozen=True, slots=True)
 class QuestionView:
-    """A question, its way to the answer, and the episodes that were played of it."""
+    """A question, its path to the answer, and the episodes played for it."""
 
     id: str
     text: str
@@ -95,16 +95,16 @@ def view_question(labelled: Sequence[tuple[str, Episode]], decode: Decode | None
 
 
 def question_view(question: Question, views: Sequence[EpisodeView]) -> QuestionView:
-    """A question over views of its episodes; the first decision in which they part is marked.
+    """A question with views of its episodes, in which their first differing decision is marked.
 
-    Of "search, answer" and "search, search, answer" it is the second turn. Of more than two, each
-    is compared with the first.
+    For "search, answer" and "search, search, answer" that is the second turn. If there are more
+    than two episodes, each is compared with the first.
     """
     text = ""
     partings = [_first_difference(views[0], other) for other in views[1:]]
     if len(views) == 2 and partings[0] is not None:
         parts = [f"{view.label}: {_decision_text(view, partings[0])}" for view in views]
-        text = f"They part in turn {partings[0] + 1}. {'; '.join(parts)}."
+        text = f"They first differ in turn {partings[0] + 1}. {'; '.join(parts)}."
         partings *= 2
     else:
         partings = [None, *partings]
@@ -121,27 +121,27 @@ def question_view(question: Question, views: Sequence[EpisodeView]) -> QuestionV
 
 
 def view_record(record: EpisodeRecord, decode: Decode | None, where: str = "") -> EpisodeView:
-    """The view of a recorded episode, labelled by when and as what it was played."""
+    """The view of a recorded episode, labelled by step and group member, or by arm."""
     played = record.episode
     label = f"Step {record.step}, member {played.member}"
-    if record.arm:  # evaluated: the policy had taken so many steps
+    if record.arm:  # an evaluation after this many steps
         label = arm_name(record.arm).capitalize() + after_text(record.step)
     return view_episode(f"{where}: {label}" if where else label, played, decode, record)
 
 
 def after_text(num_steps: int) -> str:
-    """When an evaluated episode was played, after its arm; "" where no step is known."""
+    """When an episode was evaluated, to follow its arm; "" if no step is known."""
     return f", after {num_steps} step{'' if num_steps == 1 else 's'}" if num_steps else ""
 
 
 def view_episode(
     label: str, episode: Episode, decode: Decode | None, record: EpisodeRecord | None = None
 ) -> EpisodeView:
-    """The view of one episode; ``record`` brings what training noted of it."""
+    """The view of one episode; ``record`` adds what training recorded about it."""
     reward = episode.reward
     has_versions = _has_versions(record)
     versions = sorted({v for s in episode.segments for v in s.versions_T if has_versions})
-    first_and_last = dict.fromkeys([*versions[:1], *versions[-1:]])  # one, where they are the same
+    first_and_last = dict.fromkeys([*versions[:1], *versions[-1:]])  # one entry if they are equal
     advantages = record.advantages_T if record is not None else ()
     verdict = "unscored"
     if reward is not None:
@@ -164,12 +164,12 @@ def view_episode(
 
 
 def _has_versions(record: EpisodeRecord | None) -> bool:
-    """Whether an episode's policy versions are the run's; an evaluation's engine begins with 0."""
+    """Whether policy versions are the run's own; an evaluation's engine counts them from 0."""
     return record is not None and not record.arm
 
 
 def _first_difference(one: EpisodeView, other: EpisodeView) -> int | None:
-    """The first turn in which the two do not decide the same, None where they never do."""
+    """The first turn in which two episodes decide differently; None if they never do."""
     decided = [
         [(kind, " ".join(argument.lower().split())) for kind, argument in view.decisions]
         for view in (one, other)
@@ -190,16 +190,21 @@ def _marked(view: EpisodeView, turn: int | None) -> EpisodeView:
 
 def _decision_text(view: EpisodeView, turn: int) -> str:
     if turn >= len(view.decisions):
-        return "has ended"
+        return "has already ended"
     kind, argument = view.decisions[turn]
-    verb = {"search": "searches for", "answer": "answers", "call": "calls", "invalid": "errs:"}
+    verb = {
+        "search": "searches for",
+        "answer": "answers",
+        "call": "calls",
+        "invalid": "makes an invalid move:",
+    }
     return f"{verb[kind]} “{argument[:_MAX_ARGUMENTS_CHARS]}”"
 
 
 def _token_blocks(
     episode: Episode, decode: Decode, record: EpisodeRecord | None
 ) -> tuple[BlockView, ...]:
-    """One block a segment. The policy's segment opens the next turn; an observation closes it."""
+    """One block per segment. The policy's segment opens a turn; an observation closes it."""
     blocks: list[BlockView] = []
     turns = iter(enumerate(episode.turns, start=1))
     number, turn = 0, None
@@ -229,7 +234,7 @@ def _token_blocks(
 
 
 def _text_blocks(episode: Episode) -> tuple[BlockView, ...]:
-    """Two blocks a turn, from the turns' texts; the prompt's text is not known."""
+    """Two blocks per turn, from the turns' texts; the prompt's text is unknown."""
     blocks: list[BlockView] = []
     for number, turn in enumerate(episode.turns, start=1):
         for origin, text in (
@@ -250,7 +255,7 @@ def _heading(origin: Origin, number: int, turn: Turn | None) -> tuple[str, str]:
     if origin is Origin.PROMPT:
         return "Prompt", ""
     if origin is Origin.FOLDED:
-        return "The context begins anew", "older results are archived"
+        return "Context restarted", "older results are archived"
     if turn is None:
         return f"Turn {number}, {origin.value}", ""
     if origin.is_policys:
@@ -260,7 +265,7 @@ def _heading(origin: Origin, number: int, turn: Turn | None) -> tuple[str, str]:
             ActionKind.ANSWER: "answer",
             ActionKind.INVALID: "no valid action",
         }[turn.kind]
-        known = "known by its text alone" if origin is Origin.TRANSCRIBED else ""
+        known = "only its text is known" if origin is Origin.TRANSCRIBED else ""
         details = (known, _seconds_text(turn.generate_s))
         return f"Turn {number}: {verb}", " · ".join(part for part in details if part)
     if turn.kind is ActionKind.SEARCH and not turn.calls:
@@ -269,7 +274,7 @@ def _heading(origin: Origin, number: int, turn: Turn | None) -> tuple[str, str]:
 
 
 def _call_text(call: ToolCall) -> str:
-    """What a call brought, and how long it took; other tools than search with their arguments."""
+    """What a call returned and how long it took; tools other than search with their arguments."""
     is_search = call.tool == SEARCH_TOOL
     what = "" if is_search else f"{call.tool}({_arguments_text(call)})"
     if call.failure is not None:
@@ -286,7 +291,7 @@ def _arguments_text(call: ToolCall) -> str:
 
 
 def _passages(origin: Origin, turn: Turn | None, question: Question) -> tuple[PassageView, ...]:
-    """What the searches of an observation's turn showed."""
+    """The passages in an observation, from the searches of its turn."""
     if origin is not Origin.OBSERVATION or turn is None:
         return ()
     return tuple(

@@ -1,7 +1,7 @@
 """The viewer: runs, episodes and evaluations as read-only pages on this machine.
 
-``forage view PATH...`` serves it on the loopback interface. Runs may still be training: pages
-follow their files. Files are only read, and no metric is computed here.
+``forage view PATH...`` serves it on the loopback interface. Runs may still be training; pages
+follow their files. Nothing here writes files or computes metrics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forage.viewer.viewer_page import HEADERS, loopback_app, viewer_page
 
 
 def create_app(paths: Sequence[Path]) -> FastAPI:
-    """The viewer of runs and folders of runs; raises ``UserError`` where there are no records."""
+    """The viewer of runs and folders of runs; raises ``UserError`` if a path has no records."""
     library, indexes = Library(paths), IndexStore()
 
     @asynccontextmanager
@@ -38,7 +38,7 @@ def create_app(paths: Sequence[Path]) -> FastAPI:
     app.middleware("http")(_with_headers)
     app.exception_handler(UserError)(_user_error)
     app.exception_handler(RequestValidationError)(_wrong_address)
-    app.exception_handler(Exception)(_unforeseen)
+    app.exception_handler(Exception)(_unexpected)
     runs = RunPages(library)
     app.get("/")(runs.first)
     app.get("/runs")(runs.runs)
@@ -48,7 +48,7 @@ def create_app(paths: Sequence[Path]) -> FastAPI:
     episodes = EpisodePages(library, indexes, Decoders())
     app.get("/episodes")(episodes.episodes)
     app.get("/episode")(episodes.episode)
-    app.get("/beside")(episodes.beside)
+    app.get("/side-by-side")(episodes.side_by_side)
     evaluations = EvaluationBrowser(library, indexes)
     app.get("/evaluations")(evaluations.evaluations)
     app.get("/evaluation")(evaluations.evaluation)
@@ -64,18 +64,18 @@ async def _with_headers(request: Request, call_next: RequestResponseEndpoint) ->
 
 
 def _user_error(request: Request, error: Exception) -> HTMLResponse:
-    """What is wrong with an address, or with a file of records, as a page."""
-    values = {"title": "That cannot be shown", "text": str(error)}
+    """A page that says what is wrong with an address or with a file of records."""
+    values = {"title": "Cannot show this page", "text": str(error)}
     return viewer_page("missing.html", status_code=400, here="", **values)
 
 
 def _wrong_address(request: Request, error: RequestValidationError) -> HTMLResponse:
-    """Which field of an address is missing, no number, or out of range."""
+    """A page that says which query parameter is missing, not a number, or out of range."""
     fields = (f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
     return _user_error(request, UserError("; ".join(fields)))
 
 
-def _unforeseen(request: Request, error: Exception) -> HTMLResponse:
-    """An error that no reader foresaw, as a page; the log gets its traceback."""
-    values = {"title": "That cannot be shown", "text": f"{error!r}; the log says more"}
+def _unexpected(request: Request, error: Exception) -> HTMLResponse:
+    """A page for any other error; its traceback goes to the log."""
+    values = {"title": "Cannot show this page", "text": f"{error!r}; see the log for details"}
     return viewer_page("missing.html", status_code=500, here="", **values)

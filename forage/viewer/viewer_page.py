@@ -1,6 +1,6 @@
-"""Pages of the viewer over HTTP, on this machine alone: headers keep them harmless.
+"""Serves pages of the viewer over HTTP to this machine only, with protective headers.
 
-Unlike the report, the pages of the viewer load scripts and styles, from the viewer alone.
+Unlike the report, these pages load scripts and styles, but only from the viewer itself.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ HEADERS = {
 
 
 def loopback_app(title: str, **how: Any) -> FastAPI:
-    """An app with no route yet but ``/static``, which answers under this machine's names alone."""
+    """An app with only ``/static``, which answers only to this machine's loopback names."""
     app = FastAPI(title=title, docs_url=None, redoc_url=None, openapi_url=None, **how)
-    # A page elsewhere whose name resolves to this machine must not read the records.
+    # A remote page whose host name resolves to this machine must not read the records.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES)
     app.mount("/static", StaticFiles(directory=STATIC))
     return app
@@ -49,7 +49,7 @@ def loopback_app(title: str, **how: Any) -> FastAPI:
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Where a page of a list stands; its fields are what the template's pager reads."""
+    """One page of a list, as the template's pager needs it."""
 
     page: int
     num_pages: int
@@ -57,24 +57,24 @@ class Paging:
     later: str
 
     @classmethod
-    def of(cls, num_rows: int, asked: int, address: Callable[[int], str]) -> Self:
-        """The page that was asked for, or the one nearest to it that there is."""
+    def of(cls, num_rows: int, wanted: int, address: Callable[[int], str]) -> Self:
+        """The wanted page, or the nearest page that exists."""
         num_pages = max(1, -(-num_rows // ROWS_PER_PAGE))
-        page = min(max(asked, 1), num_pages)
+        page = min(max(wanted, 1), num_pages)
         earlier = address(page - 1) if page > 1 else ""
         return cls(page, num_pages, earlier, address(page + 1) if page < num_pages else "")
 
     @property
     def first(self) -> int:
-        """The number of its first row."""
+        """The number of the page's first row."""
         return (self.page - 1) * ROWS_PER_PAGE
 
 
-def beside_address(places: Sequence[tuple[str, str, int]]) -> str:
-    """Where the episodes at (run, file, offset) stand side by side."""
+def side_by_side_address(places: Sequence[tuple[str, str, int]]) -> str:
+    """The address of a page that shows the episodes at (run, file, offset) side by side."""
     names = ("run", "file", "offset")
     pairs = [(name, v) for place in places for name, v in zip(names, place, strict=True)]
-    return f"/beside?{urlencode(pairs)}"
+    return f"/side-by-side?{urlencode(pairs)}"
 
 
 def missing_page(text: str, here: str = "") -> HTMLResponse:
@@ -89,17 +89,17 @@ def viewer_page(template: str, status_code: int = 200, **values: object) -> HTML
 
 
 def check_loopback(host: str, port: int) -> None:
-    """Raises ``UserError`` for a host that other machines reach."""
+    """Raises ``UserError`` for a host that other machines can reach."""
     if not is_loopback(host):
         raise UserError(
-            f"host {host} can be reached from other machines, and these pages ask for no password: "
-            f"use 127.0.0.1, and from elsewhere a tunnel such as ssh -L {port}:127.0.0.1:{port}"
+            f"other machines can reach host {host}, and these pages have no password: use "
+            f"127.0.0.1, and on other machines a tunnel: ssh -L {port}:127.0.0.1:{port}"
         )
 
 
 async def serve_pages(app: FastAPI, listener: socket.socket, what: str) -> None:
-    """Serve pages until interrupted, and log their address."""
-    listener.listen()  # who reads the address may come at once
+    """Serves pages until interrupted, and logs their address."""
+    listener.listen()  # a client may connect as soon as it reads the address
     host, port = listener.getsockname()[:2]
     LOG.info("%s: http://%s:%d", what, f"[{host}]" if ":" in host else host, port)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)

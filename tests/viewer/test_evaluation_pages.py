@@ -100,7 +100,7 @@ def test_failures_are_on_the_page() -> None:
 
 def test_the_comparison_shows_differences_around_zero(comparison: Comparison) -> None:
     page = render_comparison_page(comparison)
-    assert "new against old" in page
+    assert "new compared with old" in page
     for arm in comparison.arms:
         em = arm.overall.figure("em").difference.interval
         assert f'{em.mean:+.3f} <span class="interval">[{em.low:+.3f}, {em.high:+.3f}]' in page
@@ -133,7 +133,7 @@ def test_a_browser_shows_both_pages_and_its_console_stays_silent(
 ) -> None:
     write_evaluation_page(tmp_path / "e.html", result)
     write_comparison_page(tmp_path / "c.html", comparison)
-    for name, title in (("e", "mine · Forage evaluation"), ("c", "new against old")):
+    for name, title in (("e", "mine · Forage evaluation"), ("c", "new compared with old")):
         seen = visit((tmp_path / f"{name}.html").as_uri(), tmp_path / name)
         assert seen.console == ()
         assert f"<title>{title}" in seen.dom

@@ -56,11 +56,11 @@ def test_files_of_other_kinds_are_no_episodes(runs_dir: Path) -> None:
 
 
 def test_a_path_without_records_is_refused(runs_dir: Path) -> None:
-    with pytest.raises(UserError, match="holds no records"):
+    with pytest.raises(UserError, match="has no records"):
         Library([runs_dir / "notes"])
     with pytest.raises(UserError, match="does not exist"):
         Library([runs_dir / "nowhere"])
-    with pytest.raises(UserError, match="no run is called 'other'; there are first"):
+    with pytest.raises(UserError, match="no run is named 'other'; the runs are first"):
         Library([runs_dir]).run("other")
 
 

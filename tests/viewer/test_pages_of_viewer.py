@@ -100,7 +100,7 @@ def test_the_words_of_a_metric_fit_its_name() -> None:
         "reward/mean": "the reward that is maximised",
         "tools/open_page_calls": "calls of each tool",
         "seconds/rollout": "wall-clock seconds",
-        "eval/normal/em/mean": "exact match of the answers, of the questions that are evaluated",
+        "eval/normal/em/mean": "exact match of the answers, in evaluations during training",
     }.items():
         words = words_of(name)
         assert words is not None, name
@@ -147,7 +147,7 @@ def test_a_run_shows_the_signs_of_a_collapse_with_their_limits(client: TestClien
 def test_a_run_that_is_not_there_is_a_page_that_says_so(client: TestClient) -> None:
     reply = client.get("/run?run=three")
     assert reply.status_code == 400
-    assert "no run is called &#39;three&#39;; there are one, two" in reply.text
+    assert "no run is named &#39;three&#39;; the runs are one, two" in reply.text
 
 
 def test_a_list_filters_sorts_finds_and_pages(client: TestClient) -> None:
@@ -181,11 +181,11 @@ def test_an_episode_leads_to_its_neighbours_in_the_list_it_came_from(client: Tes
 def test_the_group_and_other_steps_are_a_link_away_and_side_by_side(client: TestClient) -> None:
     (first, *_) = addresses(page(client, "/episodes?run=one"), "/episode")
     text = page(client, first)
-    beside = addresses(text, "/beside")
-    assert len(beside) > 1, "the group, and the question at other steps"
-    group = page(client, beside[0])
+    pages = addresses(text, "/side-by-side")
+    assert len(pages) > 1, "the group, and the question at other steps"
+    group = page(client, pages[0])
     assert group.count('<article class="episode">') == 2
-    pair = page(client, beside[-1])
+    pair = page(client, pages[-1])
     assert pair.count('<article class="episode">') == 2
 
 
@@ -194,7 +194,7 @@ def test_evaluations_are_listed_shown_and_compared(client: TestClient) -> None:
     for name in ("one/evaluation/after", "two/evaluation/before"):
         assert f'value="{name}"' in text
     (figures, *_) = addresses(text, "/evaluation")
-    assert "Everything that the episodes depend on" in page(client, figures)
+    assert "Everything the episodes depend on" in page(client, figures)
     assert client.get("/evaluation?run=one&file=../config.yaml").status_code == 404
 
 
@@ -203,23 +203,23 @@ def test_two_evaluations_are_paired_question_by_question(
 ) -> None:
     address = "/paired?first=one/evaluation/before&second=one/evaluation/after"
     text = page(client, address)
-    assert "12 of 12 questions that both have" in text
+    assert "12 of 12 shared questions" in text
     ems = []
     for label in ("before", "after"):
         records = read_episodes(runs_dir / "one" / "evaluation" / f"{label}.jsonl")
         ems.append([r.episode.reward.parts["em"] for r in records if r.episode.reward])
     better = sum(b > a for a, b in zip(*ems, strict=True))
-    assert f"{better} of 12 questions" in page(client, f"{address}&outcome=better")
+    assert f"{better} of 12 shared questions" in page(client, f"{address}&outcome=better")
     both = sum(a == b == 1 for a, b in zip(*ems, strict=True))
-    assert f"{both} of 12 questions" in page(client, f"{address}&outcome=both+right")
-    assert "0 of 12 questions" in page(client, f"{address}&find=nowhere")
-    assert "12 of 12 questions" in page(
+    assert f"{both} of 12 shared questions" in page(client, f"{address}&outcome=both+right")
+    assert "0 of 12 shared questions" in page(client, f"{address}&find=nowhere")
+    assert "12 of 12 shared questions" in page(
         client, f"{address}&status=answered&find=passage:chronicles"
     )
-    assert "0 of 12 questions" in page(client, f"{address}&searches=>9")
-    assert "0 of 12 questions" in page(client, f"{address}&sign=empty+answer")
-    pair = page(client, addresses(text, "/beside")[0])
-    assert "They part in turn" in pair
+    assert "0 of 12 shared questions" in page(client, f"{address}&searches=>9")
+    assert "0 of 12 shared questions" in page(client, f"{address}&sign=empty+answer")
+    pair = page(client, addresses(text, "/side-by-side")[0])
+    assert "They first differ in turn" in pair
     assert "the first decision that differs" in pair
     reply = client.get("/paired?first=one/evaluation/before&second=one/evaluation/before")
     assert "choose two" in reply.text
@@ -271,7 +271,7 @@ def test_a_run_that_has_only_begun_is_a_page(tmp_path: Path) -> None:
     with TestClient(create_app([tmp_path]), base_url="http://127.0.0.1") as client:
         assert "No step has been recorded yet" in page(client, "/")
         assert "0 of 0 episodes" in page(client, "/episodes")
-        assert "There are no figures" in page(client, "/evaluations")
+        assert "No evaluation results yet" in page(client, "/evaluations")
 
 
 def test_the_metrics_of_the_fake_run_are_known() -> None:
@@ -312,9 +312,11 @@ def test_nothing_in_names_metrics_settings_or_ids_becomes_markup(tmp_path: Path)
             assert 'href="javascript' not in text
             found = {
                 html.unescape(link)
-                for link in re.findall(r'href="(/(?:run|episodes|episode|beside)\?[^"]*)"', text)
+                for link in re.findall(
+                    r'href="(/(?:run|episodes|episode|side-by-side)\?[^"]*)"', text
+                )
                 if "sort=" not in link
             }
             waiting += [link for link in found - seen if link not in waiting]
         kinds = {address.partition("?")[0] for address in seen}
-        assert kinds >= {"/", "/run", "/episodes", "/episode", "/beside"}
+        assert kinds >= {"/", "/run", "/episodes", "/episode", "/side-by-side"}

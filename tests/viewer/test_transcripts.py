@@ -87,7 +87,7 @@ def test_a_turn_that_is_known_by_its_text_alone_says_so() -> None:
     blocks = view_episode("After", replace(EPISODE, segments=segments), decode).blocks
     assert [block.origin for block in blocks[1::2]] == ["transcribed", "transcribed"]
     assert blocks[1].heading == "Turn 1: search"
-    assert blocks[1].detail == "known by its text alone · 200 ms · 2 tokens"
+    assert blocks[1].detail == "only its text is known · 200 ms · 2 tokens"
     assert [token.info for token in blocks[1].tokens] == ["3", "4"]
 
 
@@ -205,11 +205,14 @@ def test_the_first_decision_that_differs_is_pointed_at() -> None:
     early = replace(EPISODE, turns=(Turn("a", ActionKind.ANSWER, "Bergen"),))
     twice = replace(EPISODE, turns=(EPISODE.turns[0], *EPISODE.turns))
     view = view_question([("Before", EPISODE), ("After", twice)], decode)
-    assert view.parting == "They part in turn 2. Before: answers “Oslo”; After: searches for “q”."
+    assert (
+        view.parting
+        == "They first differ in turn 2. Before: answers “Oslo”; After: searches for “q”."
+    )
     marked = [[block.heading for block in e.blocks if block.is_parting] for e in view.episodes]
     assert marked == [["Turn 2: answer"], ["Turn 2: search"]]
     view = view_question([("Before", early), ("After", EPISODE)], None)
-    assert view.parting.startswith("They part in turn 1. Before: answers “Bergen”")
+    assert view.parting.startswith("They first differ in turn 1. Before: answers “Bergen”")
     view = view_question([("0", EPISODE), ("1", EPISODE), ("2", twice)], decode)
     marked = [[block.heading for block in e.blocks if block.is_parting] for e in view.episodes]
     assert marked == [[], [], ["Turn 2: search"]], "of more than two, each against the first"
@@ -225,7 +228,7 @@ def test_a_context_that_begins_anew_is_a_block_of_its_own_and_closed() -> None:
     assert [block.origin for block in blocks] == [
         *("prompt", "sampled", "folded", "observation", "sampled"),
     ]
-    assert (blocks[2].heading, blocks[2].is_open) == ("The context begins anew", False)
+    assert (blocks[2].heading, blocks[2].is_open) == ("Context restarted", False)
     assert blocks[2].detail == "older results are archived · 5 tokens"
     assert [block.heading for block in blocks[3:]] == ["Observation", "Turn 2: answer"]
     assert blocks[3].passages[0].id == "p1", "the results are those of the turn before"

@@ -146,7 +146,7 @@ def test_only_lines_of_the_runs_own_episode_files_are_shown(
         ("/episode?offset=0&at=99999999999999999999", 400, "at: Input should be less than"),
         ("/episode?offset=one", 400, "offset: Input should be a valid integer"),
         ("/episode", 400, "offset: Field required"),
-        ("/beside?run=&file=episodes.jsonl&offset=99999999999999999999", 400, "less than"),
+        ("/side-by-side?run=&file=episodes.jsonl&offset=99999999999999999999", 400, "less than"),
         ("/episode?offset=0&at=9223372036854775807", 200, ""),
         ("/episodes?page=99999999999999999999", 200, "36 of 36"),
         ("/episodes?step=99999999999999999999", 200, "0 of 36"),
@@ -248,7 +248,7 @@ def test_the_tokenizer_is_found_in_the_newest_checkpoint_or_where_the_config_say
 
 
 def test_a_directory_without_records_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="name the output_dir of a run"):
+    with pytest.raises(UserError, match="pass the output_dir of a run"):
         create_app([tmp_path])
 
 
@@ -262,7 +262,7 @@ def test_a_taken_port_is_refused_with_another_way(run_dir: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org"])
 def test_a_host_that_others_can_reach_is_refused(run_dir: Path, host: str) -> None:
-    with pytest.raises(UserError, match="can be reached from other machines"):
+    with pytest.raises(UserError, match="other machines can reach host"):
         view([run_dir], host=host, port=0)
 
 

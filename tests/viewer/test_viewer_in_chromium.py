@@ -335,7 +335,7 @@ def test_hostile_names_and_metrics_stay_text_in_the_script_too(page: Page, tmp_p
         write_hostile_run(tmp_path / "runs" / name)
     with served(tmp_path / "runs") as address:
         page.goto(f"{address}/runs")
-        page.get_by_text("Others").click()
+        page.get_by_text("Other metrics").click()
         chart = page.locator("figure.metric:visible", has_text="script").first
         expect(chart.locator("canvas")).to_be_visible()
         chart.locator(".u-over").hover()
@@ -352,10 +352,10 @@ def test_no_page_scrolls_sideways(browser: Browser, address: str, width: int) ->
     page.goto(f"{address}/episodes?run=one&sort=wrong")
     episode = page.locator("tbody a.clip").first.get_attribute("href") or ""
     page.goto(address + episode)
-    beside = page.locator('a[href^="/beside"]').first.get_attribute("href") or ""
+    together = page.locator('a[href^="/side-by-side"]').first.get_attribute("href") or ""
     pair = "/paired?first=one/evaluation/before&second=one/evaluation/after"
     for path in (
-        *("/runs", "/run?run=one", "/episodes?run=one", episode, beside, "/evaluations", pair),
+        *("/runs", "/run?run=one", "/episodes?run=one", episode, together, "/evaluations", pair),
         "/evaluation?run=one&file=evaluation/after.json",
     ):
         page.goto(address + path)

@@ -1,5 +1,5 @@
-// The chat of forage play --web: sends a question, shows the events of its episode as they come.
-// Texts go in as text, never as markup.
+// The chat of forage play --web: sends a question and shows the events of its episode as they arrive.
+// Everything is inserted as text, never as markup.
 (() => {
   "use strict";
   const HEADINGS = { think: "Thought", search: "Search", answer: "Answer", tool_call: "Tool call",
@@ -20,16 +20,16 @@
     window.scrollTo({ top: document.documentElement.scrollHeight, behavior: "instant" });
   }
 
-  // Makes a change; who looks at the end sees the new end, who has scrolled up stays where he reads.
+  // Makes a change, and keeps the end in view unless the reader has scrolled up.
   function following(change) {
     const rest = document.documentElement.scrollHeight - window.innerHeight - window.scrollY;
     change();
     if (rest < 40) toEnd();
   }
 
-  // The place where an episode grows: pieces of one part of one turn go into one block.
+  // The element of one episode: pieces of the same part of the same turn go into one block.
   function openEpisode(question) {
-    const article = add(asked, "article", "asked-one");
+    const article = add(asked, "article", "exchange");
     add(article, "h2", "question-text", question);
     const blocks = [];
 
@@ -38,7 +38,7 @@
       const kind = event.part === "observation" ? "observation" : "sampled";
       let block = last && last.part === event.part && last.turn === event.turn ? last : null;
       if (block === null) {
-        if (!event.text.trim()) return;  // what stands between two tags
+        if (!event.text.trim()) return;  // whitespace between two tags
         const element = add(article, "div", "block " + kind + " " + event.part);
         const head = add(element, "p", "block-head");
         const isFound = kind === "observation" && last && last.part === "search";
@@ -56,7 +56,7 @@
         const own = blocks.filter((block) => block.turn === number);
         const sampled = own.filter((block) => block.part !== "observation").pop();
         const shown = own.find((block) => block.part === "observation");
-        if (sampled) sampled.detail.append(" · " + turn.sampled + (turn.invalid ? " · no valid action: " + turn.invalid : ""));
+        if (sampled) sampled.detail.append(" · " + turn.sampled + (turn.invalid ? " · invalid action: " + turn.invalid : ""));
         if (shown && turn.called) shown.detail.append(" · " + turn.called);
         if (shown && turn.is_failure) shown.element.classList.add("failed");
         if (shown && turn.passages.length) {
@@ -122,9 +122,9 @@
         });
         isOver = isOver || Boolean(event.end) || event.error !== undefined;
       });
-      if (!isOver) episode.fail("The stream broke off: forage play has ended.");
+      if (!isOver) episode.fail("The connection broke off: forage play has stopped.");
     } catch (error) {
-      episode.fail(error.name === "AbortError" ? "Stopped." : "forage play does not answer: " + error.message);
+      episode.fail(error.name === "AbortError" ? "Stopped." : "Cannot reach forage play: " + error.message);
     } finally {
       running = null;
       stop.hidden = true;

@@ -1,15 +1,15 @@
-// The viewer's pages in the browser: charts of metrics, what follows the records, keys, colours.
-// Whatever comes from records goes in as text, never as markup; pages are escaped by the server.
+// The viewer's pages in the browser: charts of metrics, live updates, token colours, keys.
+// Everything from records is inserted as text, never as markup; the server escapes pages.
 (() => {
   "use strict";
-  const SECONDS_BETWEEN_LOOKS = 5;
+  const SECONDS_BETWEEN_UPDATES = 5;
   const colours = ["#2f8f63", "#3f7fd0", "#d07a1e", "#a5549b", "#8a8f2c", "#c0453a", "#2c9aa6", "#7a6cc4"];
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 
   // ---- curves -----------------------------------------------------------------------------
   const section = document.getElementById("curves");
   const controls = document.getElementById("chart-controls");
-  let isAsking = false, isStale = false;
+  let isLoading = false, isStale = false;
 
   function chosenRuns() {
     if (section.dataset.runs !== "chosen") return JSON.parse(section.dataset.runs);
@@ -35,11 +35,11 @@
     figure.querySelector(".plot").setAttribute("aria-label", figure.dataset.metric + " of " + names);
   }
 
-  // One request at a time: a slider that moves asks again when the last answer is there.
+  // One request at a time: while a slider moves, the next request waits for the last answer.
   async function refreshCurves() {
-    isStale = isAsking;
-    if (isAsking) return;
-    isAsking = true;
+    isStale = isLoading;
+    if (isLoading) return;
+    isLoading = true;
     try {
       const figures = shownCharts(), runs = chosenRuns();
       const query = new URLSearchParams({ smoothing: controls.smoothing.value, log: controls.log.checked });
@@ -51,7 +51,7 @@
         figures.forEach((figure) => drawMetric(figure, charts[figure.dataset.metric]));
       }
     } finally {
-      isAsking = false;
+      isLoading = false;
     }
     if (isStale) await refreshCurves();
   }
@@ -94,7 +94,7 @@
     refreshCurves();
   }
 
-  // ---- what follows the records without reloading -------------------------------------------
+  // ---- live updates -------------------------------------------------------------------------
   const written = new Map(all("[data-live]").map((part) => [part.id, part.innerHTML]));
 
   async function refreshParts() {
@@ -111,7 +111,7 @@
       all(".choose-run", other).forEach((box) => {
         if (known.has(box.value)) box.toggleAttribute("checked", ticked.has(box.value));
       });
-      const text = other.innerHTML; // as the server wrote it, before charts were drawn into it
+      const text = other.innerHTML; // as the server sent it, before charts are drawn into it
       if (text === written.get(part.id)) continue;
       written.set(part.id, text);
       part.replaceChildren(...other.childNodes);
@@ -120,20 +120,20 @@
     if (section) colourRuns();
   }
 
-  async function look() {
+  async function update() {
     if (document.visibilityState === "visible") {
       try {
         await refreshParts();
         if (section && controls) await refreshCurves();
       } catch (error) {
-        document.body.dataset.lost = "true"; // the viewer has ended: what is shown stays
+        document.body.dataset.lost = "true"; // the viewer has stopped; the page stays as it is
       }
     }
-    setTimeout(look, SECONDS_BETWEEN_LOOKS * 1000);
+    setTimeout(update, SECONDS_BETWEEN_UPDATES * 1000);
   }
-  if (section || document.querySelector("[data-live]")) setTimeout(look, SECONDS_BETWEEN_LOOKS * 1000);
+  if (section || document.querySelector("[data-live]")) setTimeout(update, SECONDS_BETWEEN_UPDATES * 1000);
 
-  // ---- tokens by colour ---------------------------------------------------------------------
+  // ---- token colours ------------------------------------------------------------------------
   const FIELDS = { probability: 1, version: 2, advantage: 3, difference: 4 };
 
   function tokenFigure(token, name) {
@@ -146,7 +146,7 @@
     const tokens = all("i[data-t]");
     const figures = name === "" ? [] : tokens.map((token) => tokenFigure(token, name));
     const known = figures.filter(Number.isFinite);
-    let low = Infinity, high = -Infinity; // as arguments, so many would be too many for Math.min
+    let low = Infinity, high = -Infinity; // Math.min cannot take this many arguments
     for (const value of known) low = Math.min(low, value), high = Math.max(high, value);
     const reach = Math.max(Math.abs(low), Math.abs(high)) || 1;
     tokens.forEach((token, number) => {

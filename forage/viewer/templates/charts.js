@@ -1,11 +1,11 @@
-// Draws every chart of report and viewer with uPlot. The server has prepared all series (charts.py,
-// whiskers.py); names go in as text, never as markup.
+// Draws all charts of report and viewer with uPlot. charts.py and whiskers.py prepare their data.
+// Names are inserted as text, never as markup.
 const forageCharts = (() => {
   "use strict";
   const ROW_HEIGHT = 30;
   const FONT = "11.5px system-ui, sans-serif";
   const DASHES = { s2: [7, 3], s3: [2.5, 3.5], s4: [9, 3, 2, 3], reference: [2, 4] };
-  // Steps are whole numbers; on its own, uPlot would write 2.5 and 7.5 under a short run.
+  // Steps are whole numbers; by default, uPlot would write 2.5 and 7.5 under a short run.
   const STEPS_BETWEEN_TICKS = [...Array(10).keys()].flatMap((n) => [1, 2, 5].map((m) => m * 10 ** n));
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const drawn = new Map(); // id -> {plot, place, key, chart}
@@ -16,7 +16,7 @@ const forageCharts = (() => {
     return String(Number(value.toPrecision(5)));
   }
 
-  // 2.000e-4 is wider than the axis, which would cut its 2.
+  // 2.000e-4 is wider than the axis, which would cut off the 2.
   const tickText = (value) => value === null ? "" : valueText(value).replace(/\.?0*e/, "e");
 
   function tipBox(u) {
@@ -46,7 +46,7 @@ const forageCharts = (() => {
       setCursor: (u) => {
         const { idx, left } = u.cursor;
         if (idx === null || idx === undefined || left < 0) return showTip(u, box, [], 0);
-        if (lines !== chart.lines) { // new data since
+        if (lines !== chart.lines) { // after an update
           lines = chart.lines;
           values = uPlot.join(lines.map((line) => [line.x, line.values]));
         }
@@ -67,10 +67,10 @@ const forageCharts = (() => {
     return { stroke: () => css("--soft"), grid: line, ticks: line, font: FONT, labelFont: FONT, labelSize: 18, labelGap: 2, ...more };
   }
 
-  // What is 0 throughout, such as a difference that must be 0, would lie on an axis from 0 to 100.
+  // By default, a curve of zeros would get an axis from 0 to 100.
   function valueRange(chart) {
     return (u, low, high) => {
-      if (low === null) return [null, null]; // the zoomed part holds nothing
+      if (low === null) return [null, null]; // the zoomed part is empty
       if (chart.zero !== null) return uPlot.rangeLog(low, high, 10, true);
       const [first, last] = low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true);
       return [chart.range[0] ?? first, chart.range[1] ?? last];
@@ -81,7 +81,7 @@ const forageCharts = (() => {
     return line.colour ?? css(line.style === "reference" ? "--wrong" : "--" + line.style);
   }
 
-  // Areas are drawn from the highest edge down, so that each covers the rest of the one above.
+  // The highest area is drawn first, so that the others cover its lower part.
   function ordered(chart) {
     return chart.stacked ? [...chart.lines].reverse() : chart.lines;
   }
@@ -190,8 +190,8 @@ const forageCharts = (() => {
     }, [[low, high], [0, num]], place);
   }
 
-  // Draws a chart into a figure, or takes its new data over where it is drawn already, under the
-  // same id: what was zoomed into stays, even if the figure itself was replaced.
+  // Draws a chart into a figure. A chart with the same id that is already drawn only gets new data
+  // and keeps its zoom, even if its figure was replaced.
   function draw(figure, chart) {
     const id = figure.dataset.id, make = chart.rows ? intervalPlot : stepPlot;
     const known = drawn.get(id);
@@ -216,7 +216,7 @@ const forageCharts = (() => {
     drawn.delete(figure.dataset.id);
   }
 
-  // Charts whose data came with the page.
+  // Draws the charts whose data came with the page.
   function drawAll() {
     document.querySelectorAll("figure[data-chart]").forEach(
       (figure) => draw(figure, JSON.parse(figure.dataset.chart)));
