@@ -25,26 +25,17 @@ _SHORT = 20
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named curve; ``style`` is its CSS class, and a NaN in ``y_T`` is a missing value."""
+    """A named curve; ``style`` is its CSS class, and a NaN in ``y_T`` is a missing value.
 
-    name: str
-    style: str
-    x_T: tuple[float, ...]
-    y_T: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A curve as drawn: ``values_T`` for tooltips and the thin line, ``drawn_T`` for the thick one.
-
-    In a stacked chart ``drawn_T`` is the upper edge of an area.
+    Tooltips and the thin line show ``y_T``. ``drawn_T``, if there is one, is the thick line, or the
+    upper edge of an area in a stacked chart.
     """
 
     name: str
     style: str
     x_T: tuple[float, ...]
-    values_T: tuple[float, ...]
-    drawn_T: tuple[float, ...]
+    y_T: tuple[float, ...]
+    drawn_T: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +48,7 @@ class Chart:
 
     title: str
     y_label: str
-    lines: tuple[Line, ...]
+    lines: tuple[Series, ...]
     x_label: str = "optimizer step"
     note: str = ""
     y_range: tuple[float | None, float | None] = (None, None)
@@ -87,7 +78,7 @@ class Chart:
         parts = [
             f"{line.name} from {number_text(first)} to {number_text(last)}"
             for line in self.lines
-            for first, last in [ends(line.values_T)]
+            for first, last in [ends(line.y_T)]
         ]
         return f"{self.title}: {', '.join(parts)}"
 
@@ -108,17 +99,13 @@ def line_chart(
     ``y_range`` fixes either end of the axis. A logarithmic axis shows zeros at its foot and leaves
     negative values out.
     """
-    lines = [
-        Line(s.name, s.style, s.x_T, s.y_T, smoothed(s.y_T, smoothing))
-        for s in series
-        if has_values(s.y_T)
-    ]
+    lines = [replace(one, drawn_T=smoothed(one.y_T, smoothing)) for one in series]
     zero = None
     if is_log:
-        positive = [y for line in lines for y in line.values_T if 0 < y < math.inf]
+        positive = [y for line in lines for y in line.y_T if 0 < y < math.inf]
         zero = 10.0 ** (math.floor(math.log10(min(positive, default=1e-8))) - 1)
         lines = [_on_log_axis(line, zero) for line in lines]
-    lines = [line for line in lines if has_values(line.drawn_T)]
+    lines = [line for line in lines if has_values(line.y_T)]
     if not lines:
         return None
     shown = _thinned(lines, most_points)
@@ -133,10 +120,7 @@ def stacked_chart(title: str, series: Sequence[Series], *, y_label: str) -> Char
     steps = drawn[0].x_T
     assert all(s.x_T == steps for s in drawn), "stacked series must share their steps"
     tops = np.cumsum([np.where(np.isfinite(s.y_T), s.y_T, 0.0) for s in drawn], axis=0)
-    lines = [
-        Line(s.name, s.style, s.x_T, s.y_T, tuple(top.tolist()))
-        for s, top in zip(drawn, tops, strict=True)
-    ]
+    lines = [replace(s, drawn_T=tuple(top)) for s, top in zip(drawn, tops.tolist(), strict=True)]
     shown = _thinned(lines, MOST_POINTS)
     return Chart(title, y_label, shown, y_range=(0.0, None), is_stacked=True)
 
@@ -204,15 +188,15 @@ def _window_sums(values: np.ndarray, window: int) -> np.ndarray:
     return total
 
 
-def _on_log_axis(line: Line, zero: float) -> Line:
-    values, drawn = (
-        tuple(math.nan if y < 0 else max(y, zero) for y in y_T)
-        for y_T in (line.values_T, line.drawn_T)
+def _on_log_axis(line: Series, zero: float) -> Series:
+    y_T, drawn_T = (
+        tuple(math.nan if y < 0 else max(y, zero) for y in values)
+        for values in (line.y_T, line.drawn_T)
     )
-    return replace(line, values_T=values, drawn_T=drawn)
+    return replace(line, y_T=y_T, drawn_T=drawn_T)
 
 
-def _thinned(lines: Sequence[Line], most_points: int) -> tuple[Line, ...]:
+def _thinned(lines: Sequence[Series], most_points: int) -> tuple[Series, ...]:
     """Lines reduced to the lowest and highest values of each stretch of steps."""
     num_points = len(lines[0].x_T)
     if any(len(line.x_T) != num_points for line in lines):  # of several runs
@@ -224,7 +208,7 @@ def _thinned(lines: Sequence[Line], most_points: int) -> tuple[Line, ...]:
     kept = {0, num_points - 1}
     for line in lines:
         stretches = np.full(len(starts) * size, math.nan)
-        stretches[:num_points] = line.values_T
+        stretches[:num_points] = line.y_T
         stretches = stretches.reshape(-1, size)
         is_finite = np.isfinite(stretches)
         kept.update((starts + np.where(is_finite, stretches, math.inf).argmin(1)).tolist())
@@ -234,20 +218,20 @@ def _thinned(lines: Sequence[Line], most_points: int) -> tuple[Line, ...]:
         replace(
             line,
             x_T=tuple(line.x_T[place] for place in places),
-            values_T=tuple(line.values_T[place] for place in places),
+            y_T=tuple(line.y_T[place] for place in places),
             drawn_T=tuple(line.drawn_T[place] for place in places),
         )
         for line in lines
     )
 
 
-def _line_data(line: Line) -> dict[str, Any]:
+def _line_data(line: Series) -> dict[str, Any]:
     """A line without NaN, which is not JSON; ``drawn`` is None if it equals ``values``."""
     drawn = [float(f"{y:.6g}") if math.isfinite(y) else None for y in line.drawn_T]
     return {
         "name": line.name,
         "style": line.style,
         "x": [int(x) if x == int(x) else x for x in line.x_T],
-        "values": [y if math.isfinite(y) else None for y in line.values_T],
-        "drawn": None if line.drawn_T == line.values_T else drawn,
+        "values": [y if math.isfinite(y) else None for y in line.y_T],
+        "drawn": None if line.drawn_T == line.y_T else drawn,
     }

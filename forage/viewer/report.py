@@ -64,12 +64,6 @@ class SliceRow:
     before: SliceSummary | None
     after: SliceSummary | None
 
-    @property
-    def num_questions(self) -> int:
-        shown = self.after or self.before
-        assert shown is not None, "a row shows at least one of the two evaluations"
-        return shown.num_questions
-
 
 def write_report(path: Path, run: ReportInput) -> None:
     """Writes the page and replaces an older one atomically; raises ``OSError``."""

@@ -8,7 +8,6 @@ import logging
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -17,7 +16,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from forage.errors import UserError
 from forage.viewer.charts import SMOOTHING, Series, line_chart
 from forage.viewer.library import Library, ShownRun
-from forage.viewer.metric_words import words_of
+from forage.viewer.metric_words import MetricWords, words_of
 from forage.viewer.panels import HEADLINE_METRICS, health_charts, learning_charts
 from forage.viewer.run_facts import RunFacts, differing_settings, facts_of, sign_states
 from forage.viewer.viewer_page import viewer_page
@@ -32,17 +31,10 @@ _NUM_CHOSEN = 6
 _MOST_POINTS = 20_000
 """Points of a curve that readers can zoom into."""
 
+Metric = tuple[str, MetricWords | None]
+"""A metric, and the words about it if docs/metrics.md lists it."""
 Keys = Annotated[list[str], Query(default_factory=list)]
 Smoothing = Annotated[float, Query(ge=0, le=0.5)]
-
-
-@dataclass(frozen=True, slots=True)
-class MetricChart:
-    """A chart that the page's script fills: a metric and the words about it."""
-
-    metric: str
-    what: str
-    look_for: str
 
 
 class RunPages:
@@ -143,20 +135,18 @@ class RunPages:
         headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
         return Response(text.getvalue(), media_type="text/csv", headers=headers)
 
-    def _sections(self, runs: Sequence[ShownRun]) -> dict[str, list[MetricChart]]:
+    def _sections(self, runs: Sequence[ShownRun]) -> dict[str, list[Metric]]:
         """Every metric that any of the runs logged, by section; headline metrics come first."""
         names = {
             name: None for run in runs for row in self._library.metrics(run)[-50:] for name in row
         }
         names.pop("step", None)
-        sections: dict[str, list[MetricChart]] = {}
+        sections: dict[str, list[Metric]] = {}
         for name in sorted(names):
             words = words_of(name)
             title = words.section if words else "Other metrics"
-            chart = MetricChart(name, words.what if words else "", words.look_for if words else "")
-            sections.setdefault(title, []).append(chart)
-        first = [c for part in sections.values() for c in part if c.metric in HEADLINE_METRICS]
-        first.sort(key=lambda chart: HEADLINE_METRICS.index(chart.metric))
+            sections.setdefault(title, []).append((name, words))
+        first = [(name, words_of(name)) for name in HEADLINE_METRICS if name in names]
         return ({"At a glance": first} if first else {}) | sections
 
 

@@ -62,31 +62,20 @@ class EpisodeView:
     """An episode and how it ended."""
 
     label: str
-    status: str
-    answer: str | None
+    episode: Episode
     verdict: Literal["right", "wrong", "unscored"]
-    reward: float | None
-    parts: tuple[tuple[str, float], ...]
-    num_searches: int
-    num_sampled_tokens: int
-    seconds: float
     versions: str
     blocks: tuple[BlockView, ...]
-    decisions: tuple[tuple[str, str], ...] = ()
-    advantage: float | None = None
+    advantage: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionView:
-    """A question, its path to the answer, and the episodes played for it."""
+    """A question, the episodes played for it, and where two of them first differ."""
 
-    id: str
-    text: str
-    golden_answers: tuple[str, ...]
-    hops: tuple[tuple[str, str, str], ...]
-    num_hops: int | None
+    question: Question
     episodes: tuple[EpisodeView, ...]
-    parting: str = ""
+    parting: str
 
 
 def view_question(labelled: Sequence[tuple[str, Episode]], decode: Decode | None) -> QuestionView:
@@ -109,15 +98,7 @@ def question_view(question: Question, views: Sequence[EpisodeView]) -> QuestionV
     else:
         partings = [None, *partings]
     views = [_marked(view, turn) for view, turn in zip(views, partings, strict=True)]
-    return QuestionView(
-        id=question.id,
-        text=question.text,
-        golden_answers=question.golden_answers,
-        hops=tuple((hop.subject, hop.relation, hop.value) for hop in question.hops),
-        num_hops=question.num_hops,
-        episodes=tuple(views),
-        parting=text,
-    )
+    return QuestionView(question, tuple(views), text)
 
 
 def view_record(record: EpisodeRecord, decode: Decode | None, where: str = "") -> EpisodeView:
@@ -148,17 +129,10 @@ def view_episode(
         verdict = "right" if reward.parts.get("em", reward.value) else "wrong"
     return EpisodeView(
         label=label,
-        status=episode.status.value.replace("_", " "),
-        answer=episode.answer,
+        episode=episode,
         verdict=verdict,
-        reward=None if reward is None else reward.value,
-        parts=() if reward is None else tuple(sorted(reward.parts.items())),
-        num_searches=episode.num_searches,
-        num_sampled_tokens=episode.num_sampled_tokens,
-        seconds=episode.seconds,
         versions="–".join(map(str, first_and_last)),
         blocks=_token_blocks(episode, decode, record) if decode else _text_blocks(episode),
-        decisions=tuple((turn.kind.value, turn.argument) for turn in episode.turns),
         advantage=advantages[0] if advantages and len(set(advantages)) == 1 else None,
     )
 
@@ -171,7 +145,7 @@ def _has_versions(record: EpisodeRecord | None) -> bool:
 def _first_difference(one: EpisodeView, other: EpisodeView) -> int | None:
     """The first turn in which two episodes decide differently; None if they never do."""
     decided = [
-        [(kind, " ".join(argument.lower().split())) for kind, argument in view.decisions]
+        [(turn.kind, " ".join(turn.argument.lower().split())) for turn in view.episode.turns]
         for view in (one, other)
     ]
     pairs = enumerate(zip_longest(*decided))
@@ -189,16 +163,16 @@ def _marked(view: EpisodeView, turn: int | None) -> EpisodeView:
 
 
 def _decision_text(view: EpisodeView, turn: int) -> str:
-    if turn >= len(view.decisions):
+    if turn >= len(view.episode.turns):
         return "has already ended"
-    kind, argument = view.decisions[turn]
+    decided = view.episode.turns[turn]
     verb = {
         "search": "searches for",
         "answer": "answers",
         "call": "calls",
         "invalid": "makes an invalid move:",
     }
-    return f"{verb[kind]} “{argument[:_MAX_ARGUMENTS_CHARS]}”"
+    return f"{verb[decided.kind.value]} “{decided.argument[:_MAX_ARGUMENTS_CHARS]}”"
 
 
 def _token_blocks(

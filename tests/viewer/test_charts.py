@@ -128,9 +128,9 @@ def test_a_line_of_very_many_points_is_thinned_to_what_is_seen() -> None:
     chart = drawn(series(*values), other)
     for line, whole in zip(chart.lines, (values, values[::-1]), strict=True):
         assert 1_000 < len(line.x_T) <= MOST_POINTS
-        assert line.values_T == tuple(whole[int(x)] for x in line.x_T), "none moved"
+        assert line.y_T == tuple(whole[int(x)] for x in line.x_T), "none moved"
         assert line.drawn_T == tuple(smoothed(whole)[int(x)] for x in line.x_T), "smoothed whole"
-        assert (min(line.values_T), max(line.values_T)) == (-3.0, 5.0)
+        assert (min(line.y_T), max(line.y_T)) == (-3.0, 5.0)
         assert (line.x_T[0], line.x_T[-1]) == (0, 19_999)
 
 
@@ -138,8 +138,8 @@ def test_runs_of_different_lengths_are_thinned_each_for_itself() -> None:
     chart = drawn(series(*range(5_000)), series(1.0, 2.0, name="b"), smoothing=0.0)
     long, short = chart.lines
     assert len(long.x_T) <= MOST_POINTS
-    assert long.values_T == long.x_T
-    assert short.values_T == (1.0, 2.0)
+    assert long.y_T == long.x_T
+    assert short.y_T == (1.0, 2.0)
 
 
 def test_stacked_areas_rest_on_each_other() -> None:

@@ -220,7 +220,7 @@ def test_two_evaluations_are_paired_question_by_question(
     assert "0 of 12 shared questions" in page(client, f"{address}&sign=empty+answer")
     pair = page(client, addresses(text, "/side-by-side")[0])
     assert "They first differ in turn" in pair
-    assert "the first decision that differs" in pair
+    assert "first differing decision" in pair
     reply = client.get("/paired?first=one/evaluation/before&second=one/evaluation/before")
     assert "choose two" in reply.text
     assert client.get("/paired?first=x&second=y").status_code == 400

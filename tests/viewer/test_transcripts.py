@@ -119,7 +119,7 @@ def test_an_episode_that_the_engine_failed_shows_the_tokens_it_has() -> None:
     cut = replace(EPISODE, turns=EPISODE.turns[:1], status=Status.ENGINE_FAILED, reward=None)
     view = view_episode("x", cut, decode)
     assert view.blocks[3].heading == "Turn 2, sampled"
-    assert (view.verdict, view.status, view.answer) == ("unscored", "engine failed", None)
+    assert (view.verdict, view.episode) == ("unscored", cut)
 
 
 def test_without_a_decoder_the_turns_texts_stand_in() -> None:
@@ -140,7 +140,7 @@ def test_the_verdict_is_exact_match_not_reward() -> None:
 def test_a_question_gathers_its_episodes_under_their_labels() -> None:
     view = view_question([("Before", EPISODE), ("After", EPISODE)], decode)
     assert [episode.label for episode in view.episodes] == ["Before", "After"]
-    assert (view.text, view.golden_answers, view.num_hops) == ("Where?", ("Oslo",), 1)
+    assert view.question == EPISODE.question
 
 
 def test_a_call_of_another_tool_shows_its_arguments_its_time_and_its_failure() -> None:
