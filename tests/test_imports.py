@@ -69,7 +69,7 @@ LINE_BUDGETS = {
     "rewards": 1_220,
     "rollout": 7_030,
     "training": 7_920,
-    "viewer": 3_800,
+    "viewer": 3_600,
     "watch": 1_510,
 }
 # Imports under TYPE_CHECKING that would close a cycle between files if they ran.

@@ -93,12 +93,11 @@ class EpisodePages:
         """One episode, token by token, with links to its group and its neighbours in the list."""
         run, wanted = self._settled(wanted, file_must_exist=True)
         index, _ = self._index_of(run, wanted.file)
-        view = self._view(run, wanted.file, index, offset, "")
-        this = None if index is None else wanted.row_at(index, offset)
-        if index is None or view is None or this is None:
+        record = index and index.record(offset)
+        this = index and wanted.row_at(index, offset)
+        if index is None or record is None or this is None:
             return missing_page(f"No such episode: {wanted.file}, byte {offset}")
-        record = index.record(offset)
-        assert record is not None, "the view was made from it"
+        view = view_record(record, self._decoders.of(run, record.tokenizer))
         return viewer_page(
             "one_episode.html",
             here="episodes",
@@ -124,14 +123,13 @@ class EpisodePages:
         for key, name, place in list(zip(run, file, offset, strict=False))[:_MAX_SIDE_BY_SIDE]:
             shown = self._library.run(key)
             index, _ = self._index_of(shown, name)
-            record = None if index is None else index.record(place)
+            record = index and index.record(place)
+            if record is None:
+                return missing_page(f"No such episode: {name}, byte {place}")
             where = "" if len(set(file)) == 1 else name.removesuffix(".jsonl")
             where += "" if len(set(run)) == 1 else f" of {key}"
-            view = self._view(shown, name, index, place, where)
-            if record is None or view is None:
-                return missing_page(f"No such episode: {name}, byte {place}")
+            views.append(view_record(record, self._decoders.of(shown, record.tokenizer), where))
             question = question or record.episode.question
-            views.append(view)
         if question is None:
             raise UserError("the address names no episode: it needs run, file and offset")
         return viewer_page(
@@ -157,14 +155,6 @@ class EpisodePages:
         if file not in run.episode_files():
             return None, None
         return self._indexes.of(run.directory / file)
-
-    def _view(
-        self, run: ShownRun, file: str, index: EpisodeIndex | None, offset: int, where: str
-    ) -> EpisodeView | None:
-        record = None if index is None else index.record(offset)
-        if record is None:
-            return None
-        return view_record(record, self._decoders.of(run, record.tokenizer), where)
 
     def _group(
         self, run: ShownRun, wanted: EpisodeFilter, index: EpisodeIndex, this: EpisodeRow

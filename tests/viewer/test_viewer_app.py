@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.parse
@@ -275,3 +277,20 @@ def test_a_browser_shows_an_episode_and_its_console_stays_silent(
     assert seen.console == ()
     assert 'class="tip"' in seen.dom
     assert "owned" not in seen.dom.partition("</title>")[0]
+
+
+def test_the_viewer_never_loads_torch(run_dir: Path) -> None:
+    """It opens on machines that have no torch, and in a second on those that have."""
+    code = f"""
+import sys
+from pathlib import Path
+from starlette.testclient import TestClient
+from forage.commands.view_command import view
+from forage.viewer.viewer_app import create_app
+from forage.viewer.viewer_page import serve_pages
+with TestClient(create_app([Path({str(run_dir)!r})]), base_url="http://localhost") as client:
+    pages = ["/runs", "/run", "/episodes", "/evaluations", "/curves.json?metric=em/mean"]
+    print([client.get(page).status_code for page in pages], "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[200, 200, 200, 200, 200] False\n"
