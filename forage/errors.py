@@ -8,9 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
+DISTRIBUTION = "forage-rl"
+"""Our name on PyPI, where ``forage`` is another project."""
+
 
 class UserError(ValueError):
     """What is wrong, which value, and what to do; shown without a traceback."""
+
+
+def install_command(extra: str = "") -> str:
+    """The command that installs an extra's packages, or those of the light install ("")."""
+    of_extra = f"[{extra}]" if extra else ""
+    if not is_checkout():
+        return f"pip install '{DISTRIBUTION}{of_extra}'"
+    return f"pip install -e '.{of_extra}'" if extra else "pip install -e ."
+
+
+def is_checkout() -> bool:
+    """Whether this is the source tree and not an installed wheel."""
+    return (Path(__file__).parents[1] / "pyproject.toml").is_file()
 
 
 class PartLostError(RuntimeError):

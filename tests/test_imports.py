@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from forage.errors import DISTRIBUTION
+
 ROOT = Path(__file__).parent.parent
 FORAGE = ROOT / "forage"
 
@@ -392,7 +394,7 @@ def test_nothing_in_forage_prints() -> None:
 
 def test_every_package_that_forage_imports_is_declared() -> None:
     """Without this, a package that another one happens to bring works until that one drops it."""
-    lines = [line for line in metadata.requires("forage") or [] if 'extra == "dev"' not in line]
+    lines = [line for line in metadata.requires(DISTRIBUTION) or [] if 'extra == "dev"' not in line]
     declared = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in lines}
     provided_by = metadata.packages_distributions()
     undeclared: set[str] = set()

@@ -1,4 +1,4 @@
-"""What ``pip install forage`` brings: a wheel is built, and installed where torch is not."""
+"""What ``pip install forage-rl`` brings: a wheel is built, and installed where torch is not."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def test_a_wheel_brings_recipes_examples_and_types(wheel: Path):
     recipes = {f"forage/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
     assert recipes | {"forage/py.typed", "forage/examples/rewards.py"} <= names
     assert "forage/plugins/forage_receiver.py" in names
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"forage"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"forage", "forage_rl"}
 
 
 def test_without_torch_an_index_of_words_is_built_and_served(
@@ -62,4 +62,4 @@ def test_without_torch_an_index_of_words_is_built_and_served(
         [retriever_only, "train", "xquad", "--dry-run"], capture_output=True, text=True, check=False
     )
     assert trained.returncode == 2
-    assert re.search(r"package \w+ is missing; run: pip install 'forage\[train\]'", trained.stderr)
+    assert re.search(r"package \w+ is missing; run: pip install 'forage-rl\[train\]'", trained.stderr)

@@ -1,4 +1,4 @@
-"""Environments in which ``pip install 'forage[...]'`` brought no more than it says.
+"""Environments in which ``pip install 'forage-rl[...]'`` brought no more than it says.
 
 Packages are linked from the environment of the tests, so that nothing is downloaded.
 """
@@ -16,6 +16,8 @@ from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
 
 from packaging.requirements import Requirement
+
+from forage.errors import DISTRIBUTION
 
 ROOT = Path(__file__).parent.parent
 
@@ -61,19 +63,19 @@ def stated_in(wheel: Path) -> list[str]:
 
 def closure(lines: list[str], extras: Sequence[str] = ()) -> set[str]:
     """The distributions that these lines need on this machine with the extras, and theirs."""
-    left: list[tuple[str, frozenset[str]]] = [("forage", frozenset(extras))]
+    left: list[tuple[str, frozenset[str]]] = [(DISTRIBUTION, frozenset(extras))]
     seen: set[tuple[str, frozenset[str]]] = set()
     while left:
         if (wanted := left.pop()) in seen:
             continue
         seen.add(wanted)
         name, own_extras = wanted
-        for line in lines if name == "forage" else metadata.requires(name) or []:
+        for line in lines if name == DISTRIBUTION else metadata.requires(name) or []:
             needed = Requirement(line)
             marker = needed.marker
             if marker is None or any(marker.evaluate({"extra": e}) for e in ("", *own_extras)):
                 left.append((needed.name.lower().replace("_", "-"), frozenset(needed.extras)))
-    return {name for name, _ in seen} - {"forage"}
+    return {name for name, _ in seen} - {DISTRIBUTION}
 
 
 def run(*words: str | Path) -> str:

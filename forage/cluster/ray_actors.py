@@ -15,7 +15,7 @@ from typing import Any
 
 from forage.cluster.bundles import Bundle
 from forage.config.placement_config import RayCluster
-from forage.errors import UserError
+from forage.errors import UserError, install_command
 from forage.remote.ray_login import join_ray
 
 LOG = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def connect(cluster: RayCluster) -> str:
         import ray
     except ImportError:
         raise UserError(
-            "placement.cluster is ray, and Ray is not installed: pip install forage[ray]"
+            f"placement.cluster is ray, but Ray is not installed; run: {install_command('ray')}"
         ) from None
     address = address_of(cluster)
     if address != OWN:

@@ -22,9 +22,10 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from forage import errors
 from forage.commands.arguments import local_path
 from forage.commands.finding import Finding, Verdict, findings_table
-from forage.errors import UserError
+from forage.errors import DISTRIBUTION, UserError, install_command
 from forage.hardware import free_memory, num_cores
 from forage.retrieval.serve.port import bind_port
 
@@ -226,7 +227,7 @@ def check_packages() -> list[Finding]:
         return [Finding("forage", "not installed as a package", Verdict.FAILURE, remedy)]
     findings: list[Finding] = []
     for extra, number in Counter(extra for extra, _ in wanted).items():
-        if extra in _OF_A_CHECKOUT and not _is_checkout():
+        if extra in _OF_A_CHECKOUT and not errors.is_checkout():
             continue
         name = f"packages of [{extra}]" if extra else "packages"
         missing = lacking(extra)
@@ -261,8 +262,6 @@ def how_to_install(module: str, command: str = "") -> str | None:
 
     None if no requirement of Forage provides it.
     """
-    if module == "forage":
-        return None  # the extra ``dev`` requires it, with its other extras
     name = _DISTRIBUTIONS.get(module, module).replace("_", "-").lower()
     for extra, requirement in _requirements():
         if requirement.name.replace("_", "-").lower() == name:
@@ -270,28 +269,16 @@ def how_to_install(module: str, command: str = "") -> str | None:
     return None
 
 
-def install_command(extra: str) -> str:
-    """The command that installs the packages of an extra, or of the runtime ("")."""
-    of_extra = f"[{extra}]" if extra else ""
-    if not _is_checkout():
-        return f"pip install 'forage{of_extra}'"
-    return f"pip install -e '.{of_extra}'" if extra else "pip install -e ."
-
-
-def _is_checkout() -> bool:
-    return (Path(__file__).parents[2] / "pyproject.toml").is_file()
-
-
 def _requirements() -> Iterator[tuple[str, Requirement]]:
     """(extra, requirement) of each requirement on this platform; "" is the runtime itself."""
     try:
-        lines = metadata.requires("forage") or []
-        extras = metadata.metadata("forage").get_all("Provides-Extra") or []
+        lines = metadata.requires(DISTRIBUTION) or []
+        extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
         return
     for line in lines:
         requirement = Requirement(line)
-        if requirement.name == "forage":  # an extra that names other extras of ours
+        if requirement.name == DISTRIBUTION:  # an extra that names other extras of ours
             continue
         for extra in ("", *extras):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):

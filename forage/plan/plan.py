@@ -23,7 +23,7 @@ from forage.environment.protocol import make_protocol
 from forage.environment.template import PromptTemplate, check_template
 from forage.environment.tools.search import MAX_QUERIES
 from forage.environment.tools.toolbox import load_tools
-from forage.errors import UserError
+from forage.errors import UserError, install_command
 from forage.plan.accelerators import Hardware
 from forage.plan.duration import Duration, estimate_duration, num_contexts
 from forage.plan.fitting import Fit, judge_fit
@@ -252,7 +252,7 @@ def _obstacles(
     obstacles = placement.not_yet()
     engine = placement.engine
     if placement.cluster.kind == "ray" and "ray" not in machine.packages:
-        obstacles.append("Ray is not installed on this machine: pip install forage[ray]")
+        obstacles.append(f"Ray is not installed on this machine; run: {install_command('ray')}")
     if engine.kind == "vllm" and not engine.urls and "vllm" not in machine.packages:
         obstacles.append("the engine vllm is not installed on this machine (make vllm is for CPUs)")
     on_gpu = config.model.device != "cpu"

@@ -56,7 +56,7 @@ def test_an_extra_has_one_line_and_those_of_a_checkout_are_told_there_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An install with the extra train alone once got 45 warnings, pytest and mkdocs among them."""
-    monkeypatch.setattr(doctor, "_is_checkout", lambda: False)
+    monkeypatch.setattr("forage.errors.is_checkout", lambda: False)
     needed = {req.name for extra, req in doctor._requirements() if extra in ("", "train")}
     present = doctor._installed_version
     monkeypatch.setattr(
@@ -68,7 +68,7 @@ def test_an_extra_has_one_line_and_those_of_a_checkout_are_told_there_alone(
     assert not {"packages of [dev]", "packages of [docs]"} & set(subjects)
     documents = warnings[subjects.index("packages of [documents]")]
     assert "pypdf, python-docx" in documents.found
-    assert documents.remedy == "pip install 'forage[documents]'"
+    assert documents.remedy == "pip install 'forage-rl[documents]'"
 
 
 def test_a_package_that_is_too_old_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

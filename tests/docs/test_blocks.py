@@ -63,7 +63,7 @@ def block(text: str, language: str = "bash", reason: str | None = "an example") 
         (block("forage train recipe.yaml trainer.num_stepz=1\n"), "trainer.num_steps"),
         (block("forage index --corpus nowhere.jsonl --out b\n", reason=None), "page.md:1: forage"),
         (block("make dmeo\n"), "make has no {'dmeo'}"),
-        (block("pip install 'forage[wbe]'\n"), "there is no extra {'wbe'}"),
+        (block("pip install 'forage-rl[wbe]'\n"), "there is no extra {'wbe'}"),
         (block("rm -r index\n"), "rm is no command"),
         (block("trainer:\n  num_stepz: 1\n", "yaml"), "trainer.num_steps"),
         (block("assert 1 == 2\n", "python", reason=None), "^$"),

@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers.utils.hub import cached_file
 
-from forage.errors import UserError
+from forage.errors import UserError, install_command
 from forage.hardware import num_cores
 from forage.remote.hub import only_downloaded
 
@@ -112,7 +112,7 @@ class OnnxModel(torch.nn.Module):
         try:
             import onnxruntime
         except ModuleNotFoundError as error:
-            raise UserError("onnxruntime is missing; run: pip install 'forage[onnx]'") from error
+            raise UserError(f"onnxruntime is missing; run: {install_command('onnx')}") from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_cores()
         try:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from forage.data.corpus_store import CorpusStore
-from forage.errors import UserError
+from forage.errors import UserError, install_command
 from forage.retrieval.backend import OpenOptions
 from forage.retrieval.store.manifest import require_same
 from forage.retrieval.vectors.encoder import Encoder, EncoderSpec, choice_of, require_finite
@@ -131,7 +131,7 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
     if error.name is None or error.name.partition(".")[0] == "forage":
         raise error
     return UserError(
-        f"a dense index needs the package {error.name}; run: pip install 'forage[dense]'"
+        f"a dense index needs the package {error.name}; run: {install_command('dense')}"
     )
 
 

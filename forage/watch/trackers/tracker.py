@@ -21,7 +21,7 @@ import yaml
 
 from forage.config.run_config import RunConfig, to_yaml
 from forage.config.tracking_config import TrackerName
-from forage.errors import UserError
+from forage.errors import UserError, install_command
 from forage.records import TRACKERS_FILE, write_whole_text
 from forage.remote.own_code import run_beside
 from forage.types import Episode
@@ -140,8 +140,8 @@ def _open(name: TrackerName, run: TrackedRun) -> Tracker:
                 from forage.watch.trackers.trackio_tracker import TrackioTracker as kind
     except ModuleNotFoundError as error:
         raise UserError(
-            f"tracking.trackers: {name} needs the package {error.name}; pip install "
-            f"'forage[{name}]', or take it out"
+            f"tracking.trackers: {name} needs the package {error.name}; run: "
+            f"{install_command(name)}, or take {name} out"
         ) from error
     try:
         return kind(run)
