@@ -22,18 +22,36 @@ from forage.errors import DISTRIBUTION
 ROOT = Path(__file__).parent.parent
 
 
+_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
+
+
+def build_sdist(source: Path, out: Path) -> Path:
+    """An sdist in ``out``, built from a copy that has tests too."""
+    _copy_sources(source, ("forage", "configs", "examples", "plugins", "tests"))
+    code = "from setuptools.build_meta import build_sdist; import sys; build_sdist(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", code, out], cwd=source, capture_output=True, env=clean(), check=True
+    )
+    [built] = out.glob("*.tar.gz")
+    return built
+
+
 def build_wheel(source: Path, out: Path) -> Path:
-    """A wheel in ``out``, built of a copy, since a build writes into the folder that it builds."""
-    for folder in ("forage", "configs", "examples", "plugins"):
-        copytree(ROOT / folder, source / folder, ignore=ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        copy(ROOT / name, source)
+    """A wheel in ``out``, built from a copy, because a build writes into its source folder."""
+    _copy_sources(source, ("forage", "configs", "examples", "plugins"))
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
         *("--wheel-dir", out, source),
     )
     [built] = out.glob("*.whl")
     return built
+
+
+def _copy_sources(source: Path, folders: Sequence[str]) -> None:
+    for folder in folders:
+        copytree(ROOT / folder, source / folder, ignore=ignore_patterns("__pycache__"))
+    for name in (*_FILES, "CITATION.cff"):
+        copy(ROOT / name, source)
 
 
 def make_environment(wheel: Path, home: Path, extras: Sequence[str] = ()) -> Path:
