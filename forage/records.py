@@ -7,7 +7,7 @@ In a run's directory::
 
     metrics.jsonl    {"step": 3, "reward/mean": 0.62, ...}      one line a step
     episodes.jsonl   {"step": 3, "question": {...}, ...}        one line an episode
-    tensorboard/     the same scalars, as event files
+    tensorboard/     the same scalars as event files, if tracking.trackers names tensorboard
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from forage.episode_json import EpisodeRecord, record_from_json, record_to_json
-from forage.errors import UserError, disk_failures
+from forage.errors import UserError, disk_failures, install_command
 from forage.remote.plain_file import open_plain
 from forage.types import Episode, Group, TokenizerId
 
@@ -64,6 +65,11 @@ class RunRecords:
 
         Each episode's line names ``tokenizer``.
         """
+        if has_tensorboard and find_spec("tensorboard") is None:
+            raise UserError(
+                "tracking.trackers: tensorboard is not installed; run: "
+                f"{install_command('tensorboard')}, or take tensorboard out"
+            )
         self._directory = directory
         self._tokenizer = tokenizer
         self._has_tensorboard = has_tensorboard
@@ -195,10 +201,8 @@ class RunRecords:
 
     def _tensorboard(self) -> SummaryWriter | None:
         if self._has_tensorboard and self._writer is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise UserError("tensorboard is not installed: pip install tensorboard") from error
+            from torch.utils.tensorboard import SummaryWriter
+
             self._files[METRICS_FILE].flush()
             rows = read_metrics(self._directory)
             # Purge before the first step too: an abandoned start may have left events.

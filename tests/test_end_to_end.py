@@ -91,7 +91,7 @@ def test_a_generated_world_from_random_weights_to_an_evaluation(
         url = f"search.url={server.url}"
         forage("sft", recipe, url, "warm_start.num_steps=30", "--out", tmp_path / "warm")
         forage("eval", recipe, url, warm, arms, "--out", tmp_path / "before.json")
-        forage("train", recipe, url, warm)
+        forage("train", recipe, url, warm, "tracking.trackers=[tensorboard]")
         forage("export", tmp_path / "run", "--out", tmp_path / "trained")
         trained = f"model.path={tmp_path / 'trained'}"
         forage("eval", recipe, url, trained, arms, "--out", tmp_path / "after.json")

@@ -81,6 +81,8 @@ def test_data_reads_a_table(wheel: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("extras", "modules"),
     [
+        (("fast",), "forage.retrieval.words.machine_code, numba"),
+        (("train", "tensorboard"), "forage.records, torch.utils.tensorboard"),
         (("mcp",), "forage.retrieval.client.mcp_server"),
         (("train", "mcp"), "forage.environment.tools.mcp_tools, mcp.client.stdio"),
         (("web",), "forage.retrieval.web.extraction, trafilatura"),
@@ -90,7 +92,18 @@ def test_data_reads_a_table(wheel: Path, tmp_path: Path):
         (("train", "wandb"), "forage.watch.trackers.wandb_tracker, wandb"),
         (("trl",), "forage.doors.trl_recipe, trl.trainer.grpo_trainer"),
     ],
-    ids=["mcp", "tools of mcp", "web", "qdrant", "onnx", "ray", "wandb", "trl"],
+    ids=[
+        "fast",
+        "tensorboard",
+        "mcp",
+        "tools of mcp",
+        "web",
+        "qdrant",
+        "onnx",
+        "ray",
+        "wandb",
+        "trl",
+    ],
 )
 def test_what_needs_an_extra_can_be_imported(
     extras: tuple[str, ...], modules: str, wheel: Path, tmp_path: Path

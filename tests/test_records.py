@@ -266,6 +266,15 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
     assert "loss/total" not in events.Tags()["scalars"]
 
 
+def test_tensorboard_without_its_package_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forage.records.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"run: pip install -e '.\[tensorboard\]'"):
+        RunRecords(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_importing_records_loads_neither_torch_nor_tensorboard() -> None:
     code = "import sys, forage.records; print('torch' in sys.modules, 'tensorboard' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forage.retrieval.serve.child_server import ServerProcess
+from tests.viewer.fake_run import write_run
 from tests.wheel_environments import ROOT, build_wheel, make_environment, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -41,8 +42,9 @@ def test_without_torch_an_index_of_words_is_built_and_served(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     python = retriever_only.with_name("python")
-    tried = "import importlib.util as i; print(i.find_spec('torch'), i.find_spec('transformers'))"
-    assert run(python, "-c", tried).split() == ["None", "None"]
+    heavy = ("torch", "transformers", "numba", "tensorboard")
+    tried = f"import importlib.util as i; print(*map(i.find_spec, {heavy}))"
+    assert run(python, "-c", tried).split() == ["None"] * 4
     assert "usage: forage" in run(retriever_only, "--help")
     assert "search-r1-grpo-v0.2" in run(retriever_only, "recipes")
     run(retriever_only, "recipes", "--out", "mine")
@@ -62,4 +64,28 @@ def test_without_torch_an_index_of_words_is_built_and_served(
         [retriever_only, "train", "xquad", "--dry-run"], capture_output=True, text=True, check=False
     )
     assert trained.returncode == 2
-    assert re.search(r"package \w+ is missing; run: pip install 'forage-rl\[train\]'", trained.stderr)
+    assert re.search(
+        r"package \w+ is missing; run: pip install 'forage-rl\[train\]'", trained.stderr
+    )
+
+
+def test_without_torch_the_viewer_shows_tokens_and_evaluations_are_compared(
+    retriever_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    write_run(tmp_path / "run")
+    command = [str(retriever_only), "view", str(tmp_path / "run"), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as viewer:
+        try:
+            assert viewer.stderr is not None
+            url = next(line for line in viewer.stderr if "http://" in line).split()[-1]
+            assert "reward" in _text_of(f"{url}/run?run=run")
+            assert 'class="tok' in _text_of(f"{url}/episode?run=run&offset=0")
+        finally:
+            viewer.terminate()
+    assert "usage: forage compare" in run(retriever_only, "compare", "--help")
+
+
+def _text_of(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as reply:
+        return reply.read().decode("utf-8")

@@ -75,7 +75,7 @@ class RecipeDoctor:
         extras = ["", "train"]
         extras += ["lora"] if config.model.lora is not None else []
         extras += ["ray"] if config.placement.cluster.kind == "ray" else []
-        extras += [name for name in config.tracking.trackers if name != "tensorboard"]
+        extras += config.tracking.trackers
         extras += ["data"] if any("forage data prepare" in one.remedy for one in data) else []
         lacking = [
             replace(finding, verdict=Verdict.FAILURE)

@@ -14,7 +14,7 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 class TrackingConfig(Frozen):
     """The trackers of a run; its own files are written in any case."""
 
-    trackers: tuple[TrackerName, ...] = ("tensorboard",)
+    trackers: tuple[TrackerName, ...] = ()
     """tensorboard (files of the run), wandb, mlflow, trackio: extras of these names."""
     project: str = Field(default="forage", min_length=1)
     """The project, or experiment, of the run in wandb, mlflow and trackio."""
@@ -33,7 +33,7 @@ class TrackingConfig(Frozen):
         for name in ("project", "episodes", "artifacts"):
             if not self.services and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"tracking.{name} does nothing for TensorBoard: name wandb, mlflow or trackio "
-                    "in tracking.trackers, or remove it"
+                    f"tracking.{name} has no effect without a service: add wandb, mlflow or "
+                    "trackio to tracking.trackers, or remove it"
                 )
         return self

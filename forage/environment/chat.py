@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
 
 from forage.environment.codec import Codec
 from forage.environment.observation import Frame
 from forage.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]

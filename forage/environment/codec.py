@@ -13,13 +13,16 @@ import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from forage.environment.stop_ids import message_ends, text_ends
 from forage.errors import UserError
 from forage.types import Tag, TokenizerId
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _TAG_NAMES = (*Tag, "tools")
 # White space and zero-width characters inside a tag are allowed for: a reader skips over them.

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from forage.environment.chat import ToolSchema, render
 from forage.environment.codec import Codec
 from forage.environment.template import PromptTemplate
 from forage.errors import UserError
 from forage.types import Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Filling = str | tuple[int, ...]
 """A text of somebody else's, or tokens that were made harmless already."""

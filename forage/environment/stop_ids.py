@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
-from transformers.utils.hub import cached_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _END_OF_MESSAGE = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 _END_OF_TEXT = (*_END_OF_MESSAGE, "<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")
@@ -77,6 +78,8 @@ def _ends_in_configs(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 def _read_json(model: str, name: str) -> dict[str, Any]:
     """A file of a directory, or of a model that was downloaded; empty where there is none."""
+    from transformers.utils.hub import cached_file
+
     try:
         path = cached_file(model, name, local_files_only=True) if model else None
         found = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}

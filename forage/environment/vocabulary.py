@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerFast
-
 from forage.errors import UserError
 from forage.models.head import KNOWN_IDS
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 _LOWEST = -1e30
 """The logit of an id between tokens that is none: infinity would make an entropy NaN."""

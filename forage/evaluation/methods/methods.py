@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from forage.config.evaluation_config import Method
 from forage.config.run_config import RunConfig
@@ -32,6 +31,9 @@ from forage.types import (
     Score,
     Status,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Ask = Callable[[Asking], Awaitable[Status]]
 """A baseline: drives one question to its end and says how it ended; raises ``EngineError``."""

@@ -13,15 +13,22 @@ This file knows texts and rows, no passages.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forage.errors import UserError
+from forage.errors import UserError, install_command
 from forage.retrieval.backend import Scored
 from forage.retrieval.words.analyzer import PLAIN_SPEC, Analyzer, AnalyzerSpec
 from forage.retrieval.words.languages import PLAIN
+
+if TYPE_CHECKING:
+    from forage.retrieval.words.compiled_search import CompiledColumns
+
+LOG = logging.getLogger(__name__)
 
 VALUES_FILE = "data.csc.index.npy"
 ROWS_FILE = "indices.csc.index.npy"
@@ -72,9 +79,7 @@ class BM25:
             )
         self._analyzer = Analyzer(analyzer)
         self._stop_words = self._analyzer.of_stop_words()
-        columns = Columns
-        if num_pairs >= _COMPILED_PAIRS:
-            from forage.retrieval.words.compiled_search import CompiledColumns as columns
+        columns = _columns_for(num_pairs, directory)
         self._columns = columns(rows, values, starts, maxima, self._num_rows)
 
     @property
@@ -105,6 +110,21 @@ class BM25:
 
     def close(self) -> None:
         """The mapped arrays go with the last reference to them."""
+
+
+def _columns_for(num_pairs: int, directory: Path) -> type[Columns] | type[CompiledColumns]:
+    """Compiled loops for a large index, if numba is installed."""
+    if num_pairs < _COMPILED_PAIRS:
+        return Columns
+    from forage.retrieval.words.machine_code import HAS_COMPILER
+
+    if not HAS_COMPILER:
+        command = install_command("fast")
+        LOG.warning("%s is large; searches are several times as fast with: %s", directory, command)
+        return Columns
+    from forage.retrieval.words.compiled_search import CompiledColumns
+
+    return CompiledColumns
 
 
 class Columns:

@@ -113,8 +113,10 @@ class BM25Builder:
 
     def write(self, directory: Path) -> None:
         """Score every term of every text and save the matrix into ``directory``."""
-        from forage.retrieval.words.word_counts import score_pairs
+        from forage.retrieval.words import machine_code, plain_counts, word_counts
 
+        compiled = machine_code.HAS_COMPILER
+        score_pairs = word_counts.score_pairs if compiled else plain_counts.score_pairs
         self._count()
         if not self._numbers:
             # Texts without a single word: one word that occurs nowhere keeps the matrix legal.

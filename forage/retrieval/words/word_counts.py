@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from forage.retrieval.words import plain_counts
 from forage.retrieval.words.analyzer import Analyzer
-from forage.retrieval.words.machine_code import compiled
+from forage.retrieval.words.machine_code import HAS_COMPILER, compiled
 
 # Each byte as it stands in a word: letters small, 0 for what parts words, UTF-8 as it is.
 _IN_WORDS = np.array(
@@ -42,6 +43,19 @@ class WordCounts:
 
 def count_words(texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int]) -> WordCounts:
     """Cut and count texts; a term that has no number gets the next one, in order of appearance."""
+    if HAS_COMPILER:
+        found = _count_compiled(texts, analyzer, numbers)
+    else:
+        found = plain_counts.count_terms(texts, analyzer, numbers)
+    lengths_D, ends_D, terms_P, counts_P = found
+    # A word is rarely in a text so often, and all pairs of a corpus wait to be scored.
+    smallest = np.uint8 if counts_P.max(initial=0) < 256 else np.uint32
+    return WordCounts(lengths_D, ends_D, terms_P, counts_P.astype(smallest))
+
+
+def _count_compiled(
+    texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     parts = [_bytes_of(text, analyzer) for text in texts]
     ends_D = np.cumsum([len(part) for part in parts], dtype=np.int64)
     cut = np.frombuffer(bytearray(b"".join(parts)), dtype=np.uint8)
@@ -52,12 +66,7 @@ def count_words(texts: Sequence[str], analyzer: Analyzer, numbers: dict[str, int
     terms = [
         numbers.setdefault(term, len(numbers)) if term else -1 for term in analyzer.terms(words)
     ]
-    lengths_D, pair_ends_D, terms_P, counts_P = _pair(
-        word_ids, word_ends_D, np.array(terms, dtype=np.int32), max(terms, default=-1) + 1
-    )
-    # A word is rarely in a text so often, and all pairs of a corpus wait to be scored.
-    smallest = np.uint8 if counts_P.max(initial=0) < 256 else np.uint32
-    return WordCounts(lengths_D, pair_ends_D, terms_P, counts_P.astype(smallest))
+    return _pair(word_ids, word_ends_D, np.array(terms, dtype=np.int32), max(terms, default=-1) + 1)
 
 
 def _bytes_of(text: str, analyzer: Analyzer) -> bytes:

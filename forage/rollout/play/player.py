@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, TypeVar
 
 from forage.config.environment_config import EnvironmentConfig
 from forage.config.rollout_config import RolloutConfig
@@ -22,6 +20,9 @@ from forage.environment.template import PromptTemplate, check_template
 from forage.environment.tools.toolbox import load_tools
 from forage.environment.turnstile import Turnstile
 from forage.types import Episode, Generate, Question, Retriever
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 AnyJob = TypeVar("AnyJob")
 

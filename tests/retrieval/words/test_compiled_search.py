@@ -7,6 +7,7 @@ import numba.core.dispatcher
 import numpy as np
 import pytest
 
+from forage.retrieval.words import machine_code
 from forage.retrieval.words.bm25 import BM25, Columns
 from forage.retrieval.words.bm25_builder import BM25Builder
 from forage.retrieval.words.compiled_search import CompiledColumns
@@ -70,6 +71,26 @@ def test_a_large_index_is_searched_by_compiled_loops(
     for topk in (1, 3, 9):
         assert large.search(queries, topk) == small.search(queries, topk)
     assert large.search([], 3) == []
+
+
+def test_without_numba_a_large_index_is_searched_by_numpy_and_the_log_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    builder = BM25Builder(0.9, 0.4)
+    builder.add("ada wrote the engine")
+    builder.write(tmp_path)
+    monkeypatch.setattr("forage.retrieval.words.bm25._COMPILED_PAIRS", 1)
+    monkeypatch.setattr(machine_code, "HAS_COMPILER", False)
+    assert isinstance(BM25(tmp_path)._columns, Columns)
+    assert "pip install -e '.[fast]'" in caplog.text
+
+
+def test_without_numba_a_compiled_loop_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+    """Run by the interpreter, the engine's loops would take a thousand times as long."""
+    monkeypatch.setattr(machine_code, "njit", None)
+    with pytest.raises(ModuleNotFoundError, match="needs numba") as error:
+        compiled(abs)(-1)
+    assert error.value.name == "numba"
 
 
 def test_without_a_folder_to_keep_it_in_code_is_compiled_all_the_same(

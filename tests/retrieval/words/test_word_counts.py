@@ -1,4 +1,4 @@
-"""The compiled counting against bm25s, which counts and scores with Python and numpy."""
+"""Counting words, compiled and with numpy, against bm25s."""
 
 import random
 from itertools import pairwise
@@ -9,11 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forage.retrieval.words import machine_code, word_counts
 from forage.retrieval.words.analyzer import Analyzer, AnalyzerSpec
 from forage.retrieval.words.bm25_builder import BM25Builder
 from forage.retrieval.words.word_counts import count_words
 
 FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy", "vocab.index.json")
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test with numba, and as in an install without it."""
+    if request.param == "plain":
+        monkeypatch.setattr(machine_code, "HAS_COMPILER", False)  # read by the builder
+        monkeypatch.setattr(word_counts, "HAS_COMPILER", False)
+        monkeypatch.setattr(word_counts, "_cut", None)  # a call would fail
 
 
 def counted(texts: list[str], language: str) -> list[dict[str, int]]:
@@ -37,8 +47,12 @@ def test_each_text_has_the_words_that_the_analyzer_gives(texts: list[str], langu
     analyzer = Analyzer(AnalyzerSpec.of(language))
     expected = [{word: words.count(word) for word in words} for words in map(analyzer.words, texts)]
     assert counted(texts, language) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(word_counts, "HAS_COMPILER", False)
+        assert counted(texts, language) == expected
 
 
+@pytest.mark.usefixtures("loops")
 def test_a_block_of_very_many_words_outgrows_the_first_table():
     words = [f"w{number}" for number in range(70_000)]
     assert (
@@ -46,10 +60,12 @@ def test_a_block_of_very_many_words_outgrows_the_first_table():
     )
 
 
+@pytest.mark.usefixtures("loops")
 def test_a_word_may_be_in_a_text_more_often_than_a_byte_holds():
     assert counted(["a " * 300 + "b", "a"], "plain") == [{"a": 300, "b": 1}, {"a": 1}]
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.2, 0.75), (0.0, 1.0)])
 @pytest.mark.parametrize("block_chars", [2**22, 500])
 def test_the_files_are_those_of_bm25s(
