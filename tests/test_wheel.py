@@ -80,7 +80,7 @@ def test_without_torch_the_viewer_shows_tokens_and_evaluations_are_compared(
             assert viewer.stderr is not None
             url = next(line for line in viewer.stderr if "http://" in line).split()[-1]
             assert "reward" in _text_of(f"{url}/run?run=run")
-            assert 'class="tok' in _text_of(f"{url}/episode?run=run&offset=0")
+            assert "<i data-t=" in _text_of(f"{url}/episode?run=run&offset=0")
         finally:
             viewer.terminate()
     assert "usage: forage compare" in run(retriever_only, "compare", "--help")

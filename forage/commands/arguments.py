@@ -75,7 +75,18 @@ def local_path(text: str) -> Path:
 def add_overrides(parser: ArgumentParser) -> None:
     """Settings given as ``key.sub=value``; ``cli`` also collects those that follow an option."""
     text = "settings that replace the recipe's, for example trainer.learning_rate=1e-5"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key.sub=value", help=text)
+    words = parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key.sub=value", help=text
+    )
+    vars(words)["completer"] = _keys  # where argcomplete looks for it
+
+
+def _keys(prefix: str, **_: object) -> list[str]:
+    """Settings that a shell offers after the recipe."""
+    from forage.config.run_config import RunConfig
+    from forage.config.settings_text import all_paths
+
+    return [f"{path}=" for path in all_paths(RunConfig) if path.startswith(prefix)]
 
 
 def add_config(parser: ArgumentParser) -> None:

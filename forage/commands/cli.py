@@ -93,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # no arrow of a table ends a command in Latin-1
         sys.stdout.reconfigure(errors="backslashreplace")
     argv = sys.argv[1:] if argv is None else list(argv)
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(os.environ.get("COMP_LINE", ""))
     try:
         args = _parse(argv)
         _set_up_logging(args.verbose - args.quiet)
@@ -134,6 +136,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             "finished before is kept: `forage train --resume` goes on from the last checkpoint\n"
         )
         return 2
+
+
+def _complete(line: str) -> None:
+    """Print what may follow in a shell's ``line``, and exit (README, "Install it as a package").
+
+    Registered in the shell with ``eval "$(register-python-argcomplete forage)"``.
+    """
+    import argcomplete
+
+    command = next((word for word in line.split()[1:] if word in COMMANDS), None)
+    argcomplete.autocomplete(_build_parser(command))
 
 
 def _set_up_logging(verbosity: int) -> None:

@@ -1,12 +1,16 @@
-"""``forage export``: a checkpoint, of a run of ours or of another trainer, for Hugging Face."""
+"""``forage export``: writes a checkpoint, of Forage or another trainer, for Hugging Face."""
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from forage.commands.arguments import DTYPES, count
+from forage.config.config_file import read_tree
 from forage.errors import UserError
+
+LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,6 +33,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "the checkpoint)"
     )
     add("--base", metavar="MODEL", help=text)
+    text = "upload the model to this repository of the Hugging Face Hub (new ones are private)"
+    add("--push", metavar="OWNER/NAME", help=text)
 
 
 def run(args: Namespace) -> int:
@@ -38,10 +44,18 @@ def run(args: Namespace) -> int:
         raise UserError("--step and --adapter are for a run of Forage; --from names one checkpoint")
     if args.source is None and args.base is not None:
         raise UserError("--base goes with --from; a run of Forage brings its config and tokenizer")
+    from forage.commands.model_card import create_repository, push, write_card
     from forage.training.export import export_model, import_checkpoint
 
+    if args.push is not None:
+        create_repository(args.push)
     if args.source is None:
         export_model(args.run_dir, args.out, args.step, args.adapter, args.dtype)
+        config = read_tree(args.run_dir / "config.yaml")
+        write_card(args.out, config, config.get("model", {}).get("path"))
     else:
         import_checkpoint(args.source, args.out, args.base, args.dtype)
+        write_card(args.out, None, args.base)
+    if args.push is not None:
+        LOG.info("uploaded to %s", push(args.out, args.push))
     return 0

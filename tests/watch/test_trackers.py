@@ -1,6 +1,6 @@
 """Trackers, each against its real package without a network: metrics, tables, artifacts, resuming.
 
-mlflow and trackio ask for older packages than ``constraints.txt`` has: their tests run in an
+mlflow and trackio ask for older packages than the lock has: their tests run in an
 environment of their own (``make test-trackers``).
 """
 
