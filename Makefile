@@ -137,10 +137,10 @@ $(NEWEST)/.ready: pyproject.toml
 test-newest: newest
 	@$(NEWEST)/bin/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not (vllm or verifiers or trackers or slow)" $(ARGS)
 
-# Two locks: what make demo and make real install, and everything. torch and what it brings depend on
-# the machine and are in neither.
+# Two locks: what make demo and make real install, and everything. torch and its own libraries depend
+# on the machine and are in neither.
 lock: pyproject.toml
-	@mkdir -p build
+	@mkdir -p build && cp pylock.dev.toml build/pylock.toml
 	@uv pip compile --quiet --universal --python-version 3.11.5 --custom-compile-command "make lock" $(ARGS) \
 	  --extra dev --output-file build/pylock.toml pyproject.toml
 	@$(PYTHON) scripts/locked.py build/pylock.toml | sed 's/ .*//' >build/versions.txt
