@@ -55,21 +55,25 @@ NUM_WRAPPERS = {"datasets": 2, "ray": 3, "sentence_transformers": 2}
 # Lines of all .py files below each folder; "" is the root's own files. Raising a number needs a
 # sentence of justification next to it. Where a folder has shrunk, lower its number.
 LINE_BUDGETS = {
-    "": 2_610,
+    # errors.py builds every message that names an extra, in a checkout and in an install.
+    "": 2_625,
     "algorithms": 2_620,
     "cluster": 1_130,
-    "commands": 4_450,
+    # Model cards with their upload (model_card.py), and completion in shells.
+    "commands": 4_570,
     "config": 4_410,
     "data": 3_690,
     "doors": 510,
-    "environment": 3_110,
+    # Imports of transformers for types only, so that forage view needs no torch; rollout, too.
+    "environment": 3_115,
     "evaluation": 3_240,
     "models": 530,
     "plan": 1_940,
     "remote": 1_390,
-    "retrieval": 12_890,
+    # Indexes of words without numba: plain_counts.py, and the choice between the two.
+    "retrieval": 13_000,
     "rewards": 1_220,
-    "rollout": 7_030,
+    "rollout": 7_035,
     "training": 7_920,
     "viewer": 3_600,
     "watch": 1_510,
