@@ -26,8 +26,8 @@ def count_terms(
         counts += found.values()
         lengths.append(len(words))
         ends.append(len(terms))
-    of_texts = (np.array(values, dtype=np.int32) for values in (lengths, ends, terms))
-    return *of_texts, np.array(counts, dtype=np.uint32)
+    lengths_D, ends_D = np.array(lengths, dtype=np.int32), np.array(ends, dtype=np.int32)
+    return lengths_D, ends_D, np.array(terms, dtype=np.int32), np.array(counts, dtype=np.uint32)
 
 
 def score_pairs(
