@@ -25,10 +25,11 @@ FORAGE_SERVE = (sys.executable, "-m", "forage", "serve")
 
 # `forage serve` whose searches say so and then wait until a file is there.
 GATED = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from forage.retrieval.index.index import Index
 from forage.commands.cli import main
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's children inherit an ignored SIGHUP
 gate, search = Path(sys.argv.pop(1)), Index.search
 def wait_and_search(*asked):
     print("searching", flush=True)
